@@ -1,0 +1,117 @@
+"""The one tree of errors and the one table from error to gRPC code to HTTP status.
+
+SurestepError
+├── InvalidRequest       the request itself is wrong; `param` names the field
+├── RequestTooLarge      body or prompt over a stated limit
+├── Unauthenticated      missing or wrong API key
+├── NotFound             no such model
+├── QueueFull            try later; `retry_after` seconds
+├── Unavailable          not ready, draining, or no worker; `retry_after` seconds
+├── DeadlineExceeded     a deadline of the request passed
+├── ModelFault           the model's logits were unusable for this request
+├── Cancelled            the client went away
+└── InternalError        our own fault; the message shown outside is generic
+
+Services raise these; `surestep_common.rpc` turns them into gRPC statuses and back, and the gateway
+turns them into OpenAI error bodies.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from grpc import StatusCode
+
+
+class SurestepError(Exception):
+    """Base of every error that may cross a process border."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
+class InvalidRequest(SurestepError):
+    """The request is wrong and will be wrong again."""
+
+
+class RequestTooLarge(SurestepError):
+    """Over a limit on size."""
+
+
+class Unauthenticated(SurestepError):
+    """No valid API key."""
+
+
+class NotFound(SurestepError):
+    """The named thing does not exist here."""
+
+
+class QueueFull(SurestepError):
+    """The waiting queue is at its bound."""
+
+
+class Unavailable(SurestepError):
+    """Cannot serve right now."""
+
+
+class DeadlineExceeded(SurestepError):
+    """A deadline of the request passed."""
+
+
+class ModelFault(SurestepError):
+    """The model produced no usable logits for this request."""
+
+
+class Cancelled(SurestepError):
+    """The caller cancelled."""
+
+
+class InternalError(SurestepError):
+    """A bug of ours."""
+
+
+class ErrorKind(NamedTuple):
+    """How one error class looks on each interface."""
+
+    error: type[SurestepError]
+    code: StatusCode
+    http_status: int
+    openai_type: str
+
+
+ERROR_TABLE: tuple[ErrorKind, ...] = (
+    ErrorKind(InvalidRequest, StatusCode.INVALID_ARGUMENT, 400, "invalid_request_error"),
+    ErrorKind(RequestTooLarge, StatusCode.OUT_OF_RANGE, 413, "invalid_request_error"),
+    ErrorKind(Unauthenticated, StatusCode.UNAUTHENTICATED, 401, "authentication_error"),
+    ErrorKind(NotFound, StatusCode.NOT_FOUND, 404, "not_found_error"),
+    ErrorKind(QueueFull, StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error"),
+    ErrorKind(Unavailable, StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
+    ErrorKind(DeadlineExceeded, StatusCode.DEADLINE_EXCEEDED, 504, "timeout_error"),
+    ErrorKind(ModelFault, StatusCode.DATA_LOSS, 500, "model_error"),
+    ErrorKind(Cancelled, StatusCode.CANCELLED, 499, "cancelled_error"),
+    ErrorKind(InternalError, StatusCode.INTERNAL, 500, "internal_error"),
+)
+
+_BY_ERROR = {kind.error: kind for kind in ERROR_TABLE}
+_BY_CODE = {kind.code: kind for kind in ERROR_TABLE}
+_INTERNAL = _BY_ERROR[InternalError]
+
+INTERNAL_MESSAGE = "Internal error; the server's log has the details."
+
+
+def kind_of(error: BaseException) -> ErrorKind:
+    """Row of the table for an exception; anything unknown is an InternalError."""
+    for cls in type(error).__mro__:
+        if cls in _BY_ERROR:
+            return _BY_ERROR[cls]
+    return _INTERNAL
+
+
+def kind_of_code(code: StatusCode) -> ErrorKind:
+    """Row of the table for a gRPC status code; anything unknown is an InternalError."""
+    return _BY_CODE.get(code, _INTERNAL)

@@ -1,0 +1,192 @@
+"""gRPC plumbing shared by all services: channel options, errors as statuses, health, reflection."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from .errors import (
+    INTERNAL_MESSAGE,
+    InternalError,
+    SurestepError,
+    Unavailable,
+    kind_of,
+    kind_of_code,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 64 << 20  # a 1M-token prompt as varints is about 4 MiB
+
+# keepalive_timeout alone is not the wait for a ping's answer: since gRPC 1.60 or so that is
+# http2.ping_timeout_ms, 60 s by default. Both are set, or a stopped peer is noticed after a minute.
+_KEEPALIVE: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.ping_timeout_ms", 2_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+SERVER_OPTIONS = (
+    *_KEEPALIVE,
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.so_reuseport", 0),  # a second server on the same port must fail, not share it
+)
+CHANNEL_OPTIONS = (
+    *_KEEPALIVE,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_retries", 0),  # a retried Generate or Run would be a second request or a second epoch
+)
+
+_PARAM_KEY = "surestep-param"
+_RETRY_AFTER_KEY = "retry-after"
+
+
+def connect(address: str) -> grpc.aio.Channel:
+    """Open a channel to `host:port`. The channel belongs to the running event loop."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class Server:
+    """A gRPC server with health, reflection and error mapping on every service.
+
+    Health of each service (and of "" as a whole) starts as NOT_SERVING; `set_serving` flips it.
+    """
+
+    def __init__(self, services: Sequence[ServiceDescriptor]) -> None:
+        self.grpc = grpc.aio.server(interceptors=[_ErrorInterceptor()], options=SERVER_OPTIONS)
+        self._names = ("", *(service.full_name for service in services))
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        reflection.enable_server_reflection(
+            (
+                *self._names[1:],
+                health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+                reflection.SERVICE_NAME,
+            ),
+            self.grpc,
+        )
+
+    async def start(self, address: str) -> int:
+        """Bind and start. Returns the bound port. Raises Unavailable when the address is taken."""
+        try:
+            port = self.grpc.add_insecure_port(address)
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {address}: {error}") from error
+        await self.grpc.start()
+        await self.set_serving(False)
+        return port
+
+    async def set_serving(self, serving: bool) -> None:
+        """Set the health of every service."""
+        status = health_pb2.HealthCheckResponse.SERVING
+        if not serving:
+            status = health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in self._names:
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Report NOT_SERVING, let open calls finish for `grace_s` seconds, then cancel them."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(grace_s)
+
+
+@contextlib.contextmanager
+def translate_errors() -> Iterator[None]:
+    """Client side: turn gRPC failures inside the block into SurestepErrors."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from error
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> SurestepError:
+    """The SurestepError that a failed call stands for."""
+    metadata = dict(error.trailing_metadata() or ())
+    retry_after = metadata.get(_RETRY_AFTER_KEY)
+    param = metadata.get(_PARAM_KEY)
+    return kind_of_code(error.code()).error(
+        error.details() or error.code().name,
+        param=_text(param),
+        retry_after=float(retry_after) if retry_after is not None else None,
+    )
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # stubs: untyped base
+    """Turns exceptions of any handler into the status of the error table."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(details)
+        if handler is None or not details.method.startswith("/surestep."):
+            return handler
+        for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+            behaviour = getattr(handler, kind)
+            if behaviour is not None:
+                return handler._replace(**{kind: _mapped(behaviour)})
+        return handler
+
+
+def _mapped(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.isasyncgenfunction(behaviour):
+
+        @functools.wraps(behaviour)
+        async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            # aclosing: a cancelled call must run the handler's `finally` at once, not at collection.
+            async with contextlib.aclosing(behaviour(request, context)) as messages:
+                try:
+                    async for message in messages:
+                        yield message
+                except Exception as error:  # noqa: BLE001  # the one place that maps everything
+                    await _abort(context, error)
+
+        return stream
+
+    @functools.wraps(behaviour)
+    async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            return await behaviour(request, context)
+        except Exception as error:  # noqa: BLE001
+            await _abort(context, error)
+
+    return unary
+
+
+async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    kind = kind_of(error)
+    message = str(error)
+    if kind.error is InternalError:
+        logger.error("unexpected error in a handler", exc_info=error)
+        message = message if isinstance(error, InternalError) else INTERNAL_MESSAGE
+    trailing: list[tuple[str, str]] = []
+    if isinstance(error, SurestepError):
+        if error.param is not None:
+            trailing.append((_PARAM_KEY, error.param))
+        if error.retry_after is not None:
+            trailing.append((_RETRY_AFTER_KEY, f"{error.retry_after:g}"))
+    await context.abort(kind.code, message, tuple(trailing))
+    raise AssertionError("abort returned")

@@ -1,0 +1,310 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DecodeMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DECODE_MODE_UNSPECIFIED: _ClassVar[DecodeMode]
+    PREFILL: _ClassVar[DecodeMode]
+    PREFILL_LAST: _ClassVar[DecodeMode]
+    DECODE: _ClassVar[DecodeMode]
+    VERIFY: _ClassVar[DecodeMode]
+    CATCH_UP: _ClassVar[DecodeMode]
+
+class RowStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROW_STATUS_UNSPECIFIED: _ClassVar[RowStatus]
+    OK: _ClassVar[RowStatus]
+    NON_FINITE: _ClassVar[RowStatus]
+    NO_CANDIDATE: _ClassVar[RowStatus]
+
+class RankState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RANK_STATE_UNSPECIFIED: _ClassVar[RankState]
+    STARTING: _ClassVar[RankState]
+    READY: _ClassVar[RankState]
+    DEAD: _ClassVar[RankState]
+DECODE_MODE_UNSPECIFIED: DecodeMode
+PREFILL: DecodeMode
+PREFILL_LAST: DecodeMode
+DECODE: DecodeMode
+VERIFY: DecodeMode
+CATCH_UP: DecodeMode
+ROW_STATUS_UNSPECIFIED: RowStatus
+OK: RowStatus
+NON_FINITE: RowStatus
+NO_CANDIDATE: RowStatus
+RANK_STATE_UNSPECIFIED: RankState
+STARTING: RankState
+READY: RankState
+DEAD: RankState
+
+class StepPlan(_message.Message):
+    __slots__ = ("epoch", "step", "budget_ms", "freed_slots", "freed_slot_epochs", "admissions", "extend_slots", "extend_counts", "block_ids", "slot", "slot_epoch", "mode", "num_tokens", "len_lo", "len_hi", "k_cap", "accepted_step", "accepted", "depends_on_step")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
+    FREED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    FREED_SLOT_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    EXTEND_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    EXTEND_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEN_LO_FIELD_NUMBER: _ClassVar[int]
+    LEN_HI_FIELD_NUMBER: _ClassVar[int]
+    K_CAP_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_STEP_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DEPENDS_ON_STEP_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    step: int
+    budget_ms: int
+    freed_slots: _containers.RepeatedScalarFieldContainer[int]
+    freed_slot_epochs: _containers.RepeatedScalarFieldContainer[int]
+    admissions: _containers.RepeatedCompositeFieldContainer[Admission]
+    extend_slots: _containers.RepeatedScalarFieldContainer[int]
+    extend_counts: _containers.RepeatedScalarFieldContainer[int]
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    slot: _containers.RepeatedScalarFieldContainer[int]
+    slot_epoch: _containers.RepeatedScalarFieldContainer[int]
+    mode: _containers.RepeatedScalarFieldContainer[DecodeMode]
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    len_lo: _containers.RepeatedScalarFieldContainer[int]
+    len_hi: _containers.RepeatedScalarFieldContainer[int]
+    k_cap: _containers.RepeatedScalarFieldContainer[int]
+    accepted_step: _containers.RepeatedScalarFieldContainer[int]
+    accepted: _containers.RepeatedScalarFieldContainer[int]
+    depends_on_step: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., budget_ms: _Optional[int] = ..., freed_slots: _Optional[_Iterable[int]] = ..., freed_slot_epochs: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., extend_slots: _Optional[_Iterable[int]] = ..., extend_counts: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., mode: _Optional[_Iterable[_Union[DecodeMode, str]]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., len_lo: _Optional[_Iterable[int]] = ..., len_hi: _Optional[_Iterable[int]] = ..., k_cap: _Optional[_Iterable[int]] = ..., accepted_step: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., depends_on_step: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Admission(_message.Message):
+    __slots__ = ("slot", "slot_epoch", "request_id", "token_ids", "prompt_len", "num_cached", "max_len", "sampling")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
+    MAX_LEN_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    slot_epoch: int
+    request_id: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    prompt_len: int
+    num_cached: int
+    max_len: int
+    sampling: SamplingParams
+    def __init__(self, slot: _Optional[int] = ..., slot_epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., num_cached: _Optional[int] = ..., max_len: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+
+class SamplingParams(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "want_logprobs", "num_top_logprobs", "want_prompt_logprobs", "num_top_prompt_logprobs")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    WANT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    WANT_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    min_tokens: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logit_bias: _containers.ScalarMap[int, float]
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    bad_words: _containers.RepeatedCompositeFieldContainer[TokenSequence]
+    want_logprobs: bool
+    num_top_logprobs: int
+    want_prompt_logprobs: bool
+    num_top_prompt_logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., want_logprobs: _Optional[bool] = ..., num_top_logprobs: _Optional[int] = ..., want_prompt_logprobs: _Optional[bool] = ..., num_top_prompt_logprobs: _Optional[int] = ...) -> None: ...
+
+class TokenSequence(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StepResult(_message.Message):
+    __slots__ = ("epoch", "step", "rank", "digest", "timings", "slot", "slot_epoch", "status", "len_before", "n_drafts", "n_accepted", "n_emitted", "token_ids", "logprobs", "prompt_logprobs")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    LEN_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    N_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    N_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    N_EMITTED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    step: int
+    rank: int
+    digest: int
+    timings: Timings
+    slot: _containers.RepeatedScalarFieldContainer[int]
+    slot_epoch: _containers.RepeatedScalarFieldContainer[int]
+    status: _containers.RepeatedScalarFieldContainer[RowStatus]
+    len_before: _containers.RepeatedScalarFieldContainer[int]
+    n_drafts: _containers.RepeatedScalarFieldContainer[int]
+    n_accepted: _containers.RepeatedScalarFieldContainer[int]
+    n_emitted: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: LogprobColumns
+    prompt_logprobs: LogprobColumns
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., digest: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., status: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., len_before: _Optional[_Iterable[int]] = ..., n_drafts: _Optional[_Iterable[int]] = ..., n_accepted: _Optional[_Iterable[int]] = ..., n_emitted: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ...) -> None: ...
+
+class LogprobColumns(_message.Message):
+    __slots__ = ("row", "token_id", "logprob", "rank", "num_top", "top_token_ids", "top_logprobs")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    row: _containers.RepeatedScalarFieldContainer[int]
+    token_id: _containers.RepeatedScalarFieldContainer[int]
+    logprob: _containers.RepeatedScalarFieldContainer[float]
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    num_top: _containers.RepeatedScalarFieldContainer[int]
+    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, row: _Optional[_Iterable[int]] = ..., token_id: _Optional[_Iterable[int]] = ..., logprob: _Optional[_Iterable[float]] = ..., rank: _Optional[_Iterable[int]] = ..., num_top: _Optional[_Iterable[int]] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Timings(_message.Message):
+    __slots__ = ("queue_us", "prepare_us", "forward_us", "sample_us")
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_US_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_US_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_US_FIELD_NUMBER: _ClassVar[int]
+    queue_us: int
+    prepare_us: int
+    forward_us: int
+    sample_us: int
+    def __init__(self, queue_us: _Optional[int] = ..., prepare_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., sample_us: _Optional[int] = ...) -> None: ...
+
+class WorkerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerInfo(_message.Message):
+    __slots__ = ("rank", "world_size", "pid", "instance_id", "model_path", "architecture", "dtype", "device", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size", "max_step_tokens", "drafter", "max_draft_tokens", "last_epoch", "last_step_age_s", "last_step", "eos_token_ids", "kv_cache_bytes", "weight_bytes")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    world_size: int
+    pid: int
+    instance_id: str
+    model_path: str
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    max_model_len: int
+    num_slots: int
+    num_blocks: int
+    block_size: int
+    max_step_tokens: int
+    drafter: str
+    max_draft_tokens: int
+    last_epoch: int
+    last_step_age_s: float
+    last_step: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    kv_cache_bytes: int
+    weight_bytes: int
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., last_step: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_cache_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ...) -> None: ...
+
+class SupervisorStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SupervisorStatus(_message.Message):
+    __slots__ = ("pid", "rank", "rank_state", "rank_pid", "rank_address", "restarts", "last_exit")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    RANK_STATE_FIELD_NUMBER: _ClassVar[int]
+    RANK_PID_FIELD_NUMBER: _ClassVar[int]
+    RANK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_EXIT_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    rank: int
+    rank_state: RankState
+    rank_pid: int
+    rank_address: str
+    restarts: int
+    last_exit: str
+    def __init__(self, pid: _Optional[int] = ..., rank: _Optional[int] = ..., rank_state: _Optional[_Union[RankState, str]] = ..., rank_pid: _Optional[int] = ..., rank_address: _Optional[str] = ..., restarts: _Optional[int] = ..., last_exit: _Optional[str] = ...) -> None: ...
+
+class RestartRequest(_message.Message):
+    __slots__ = ("reason", "expected_pid")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_PID_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    expected_pid: int
+    def __init__(self, reason: _Optional[str] = ..., expected_pid: _Optional[int] = ...) -> None: ...
+
+class RestartResponse(_message.Message):
+    __slots__ = ("restarted",)
+    RESTARTED_FIELD_NUMBER: _ClassVar[int]
+    restarted: bool
+    def __init__(self, restarted: _Optional[bool] = ...) -> None: ...

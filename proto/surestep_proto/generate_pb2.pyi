@@ -1,0 +1,206 @@
+from surestep_proto import engine_pb2 as _engine_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    STOP: _ClassVar[FinishReason]
+    LENGTH: _ClassVar[FinishReason]
+
+class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENGINE_STATE_UNSPECIFIED: _ClassVar[EngineState]
+    WAITING_FOR_WORKERS: _ClassVar[EngineState]
+    SERVING: _ClassVar[EngineState]
+    RECOVERING: _ClassVar[EngineState]
+    DRAINING: _ClassVar[EngineState]
+FINISH_REASON_UNSPECIFIED: FinishReason
+STOP: FinishReason
+LENGTH: FinishReason
+ENGINE_STATE_UNSPECIFIED: EngineState
+WAITING_FOR_WORKERS: EngineState
+SERVING: EngineState
+RECOVERING: EngineState
+DRAINING: EngineState
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("request_id", "prompt_ids", "emitted_ids", "max_tokens", "sampling", "priority", "cache_salt", "num_draft_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    prompt_ids: _containers.RepeatedScalarFieldContainer[int]
+    emitted_ids: _containers.RepeatedScalarFieldContainer[int]
+    max_tokens: int
+    sampling: _engine_pb2.SamplingParams
+    priority: int
+    cache_salt: str
+    num_draft_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., emitted_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ...) -> None: ...
+
+class GenerateChunk(_message.Message):
+    __slots__ = ("token_ids", "start", "logprobs", "prompt_logprobs", "finish_reason", "end")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    start: RequestStart
+    logprobs: _engine_pb2.LogprobColumns
+    prompt_logprobs: _engine_pb2.LogprobColumns
+    finish_reason: FinishReason
+    end: RequestEnd
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., start: _Optional[_Union[RequestStart, _Mapping]] = ..., logprobs: _Optional[_Union[_engine_pb2.LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_engine_pb2.LogprobColumns, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., end: _Optional[_Union[RequestEnd, _Mapping]] = ...) -> None: ...
+
+class RequestStart(_message.Message):
+    __slots__ = ("num_cached_tokens", "queue_s")
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    num_cached_tokens: int
+    queue_s: float
+    def __init__(self, num_cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ...) -> None: ...
+
+class RequestEnd(_message.Message):
+    __slots__ = ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_preemptions", "num_replays")
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REPLAYS_FIELD_NUMBER: _ClassVar[int]
+    num_steps: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_preemptions: int
+    num_replays: int
+    def __init__(self, num_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_replays: _Optional[int] = ...) -> None: ...
+
+class SchedulerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SchedulerInfo(_message.Message):
+    __slots__ = ("model_path", "vocab_size", "max_model_len", "max_num_seqs", "max_queue_len", "drafter", "max_draft_tokens", "eos_token_ids", "dtype", "device", "block_size", "num_blocks")
+    MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_LEN_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    model_path: str
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_queue_len: int
+    drafter: str
+    max_draft_tokens: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    device: str
+    block_size: int
+    num_blocks: int
+    def __init__(self, model_path: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_queue_len: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
+class SchedulerStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SchedulerStatus(_message.Message):
+    __slots__ = ("pid", "address", "state", "epoch", "step", "last_step_age_s", "supervisors", "ranks")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    SUPERVISORS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    address: str
+    state: EngineState
+    epoch: int
+    step: int
+    last_step_age_s: float
+    supervisors: _containers.RepeatedCompositeFieldContainer[_engine_pb2.SupervisorStatus]
+    ranks: _containers.RepeatedCompositeFieldContainer[_engine_pb2.WorkerInfo]
+    def __init__(self, pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[EngineState, str]] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., supervisors: _Optional[_Iterable[_Union[_engine_pb2.SupervisorStatus, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[_engine_pb2.WorkerInfo, _Mapping]]] = ...) -> None: ...
+
+class StatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SchedulerStats(_message.Message):
+    __slots__ = ("num_running", "num_waiting", "num_blocks_total", "num_blocks_used", "num_slots_used", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_rejected_requests", "num_steps", "num_epochs", "num_replayed_requests", "num_step_deadlines_exceeded", "num_aborted_requests", "finished_requests", "step_time_p50_s", "step_time_p99_s")
+    class FinishedRequestsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_USED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHE_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_PER_POS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REJECTED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REPLAYED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEP_DEADLINES_EXCEEDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ABORTED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_P50_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_P99_S_FIELD_NUMBER: _ClassVar[int]
+    num_running: int
+    num_waiting: int
+    num_blocks_total: int
+    num_blocks_used: int
+    num_slots_used: int
+    prompt_tokens: int
+    generation_tokens: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    num_preemptions: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: _containers.RepeatedScalarFieldContainer[int]
+    num_rejected_requests: int
+    num_steps: int
+    num_epochs: int
+    num_replayed_requests: int
+    num_step_deadlines_exceeded: int
+    num_aborted_requests: int
+    finished_requests: _containers.ScalarMap[str, int]
+    step_time_p50_s: float
+    step_time_p99_s: float
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_rejected_requests: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_epochs: _Optional[int] = ..., num_replayed_requests: _Optional[int] = ..., num_step_deadlines_exceeded: _Optional[int] = ..., num_aborted_requests: _Optional[int] = ..., finished_requests: _Optional[_Mapping[str, int]] = ..., step_time_p50_s: _Optional[float] = ..., step_time_p99_s: _Optional[float] = ...) -> None: ...
