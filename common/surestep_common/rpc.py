@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
@@ -50,8 +50,10 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.enable_retries", 0),  # a retried Generate or Run would be a second request or a second epoch
+    ("grpc.enable_retries", 0),  # a retried call would be a second request or a second epoch
 )
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _PARAM_KEY = "surestep-param"
 _RETRY_AFTER_KEY = "retry-after"
@@ -117,7 +119,7 @@ def translate_errors() -> Iterator[None]:
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> SurestepError:
     """The SurestepError that a failed call stands for."""
-    metadata = dict(error.trailing_metadata() or ())
+    metadata: dict[str, str | bytes] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]  # stubs
     retry_after = metadata.get(_RETRY_AFTER_KEY)
     param = metadata.get(_PARAM_KEY)
     return kind_of_code(error.code()).error(
@@ -131,14 +133,14 @@ def _text(value: str | bytes | None) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # stubs: untyped base
+class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # stubs only
     """Turns exceptions of any handler into the status of the error table."""
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> Any:
         handler = await continuation(details)
         if handler is None or not details.method.startswith("/surestep."):
             return handler
@@ -153,8 +155,8 @@ def _mapped(behaviour: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.isasyncgenfunction(behaviour):
 
         @functools.wraps(behaviour)
-        async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            # aclosing: a cancelled call must run the handler's `finally` at once, not at collection.
+        async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
+            # aclosing: a cancelled call runs the handler's `finally` at once, not at collection.
             async with contextlib.aclosing(behaviour(request, context)) as messages:
                 try:
                     async for message in messages:
@@ -165,7 +167,7 @@ def _mapped(behaviour: Callable[..., Any]) -> Callable[..., Any]:
         return stream
 
     @functools.wraps(behaviour)
-    async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def unary(request: Any, context: _Context) -> Any:
         try:
             return await behaviour(request, context)
         except Exception as error:  # noqa: BLE001
@@ -174,7 +176,7 @@ def _mapped(behaviour: Callable[..., Any]) -> Callable[..., Any]:
     return unary
 
 
-async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
+async def _abort(context: _Context, error: Exception) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):
         raise error
     kind = kind_of(error)

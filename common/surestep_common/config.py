@@ -1,0 +1,153 @@
+"""Settings: one declaration of a field gives flag, environment variable, file key, help and bounds.
+
+A field `max_num_seqs` of a `Settings` subclass is read, in this order of priority, from the flag
+`--max-num-seqs`, the variable `SURESTEP_MAX_NUM_SEQS`, the key `max_num_seqs` of the YAML file
+named by `--config` or `SURESTEP_CONFIG`, and its default. Services ignore keys of the file that
+are not theirs, because one file serves them all; a command that knows every key sets
+`extra="forbid"`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+ENV_PREFIX = "SURESTEP_"
+USAGE_ERROR = 2  # exit status
+
+S = TypeVar("S", bound=BaseSettings)
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+
+
+def load(cls: type[S], argv: Sequence[str] | None = None) -> S:
+    """`Settings.load` for any settings class, such as one that only lists subcommands."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return CliApp.run(cls, cli_args=arguments)
+    except ValidationError as error:
+        message = "; ".join(_describe(details) for details in error.errors())
+    except SettingsError as error:
+        message = str(error)
+    program = cls.model_config.get("cli_prog_name") or Path(sys.argv[0]).name
+    sys.stderr.write(f"{program}: {message}\n")
+    raise SystemExit(USAGE_ERROR)
+
+
+class Settings(BaseSettings):
+    """Base of every service's settings. Frozen; fields with `Field(description=...)` are flags."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        frozen=True,
+        extra="ignore",
+        cli_kebab_case=True,
+        cli_implicit_flags="dual",
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+        cli_exit_on_error=False,
+        cli_show_env_vars=True,
+    )
+
+    config: Path | None = Field(None, description="YAML file with any of these settings as keys")
+    log_level: LogLevel = Field("INFO", description="least severe messages that are logged")
+    log_json: bool = Field(False, description="log one JSON object per line")
+
+    @classmethod
+    def load(cls, argv: Sequence[str] | None = None) -> Self:
+        """Read all sources; `argv` (default: the process's arguments) holds the flags.
+
+        A wrong value ends the process with status 2 and one line on stderr.
+        """
+        return load(cls, argv)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags arrive through `init_settings` or in front of it."""
+        return init_settings, env_settings, _ConfigFile(settings_cls)
+
+    def environ(self) -> dict[str, str]:
+        """The values that were set explicitly, as environment variables for a child process.
+
+        `config` is left out: what the file said is among the values.
+        """
+        values = ((name, getattr(self, name)) for name in sorted(self.model_fields_set))
+        return {
+            ENV_PREFIX + name.upper(): _as_text(value)
+            for name, value in values
+            if value is not None and name != "config"
+        }
+
+
+class _ConfigFile(PydanticBaseSettingsSource):
+    """The YAML file that a source of higher priority names."""
+
+    def __call__(self) -> dict[str, Any]:
+        path = self.current_state.get("config")
+        if path is None:
+            return {}
+        # A mapping given by flag or variable replaces the file's; it is not merged with it.
+        keys = {str(key).replace("-", "_"): value for key, value in _read_yaml(Path(path)).items()}
+        return {key: value for key, value in keys.items() if key not in self.current_state}
+
+    def get_field_value(self, field: object, field_name: str) -> tuple[Any, str, bool]:
+        raise AssertionError("the file is read as a whole")
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml  # 30 ms that `surestep --help` does not need
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"config file {path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"config file {path}: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"config file {path}: expected keys and values")
+    return content
+
+
+def _describe(details: ErrorDetails) -> str:
+    """One validation error in one line that names flag and variable."""
+    field = next((str(part) for part in reversed(details["loc"]) if isinstance(part, str)), "")
+    message = " ".join(details["msg"].removeprefix("Value error, ").split())
+    if details["type"] == "extra_forbidden":
+        return f"unknown setting '{field}'"
+    if not field:
+        return message
+    flag = f"--{field.replace('_', '-')}"
+    return f"{field}: {message}, got {details['input']!r} ({flag} or {ENV_PREFIX}{field.upper()})"
+
+
+def _as_text(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case SecretStr():
+            return value.get_secret_value()
+        case dict() | list() | tuple():
+            return json.dumps(value)
+        case _:
+            return str(value)
