@@ -38,7 +38,9 @@ async def supervise(settings: WorkerSettings) -> None:
 def main() -> None:
     """Entry point."""
     settings = WorkerSettings.load()
-    log.configure(f"supervisor{settings.rank}", settings)
+    log.configure(
+        "supervisor", rank=settings.rank, level=settings.log_level, as_json=settings.log_json
+    )
     uvloop.run(supervise(settings))
 
 

@@ -55,7 +55,9 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
     settings = WorkerSettings.load()
-    log.configure(f"rank{settings.rank}", settings)
+    log.configure(
+        "worker", rank=settings.rank, level=settings.log_level, as_json=settings.log_json
+    )
     uvloop.run(serve(settings))
 
 
