@@ -51,3 +51,18 @@ class WorkerSettings(Settings):
     tp_master: str = Field(
         "127.0.0.1:50081", pattern=HOST_PORT, description="host:port where the ranks meet"
     )
+
+    @property
+    def rank_address(self) -> str:
+        """host:port of this rank's Worker service."""
+        return _shifted(self.worker_listen, self.rank)
+
+    @property
+    def supervisor_address(self) -> str:
+        """host:port of this rank's Supervisor service."""
+        return _shifted(self.supervisor_listen, self.rank)
+
+
+def _shifted(address: str, ranks: int) -> str:
+    host, port = address.rsplit(":", 1)
+    return f"{host}:{int(port) + ranks}"

@@ -1,0 +1,18 @@
+"""Small facts about being a process among parents and children."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends, however it ends (Linux).
+
+    Called first thing by processes that make no sense alone: no orphan outlives a `kill -9`.
+    The parent must be single-threaded at the spawn or spawn from a thread that lives as long as it:
+    the signal follows the spawning thread.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

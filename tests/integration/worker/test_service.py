@@ -1,0 +1,127 @@
+"""The Worker service over real gRPC, around a runner that records what it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from surestep_common import errors, rpc
+from surestep_proto import engine_pb2 as pb
+from surestep_proto import engine_pb2_grpc as pb_grpc
+from surestep_worker.service import StepThread, WorkerService
+
+TIMEOUT_S = 10
+
+
+class Recorder:
+    """A runner without tensors; `gate` lets a test hold the step thread."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+        self.threads: set[str] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def open(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def step(self, plan: pb.StepPlan) -> pb.StepResult:
+        assert self.gate.wait(TIMEOUT_S)
+        self.threads.add(threading.current_thread().name)
+        if plan.k_cap:
+            raise errors.InternalError("ledger")
+        return pb.StepResult(epoch=plan.epoch, step=plan.step)
+
+
+class Rank:
+    """A served rank and a stub that talks to it."""
+
+    def __init__(self, runner: Recorder, service: WorkerService, stub: pb_grpc.WorkerStub) -> None:
+        self.runner, self.service, self.stub = runner, service, stub
+
+    def load(self) -> None:
+        self.service.ready(self.runner, pb.WorkerInfo(vocab_size=7))
+
+
+@pytest.fixture
+async def rank() -> AsyncIterator[Rank]:
+    thread, runner = StepThread(), Recorder()
+    service = WorkerService(rank=0, world_size=1, thread=thread)
+    server = rpc.Server([pb.DESCRIPTOR.services_by_name["Worker"]])
+    pb_grpc.add_WorkerServicer_to_server(service, server.grpc)
+    port = await server.start("127.0.0.1:0")
+    async with rpc.connect(f"127.0.0.1:{port}") as channel:
+        yield Rank(runner, service, pb_grpc.WorkerStub(channel))
+    runner.gate.set()
+    await server.stop(0)
+    thread.close()
+
+
+async def test_info_is_unavailable_until_the_model_is_loaded(rank: Rank) -> None:
+    with pytest.raises(errors.Unavailable, match="loading"), rpc.translate_errors():
+        await rank.stub.Info(pb.WorkerInfoRequest(), timeout=TIMEOUT_S)
+    rank.load()
+    info = await rank.stub.Info(pb.WorkerInfoRequest(), timeout=TIMEOUT_S)
+    assert (info.vocab_size, info.world_size, info.last_epoch) == (7, 1, 0)
+
+
+async def test_plans_sent_ahead_are_answered_in_order_on_one_thread(rank: Rank) -> None:
+    rank.load()
+    call = rank.stub.Run(timeout=TIMEOUT_S)
+    for step in range(1, 6):
+        await call.write(pb.StepPlan(epoch=3, step=step))
+    assert [(await call.read()).step for _ in range(5)] == [1, 2, 3, 4, 5]
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    assert rank.runner.epochs == [3]
+    assert len(rank.runner.threads) == 1
+    info = await rank.stub.Info(pb.WorkerInfoRequest(), timeout=TIMEOUT_S)
+    assert (info.last_epoch, info.last_step) == (3, 5)
+
+
+async def test_an_epoch_is_never_opened_twice(rank: Rank) -> None:
+    rank.load()
+    first = rank.stub.Run(timeout=TIMEOUT_S)
+    await first.write(pb.StepPlan(epoch=4, step=1))
+    await first.read()
+    second = rank.stub.Run(timeout=TIMEOUT_S)
+    await second.write(pb.StepPlan(epoch=4, step=1))
+    with pytest.raises(errors.InvalidRequest, match="not newer"), rpc.translate_errors():
+        await second.read()
+
+
+async def test_a_newer_stream_fences_the_older_one(rank: Rank) -> None:
+    rank.load()
+    old = rank.stub.Run(timeout=TIMEOUT_S)
+    await old.write(pb.StepPlan(epoch=1, step=1))
+    assert (await old.read()).step == 1
+    new = rank.stub.Run(timeout=TIMEOUT_S)
+    await new.write(pb.StepPlan(epoch=2, step=1))
+    assert (await new.read()).epoch == 2
+    await old.write(pb.StepPlan(epoch=1, step=2))
+    with pytest.raises(errors.Unavailable, match="fenced"), rpc.translate_errors():
+        await old.read()
+
+
+async def test_the_loop_answers_while_a_step_runs(rank: Rank) -> None:
+    rank.load()
+    rank.runner.gate.clear()
+    call = rank.stub.Run(timeout=TIMEOUT_S)
+    await call.write(pb.StepPlan(epoch=1, step=1))
+    info = await rank.stub.Info(pb.WorkerInfoRequest(), timeout=TIMEOUT_S)
+    assert info.last_step == 0
+    rank.runner.gate.set()
+    async with asyncio.timeout(TIMEOUT_S):
+        assert (await call.read()).step == 1
+
+
+async def test_a_failing_step_ends_the_stream_with_its_status(rank: Rank) -> None:
+    rank.load()
+    call = rank.stub.Run(timeout=TIMEOUT_S)
+    await call.write(pb.StepPlan(epoch=1, step=1, k_cap=[1]))
+    await call.write(pb.StepPlan(epoch=1, step=2))
+    with pytest.raises(errors.InternalError, match="ledger"), rpc.translate_errors():
+        await call.read()

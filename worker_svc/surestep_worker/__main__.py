@@ -1,0 +1,48 @@
+"""`python -m surestep_worker`: the supervisor of one rank."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+
+import uvloop
+from surestep_common import log, rpc
+from surestep_proto import engine_pb2 as pb
+from surestep_proto import engine_pb2_grpc as pb_grpc
+
+from .config import WorkerSettings
+from .supervisor import Supervisor, rank_command
+
+
+async def supervise(settings: WorkerSettings) -> None:
+    """Keep one rank running until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    supervisor = Supervisor(rank_command(), settings.rank, settings.rank_address)
+    server = rpc.Server([pb.DESCRIPTOR.services_by_name["Supervisor"]])
+    pb_grpc.add_SupervisorServicer_to_server(supervisor, server.grpc)
+    await server.start(settings.supervisor_address)
+    await server.set_serving(True)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(supervisor.run())
+        await stop.wait()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+    await server.stop(grace_s=0)
+
+
+def main() -> None:
+    """Entry point."""
+    settings = WorkerSettings.load()
+    log.configure(
+        "supervisor", rank=settings.rank, level=settings.log_level, as_json=settings.log_json
+    )
+    uvloop.run(supervise(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Joins the rows of a plan with the slots into the tensors of one forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from surestep_proto import engine_pb2 as pb
+
+from .batch import StepBatch
+from .plan import IntArray, Rows
+from .slots import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Which token rows of the batch are sampled. W windows, N sampled positions."""
+
+    row: IntArray  # [W] index into the plan's rows
+    slot: IntArray  # [W]
+    cu: IntArray  # [W+1] window w owns sampled positions cu[w]:cu[w+1]
+    position_slot: IntArray  # [N] slot of each sampled position
+    length: IntArray  # [N] history length: index of the token to choose
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """One step's forward input and what is needed to make sense of its output."""
+
+    batch: StepBatch
+    consumed: IntArray  # [R] input tokens per row
+    windows: Windows
+
+
+def gather(rows: Rows, n_drafts: IntArray, slots: Slots, device: torch.device) -> Gathered:
+    """Build the batch. `n_drafts` [R] drafts stand behind the known tokens of their slot."""
+    consumed = np.where(rows.is_prefill, rows.num_tokens, 1 + n_drafts)
+    cu = _offsets(consumed)
+    start = slots.committed[rows.slot]
+    row = np.repeat(np.arange(len(rows)), consumed)
+    positions = start[row] + np.arange(cu[-1]) - cu[row]
+    token_slot = rows.slot[row]
+    windows, logits_index = _windows(rows, cu, n_drafts, slots)
+    block_size = slots.block_size
+    blocks = slots.block_tables[token_slot, positions // block_size].astype(np.int64)
+    num_table = -(-int((start + consumed).max(initial=1)) // block_size)
+
+    def tensor(array: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]  # any dtype
+        return torch.from_numpy(array).to(device)
+
+    batch = StepBatch(
+        token_ids=tensor(slots.ids_at(token_slot, positions)),
+        positions=tensor(positions),
+        cu_rows=tensor(cu.astype(np.int32)),
+        start=tensor(start.astype(np.int32)),
+        block_tables=tensor(slots.block_tables[rows.slot, :num_table]),
+        kv_slots=tensor(blocks * block_size + positions % block_size),
+        logits_index=tensor(logits_index),
+    )
+    return Gathered(batch, consumed, windows)
+
+
+def _windows(
+    rows: Rows, cu: IntArray, n_drafts: IntArray, slots: Slots
+) -> tuple[Windows, IntArray]:
+    """Sampled positions: the last token of PREFILL_LAST, every token of DECODE and VERIFY."""
+    row = np.flatnonzero(rows.is_sampled)
+    width = 1 + n_drafts[row]
+    window_cu = _offsets(width)
+    window = np.repeat(np.arange(len(row)), width)
+    offset = np.arange(window_cu[-1]) - window_cu[window]
+    first = np.where(rows.mode[row] == pb.PREFILL_LAST, cu[row + 1] - 1, cu[row])
+    slot = rows.slot[row]
+    windows = Windows(
+        row=row,
+        slot=slot,
+        cu=window_cu,
+        position_slot=slot[window],
+        length=slots.known[slot][window] + offset,
+    )
+    return windows, first[window] + offset
+
+
+def _offsets(counts: IntArray) -> IntArray:
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)

@@ -1,0 +1,70 @@
+"""Proto columns as numpy arrays: the only file of the worker that reads a StepPlan's rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from surestep_common.errors import InvalidRequest
+from surestep_proto import engine_pb2 as pb
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one step, one array per column of the plan. All arrays are [R]."""
+
+    slot: IntArray
+    slot_epoch: IntArray
+    mode: IntArray  # values of pb.DecodeMode
+    num_tokens: IntArray
+    len_lo: IntArray
+    len_hi: IntArray
+    k_cap: IntArray
+    accepted_step: IntArray
+    accepted: IntArray
+    depends_on_step: IntArray
+
+    def __len__(self) -> int:
+        return len(self.slot)
+
+    @property
+    def is_prefill(self) -> BoolArray:
+        """Rows that consume known tokens named by `num_tokens`."""
+        return (self.mode == pb.PREFILL) | (self.mode == pb.PREFILL_LAST)
+
+    @property
+    def is_sampled(self) -> BoolArray:
+        """Rows that choose at least one token."""
+        return self.mode != pb.PREFILL
+
+
+def read_rows(plan: pb.StepPlan) -> Rows:
+    """Rows of `plan`. Raises InvalidRequest when columns differ in length or a mode is unknown."""
+    rows = Rows(
+        slot=_column(plan.slot),
+        slot_epoch=_column(plan.slot_epoch),
+        mode=_column(plan.mode),
+        num_tokens=_column(plan.num_tokens),
+        len_lo=_column(plan.len_lo),
+        len_hi=_column(plan.len_hi),
+        k_cap=_column(plan.k_cap),
+        accepted_step=_column(plan.accepted_step),
+        accepted=_column(plan.accepted),
+        depends_on_step=_column(plan.depends_on_step),
+    )
+    for name in Rows.__slots__:
+        if len(getattr(rows, name)) != len(rows):
+            raise InvalidRequest(f"plan column {name} is not parallel to slot", param=name)
+    if len(np.unique(rows.slot)) != len(rows):
+        raise InvalidRequest("a slot has more than one row", param="slot")
+    if not np.isin(rows.mode, (pb.PREFILL, pb.PREFILL_LAST, pb.DECODE, pb.VERIFY)).all():
+        raise InvalidRequest("unknown or unsupported decode mode", param="mode")
+    return rows
+
+
+def _column(values: object) -> IntArray:
+    return np.array(values, dtype=np.int64)

@@ -1,0 +1,155 @@
+"""The Worker service of one rank: the event loop moves messages, the step thread moves tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+import grpc
+from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_proto import engine_pb2 as pb
+from surestep_proto import engine_pb2_grpc as pb_grpc
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+MAX_PLANS_IN_FLIGHT = 8  # per stream; more than any pipelining depth
+
+
+class StepRunner(Protocol):
+    """What the service needs of a runner. Called from the step thread only."""
+
+    def open(self, epoch: int) -> None:
+        """Begin an epoch with empty slots."""
+
+    def step(self, plan: pb.StepPlan) -> pb.StepResult:
+        """Execute one plan."""
+
+
+class StepThread:
+    """The one thread that touches tensors. Work runs in submission order."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="step")
+
+    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run `work` on the thread; the future belongs to the running loop."""
+        return asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        """Finish what runs, start nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class WorkerService(pb_grpc.WorkerServicer):
+    """Serves Info once the model is loaded and one Run stream per epoch."""
+
+    def __init__(self, rank: int, world_size: int, thread: StepThread) -> None:
+        self._thread = thread
+        self._runner: StepRunner | None = None
+        self._facts = pb.WorkerInfo(
+            rank=rank, world_size=world_size, pid=os.getpid(), instance_id=uuid.uuid4().hex
+        )
+        self._epoch = 0  # newest epoch accepted: the fence
+        self._last_step = 0
+        self._last_step_at: float | None = None
+
+    def ready(self, runner: StepRunner, facts: pb.WorkerInfo) -> None:
+        """The model is loaded: `facts` joins what the service already knows of itself."""
+        self._facts.MergeFrom(facts)
+        self._runner = runner
+
+    async def Info(  # noqa: N802
+        self, request: pb.WorkerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> pb.WorkerInfo:
+        """Facts of this rank. Raises Unavailable while the model loads."""
+        self._loaded()
+        info = pb.WorkerInfo(last_epoch=self._epoch, last_step=self._last_step)
+        info.MergeFrom(self._facts)
+        if self._last_step_at is not None:
+            info.last_step_age_s = time.monotonic() - self._last_step_at
+        return info
+
+    async def Run(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.StepPlan], context: grpc.aio.ServicerContext
+    ) -> None:
+        """Execute plans in order and write one result each, until the stream or the epoch ends."""
+        runner = self._loaded()
+        results: asyncio.Queue[asyncio.Future[pb.StepResult] | None] = asyncio.Queue(
+            MAX_PLANS_IN_FLIGHT
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read(runner, request_iterator, results))
+                tasks.create_task(self._write(results, context))
+        except* Exception as group:
+            # The first failure is the cause; the others follow from the cancelled stream.
+            raise group.exceptions[0] from None
+
+    async def _read(
+        self,
+        runner: StepRunner,
+        plans: AsyncIterator[pb.StepPlan],
+        results: asyncio.Queue[asyncio.Future[pb.StepResult] | None],
+    ) -> None:
+        epoch: int | None = None
+        async for plan in plans:
+            received = time.perf_counter_ns()
+            if epoch is None:
+                epoch = plan.epoch
+                await self._open(runner, epoch)
+            step = _Step(self, runner, plan, epoch, received)
+            await results.put(self._thread.submit(step))
+        await results.put(None)
+
+    async def _open(self, runner: StepRunner, epoch: int) -> None:
+        if epoch <= self._epoch:
+            raise InvalidRequest(f"epoch {epoch} is not newer than {self._epoch}", param="epoch")
+        self._epoch = epoch  # from here on, steps of older streams refuse to run
+        self._last_step = 0
+        await self._thread.submit(lambda: runner.open(epoch))
+        logger.info("epoch %d opened", epoch)
+
+    async def _write(
+        self,
+        results: asyncio.Queue[asyncio.Future[pb.StepResult] | None],
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        while (future := await results.get()) is not None:
+            result = await future
+            self._last_step, self._last_step_at = result.step, time.monotonic()
+            await context.write(result)
+
+    def check_fence(self, epoch: int) -> None:
+        """Raises Unavailable when a newer stream has taken over."""
+        if epoch != self._epoch:
+            raise Unavailable(f"epoch {epoch} is fenced by epoch {self._epoch}")
+
+    def _loaded(self) -> StepRunner:
+        if self._runner is None:
+            raise Unavailable("the model is still loading")
+        return self._runner
+
+
+class _Step:
+    """One plan on its way through the step thread."""
+
+    def __init__(
+        self, service: WorkerService, runner: StepRunner, plan: pb.StepPlan, epoch: int, received: int
+    ) -> None:
+        self._service, self._runner, self._plan = service, runner, plan
+        self._epoch, self._received = epoch, received
+
+    def __call__(self) -> pb.StepResult:
+        self._service.check_fence(self._epoch)
+        waited_us = (time.perf_counter_ns() - self._received) // 1000
+        result = self._runner.step(self._plan)
+        result.timings.queue_us = waited_us
+        return result

@@ -1,0 +1,117 @@
+"""What a rank remembers of the requests it runs: one permanent slot per tenancy."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from surestep_common.errors import InternalError
+from surestep_proto import engine_pb2 as pb
+
+from .plan import IntArray
+
+NULL_BLOCK = 0
+_LOG_DEPTH = 8  # steps; more than any pipelining depth
+
+
+class Slots:
+    """Structure of arrays indexed by slot; nothing here is indexed by batch row.
+
+    Token ids live in one table so that a window's history is a prefix of its slot's line:
+    committed tokens first, this step's drafts behind them.
+    """
+
+    def __init__(
+        self, num_slots: int, max_model_len: int, max_draft_tokens: int, block_size: int
+    ) -> None:
+        self.block_size = block_size
+        self.num_slots = num_slots
+        # One more than the context for the newest token, and room for drafts behind it.
+        self.tokens = torch.zeros(num_slots, max_model_len + max_draft_tokens + 1, dtype=torch.int32)
+        self._tokens = self.tokens.numpy()  # shares memory
+        max_blocks = -(-(max_model_len + max_draft_tokens + 1) // block_size)
+        self.block_tables = np.full((num_slots, max_blocks), NULL_BLOCK, dtype=np.int32)
+        self.num_blocks = np.zeros(num_slots, dtype=np.int64)
+        self.tenancy = np.zeros(num_slots, dtype=np.int64)  # newest slot epoch seen
+        self.occupied = np.zeros(num_slots, dtype=np.bool_)
+        self.committed = np.zeros(num_slots, dtype=np.int64)  # tokens whose KV is valid
+        self.known = np.zeros(num_slots, dtype=np.int64)  # tokens whose id is known
+        self.prompt_len = np.zeros(num_slots, dtype=np.int64)
+        self.max_len = np.zeros(num_slots, dtype=np.int64)
+        self.last_step = np.zeros(num_slots, dtype=np.int64)  # newest step that ran this tenancy
+        # The worker's half of the double entry: accepted counts by step, newest _LOG_DEPTH steps.
+        self._log_step = np.zeros((num_slots, _LOG_DEPTH), dtype=np.int64)
+        self._log_accepted = np.zeros((num_slots, _LOG_DEPTH), dtype=np.int64)
+
+    def admit(self, admission: pb.Admission) -> None:
+        """Start a tenancy. Raises InternalError when the slot is taken or the tenancy is not new."""
+        slot = admission.slot
+        if self.occupied[slot] or admission.slot_epoch <= self.tenancy[slot]:
+            raise InternalError(f"slot {slot} cannot start tenancy {admission.slot_epoch}")
+        count = len(admission.token_ids)
+        if not admission.num_cached < count <= min(admission.max_len, self.tokens.shape[1]):
+            raise InternalError(f"slot {slot}: {count} tokens do not fit the admission")
+        self.occupied[slot] = True
+        self.tenancy[slot] = admission.slot_epoch
+        self._tokens[slot, :count] = admission.token_ids
+        self.known[slot] = count
+        self.committed[slot] = admission.num_cached
+        self.prompt_len[slot] = admission.prompt_len
+        self.max_len[slot] = admission.max_len
+        self._forget(slot)
+
+    def free(self, slot: int, tenancy: int) -> None:
+        """End a tenancy. Raises InternalError when it is not the one that occupies the slot."""
+        if not self.occupied[slot] or self.tenancy[slot] != tenancy:
+            raise InternalError(f"slot {slot} does not hold tenancy {tenancy}")
+        self.occupied[slot] = False
+        self._forget(slot)
+
+    def reset(self) -> None:
+        """End every tenancy: a new epoch begins and tenancies count from 1 again."""
+        self.occupied[:] = False
+        self.tenancy[:] = 0
+        self._forget(slice(None))
+
+    def extend(self, slot: int, block_ids: IntArray) -> None:
+        """Append KV blocks to a slot's block table."""
+        begin = self.num_blocks[slot]
+        self.block_tables[slot, begin : begin + len(block_ids)] = block_ids
+        self.num_blocks[slot] += len(block_ids)
+
+    def accepted_at(self, slot: IntArray, step: IntArray) -> IntArray:
+        """Accepted counts this rank recorded for (slot, step) pairs [R]; -1 where it has none."""
+        hit = self._log_step[slot] == step[:, None]
+        counts = np.where(hit, self._log_accepted[slot], -1).max(axis=1)
+        return np.where(step == 0, 0, counts)
+
+    def write_drafts(self, slot: IntArray, ids: IntArray, counts: IntArray) -> None:
+        """Put drafts [R, K] behind the known tokens; they become history of the window's rows."""
+        row, position = np.nonzero(np.arange(ids.shape[1]) < counts[:, None])
+        self._tokens[slot[row], self.known[slot[row]] + position] = ids[row, position]
+
+    def commit(
+        self, step: int, slot: IntArray, consumed: IntArray, accepted: IntArray, emitted: IntArray
+    ) -> None:
+        """Advance by committed tokens only. `emitted` [R]: new tokens already written by `append`."""
+        self.committed[slot] += consumed
+        self.known[slot] += emitted
+        self.last_step[slot] = step
+        entry = step % _LOG_DEPTH
+        self._log_step[slot, entry] = step
+        self._log_accepted[slot, entry] = accepted
+
+    def append(self, slot: IntArray, tokens: IntArray, counts: IntArray) -> None:
+        """Write chosen tokens [R, K+1] behind the known ones, over this step's drafts."""
+        self.write_drafts(slot, tokens, counts)
+
+    def ids_at(self, slot: IntArray, position: IntArray) -> IntArray:
+        """Token ids at positions, elementwise."""
+        ids: IntArray = self._tokens[slot, position].astype(np.int64)
+        return ids
+
+    def _forget(self, slot: int | slice) -> None:
+        self.block_tables[slot] = NULL_BLOCK
+        self.num_blocks[slot] = 0
+        self.last_step[slot] = 0
+        self._log_step[slot] = 0
+        self._log_accepted[slot] = 0
