@@ -10,8 +10,9 @@ are not theirs, because one file serves them all; a command that knows every key
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -151,3 +152,24 @@ def _as_text(value: object) -> str:
             return json.dumps(value)
         case _:
             return str(value)
+
+
+def child_environ(values: Mapping[str, str]) -> dict[str, str]:
+    """Environment of a child process: this one's, but with `values` as its only settings."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    return {**inherited, **values}
+
+
+def cache_dir() -> Path:
+    """Where things are kept that can be fetched again."""
+    return _xdg("XDG_CACHE_HOME", ".cache")
+
+
+def state_dir() -> Path:
+    """Where logs are kept."""
+    return _xdg("XDG_STATE_HOME", ".local/state")
+
+
+def _xdg(variable: str, fallback: str) -> Path:
+    home = os.environ.get(variable)
+    return (Path(home) if home else Path.home() / fallback) / "surestep"

@@ -1,0 +1,181 @@
+"""The `surestep` command: reads settings, then hands over to one module per subcommand.
+
+Each subcommand is a settings class whose `run` imports its implementation, so that `--help` and
+wrong flags are answered without loading anything heavy.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import (
+    BaseSettings,
+    CliImplicitFlag,
+    CliPositionalArg,
+    CliSubCommand,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    get_subcommand,
+)
+from rich.console import Console
+from surestep_common.config import USAGE_ERROR, Settings, load
+from surestep_common.errors import SurestepError
+
+from .serve_settings import ServeSettings
+
+_ERROR = 1  # exit status
+
+
+class Serve(ServeSettings):
+    """Serve a model over HTTP with gateway, scheduler and workers on this machine."""
+
+    def run(self, console: Console) -> int:
+        """Exit status."""
+        from .launcher import launch
+
+        return launch(self, console)
+
+
+class ImportGguf(Settings):
+    """Convert a GGUF file into a folder in Hugging Face format."""
+
+    gguf: CliPositionalArg[Path] = Field(description="GGUF file")
+    folder: CliPositionalArg[Path] = Field(description="folder to create")
+
+    def run(self, console: Console) -> int:
+        """Exit status."""
+        from .commands import import_gguf
+
+        import_gguf(self.gguf, self.folder, console)
+        return 0
+
+
+class Fetch(Settings):
+    """Fetch a model as `serve` would and print its folder."""
+
+    model: CliPositionalArg[str | None] = Field(
+        None, description="folder or hub id; none = the default model"
+    )
+
+    def run(self, console: Console) -> int:
+        """Exit status."""
+        from .commands import fetch
+
+        fetch(self.model, console)
+        return 0
+
+
+class ServerUrl(Settings):
+    """What commands need that talk to a running server."""
+
+    url: str = Field(
+        "http://127.0.0.1:8000", pattern=r"^https?://", description="address of the gateway"
+    )
+    api_key: str | None = Field(None, description="key that the server asks for, if it does")
+
+
+class Status(ServerUrl):
+    """List gateway, scheduler, supervisors and ranks of a running server."""
+
+    json_output: CliImplicitFlag[bool] = Field(
+        False, alias="json", description="print the server's answer as JSON"
+    )
+
+    def run(self, console: Console) -> int:
+        """Exit status: 0 when everything serves, 1 when not."""
+        from .status import show
+
+        return show(self.url, self.api_key, as_json=self.json_output, console=console)
+
+
+class Bench(ServerUrl):
+    """Send requests to a running server and report throughput and latencies."""
+
+    model: str | None = Field(None, description="name of the model; none = the server's first")
+    concurrency: int = Field(8, ge=1, description="requests open at once")
+    num_requests: int = Field(32, ge=1, description="requests in all")
+    num_warmup: int = Field(0, ge=0, description="requests sent first and not counted")
+    max_tokens: int = Field(128, ge=1, description="tokens generated per request")
+    prompt_tokens: int = Field(64, ge=1, description="length of the prompts, about, in tokens")
+    prompt_kind: str = Field(
+        "random", pattern="^(random|repeat)$", description="random, or repeat: drafts well"
+    )
+    seed: int = Field(0, description="another seed = other prompts")
+    extra: dict[str, object] = Field(
+        default_factory=dict, description="JSON merged into every request body"
+    )
+    json_output: CliImplicitFlag[bool] = Field(
+        False, alias="json", description="print one JSON object"
+    )
+
+    def run(self, console: Console) -> int:
+        """Exit status: 0 when no request failed."""
+        from .bench import bench
+
+        return bench(self, console)
+
+
+class Surestep(BaseSettings):
+    """LLM serving whose speculative decoding you can leave on."""
+
+    model_config = SettingsConfigDict(
+        cli_prog_name="surestep",
+        cli_kebab_case=True,
+        cli_exit_on_error=False,
+        cli_implicit_flags="dual",
+    )
+
+    version: CliImplicitFlag[bool] = Field(False, description="print the version and exit")
+    serve: CliSubCommand[Serve]
+    import_gguf: CliSubCommand[ImportGguf]
+    fetch: CliSubCommand[Fetch]
+    status: CliSubCommand[Status]
+    bench: CliSubCommand[Bench]
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Which command runs is said on the command line only."""
+        return (init_settings,)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    raise SystemExit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit status. SystemExit for `--help` and wrong flags."""
+    top = load(Surestep, arguments)
+    console = Console(stderr=True, highlight=False)
+    if top.version:
+        Console(highlight=False).print(f"surestep {_version()}")
+        return 0
+    command = get_subcommand(top, is_required=False)
+    if command is None:
+        console.print("surestep: which command? `surestep --help` lists them")
+        return USAGE_ERROR
+    assert isinstance(command, Serve | ImportGguf | Fetch | Status | Bench)
+    try:
+        return command.run(console)
+    except SurestepError as error:
+        console.print(f"surestep: {error}", markup=False, soft_wrap=True)
+        return _ERROR
+    except KeyboardInterrupt:
+        return 130
+
+
+def _version() -> str:
+    try:
+        return version("surestep")
+    except PackageNotFoundError:
+        return "(not installed)"

