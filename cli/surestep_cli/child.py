@@ -55,6 +55,7 @@ class Child:
 
     async def keep(self) -> None:
         """Run until `stop`. Raises ChildFailedError. Cancelling kills the process."""
+        name = self.command.name
         restarts: deque[float] = deque(maxlen=len(_BACKOFF_S))
         try:
             while True:
@@ -63,8 +64,8 @@ class Child:
                     return
                 recent = sum(moment > time.monotonic() - _WINDOW_S for moment in restarts)
                 if not self.proven or recent == len(_BACKOFF_S):
-                    raise ChildFailedError(self._obituary(status))
-                logger.warning("%s ended (%s); starting it again", self.command.name, status)
+                    raise ChildFailedError(f"{name} ended: {status}\n{tail(self.command.log_path)}")
+                logger.warning("%s ended (%s); starting it again", name, status)
                 restarts.append(time.monotonic())
                 await asyncio.sleep(_BACKOFF_S[recent])
         finally:
@@ -108,10 +109,11 @@ class Child:
             self._process.kill()
         return _describe(await self._process.wait())
 
-    def _obituary(self, status: str) -> str:
-        lines = self.command.log_path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
-        tail = "\n".join(f"  {line}" for line in lines)
-        return f"{self.command.name} ended: {status}\n{tail}\nFull log: {self.command.log_path}"
+
+def tail(path: Path) -> str:
+    """The end of a log, indented, and where the rest is."""
+    lines = path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+    return "\n".join([*(f"  {line}" for line in lines), f"Full log: {path}"])
 
 
 def _describe(code: int) -> str:

@@ -30,7 +30,11 @@ _ERROR = 1  # exit status
 
 
 class Serve(ServeSettings):
-    """Serve a model over HTTP with gateway, scheduler and workers on this machine."""
+    """Serve a model over HTTP with gateway, scheduler and workers on this machine.
+
+    Each flag --some-flag is also the variable SURESTEP_SOME_FLAG and the key some_flag of the YAML
+    file that --config names; a flag beats a variable, a variable beats the file.
+    """
 
     def run(self, console: Console) -> int:
         """Exit status."""
@@ -126,14 +130,16 @@ class Surestep(BaseSettings):
         cli_kebab_case=True,
         cli_exit_on_error=False,
         cli_implicit_flags="dual",
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
     )
 
     version: CliImplicitFlag[bool] = Field(False, description="print the version and exit")
-    serve: CliSubCommand[Serve]
-    import_gguf: CliSubCommand[ImportGguf]
-    fetch: CliSubCommand[Fetch]
-    status: CliSubCommand[Status]
-    bench: CliSubCommand[Bench]
+    serve: CliSubCommand[Serve] = Field(description="serve a model on this machine")
+    import_gguf: CliSubCommand[ImportGguf] = Field(description="convert a GGUF file")
+    fetch: CliSubCommand[Fetch] = Field(description="fetch a model and print its folder")
+    status: CliSubCommand[Status] = Field(description="list the processes of a running server")
+    bench: CliSubCommand[Bench] = Field(description="measure a running server")
 
     @classmethod
     def settings_customise_sources(

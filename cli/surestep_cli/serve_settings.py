@@ -11,8 +11,12 @@ from surestep_scheduler.config import SchedulerSettings
 from surestep_worker.config import WorkerSettings
 
 
-class ServeSettings(GatewaySettings, SchedulerSettings, WorkerSettings):
-    """Every setting of the system; the one place that knows all keys of the config file."""
+class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type: ignore[misc]
+    """Every setting of the system; the one place that knows all keys of the config file.
+
+    Where services share a field, the first base describes it (hence the remark for mypy: the
+    scheduler may be given no `max_num_seqs`).
+    """
 
     model_config = SettingsConfigDict(extra="forbid")
 

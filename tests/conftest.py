@@ -1,0 +1,63 @@
+"""What holds for every test: clean environment, shown seeds, poisoned memory, skips with reason."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+SEED = 20_260_131
+
+
+def pytest_report_header() -> str:
+    """The seed belongs to every failure report."""
+    return f"seed: {SEED}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip GPU tests where there is no GPU, and say so."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not _has_cuda():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of the developer's shell reaches a test."""
+    for name in [name for name in os.environ if name.startswith("SURESTEP_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    random.seed(SEED)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(SEED)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`torch.empty` gives NaN, so that reading what nobody wrote is seen."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def poison(tensor: Any) -> Any:
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
+    yield

@@ -1,0 +1,85 @@
+"""The repository's Python files as syntax trees, for the gates."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {
+    "surestep_proto": "proto",
+    "surestep_common": "common",
+    "surestep_kernels": "kernels",
+    "surestep_gateway": "gateway",
+    "surestep_scheduler": "scheduler_svc",
+    "surestep_worker": "worker_svc",
+    "surestep_cli": "cli",
+}
+
+
+class Source(NamedTuple):
+    """One file; `name` is its path from the root."""
+
+    name: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str | None:
+        """Import package the file belongs to; None outside the packages."""
+        parts = Path(self.name).parts
+        return parts[1] if len(parts) > 2 and parts[1] in PACKAGES else None
+
+
+@functools.cache
+def tracked() -> tuple[str, ...]:
+    """Paths of all files that are committed or about to be."""
+    command = ("git", "ls-files", "--cached", "--others", "--exclude-standard")
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return tuple(sorted(p for p in set(listing.stdout.splitlines()) if (ROOT / p).is_file()))
+
+
+@functools.cache
+def sources() -> tuple[Source, ...]:
+    """Every Python file that people wrote."""
+    names = [n for n in tracked() if n.endswith(".py") and "_pb2" not in n]
+    return tuple(_read(name) for name in names)
+
+
+def product() -> tuple[Source, ...]:
+    """Those inside the packages."""
+    return tuple(source for source in sources() if source.package is not None)
+
+
+def _read(name: str) -> Source:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return Source(name, text, ast.parse(text, name))
+
+
+def imports(source: Source) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every absolute import, lazy ones included."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.lineno, node.module
+
+
+def eager_imports(source: Source) -> Iterator[str]:
+    """Names imported when the module itself is imported: not in functions, not for typing only."""
+    for node in source.tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+
+
+def calls(source: Source) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every call whose target is a plain dotted name."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            yield node.lineno, ast.unparse(node.func)

@@ -1,0 +1,97 @@
+"""proto, common <- gateway | scheduler | worker; kernels <- worker; torch where tensors are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from repo.source import PACKAGES, ROOT, Source, eager_imports, imports, product
+
+_SHARED = {"surestep_proto", "surestep_common"}
+_MAY_IMPORT = {
+    "surestep_proto": set[str](),
+    "surestep_common": {"surestep_proto"},
+    "surestep_kernels": {"surestep_common"},
+    "surestep_gateway": _SHARED,
+    "surestep_scheduler": _SHARED,
+    "surestep_worker": _SHARED | {"surestep_kernels"},
+    "surestep_cli": set(PACKAGES) - {"surestep_kernels"},
+}
+_NO_TORCH = {
+    "surestep_proto",
+    "surestep_common",
+    "surestep_gateway",
+    "surestep_scheduler",
+    "surestep_cli",
+}
+# The policy core decides from its arguments alone: no I/O, no clock, no tensors.
+_PURE = {
+    f"scheduler_svc/surestep_scheduler/{name}.py"
+    for name in ("policy", "blocks", "prefix", "ledger", "sequence", "state", "plan", "commit")
+}
+_IMPURE = {"torch", "grpc", "asyncio", "time", "socket", "os", "threading", "logging", "random"}
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@pytest.mark.parametrize("source", product(), ids=lambda s: s.name)
+def test_imports_point_the_right_way(source: Source) -> None:
+    assert source.package is not None
+    allowed = _MAY_IMPORT[source.package] | {source.package}
+    wrong = [
+        f"{source.name}:{line} {name}"
+        for line, name in imports(source)
+        if _root(name) in PACKAGES and _root(name) not in allowed
+    ]
+    assert wrong == []
+
+
+def test_torch_stays_with_the_tensors() -> None:
+    wrong = [
+        f"{source.name}:{line} {name}"
+        for source in product()
+        if source.package in _NO_TORCH
+        for line, name in imports(source)
+        if _root(name) in {"torch", "triton"}
+    ]
+    assert wrong == []
+
+
+def test_the_policy_core_is_pure() -> None:
+    core = [source for source in product() if source.name in _PURE]
+    assert {source.name for source in core} == _PURE
+    wrong = [
+        f"{source.name} {name}"
+        for source in core
+        for name in eager_imports(source)
+        if _root(name) in _IMPURE
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["surestep_gateway.config", "surestep_scheduler.config", "surestep_worker.config"],
+)
+def test_settings_load_without_tensors(module: str) -> None:
+    _assert_light(module, {"torch", "transformers", "fastapi"})
+
+
+def test_the_command_line_is_light() -> None:
+    _assert_light("surestep_cli.main", {"torch", "transformers", "fastapi", "aiohttp"})
+
+
+def _assert_light(module: str, heavy: set[str]) -> None:
+    code = f"import sys, {module}; print(*sorted({heavy!r} & set(sys.modules)))"
+    path = ":".join(str(ROOT / folder) for folder in PACKAGES.values())
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.split() == []
