@@ -1,6 +1,6 @@
 """A process that looks like a rank from outside: binds, becomes healthy, waits.
 
-Usage: python stand_in_rank.py HOST:PORT
+Usage: python stand_in_rank.py HOST:PORT STACKS_FILE
 """
 
 from __future__ import annotations
@@ -27,5 +27,6 @@ async def main(address: str) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    asyncio.run(main(sys.argv[1]))
+    with open(sys.argv[2], "w") as stacks:
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        asyncio.run(main(sys.argv[1]))

@@ -129,7 +129,7 @@ class Runner:
         packed = np.zeros((len(slot), ids.shape[1] + 1), dtype=np.int64)
         if self._parts.tp.rank == 0:
             proposed = self._parts.drafter.propose(
-                self._slots.token_table, slot, self._slots.known[slot], rows.k_cap[verify_rows]
+                self._slots.tokens, slot, self._slots.known[slot], rows.k_cap[verify_rows]
             )
             packed[:, : proposed.ids.shape[1]] = proposed.ids
             packed[:, -1] = proposed.counts
@@ -190,6 +190,7 @@ class Runner:
         outcome.n_accepted[windows.row] = verdict.n_accepted
         outcome.n_emitted[windows.row] = verdict.n_emitted
         consumed: IntArray = np.where(rows.is_prefill, gathered.consumed, outcome.n_emitted)
+        consumed[outcome.status != pb.OK] = 0  # a failed row advances nothing
         self._slots.append(windows.slot, verdict.tokens, verdict.n_emitted)
         self._slots.commit(
             self._step, rows.slot, consumed, outcome.n_accepted, outcome.n_emitted

@@ -36,6 +36,7 @@ class Slots:
         self.committed = np.zeros(num_slots, dtype=np.int64)  # tokens whose KV is valid
         self.known = np.zeros(num_slots, dtype=np.int64)  # tokens whose id is known
         self.prompt_len = np.zeros(num_slots, dtype=np.int64)
+        self.admitted_len = np.zeros(num_slots, dtype=np.int64)  # tokens known at admission
         self.max_len = np.zeros(num_slots, dtype=np.int64)
         self.last_step = np.zeros(num_slots, dtype=np.int64)  # newest step that ran this tenancy
         # The worker's half of the double entry: accepted counts by step, newest _LOG_DEPTH steps.
@@ -53,7 +54,7 @@ class Slots:
         self.occupied[slot] = True
         self.tenancy[slot] = admission.slot_epoch
         self._tokens[slot, :count] = admission.token_ids
-        self.known[slot] = count
+        self.known[slot] = self.admitted_len[slot] = count
         self.committed[slot] = admission.num_cached
         self.prompt_len[slot] = admission.prompt_len
         self.max_len[slot] = admission.max_len

@@ -27,10 +27,18 @@ def free_address() -> str:
 
 
 @pytest.fixture
-async def stub(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[pb_grpc.SupervisorStub]:
+def stacks(tmp_path: Path) -> Path:
+    """Where the rank dumps its stacks."""
+    return tmp_path / "stacks"
+
+
+@pytest.fixture
+async def stub(
+    monkeypatch: pytest.MonkeyPatch, stacks: Path
+) -> AsyncIterator[pb_grpc.SupervisorStub]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     address = free_address()
-    supervisor = Supervisor([sys.executable, str(STAND_IN), address], 0, address)
+    supervisor = Supervisor([sys.executable, str(STAND_IN), address, str(stacks)], 0, address)
     server = rpc.Server([pb.DESCRIPTOR.services_by_name["Supervisor"]])
     pb_grpc.add_SupervisorServicer_to_server(supervisor, server.grpc)
     port = await server.start("127.0.0.1:0")
@@ -84,13 +92,11 @@ async def test_restart_kills_a_stopped_rank(stub: pb_grpc.SupervisorStub) -> Non
 
 
 async def test_restart_dumps_the_stacks_of_the_rank(
-    # capfd first: the child inherits the descriptor that is open when it is spawned
-    capfd: pytest.CaptureFixture[str],
-    stub: pb_grpc.SupervisorStub,
+    stub: pb_grpc.SupervisorStub, stacks: Path
 ) -> None:
     await ready(stub, restarts=0)
     await stub.Restart(pb.RestartRequest(reason="test"), timeout=TIMEOUT_S)
-    assert "Current thread" in capfd.readouterr().err
+    assert "Current thread" in stacks.read_text()
 
 
 async def test_restart_of_another_process_does_nothing(stub: pb_grpc.SupervisorStub) -> None:

@@ -1,0 +1,69 @@
+"""A dead or hung worker costs seconds and no request: the client's text is that of a quiet run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.conftest import FLAGS, SPECULATION
+from openai import OpenAI, Stream
+from openai.types import Completion
+from stack import Stack, serve
+
+pytestmark = pytest.mark.timeout(180)
+MAX_TOKENS = 120
+
+
+@pytest.fixture(scope="module")
+def fragile(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A server of their own for tests that break it."""
+    logs = tmp_path_factory.mktemp("fault-logs")
+    with serve(tiny_model, logs, *FLAGS, "--speculative-config", SPECULATION) as running:
+        yield running
+
+
+def open_stream(stack: Stack) -> Stream[Completion]:
+    client = OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0, timeout=90)
+    return client.completions.create(
+        model=client.models.list().data[0].id,
+        prompt="abcabc abc",
+        max_tokens=MAX_TOKENS,
+        temperature=0.9,
+        seed=23,
+        stream=True,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+
+
+def ids_of(chunk: Completion) -> list[int]:
+    ids: list[int] = []
+    for choice in chunk.choices:
+        ids += choice.token_ids or []  # type: ignore[attr-defined]
+    return ids
+
+
+def collect(stream: Stream[Completion]) -> list[int]:
+    return [token for chunk in stream for token in ids_of(chunk)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_stream_goes_on_without_the_worker(fragile: Stack, number: signal.Signals) -> None:
+    quiet = collect(open_stream(fragile))
+    assert len(quiet) == MAX_TOKENS
+    rank_pid = fragile.status()["scheduler"]["ranks"][0]["pid"]
+    stream = open_stream(fragile)
+    delivered: list[int] = []
+    hit = False
+    for chunk in stream:
+        delivered += ids_of(chunk)
+        if not hit and len(delivered) >= 10:
+            os.kill(rank_pid, number)
+            hit = True
+    assert hit
+    assert delivered == quiet
+    status = fragile.status()["scheduler"]
+    assert status["ranks"][0]["pid"] != rank_pid
+    assert status["supervisors"][0]["restarts"] >= 1

@@ -1,0 +1,119 @@
+"""The real scheduler core and a real runner in one process, with results delayed as a wire would.
+
+Plans are executed when they are sent and their results are applied `depth` plans later, which is
+what a scheduler at that pipelining depth sees. Plans travel as serialised protos.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from surestep_common.errors import SurestepError
+from surestep_proto import engine_pb2 as pb
+from surestep_scheduler.commit import apply
+from surestep_scheduler.limits import Limits
+from surestep_scheduler.plan import from_proto, to_proto
+from surestep_scheduler.policy import schedule
+from surestep_scheduler.sequence import Finish, Logprobs, Output, Request, Sequence
+from surestep_scheduler.state import SchedulerState
+from surestep_worker.runner import Runner
+
+Step = Callable[[pb.StepPlan], list[pb.StepResult]]
+
+
+@dataclass
+class Answer:
+    """What a request got."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: Logprobs = field(default_factory=Logprobs)
+    prompt_logprobs: Logprobs | None = None
+    finish: Finish | None = None
+    error: SurestepError | None = None
+    num_drafts: int = 0
+    num_accepted: int = 0
+
+
+class LocalEngine:
+    """Runs requests to their end. `after_apply` may abort or preempt between steps."""
+
+    def __init__(
+        self,
+        step: Step,
+        facts: pb.WorkerInfo,
+        *,
+        epoch: int = 1,
+        depth: int = 1,
+        max_num_batched_tokens: int = 64,
+        enable_prefix_caching: bool = True,
+        after_apply: Callable[[SchedulerState], None] = lambda state: None,
+    ) -> None:
+        limits = Limits(
+            num_slots=facts.num_slots,
+            num_blocks=facts.num_blocks,
+            block_size=facts.block_size,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_draft_tokens=facts.max_draft_tokens,
+            max_queue_len=1000,
+            pipeline_depth=depth,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        self.state = SchedulerState(limits)
+        self.state.open_epoch(epoch, limits)
+        self._step, self._depth, self._after_apply = step, depth, after_apply
+        self._results: deque[list[pb.StepResult]] = deque()
+        self._answers: dict[str, Answer] = {}
+        self._clock = 0.0
+
+    def run(self, requests: Iterable[Request], arrive_every: int = 0) -> dict[str, Answer]:
+        """Serve all requests; one arrives every `arrive_every` steps (0 = all at once)."""
+        waiting = deque(requests)
+        num_steps = 0
+        while waiting or self.state.open or self._results:
+            while waiting and (not arrive_every or num_steps % arrive_every == 0):
+                self.add(waiting.popleft())
+                if arrive_every:
+                    break
+            self.advance()
+            num_steps += 1
+            self.state.check()
+        return self._answers
+
+    def add(self, request: Request) -> Sequence:
+        """Queue one request."""
+        self._clock += 1e-3
+        self._answers[request.id] = Answer()
+        return self.state.add(request, self._clock)
+
+    def advance(self) -> None:
+        """Send plans up to the depth, then apply the oldest result."""
+        while len(self._results) <= self._depth:
+            plan = schedule(self.state, self._clock)
+            if plan is None:
+                break
+            wire = to_proto(plan, budget_ms=1000).SerializeToString()
+            self._results.append(self._step(pb.StepPlan.FromString(wire)))
+        if self._results:
+            for output in apply(self.state, from_proto(self._results.popleft())):
+                self._note(output)
+            self._after_apply(self.state)
+
+    def _note(self, output: Output) -> None:
+        answer = self._answers[output.seq.request.id]
+        answer.token_ids += output.token_ids
+        if output.logprobs is not None:
+            answer.logprobs.extend(output.logprobs)
+        if output.seq.prompt_logprobs is not None:
+            answer.prompt_logprobs = output.seq.prompt_logprobs
+        answer.finish, answer.error = output.finish, output.error
+        answer.num_drafts, answer.num_accepted = output.seq.num_drafts, output.seq.num_accepted
+
+
+def one_rank(runner: Runner, epoch: int = 1) -> Step:
+    """Steps of a single rank, its epoch opened."""
+    runner.open(epoch)
+    return lambda plan: [runner.step(plan)]

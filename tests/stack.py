@@ -1,0 +1,107 @@
+"""`surestep serve` as a user starts it: real processes, real ports, real signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_S = 90.0
+STOP_S = 30.0
+
+
+def free_port() -> int:
+    """A loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Stack:
+    """A running server. `url` is the gateway's root."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str, logs: Path) -> None:
+        self.process = process
+        self.url = url
+        self.logs = logs
+
+    def get(self, path: str) -> Any:
+        """JSON of a GET."""
+        reply = httpx.get(self.url + path, timeout=10)
+        reply.raise_for_status()
+        return reply.json()
+
+    def status(self) -> Any:
+        """The /status document."""
+        return self.get("/status")
+
+    def metric(self, name: str) -> float:
+        """Sum over the samples of a metric."""
+        text = httpx.get(self.url + "/metrics", timeout=10).text
+        lines = [line for line in text.splitlines() if line.startswith(name + "{")]
+        assert lines, f"no metric {name}"
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def wait_until(self, condition: Any, what: str, timeout_s: float = START_S) -> None:
+        """Poll until `condition()` holds."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"the server ended: {self.tail()}"
+            assert time.monotonic() < deadline, f"{what} did not happen: {self.tail()}"
+            time.sleep(0.05)
+
+    def is_ready(self) -> bool:
+        """Whether /health/ready says so."""
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(self.url + "/health/ready", timeout=2).status_code == 200
+        return False
+
+    def tail(self) -> str:
+        """The ends of all logs, for messages of failed tests."""
+        parts = [
+            f"--- {path.name}\n{path.read_text(errors='replace')[-2000:]}"
+            for path in sorted(self.logs.rglob("*.log"))
+        ]
+        return "\n".join(parts)
+
+
+@contextlib.contextmanager
+def serve(model: Path, logs: Path, *flags: str) -> Iterator[Stack]:
+    """Start, wait until ready, yield, stop with SIGINT, and insist on a clean exit."""
+    port = free_port()
+    logs.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "surestep_cli", "serve", str(model), "--port", str(port)]
+    environment = {key: value for key, value in os.environ.items() if "SURESTEP_" not in key}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    with (logs / "console.log").open("wb") as console:
+        process = subprocess.Popen(
+            [*command, "--log-dir", str(logs), *flags],
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    stack = Stack(process, f"http://127.0.0.1:{port}", logs)
+    try:
+        stack.wait_until(stack.is_ready, "readiness")
+        yield stack
+        process.send_signal(signal.SIGINT)
+        assert process.wait(STOP_S) == 0, stack.tail()
+    finally:
+        _kill_session(process)
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(STOP_S)

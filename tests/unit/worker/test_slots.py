@@ -1,0 +1,99 @@
+"""Slots: tenancies, the double entry log, and tokens behind the committed ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from surestep_common.errors import InternalError
+from surestep_proto import engine_pb2 as pb
+from surestep_worker.slots import NULL_BLOCK, Slots
+
+I = lambda *values: np.array(values, dtype=np.int64)  # noqa: E731, E741
+
+
+def admission(slot: int, tenancy: int, ids: list[int], **fields: int) -> pb.Admission:
+    return pb.Admission(
+        slot=slot, slot_epoch=tenancy, token_ids=ids, prompt_len=len(ids), max_len=16, **fields
+    )
+
+
+@pytest.fixture
+def slots() -> Slots:
+    return Slots(num_slots=3, max_model_len=16, max_draft_tokens=2, block_size=4)
+
+
+def test_a_tenancy_starts_from_what_is_known_and_cached(slots: Slots) -> None:
+    slots.admit(admission(1, 5, [7, 8, 9, 6, 5], num_cached=4))
+    assert (slots.known[1], slots.committed[1], slots.tenancy[1]) == (5, 4, 5)
+    assert slots.tokens[1, :5].tolist() == [7, 8, 9, 6, 5]
+
+
+@pytest.mark.parametrize("tenancy", [4, 5])
+def test_a_tenancy_is_never_repeated(slots: Slots, tenancy: int) -> None:
+    slots.admit(admission(1, 5, [7]))
+    slots.free(1, 5)
+    with pytest.raises(InternalError, match="cannot start"):
+        slots.admit(admission(1, tenancy, [7]))
+
+
+def test_an_occupied_slot_is_not_given_away(slots: Slots) -> None:
+    slots.admit(admission(1, 5, [7]))
+    with pytest.raises(InternalError, match="cannot start"):
+        slots.admit(admission(1, 6, [7]))
+
+
+def test_only_the_tenant_can_be_freed(slots: Slots) -> None:
+    slots.admit(admission(0, 2, [7]))
+    with pytest.raises(InternalError, match="does not hold"):
+        slots.free(0, 1)
+    slots.free(0, 2)
+    with pytest.raises(InternalError, match="does not hold"):
+        slots.free(0, 2)
+
+
+def test_tokens_that_do_not_fit_are_refused(slots: Slots) -> None:
+    with pytest.raises(InternalError, match="do not fit"):
+        slots.admit(admission(0, 1, list(range(17))))
+    with pytest.raises(InternalError, match="do not fit"):
+        slots.admit(admission(0, 1, [1, 2], num_cached=2))
+
+
+def test_freeing_forgets_blocks_and_log(slots: Slots) -> None:
+    slots.admit(admission(2, 1, [7]))
+    slots.extend(2, I(3, 4))
+    slots.commit(1, I(2), consumed=I(1), accepted=I(1), emitted=I(1))
+    slots.free(2, 1)
+    assert (slots.block_tables[2] == NULL_BLOCK).all()
+    assert slots.num_blocks[2] == 0
+    slots.admit(admission(2, 2, [7]))
+    assert slots.accepted_at(I(2), I(1)).tolist() == [-1]
+
+
+def test_the_log_answers_for_recent_steps_of_this_tenancy_only(slots: Slots) -> None:
+    slots.admit(admission(0, 1, [7]))
+    slots.admit(admission(1, 1, [7]))
+    for step, accepted in ((1, 0), (2, 2), (3, 1)):
+        slots.commit(step, I(0), consumed=I(1), accepted=I(accepted), emitted=I(1))
+    slots.commit(3, I(1), consumed=I(1), accepted=I(0), emitted=I(1))
+    assert slots.accepted_at(I(0, 0, 0), I(1, 2, 3)).tolist() == [0, 2, 1]
+    assert slots.accepted_at(I(1, 1), I(3, 2)).tolist() == [0, -1]
+    assert slots.accepted_at(I(0), I(0)).tolist() == [0]  # nothing applied yet
+
+
+def test_drafts_stand_behind_known_tokens_and_are_overwritten(slots: Slots) -> None:
+    slots.admit(admission(0, 1, [7, 8]))
+    slots.admit(admission(1, 1, [5]))
+    slots.write_drafts(I(0, 1), np.array([[1, 2], [3, 4]]), I(2, 1))
+    assert slots.tokens[0, :4].tolist() == [7, 8, 1, 2]
+    assert slots.tokens[1, :3].tolist() == [5, 3, 0]
+    slots.append(I(0), np.array([[9, 0, 0]]), I(1))
+    slots.commit(1, I(0), consumed=I(2), accepted=I(0), emitted=I(1))
+    assert (slots.known[0], slots.committed[0]) == (3, 2)
+    assert slots.tokens[0, :3].tolist() == [7, 8, 9]
+
+
+def test_an_epoch_starts_empty(slots: Slots) -> None:
+    slots.admit(admission(0, 9, [7]))
+    slots.reset()
+    assert not slots.occupied.any()
+    slots.admit(admission(0, 1, [7]))
