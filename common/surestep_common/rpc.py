@@ -50,7 +50,10 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.enable_retries", 0),  # a retried Generate or Run would be a second request or a second epoch
+    (
+        "grpc.enable_retries",
+        0,
+    ),  # a retried Generate or Run would be a second request or a second epoch
 )
 
 _PARAM_KEY = "surestep-param"
