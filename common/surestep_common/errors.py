@@ -7,6 +7,7 @@ SurestepError
 ├── NotFound             no such model
 ├── QueueFull            try later; `retry_after` seconds
 ├── Unavailable          not ready, draining, or no worker; `retry_after` seconds
+│   └── ConnectionLost   the peer went away without an answer
 ├── DeadlineExceeded     a deadline of the request passed
 ├── ModelFault           the model's logits were unusable for this request
 ├── Cancelled            the client went away
@@ -57,6 +58,10 @@ class QueueFull(SurestepError):
 
 class Unavailable(SurestepError):
     """Cannot serve right now."""
+
+
+class ConnectionLost(Unavailable):
+    """The peer went away without an answer; what it had accepted may be submitted again."""
 
 
 class DeadlineExceeded(SurestepError):

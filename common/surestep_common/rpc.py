@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from .errors import (
     INTERNAL_MESSAGE,
+    ConnectionLost,
     InternalError,
     SurestepError,
     Unavailable,
@@ -55,8 +56,18 @@ CHANNEL_OPTIONS = (
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
+_ERROR_KEY = "surestep-error"  # on every status that a handler chose; gRPC's own have none
 _PARAM_KEY = "surestep-param"
 _RETRY_AFTER_KEY = "retry-after"
+
+_LOST_CODES = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
 
 
 def connect(address: str) -> grpc.aio.Channel:
@@ -120,6 +131,8 @@ def translate_errors() -> Iterator[None]:
 def from_rpc_error(error: grpc.aio.AioRpcError) -> SurestepError:
     """The SurestepError that a failed call stands for."""
     metadata: dict[str, str | bytes] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]  # stubs
+    if _ERROR_KEY not in metadata and error.code() in _LOST_CODES:
+        return ConnectionLost(error.details() or error.code().name)
     retry_after = metadata.get(_RETRY_AFTER_KEY)
     param = metadata.get(_PARAM_KEY)
     return kind_of_code(error.code()).error(
@@ -184,7 +197,7 @@ async def _abort(context: _Context, error: Exception) -> NoReturn:
     if kind.error is InternalError:
         logger.error("unexpected error in a handler", exc_info=error)
         message = message if isinstance(error, InternalError) else INTERNAL_MESSAGE
-    trailing: list[tuple[str, str]] = []
+    trailing = [(_ERROR_KEY, kind.error.__name__)]
     if isinstance(error, SurestepError):
         if error.param is not None:
             trailing.append((_PARAM_KEY, error.param))

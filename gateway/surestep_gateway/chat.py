@@ -1,0 +1,151 @@
+"""Chat templates: messages to prompt text."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+from surestep_common.errors import InvalidRequest
+
+# Private use characters mean nothing to templates. The space tells whether the template trims.
+_CONTINUE_MARK = "\ue000continue\ue000 "
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+class ChatTemplate:
+    """The template of a model folder, compiled once."""
+
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
+        self._environment = _environment()
+        self._special_tokens = dict(special_tokens)
+        self._default = self._compile(source) if source is not None else None
+
+    @classmethod
+    def load(cls, folder: Path, override: Path | None = None) -> ChatTemplate:
+        """Template and special tokens of a folder; `override` is a file with another template."""
+        config = _read_json(folder / "tokenizer_config.json")
+        special = _read_json(folder / "special_tokens_map.json") | config
+        tokens = {name: text for name in _SPECIAL_TOKENS if (text := _token_text(special.get(name)))}
+        try:
+            source = override.read_text() if override else _template_source(folder, config)
+            return cls(source, tokens)
+        except OSError as error:
+            raise InvalidRequest(f"chat template: {error}", param="chat_template") from error
+
+    def _compile(self, source: str) -> jinja2.Template:
+        try:
+            return self._environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(f"chat template: {error}", param="chat_template") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        source: str | None = None,
+    ) -> str:
+        """Prompt text. `source` replaces the template. Raises InvalidRequest with its complaint."""
+        template = self._compile(source) if source is not None else self._default
+        if template is None:
+            raise InvalidRequest("this model has no chat template", param="messages")
+        taken = _RESERVED & set(variables or ())
+        if taken:
+            raise InvalidRequest(f"{sorted(taken)} cannot be set here", param="chat_template_kwargs")
+        chat = [dict(message) for message in messages]
+        if continue_final_message:
+            _mark_end(chat)
+        try:
+            text = template.render(
+                {**self._special_tokens, **(variables or {})},
+                messages=chat,
+                tools=None,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except Exception as error:  # noqa: BLE001  # templates fail in any way a program can
+            raise InvalidRequest(f"chat template: {error}", param="messages") from error
+        return _cut_at_mark(text) if continue_final_message else text
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """The dialect that Hugging Face templates are written in."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks assistant text for training; here it only passes its body on."""
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # Jinja's own escapes HTML
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.datetime.now().strftime(layout)  # noqa: DTZ005  # the templates mean local time
+
+
+def _mark_end(chat: list[dict[str, Any]]) -> None:
+    content = chat[-1].get("content")
+    if not isinstance(content, str) or not content:
+        raise InvalidRequest("the final message has no text to continue", param="messages")
+    chat[-1]["content"] = content + _CONTINUE_MARK
+
+
+def _cut_at_mark(text: str) -> str:
+    end = text.rfind(_CONTINUE_MARK.rstrip())
+    if end < 0:
+        raise InvalidRequest(
+            "the chat template leaves out the message to continue", param="continue_final_message"
+        )
+    trimmed = not text.startswith(_CONTINUE_MARK, end)
+    return text[:end].rstrip() if trimmed else text[:end]
+
+
+def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text()
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named ones
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+def _token_text(token: Any) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise InvalidRequest(f"cannot read {path}: {error}") from error
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,71 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+Names = Annotated[tuple[str, ...], NoDecode]
+
+
+class GatewaySettings(BaseSettings):
+    """Each field is a flag, a `SURESTEP_*` variable and a key of the config file."""
+
+    model_config = SettingsConfigDict(env_prefix="SURESTEP_", frozen=True, extra="ignore")
+
+    host: str = Field("127.0.0.1", description="address the HTTP server listens on")
+    port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
+    model: Path = Field(description="folder with tokenizer.json and the chat template")
+    served_model_name: Names = Field(
+        (), description="names clients may use, comma separated; default: the folder's name"
+    )
+    scheduler_address: str = Field("127.0.0.1:8010", description="host:port of the scheduler")
+    api_key: Names = Field((), description="keys, comma separated, one of which clients must send")
+    chat_template: Path | None = Field(
+        None, description="file whose template replaces the checkpoint's"
+    )
+    trust_request_chat_template: bool = Field(
+        False, description="accept a `chat_template` field in requests"
+    )
+    max_logprobs: int = Field(20, ge=0, description="alternatives a request may ask for per token")
+    max_n: PositiveInt = Field(128, description="sequences a request may ask for per prompt")
+    max_body_bytes: PositiveInt = Field(32 << 20, description="largest request body, in bytes")
+    max_concurrent_requests: PositiveInt = Field(
+        1024, description="generation requests open at once; more are answered with 429"
+    )
+    request_timeout_s: PositiveFloat = Field(
+        600.0, description="seconds a request may take as a whole"
+    )
+    first_token_timeout_s: PositiveFloat = Field(
+        300.0, description="seconds until the first token of a sequence"
+    )
+    inter_token_timeout_s: PositiveFloat = Field(
+        60.0, description="seconds between two tokens of a sequence"
+    )
+    resume_timeout_s: PositiveFloat = Field(
+        60.0, description="seconds to wait for a lost scheduler before open requests fail"
+    )
+    max_resumes: int = Field(
+        3, ge=0, description="times a request is resubmitted after its scheduler was lost"
+    )
+    drain_timeout_s: float = Field(
+        60.0, ge=0, description="seconds open requests may take to finish after SIGTERM"
+    )
+
+    @field_validator("served_model_name", "api_key", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        """A JSON list, or names separated by commas."""
+        if not isinstance(value, str):
+            return value
+        if value.lstrip().startswith("["):
+            return json.loads(value)
+        return [name.strip() for name in value.split(",") if name.strip()]
+
+    def model_names(self) -> tuple[str, ...]:
+        """Names that requests may carry; the first is the one that responses carry."""
+        return self.served_model_name or (self.model.resolve().name,)

@@ -1,0 +1,179 @@
+"""Request bodies: the OpenAI fields, vLLM's extra ones, and ours.
+
+Ranges that do not depend on the model are stated here; `validate.py` checks the rest. Types are
+strict: a number in quotes is refused. Names that nobody knows are accepted, as every
+OpenAI-compatible server does, and logged at DEBUG.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from surestep_common.errors import InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+_UINT31 = (1 << 31) - 1
+
+TokenIds = list[Annotated[int, Field(ge=0)]]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Positive = Annotated[int, Field(ge=1, le=_UINT31)]
+Natural = Annotated[int, Field(ge=0, le=_UINT31)]
+
+
+class Body(BaseModel):
+    """Base of all request bodies."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Speculative(Body):
+    """Ours: bounds on speculation for this request. The output does not depend on it."""
+
+    num_tokens: Natural | None = None
+
+
+class GenerationBody(Body):
+    """What chat and completions have in common. None means the default."""
+
+    model: str | None = None
+    max_tokens: Positive | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Positive | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop: str | Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    top_k: Annotated[int, Field(ge=-1, le=_UINT31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    min_tokens: Natural | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=1024)] | None = None
+    bad_words: (
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=1024)] | None
+    ) = None
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None  # no effect on the tokenizers we read
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_UINT31)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    request_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")] | None = (
+        None
+    )
+
+    speculative: Speculative | None = None
+
+
+class Message(Body):
+    """One message. Templates may use further fields, which are passed on as they are."""
+
+    role: Annotated[str, Field(min_length=1)]
+    content: str | list[dict[str, Any]] | None = None
+
+
+class TemplateFields(Body):
+    """How messages become a prompt."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class ChatBody(TemplateFields, GenerationBody):
+    """POST /v1/chat/completions"""
+
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions"""
+
+    prompt: str | TokenIds | list[str] | list[TokenIds]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+
+
+class TokenizeBody(Body):
+    """POST /tokenize, the prompt form"""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatBody(TemplateFields):
+    """POST /tokenize, the messages form"""
+
+    model: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize"""
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+B = TypeVar("B", bound=Body)
+
+
+def parse(kind: type[B], raw: bytes) -> B:
+    """The body as `kind`. Raises InvalidRequest that names the first offending parameter."""
+    try:
+        body = kind.model_validate_json(raw)
+    except ValidationError as error:
+        raise _first_problem(error) from error
+    if body.model_extra:
+        logger.debug("parameters without meaning here: %s", ", ".join(sorted(body.model_extra)))
+    return body
+
+
+def _first_problem(error: ValidationError) -> InvalidRequest:
+    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if problem["type"] == "json_invalid":
+        return InvalidRequest(f"the body is not valid JSON: {problem['msg']}")
+    param = _dotted(problem["loc"])
+    if problem["type"] == "missing":
+        return InvalidRequest(f"missing required parameter '{param}'", param=param)
+    return InvalidRequest(f"{param or 'body'}: {problem['msg']}", param=param or None)
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    """`messages[0].role`. Pydantic's names of union members are left out."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "dict", "list"):
+            path += f".{part}" if path else part
+    return path

@@ -1,0 +1,128 @@
+"""The tokenizer of a model folder, on the `tokenizers` library alone.
+
+`transformers` is left out on purpose: importing it costs seconds and, where torch is installed,
+loads torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from surestep_common.errors import InvalidRequest
+from tokenizers import Tokenizer as RustTokenizer
+
+logger = logging.getLogger(__name__)
+
+# Encoding this many characters takes about a millisecond, which the event loop can spare.
+_INLINE_CHARS = 4096
+
+
+class Tokenizer:
+    """Text to token ids and, token by token, back to bytes."""
+
+    def __init__(self, rust: RustTokenizer) -> None:
+        rust.no_truncation()
+        rust.no_padding()
+        self._rust = rust
+        self._added = rust.get_added_tokens_decoder()
+        self._special = frozenset(i for i, token in self._added.items() if token.special)
+        self._to_bytes = _byte_rule(json.loads(rust.to_str())["decoder"])
+        self._pieces: dict[int, bytes] = {}
+        self.size = rust.get_vocab_size(with_added_tokens=True)
+        self.strips_first_space = self._to_bytes is _sentencepiece_bytes
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Read `tokenizer.json`. Raises InvalidRequest naming the file when that fails."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise InvalidRequest(f"{path} not found: the model folder needs a fast tokenizer")
+        try:
+            return cls(RustTokenizer.from_file(str(path)))
+        except Exception as error:  # the library raises bare Exception
+            raise InvalidRequest(f"cannot read {path}: {error}") from error
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`; long texts are encoded off the event loop."""
+        if len(text) <= _INLINE_CHARS:
+            return self.encode_now(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self._encode_long, text, add_special_tokens)
+
+    def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a short `text`, on the calling thread."""
+        ids: list[int] = self._rust.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
+        # The batch call is the one that lets go of the interpreter lock.
+        batch = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = batch[0].ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of a whole sequence."""
+        pieces = [self.piece(i) for i in ids if not (skip_special_tokens and self.is_special(i))]
+        text = b"".join(pieces).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self.strips_first_space else text
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `skip_special_tokens` leaves the token out of the text."""
+        return token_id in self._special
+
+    def piece(self, token_id: int) -> bytes:
+        """Bytes the token adds to the text; they need not be whole characters."""
+        found = self._pieces.get(token_id)
+        if found is None:
+            found = self._pieces[token_id] = self._make_piece(token_id)
+        return found
+
+    def _make_piece(self, token_id: int) -> bytes:
+        token = self._rust.id_to_token(token_id)
+        if token is None:  # models pad their vocabulary beyond the tokenizer's
+            return b""
+        if token_id in self._added:
+            return str(token).encode()
+        return self._to_bytes(token)
+
+    def token(self, token_id: int) -> str:
+        """The vocabulary's own spelling of a token, such as `Ġthe`."""
+        return self._rust.id_to_token(token_id) or ""
+
+
+def _byte_rule(decoder: dict[str, Any] | None) -> Any:
+    """How this tokenizer spells bytes, from the `decoder` entry of tokenizer.json."""
+    kinds = {part["type"] for part in (decoder or {}).get("decoders", [decoder or {"type": ""}])}
+    if "ByteLevel" in kinds:
+        return _byte_level_bytes
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return _sentencepiece_bytes
+    raise InvalidRequest(f"tokenizer.json: decoder {sorted(kinds)} is not supported")
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable ones as themselves, the rest from U+0100 upwards."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    shifted = {chr(0x100 + n): byte for n, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | shifted
+
+
+_BYTE_OF = _byte_level_alphabet()
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[char] for char in token])
+    except KeyError:  # a token that was not spelled in the byte alphabet stands for itself
+        return token.encode()
+
+
+def _sentencepiece_bytes(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("\u2581", " ").encode()
