@@ -61,7 +61,7 @@ class Fetch(Settings):
     """Fetch a model as `serve` would and print its folder."""
 
     model: CliPositionalArg[str | None] = Field(
-        None, description="folder or hub id; none = the default model"
+        default=None, description="folder or hub id; none = the default model"
     )
 
     def run(self, console: Console) -> int:
@@ -76,43 +76,49 @@ class ServerUrl(Settings):
     """What commands need that talk to a running server."""
 
     url: str = Field(
-        "http://127.0.0.1:8000", pattern=r"^https?://", description="address of the gateway"
+        default="http://127.0.0.1:8000", pattern=r"^https?://", description="address of the gateway"
     )
-    api_key: str | None = Field(None, description="key that the server asks for, if it does")
+    api_key: str | None = Field(
+        default=None, description="key that the server asks for, if it does"
+    )
 
 
 class Status(ServerUrl):
     """List gateway, scheduler, supervisors and ranks of a running server."""
 
     json_output: CliImplicitFlag[bool] = Field(
-        False, alias="json", description="print the server's answer as JSON"
+        default=False, alias="json", description="print the server's answer as JSON"
     )
 
     def run(self, console: Console) -> int:
         """Exit status: 0 when everything serves, 1 when not."""
         from .status import show
 
-        return show(self.url, self.api_key, as_json=self.json_output, console=console)
+        return show(self.url, self.api_key, as_json=self.json_output, console=Console())
 
 
 class Bench(ServerUrl):
     """Send requests to a running server and report throughput and latencies."""
 
-    model: str | None = Field(None, description="name of the model; none = the server's first")
-    concurrency: int = Field(8, ge=1, description="requests open at once")
-    num_requests: int = Field(32, ge=1, description="requests in all")
-    num_warmup: int = Field(0, ge=0, description="requests sent first and not counted")
-    max_tokens: int = Field(128, ge=1, description="tokens generated per request")
-    prompt_tokens: int = Field(64, ge=1, description="length of the prompts, about, in tokens")
-    prompt_kind: str = Field(
-        "random", pattern="^(random|repeat)$", description="random, or repeat: drafts well"
+    model: str | None = Field(
+        default=None, description="name of the model; none = the server's first"
     )
-    seed: int = Field(0, description="another seed = other prompts")
+    concurrency: int = Field(default=8, ge=1, description="requests open at once")
+    num_requests: int = Field(default=32, ge=1, description="requests in all")
+    num_warmup: int = Field(default=0, ge=0, description="requests sent first and not counted")
+    max_tokens: int = Field(default=128, ge=1, description="tokens generated per request")
+    prompt_tokens: int = Field(
+        default=64, ge=1, description="length of the prompts, about, in tokens"
+    )
+    prompt_kind: str = Field(
+        default="random", pattern="^(random|repeat)$", description="random, or repeat: drafts well"
+    )
+    seed: int = Field(default=0, description="another seed = other prompts")
     extra: dict[str, object] = Field(
         default_factory=dict, description="JSON merged into every request body"
     )
     json_output: CliImplicitFlag[bool] = Field(
-        False, alias="json", description="print one JSON object"
+        default=False, alias="json", description="print one JSON object"
     )
 
     def run(self, console: Console) -> int:
@@ -134,7 +140,7 @@ class Surestep(BaseSettings):
         cli_hide_none_type=True,
     )
 
-    version: CliImplicitFlag[bool] = Field(False, description="print the version and exit")
+    version: CliImplicitFlag[bool] = Field(default=False, description="print the version and exit")
     serve: CliSubCommand[Serve] = Field(description="serve a model on this machine")
     import_gguf: CliSubCommand[ImportGguf] = Field(description="convert a GGUF file")
     fetch: CliSubCommand[Fetch] = Field(description="fetch a model and print its folder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 from surestep_gateway.config import GatewaySettings
 from surestep_scheduler.config import SchedulerSettings
@@ -24,8 +24,14 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
         None, description="folder in Hugging Face format or hub id; none = the default model"
     )
     log_dir: Path | None = Field(
-        None, description="folder for the services' logs; none = a new one in the state folder"
+        default=None,
+        description="folder for the services' logs; none = a new one in the state folder",
     )
     startup_timeout_s: float = Field(
-        600.0, gt=0, description="seconds until the model must be ready"
+        default=600.0, gt=0, description="seconds until the model must be ready"
     )
+
+    @model_validator(mode="after")
+    def _someone_to_talk_to(self) -> ServeSettings:
+        """The scheduler's own check; the launcher tells it whom to talk to."""
+        return self

@@ -62,9 +62,11 @@ class Settings(BaseSettings):
         cli_show_env_vars=True,
     )
 
-    config: Path | None = Field(None, description="YAML file with any of these settings as keys")
-    log_level: LogLevel = Field("INFO", description="least severe messages that are logged")
-    log_json: bool = Field(False, description="log one JSON object per line")
+    config: Path | None = Field(
+        default=None, description="YAML file with any of these settings as keys"
+    )
+    log_level: LogLevel = Field(default="INFO", description="least severe messages that are logged")
+    log_json: bool = Field(default=False, description="log one JSON object per line")
 
     @classmethod
     def load(cls, argv: Sequence[str] | None = None) -> Self:

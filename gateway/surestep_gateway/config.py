@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
+from surestep_common.config import Settings
 
 Names = Annotated[tuple[str, ...], NoDecode]
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(Settings):
     """Each field is a flag, a `SURESTEP_*` variable and a key of the config file."""
 
-    model_config = SettingsConfigDict(env_prefix="SURESTEP_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(cli_prog_name="surestep-gateway")
 
     host: str = Field("127.0.0.1", description="address the HTTP server listens on")
     port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
@@ -23,7 +24,7 @@ class GatewaySettings(BaseSettings):
     served_model_name: Names = Field(
         (), description="names clients may use, comma separated; default: the folder's name"
     )
-    scheduler_address: str = Field("127.0.0.1:8010", description="host:port of the scheduler")
+    scheduler_address: str = Field("127.0.0.1:50051", description="host:port of the scheduler")
     api_key: Names = Field((), description="keys, comma separated, one of which clients must send")
     chat_template: Path | None = Field(
         None, description="file whose template replaces the checkpoint's"

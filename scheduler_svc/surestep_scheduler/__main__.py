@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-
 import uvloop
+from surestep_common import log
 
 from .config import SchedulerSettings
 from .server import serve
@@ -12,8 +11,9 @@ from .server import serve
 
 def main() -> None:
     """Run one scheduler until it is told to stop."""
-    logging.basicConfig(level=logging.INFO)
-    uvloop.run(serve(SchedulerSettings()))
+    settings = SchedulerSettings.load()
+    log.configure("scheduler", level=settings.log_level, as_json=settings.log_json)
+    uvloop.run(serve(settings))
 
 
 if __name__ == "__main__":

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
+from surestep_common.config import Settings
 from surestep_proto import engine_pb2
 
 from .limits import Limits
 
 
-class SchedulerSettings(BaseSettings):
+class SchedulerSettings(Settings):
     """Every field is also an environment variable, e.g. SURESTEP_MAX_NUM_SEQS."""
 
-    model_config = SettingsConfigDict(env_prefix="SURESTEP_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(cli_prog_name="surestep-scheduler")
 
     scheduler_listen: str = Field(default="127.0.0.1:50051", description="host:port to serve on")
     worker_addresses: list[str] = Field(

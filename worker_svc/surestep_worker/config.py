@@ -17,39 +17,47 @@ class WorkerSettings(Settings):
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-worker")
 
-    model: Path | None = Field(None, description="folder in Hugging Face format")
-    device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")
+    model: Path | None = Field(default=None, description="folder in Hugging Face format")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="where the model runs")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of weights and KV cache; auto = the checkpoint's"
+        default="auto", description="of weights and KV cache; auto = the checkpoint's"
     )
     max_model_len: int | None = Field(
-        None, ge=2, description="tokens: prompt + output of one request; none = the model's own"
+        default=None,
+        ge=2,
+        description="tokens: prompt + output of one request; none = the model's own",
     )
-    max_num_seqs: int = Field(128, ge=1, le=4096, description="most requests that run at once")
+    max_num_seqs: int = Field(
+        default=128, ge=1, le=4096, description="most requests that run at once"
+    )
     max_num_batched_tokens: int = Field(
-        2048, ge=1, description="most input tokens of one step, drafts included"
+        default=2048, ge=1, description="most input tokens of one step, drafts included"
     )
-    block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
-    kv_cache_memory: float = Field(2.0, gt=0, description="GiB for KV blocks on each rank")
-    tensor_parallel_size: int = Field(1, ge=1, le=64, description="ranks that share one model")
+    block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
+    kv_cache_memory: float = Field(default=2.0, gt=0, description="GiB for KV blocks on each rank")
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, le=64, description="ranks that share one model"
+    )
     speculative_config: dict[str, Any] | None = Field(
-        None,
+        default=None,
         description='JSON, e.g. {"method":"ngram","num_speculative_tokens":4}; none = off',
     )
-    cpu_threads: int = Field(0, ge=0, description="compute threads of a rank; 0 = as many as cores")
-    rank: int = Field(0, ge=0, description="index of this rank")
+    cpu_threads: int = Field(
+        default=0, ge=0, description="compute threads of a rank; 0 = as many as cores"
+    )
+    rank: int = Field(default=0, ge=0, description="index of this rank")
     worker_listen: str = Field(
-        "127.0.0.1:50061",
+        default="127.0.0.1:50061",
         pattern=HOST_PORT,
         description="host:port of rank 0's service; rank r takes port + r",
     )
     supervisor_listen: str = Field(
-        "127.0.0.1:50071",
+        default="127.0.0.1:50071",
         pattern=HOST_PORT,
         description="host:port of rank 0's supervisor; rank r takes port + r",
     )
     tp_master: str = Field(
-        "127.0.0.1:50081", pattern=HOST_PORT, description="host:port where the ranks meet"
+        default="127.0.0.1:50081", pattern=HOST_PORT, description="host:port where the ranks meet"
     )
 
     @property
