@@ -17,8 +17,8 @@ def fetch(model: str | None, console: Console) -> None:
 
 def import_gguf(gguf: Path, folder: Path, console: Console) -> None:
     """Convert `gguf` and name each stage as it starts."""
-    from surestep_worker import import_gguf as converter
+    from surestep_worker.import_gguf import import_gguf as convert
 
     with console.status("loading the converter") as status:
-        converter.import_gguf(gguf, folder, lambda stage: status.update(f"{gguf.name}: {stage}"))
-    console.print(f"{gguf.name} converted into {folder}", markup=False)
+        convert(gguf, folder, lambda stage: status.update(f"{gguf.name}: {stage}"))
+    console.print(f"{gguf.name} converted into {folder}", markup=False, soft_wrap=True)

