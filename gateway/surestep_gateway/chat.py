@@ -32,10 +32,10 @@ class ChatTemplate:
         """Template and special tokens of a folder; `override` is a file with another template."""
         config = _read_json(folder / "tokenizer_config.json")
         special = _read_json(folder / "special_tokens_map.json") | config
-        tokens = {name: text for name in _SPECIAL_TOKENS if (text := _token_text(special.get(name)))}
+        tokens = {name: _token_text(special.get(name)) for name in _SPECIAL_TOKENS}
         try:
             source = override.read_text() if override else _template_source(folder, config)
-            return cls(source, tokens)
+            return cls(source, {name: text for name, text in tokens.items() if text is not None})
         except OSError as error:
             raise InvalidRequest(f"chat template: {error}", param="chat_template") from error
 
@@ -60,7 +60,9 @@ class ChatTemplate:
             raise InvalidRequest("this model has no chat template", param="messages")
         taken = _RESERVED & set(variables or ())
         if taken:
-            raise InvalidRequest(f"{sorted(taken)} cannot be set here", param="chat_template_kwargs")
+            raise InvalidRequest(
+                f"{', '.join(sorted(taken))} cannot be set here", param="chat_template_kwargs"
+            )
         chat = [dict(message) for message in messages]
         if continue_final_message:
             _mark_end(chat)
@@ -71,7 +73,7 @@ class ChatTemplate:
                 tools=None,
                 add_generation_prompt=add_generation_prompt,
             )
-        except Exception as error:  # noqa: BLE001  # templates fail in any way a program can
+        except Exception as error:  # templates fail in any way a program can
             raise InvalidRequest(f"chat template: {error}", param="messages") from error
         return _cut_at_mark(text) if continue_final_message else text
 
@@ -90,7 +92,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}` marks assistant text for training; here it only passes its body on."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012  # the base class declares a set
 
     def parse(self, parser: Any) -> Any:
         next(parser.stream)
@@ -106,7 +108,7 @@ def _raise(message: str) -> None:
 
 
 def _strftime_now(layout: str) -> str:
-    return datetime.datetime.now().strftime(layout)  # noqa: DTZ005  # the templates mean local time
+    return datetime.datetime.now().strftime(layout)  # the templates mean local time
 
 
 def _mark_end(chat: list[dict[str, Any]]) -> None:

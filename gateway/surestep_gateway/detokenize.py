@@ -115,7 +115,7 @@ class TextAssembler:
         self._num_tokens = 0
 
     def push(self, token_ids: Sequence[int], *, ended: bool, stop_token: bool) -> Piece:
-        """Add committed tokens. `ended`: these are the last; `stop_token`: and a stop id is last."""
+        """Add committed tokens; with `ended` the last ones, with `stop_token` a stop id last."""
         text = ""
         for count, token_id in enumerate(token_ids, start=1):
             hidden = stop_token and count == len(token_ids) and not self._include_stop

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-import grpc
 from surestep_common.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -18,15 +17,9 @@ from surestep_common.errors import (
 )
 from surestep_common.rpc import translate_errors
 from surestep_proto.engine_pb2 import SamplingParams
-from surestep_proto.generate_pb2 import (
-    LENGTH,
-    STOP,
-    FinishReason,
-    GenerateChunk,
-    GenerateRequest,
-)
+from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest
 
-from .link import SchedulerLink
+from .link import Call, SchedulerLink
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +61,6 @@ class Journal:
         self.started = True
         self.emitted_ids.extend(chunk.token_ids)
 
-    def outcome(self) -> FinishReason:
-        """How the sequence ended if it has; its last chunk may be lost with the scheduler."""
-        count = len(self.emitted_ids)
-        if count > self.sampling.min_tokens and self.emitted_ids[-1] in self.sampling.stop_token_ids:
-            return STOP
-        return LENGTH if count >= self.max_tokens else FinishReason.FINISH_REASON_UNSPECIFIED
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
@@ -100,7 +86,7 @@ class OpenRequest:
         self._resume_by = 0.0  # deadline of the interruption that is going on; 0 = none
         self._clock = asyncio.get_running_loop().time
 
-    async def chunks(self) -> AsyncIterator[GenerateChunk]:
+    async def chunks(self) -> AsyncGenerator[GenerateChunk, None]:
         """Chunks until the one with the finish reason; tokens never repeat and never go missing.
 
         Raises the scheduler's refusal, DeadlineExceeded, or Unavailable when resuming failed.
@@ -116,14 +102,9 @@ class OpenRequest:
             except (Unavailable, QueueFull) as error:
                 if not self._may_resume(error, known):
                     raise
-                reason = self._journal.outcome()
-                if not reason:
-                    await self._wait_to_resume(error)
-            if reason:
-                yield GenerateChunk(finish_reason=reason)
-                return
+                await self._wait_to_resume(error)
 
-    async def _attempt(self) -> AsyncIterator[GenerateChunk]:
+    async def _attempt(self) -> AsyncGenerator[GenerateChunk, None]:
         call = self._link.generate(self._journal.request(), self._remaining())
         token_by = self._clock() + self._patience.first_token_s
         try:
@@ -139,7 +120,7 @@ class OpenRequest:
         finally:
             call.cancel()
 
-    async def _read(self, call: grpc.aio.UnaryStreamCall, token_by: float) -> GenerateChunk:
+    async def _read(self, call: Call, token_by: float) -> GenerateChunk:
         try:
             async with asyncio.timeout_at(min(token_by, self._deadline)):
                 with translate_errors():
@@ -148,9 +129,8 @@ class OpenRequest:
             whole = token_by >= self._deadline
             what = "the request did not finish" if whole else "no token came"
             raise DeadlineExceeded(f"{what} in time") from None
-        if chunk is grpc.aio.EOF:
+        if not isinstance(chunk, GenerateChunk):  # end of the stream
             raise ConnectionLost("the scheduler ended the stream early")
-        assert isinstance(chunk, GenerateChunk)
         return chunk
 
     def _remaining(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from typing import Any, TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -13,6 +14,10 @@ from surestep_common.rpc import connect, translate_errors
 from surestep_proto import generate_pb2, generate_pb2_grpc
 
 logger = logging.getLogger(__name__)
+
+Call: TypeAlias = (
+    "grpc.aio.UnaryStreamCall[generate_pb2.GenerateRequest, generate_pb2.GenerateChunk]"
+)
 
 SERVICE = generate_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
 _RETRY_S = 0.1
@@ -29,18 +34,23 @@ class SchedulerLink:
         self._serving = asyncio.Event()
         self._info: generate_pb2.SchedulerInfo | None = None
         self._channel = connect(address)
-        self._stub = generate_pb2_grpc.SchedulerStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
-        self._watching: grpc.aio.UnaryStreamCall | None = None
+        self._stub: Any = generate_pb2_grpc.SchedulerStub(self._channel)  # type: ignore[no-untyped-call]
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+        self._watching: grpc.aio.UnaryStreamCall[Any, Any] | None = None
 
     async def close(self) -> None:
         """Close the channel; open calls are cancelled."""
-        await self._channel.close()
+        await self._channel.close(None)
 
     @property
     def serving(self) -> bool:
         """Whether the scheduler admits requests, as far as known."""
         return self._serving.is_set()
+
+    @property
+    def known(self) -> bool:
+        """Whether `info` has been answered."""
+        return self._info is not None
 
     @property
     def info(self) -> generate_pb2.SchedulerInfo:
@@ -80,7 +90,7 @@ class SchedulerLink:
             self._serving.clear()
 
     def recheck(self) -> None:
-        """A call failed: what is known is in doubt until the scheduler says again that it serves."""
+        """A call failed: not serving until the scheduler says again that it does."""
         if self.serving and self._watching is not None:
             self._set_serving(False)
             self._watching.cancel()
@@ -95,20 +105,23 @@ class SchedulerLink:
                 "the scheduler did not come back in time", retry_after=_RETRY_AFTER_S
             ) from None
 
-    def generate(
-        self, request: generate_pb2.GenerateRequest, timeout_s: float
-    ) -> grpc.aio.UnaryStreamCall:
+    def generate(self, request: generate_pb2.GenerateRequest, timeout_s: float) -> Call:
         """Open a Generate call. The caller must cancel it when done."""
-        return self._stub.Generate(request, timeout=timeout_s)
+        call: Call = self._stub.Generate(request, timeout=timeout_s)
+        return call
 
     async def stats(self) -> generate_pb2.SchedulerStats:
         """Counters and gauges. Raises SurestepError when the scheduler does not answer."""
         with translate_errors():
-            return await self._stub.Stats(generate_pb2.StatsRequest(), timeout=_QUERY_TIMEOUT_S)
+            stats: generate_pb2.SchedulerStats = await self._stub.Stats(
+                generate_pb2.StatsRequest(), timeout=_QUERY_TIMEOUT_S
+            )
+        return stats
 
     async def status(self) -> generate_pb2.SchedulerStatus:
         """Processes behind the scheduler. Raises SurestepError when it does not answer."""
         with translate_errors():
-            return await self._stub.Status(
+            status: generate_pb2.SchedulerStatus = await self._stub.Status(
                 generate_pb2.SchedulerStatusRequest(), timeout=_QUERY_TIMEOUT_S
             )
+        return status

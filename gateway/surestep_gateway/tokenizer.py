@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class Tokenizer:
         self._rust = rust
         self._added = rust.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in self._added.items() if token.special)
-        self._to_bytes = _byte_rule(json.loads(rust.to_str())["decoder"])
+        self._to_bytes: Callable[[str], bytes] = _byte_rule(json.loads(rust.to_str())["decoder"])
         self._pieces: dict[int, bytes] = {}
         self.size = rust.get_vocab_size(with_added_tokens=True)
         self.strips_first_space = self._to_bytes is _sentencepiece_bytes
@@ -94,7 +94,7 @@ class Tokenizer:
         return self._rust.id_to_token(token_id) or ""
 
 
-def _byte_rule(decoder: dict[str, Any] | None) -> Any:
+def _byte_rule(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
     """How this tokenizer spells bytes, from the `decoder` entry of tokenizer.json."""
     kinds = {part["type"] for part in (decoder or {}).get("decoders", [decoder or {"type": ""}])}
     if "ByteLevel" in kinds:

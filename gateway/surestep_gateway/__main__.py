@@ -1,0 +1,29 @@
+"""`python -m surestep_gateway`"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import uvloop
+from surestep_common.errors import SurestepError
+
+from .config import GatewaySettings
+from .server import run
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Exit status: 0 after a drain, 1 after a fatal error."""
+    logging.basicConfig(level=logging.INFO)
+    try:
+        uvloop.run(run(GatewaySettings.model_validate({})))
+    except SurestepError as error:
+        logger.error("%s", error.message)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

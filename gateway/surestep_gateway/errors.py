@@ -1,0 +1,77 @@
+"""Errors as OpenAI clients expect them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from surestep_common.errors import (
+    INTERNAL_MESSAGE,
+    InternalError,
+    QueueFull,
+    SurestepError,
+    Unavailable,
+    kind_of,
+)
+
+logger = logging.getLogger(__name__)
+
+_RETRY_AFTER_S = 1.0
+
+
+class JsonResponse(Response):
+    """A JSON body."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def error_body(error: BaseException) -> dict[str, Any]:
+    """`{"error": {...}}`. What went wrong inside is logged, not shown."""
+    kind = kind_of(error)
+    message = INTERNAL_MESSAGE
+    if isinstance(error, SurestepError) and not isinstance(error, InternalError):
+        message = error.message
+    param = error.param if isinstance(error, SurestepError) else None
+    return _body(message, kind.openai_type, param, kind.http_status)
+
+
+def _body(message: str, kind: str, param: str | None, status: int) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def error_response(error: BaseException) -> Response:
+    """The response for any exception."""
+    headers = {}
+    if isinstance(error, QueueFull | Unavailable):
+        headers["Retry-After"] = str(math.ceil(error.retry_after or _RETRY_AFTER_S))
+    return JsonResponse(error_body(error), kind_of(error).http_status, headers)
+
+
+async def on_surestep_error(request: Request, error: Exception) -> Response:
+    """Handler of the expected errors."""
+    return error_response(error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Handler of the framework's own errors: no such route, wrong method."""
+    assert isinstance(error, HTTPException)
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    kind = (
+        "not_found_error" if error.status_code == HTTPStatus.NOT_FOUND else "invalid_request_error"
+    )
+    body = _body(message, kind, None, error.status_code)
+    return JsonResponse(body, error.status_code, dict(error.headers or {}))
+
+
+async def on_unexpected_error(request: Request, error: Exception) -> Response:
+    """Handler of our bugs. The framework raises them again, and the server logs the traceback."""
+    return error_response(error)

@@ -1,0 +1,175 @@
+"""From a request body to the sequences that answer it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from surestep_common.errors import InvalidRequest
+from surestep_proto.engine_pb2 import SamplingParams
+
+from .context import Gateway
+from .detokenize import Detokenizer, StopScanner, TextAssembler
+from .journal import Journal, OpenRequest, Patience
+from .metrics import SequenceTimer
+from .prompts import Prompt, chat_prompt, completion_prompts
+from .protocol import ChatBody, CompletionBody, GenerationBody
+from .sampling import max_tokens, sampling_params, sibling_seed
+from .sequence import OutputSequence
+from .unsupported import refuse_unsupported
+
+
+class Origin(NamedTuple):
+    """Where a request came from."""
+
+    request_id: str
+    arrived: float  # on the clock of time.perf_counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """A request that passed every check, ready to run."""
+
+    id: str
+    model: str
+    created: int  # seconds since 1970
+    seed: int
+    origin: Origin
+    body: GenerationBody
+    prompts: Sequence[Prompt]
+    sequences: Sequence[OutputSequence]  # index = prompt * n + sibling
+    max_open: int  # sequences the scheduler can run at once
+
+    def prompt_of(self, sequence: OutputSequence) -> Prompt:
+        """The prompt that a sequence goes on from."""
+        return self.prompts[sequence.index // (self.body.n or 1)]
+
+
+async def chat_generation(gateway: Gateway, body: ChatBody, origin: Origin) -> Generation:
+    """Raises SurestepError for anything wrong with the request or the time."""
+    _check_common(gateway, body)
+    prompts = [await chat_prompt(gateway, body)]
+    return _generation(gateway, body, f"chatcmpl-{origin.request_id}", prompts, origin)
+
+
+async def completion_generation(
+    gateway: Gateway, body: CompletionBody, origin: Origin
+) -> Generation:
+    """Raises SurestepError for anything wrong with the request or the time."""
+    _check_common(gateway, body)
+    prompts = await completion_prompts(gateway, body)
+    return _generation(gateway, body, f"cmpl-{origin.request_id}", prompts, origin)
+
+
+def _check_common(gateway: Gateway, body: GenerationBody) -> None:
+    gateway.check_model(body.model)
+    n = body.n or 1
+    if n > gateway.settings.max_n:
+        raise InvalidRequest(f"n must be at most {gateway.settings.max_n}, got {n}", param="n")
+    refuse_unsupported(body, n)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("'stream_options' needs 'stream': true", param="stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "'prompt_logprobs' are not available with 'stream'", param="prompt_logprobs"
+        )
+
+
+def _generation(
+    gateway: Gateway,
+    body: GenerationBody,
+    generation_id: str,
+    prompts: Sequence[Prompt],
+    origin: Origin,
+) -> Generation:
+    info = gateway.link.info
+    maker = _SequenceMaker(
+        gateway=gateway,
+        body=body,
+        # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
+        call_id=f"{generation_id}-{secrets.token_hex(4)}",
+        sampling=sampling_params(body, info, gateway.tokenizer, gateway.settings.max_logprobs),
+        seed=secrets.randbits(64) if body.seed is None else body.seed,
+        origin=origin,
+        deadline=asyncio.get_running_loop().time() + gateway.settings.request_timeout_s,
+    )
+    n = body.n or 1
+    return Generation(
+        id=generation_id,
+        model=gateway.check_model(body.model),
+        created=int(time.time()),
+        seed=maker.seed,
+        origin=origin,
+        body=body,
+        prompts=prompts,
+        sequences=[maker.make(index, prompts[index // n]) for index in range(len(prompts) * n)],
+        max_open=max(1, info.max_num_seqs),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SequenceMaker:
+    gateway: Gateway
+    body: GenerationBody
+    call_id: str
+    sampling: SamplingParams  # without seed
+    seed: int
+    origin: Origin
+    deadline: float  # of the whole request, on the event loop's clock
+
+    def make(self, index: int, prompt: Prompt) -> OutputSequence:
+        journal = self._journal(index, prompt)
+        source = OpenRequest(self.gateway.link, journal, self._patience(), self.deadline)
+        timer = SequenceTimer(self.gateway.metrics, self.origin.arrived)
+        eos_ids = self.gateway.link.info.eos_token_ids
+        return OutputSequence(index, journal, source, self._assembler(), eos_ids, timer)
+
+    def _journal(self, index: int, prompt: Prompt) -> Journal:
+        body = self.body
+        sampling = SamplingParams()
+        sampling.CopyFrom(self.sampling)
+        sampling.seed = sibling_seed(self.seed, index % (body.n or 1))
+        return Journal(
+            request_id=f"{self.call_id}-{index}",
+            prompt_ids=prompt.token_ids,
+            max_tokens=max_tokens(body, len(prompt.token_ids), self.gateway.link.info),
+            sampling=sampling,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            num_draft_tokens=body.speculative.num_tokens if body.speculative else None,
+        )
+
+    def _assembler(self) -> TextAssembler:
+        include_stop = bool(self.body.include_stop_str_in_output)
+        return TextAssembler(
+            detokenizer(self.gateway, self.body),
+            StopScanner(stop_strings(self.body), include_stop=include_stop),
+            min_tokens=self.sampling.min_tokens,
+            include_stop=include_stop,
+        )
+
+    def _patience(self) -> Patience:
+        settings = self.gateway.settings
+        return Patience(
+            first_token_s=settings.first_token_timeout_s,
+            inter_token_s=settings.inter_token_timeout_s,
+            resume_s=settings.resume_timeout_s,
+            max_resumes=settings.max_resumes,
+        )
+
+
+def detokenizer(gateway: Gateway, body: GenerationBody) -> Detokenizer:
+    """A fresh one, as the request wants it."""
+    skip = body.skip_special_tokens is not False
+    return Detokenizer(gateway.tokenizer, skip_special_tokens=skip)
+
+
+def stop_strings(body: GenerationBody) -> list[str]:
+    """Stop strings of a request; one alone may be empty, which asks for none."""
+    if isinstance(body.stop, str):
+        return [body.stop] if body.stop else []
+    return body.stop or []

@@ -1,0 +1,187 @@
+"""Checks of a request against the served model, and its sampling parameters on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from surestep_common.errors import InvalidRequest
+from surestep_proto.engine_pb2 import SamplingParams, TokenSequence
+from surestep_proto.generate_pb2 import SchedulerInfo
+
+from .protocol import ChatBody, GenerationBody
+from .tokenizer import Tokenizer
+
+_MASK64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def sampling_params(
+    body: GenerationBody, info: SchedulerInfo, tokenizer: Tokenizer, max_logprobs: int
+) -> SamplingParams:
+    """Everything but the seed. Raises InvalidRequest naming the parameter."""
+    params = SamplingParams(
+        temperature=_default(body.temperature, 1.0),
+        top_k=max(0, body.top_k or 0),
+        top_p=_default(body.top_p, 1.0),
+        min_p=_default(body.min_p, 0.0),
+        repetition_penalty=_default(body.repetition_penalty, 1.0),
+        presence_penalty=_default(body.presence_penalty, 0.0),
+        frequency_penalty=_default(body.frequency_penalty, 0.0),
+        min_tokens=body.min_tokens or 0,
+        stop_token_ids=_stop_ids(body, info),
+        logit_bias=_logit_bias(body, info.vocab_size),
+        allowed_token_ids=_ids(body.allowed_token_ids, "allowed_token_ids", info.vocab_size),
+        bad_words=_bad_words(body.bad_words or (), tokenizer),
+    )
+    _set_logprobs(params, body, max_logprobs)
+    return params
+
+
+def _default(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _stop_ids(body: GenerationBody, info: SchedulerInfo) -> list[int]:
+    given = _ids(body.stop_token_ids, "stop_token_ids", info.vocab_size)
+    eos = () if body.ignore_eos else info.eos_token_ids
+    return sorted({*given, *eos})
+
+
+def _ids(ids: Iterable[int] | None, param: str, vocab_size: int) -> list[int]:
+    checked = list(ids or ())
+    check_vocab(checked, param, vocab_size)
+    return checked
+
+
+def check_vocab(ids: list[int], param: str, vocab_size: int) -> None:
+    """Raises InvalidRequest when an id is outside the model's vocabulary."""
+    if ids and max(ids) >= vocab_size:
+        raise InvalidRequest(
+            f"{param}: token id {max(ids)} is not in the vocabulary of {vocab_size} ids",
+            param=param,
+        )
+
+
+def _logit_bias(body: GenerationBody, vocab_size: int) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, value in (body.logit_bias or {}).items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise InvalidRequest(f"logit_bias: '{key}' is not a token id", param="logit_bias")
+        bias[int(key)] = value
+    check_vocab(list(bias), "logit_bias", vocab_size)
+    return bias
+
+
+def _bad_words(words: Iterable[str], tokenizer: Tokenizer) -> list[TokenSequence]:
+    """Each word as it is spelled at the start of a text, and after a space.
+
+    The second spelling counts only if it is one of the same length that starts differently, which
+    is how vLLM reads the parameter.
+    """
+    sequences = []
+    for word in words:
+        bare = word.lstrip()
+        first = tokenizer.encode_now(bare, add_special_tokens=False)
+        spaced = tokenizer.encode_now(" " + bare, add_special_tokens=False)
+        if not first:
+            raise InvalidRequest(f"bad_words: '{word}' has no tokens", param="bad_words")
+        sequences.append(TokenSequence(token_ids=first))
+        if len(spaced) == len(first) and spaced[0] != first[0]:
+            sequences.append(TokenSequence(token_ids=spaced))
+    return sequences
+
+
+def _set_logprobs(params: SamplingParams, body: GenerationBody, max_logprobs: int) -> None:
+    top = num_logprobs(body)
+    if top is not None:
+        param = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
+        _check_logprobs(top, param, max_logprobs)
+        params.want_logprobs = True
+        params.num_top_logprobs = top
+    prompt = num_prompt_logprobs(body)
+    if prompt is not None:
+        _check_logprobs(prompt, "prompt_logprobs", max_logprobs)
+        params.want_prompt_logprobs = True
+        params.num_top_prompt_logprobs = prompt
+
+
+def num_logprobs(body: GenerationBody) -> int | None:
+    """Alternatives wanted per emitted token; None = no log-probabilities at all."""
+    if not isinstance(body, ChatBody):
+        logprobs: int | None = getattr(body, "logprobs", None)
+        return logprobs
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequest("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
+    return None
+
+
+def num_prompt_logprobs(body: GenerationBody) -> int | None:
+    """Alternatives wanted per prompt token: asked for, or implied by an echo with logprobs."""
+    if body.prompt_logprobs is None and getattr(body, "echo", None):
+        return num_logprobs(body)
+    return body.prompt_logprobs
+
+
+def _check_logprobs(count: int, param: str, limit: int) -> None:
+    if count > limit:
+        raise InvalidRequest(f"{param} must be at most {limit}, got {count}", param=param)
+
+
+def fit_prompt(ids: list[int], body: GenerationBody, info: SchedulerInfo, param: str) -> list[int]:
+    """The prompt, cut from the left as asked. Raises InvalidRequest if it cannot be served."""
+    keep = body.truncate_prompt_tokens
+    if keep is not None:
+        if keep > info.max_model_len:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens must be at most {info.max_model_len}, got {keep}",
+                param="truncate_prompt_tokens",
+            )
+        keep = info.max_model_len - 1 if keep < 0 else keep
+        ids = ids[len(ids) - keep :] if len(ids) > keep else ids
+    if not ids:
+        raise InvalidRequest("the prompt has no tokens", param=param)
+    check_vocab(ids, param, info.vocab_size)
+    if len(ids) >= info.max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {len(ids)} tokens, which leaves no room for output in the model's "
+            f"context of {info.max_model_len} tokens",
+            param=param,
+        )
+    return ids
+
+
+def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> int:
+    """Tokens to emit at most. Raises InvalidRequest when more are asked for than fit."""
+    room = info.max_model_len - prompt_len
+    param, asked = "max_tokens", body.max_tokens
+    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+        param, asked = "max_completion_tokens", body.max_completion_tokens
+    if asked is None:
+        asked = room if isinstance(body, ChatBody) else min(16, room)
+    if asked > room:
+        raise InvalidRequest(
+            f"{param}={asked} and the prompt's {prompt_len} tokens exceed the model's context of "
+            f"{info.max_model_len} tokens",
+            param=param,
+        )
+    if (body.min_tokens or 0) > asked:
+        raise InvalidRequest(
+            f"min_tokens={body.min_tokens} exceeds {param}={asked}", param="min_tokens"
+        )
+    return asked
+
+
+def sibling_seed(seed: int, sibling: int) -> int:
+    """Seed of sequence `sibling` of a request: its own stream of noise.
+
+    Sibling 0 has the request's seed, sibling i the i-th output of splitmix64 (Steele, Lea and
+    Flood, "Fast splittable pseudorandom number generators", 2014) started there.
+    """
+    if sibling == 0:
+        return seed & _MASK64
+    z = (seed + sibling * _GOLDEN) & _MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return z ^ (z >> 31)

@@ -1,0 +1,128 @@
+"""One sequence of a request: from chunks of token ids to deltas of text."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from surestep_proto.generate_pb2 import LENGTH, STOP, GenerateChunk
+
+from .detokenize import TextAssembler
+from .journal import Journal, OpenRequest
+from .logprobs import Position, positions
+from .metrics import SequenceTimer
+
+
+class Delta(NamedTuple):
+    """What one chunk adds to the output of a sequence."""
+
+    text: str  # may be empty while a character or a possible stop string is unfinished
+    token_ids: Sequence[int]
+    logprobs: list[Position] | None  # parallel to token_ids
+    finish_reason: str | None  # set in the last delta
+    stop_reason: str | int | None  # the stop string, or the stop token the client asked for
+
+
+class OutputSequence:
+    """State of one output sequence. `index` is its place among the choices."""
+
+    def __init__(
+        self,
+        index: int,
+        journal: Journal,
+        source: OpenRequest,
+        assembler: TextAssembler,
+        eos_ids: Sequence[int],
+        timer: SequenceTimer,
+    ) -> None:
+        self.index = index
+        self.journal = journal
+        self.prompt_logprobs: list[Position] | None = None
+        self.num_cached_tokens = 0
+        self.num_tokens = 0
+        self.finish_reason: str | None = None
+        self._source = source
+        self._assembler = assembler
+        self._eos_ids = frozenset(eos_ids)
+        self.timer = timer
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Deltas until the one with the finish reason; closing the generator aborts."""
+        async with contextlib.aclosing(self._source.chunks()) as chunks:
+            async for chunk in chunks:
+                if chunk.HasField("start"):
+                    self._note_start(chunk)
+                if not chunk.token_ids and not chunk.finish_reason:
+                    continue
+                self.timer.tokens()
+                delta = self._delta(chunk)
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+
+    def _note_start(self, chunk: GenerateChunk) -> None:
+        if self.journal.num_resumes == 0:
+            self.num_cached_tokens = chunk.start.num_cached_tokens
+            self.timer.started(chunk.start.queue_s)
+        if self.prompt_logprobs is None and self.journal.sampling.want_prompt_logprobs:
+            self.prompt_logprobs = positions(chunk.prompt_logprobs)
+
+    def _delta(self, chunk: GenerateChunk) -> Delta:
+        reason = chunk.finish_reason
+        piece = self._assembler.push(chunk.token_ids, ended=bool(reason), stop_token=reason == STOP)
+        self.num_tokens += len(piece.token_ids)
+        logprobs = None
+        if self.journal.sampling.want_logprobs:
+            logprobs = positions(chunk.logprobs)[: len(piece.token_ids)]
+        stop_reason: str | int | None = piece.stop
+        if piece.stop is not None:
+            self.finish_reason = "stop"
+        elif reason == STOP:
+            self.finish_reason = "stop"
+            last = self.journal.emitted_ids[-1]
+            stop_reason = None if last in self._eos_ids else last
+        elif reason == LENGTH:
+            self.finish_reason = "length"
+        return Delta(piece.text, piece.token_ids, logprobs, self.finish_reason, stop_reason)
+
+
+Emit = Callable[[OutputSequence, Delta], Awaitable[None]]
+
+
+async def run_sequences(sequences: Sequence[OutputSequence], emit: Emit, max_open: int) -> None:
+    """Run all sequences, at most `max_open` at once, and emit every delta as it comes.
+
+    A refusal of any sequence normally arrives before the first token of any other, because the
+    scheduler refuses at once; it ends them all and is raised.
+    """
+    if len(sequences) == 1:
+        await _run_one(sequences[0], emit)
+        return
+    slots = asyncio.Semaphore(max_open)
+
+    async def run(sequence: OutputSequence) -> None:
+        async with slots:
+            await _run_one(sequence, emit)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for sequence in sequences:
+                group.create_task(run(sequence))
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from None
+
+
+async def _run_one(sequence: OutputSequence, emit: Emit) -> None:
+    async with contextlib.aclosing(sequence.deltas()) as deltas:
+        async for delta in deltas:
+            await emit(sequence, delta)
+
+
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first leaf of a group."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,229 @@
+"""Response objects of chat and of completions, whole and in pieces.
+
+Plain dicts on purpose: one of these is built for every delta of every stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .context import Gateway
+from .detokenize import Detokenizer
+from .generation import Generation, detokenizer
+from .logprobs import (
+    CompletionLogprobs,
+    Position,
+    TokenSpeller,
+    chat_logprobs,
+    prompt_logprobs,
+)
+from .sequence import Delta, OutputSequence
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Gathered:
+    """The whole output of one sequence."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Position] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Append one delta."""
+        self.text += delta.text
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs or ())
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+
+
+class Shape(Protocol):
+    """How one endpoint words its answers."""
+
+    name: str  # of the whole object
+    chunk_name: str  # of a piece
+
+    def opening(self, sequence: OutputSequence) -> Json | None:
+        """The choice that opens a sequence's stream, if there is one."""
+
+    def piece(self, sequence: OutputSequence, delta: Delta) -> Json:
+        """The choice of one delta."""
+
+    def whole(self, sequence: OutputSequence, gathered: Gathered) -> Json:
+        """The choice of a finished sequence."""
+
+    def extra(self) -> Json:
+        """Further keys of the whole object and of the first piece."""
+
+
+class ChatShape:
+    """/v1/chat/completions"""
+
+    name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+
+    def __init__(self, gateway: Gateway, generation: Generation) -> None:
+        self._generation = generation
+        self._speller = _speller(gateway, generation)
+        self._token_ids = bool(generation.body.return_token_ids)
+
+    def opening(self, sequence: OutputSequence) -> Json | None:
+        """The role."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": sequence.index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def piece(self, sequence: OutputSequence, delta: Delta) -> Json:
+        """Content, and the finish reason in the last one."""
+        choice: Json = {
+            "index": sequence.index,
+            "delta": {"content": delta.text} if delta.text else {},
+            "logprobs": self._logprobs(delta.logprobs),
+            "finish_reason": delta.finish_reason,
+        }
+        if delta.finish_reason is not None:
+            choice["stop_reason"] = delta.stop_reason
+        if self._token_ids:
+            choice["token_ids"] = list(delta.token_ids)
+        return choice
+
+    def whole(self, sequence: OutputSequence, gathered: Gathered) -> Json:
+        """One message."""
+        wanted = sequence.journal.sampling.want_logprobs
+        choice: Json = {
+            "index": sequence.index,
+            "message": {"role": "assistant", "content": gathered.text, "refusal": None},
+            "logprobs": self._logprobs(gathered.logprobs) if wanted else None,
+            "finish_reason": gathered.finish_reason,
+            "stop_reason": gathered.stop_reason,
+        }
+        if self._token_ids:
+            choice["token_ids"] = gathered.token_ids
+        return choice
+
+    def extra(self) -> Json:
+        """The prompt's ids and log-probabilities: all choices share the prompt."""
+        extra: Json = {}
+        if self._token_ids:
+            extra["prompt_token_ids"] = self._generation.prompts[0].token_ids
+        found = self._generation.sequences[0].prompt_logprobs
+        if found is not None:
+            extra["prompt_logprobs"] = prompt_logprobs(found, self._speller.text)
+        return extra
+
+    def _logprobs(self, found: Sequence[Position] | None) -> Json | None:
+        return None if found is None else chat_logprobs(found, self._speller)
+
+
+class CompletionShape:
+    """/v1/completions"""
+
+    name = chunk_name = "text_completion"
+
+    def __init__(self, gateway: Gateway, generation: Generation) -> None:
+        self._generation = generation
+        self._speller = _speller(gateway, generation)
+        self._new_detokenizer: Callable[[], Detokenizer] = lambda: detokenizer(
+            gateway, generation.body
+        )
+        self._decode = gateway.tokenizer.decode
+        self._token_ids = bool(generation.body.return_token_ids)
+        self._echo = bool(getattr(generation.body, "echo", None))
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+
+    def opening(self, sequence: OutputSequence) -> Json | None:
+        """The echoed prompt."""
+        if not self._echo:
+            return None
+        choice = self._choice(sequence, self._prompt_text(sequence), None, None)
+        if sequence.journal.sampling.want_logprobs:
+            choice["logprobs"] = self._build(sequence, self._prompt_positions(sequence))
+        return choice
+
+    def piece(self, sequence: OutputSequence, delta: Delta) -> Json:
+        """Text, and the finish reason in the last one."""
+        choice = self._choice(sequence, delta.text, delta.finish_reason, delta.stop_reason)
+        if delta.logprobs is not None:
+            choice["logprobs"] = self._build(sequence, delta.logprobs)
+        if self._token_ids:
+            choice["token_ids"] = list(delta.token_ids)
+            if sequence.num_tokens == len(delta.token_ids):  # the first one
+                choice["prompt_token_ids"] = self._generation.prompt_of(sequence).token_ids
+        return choice
+
+    def whole(self, sequence: OutputSequence, gathered: Gathered) -> Json:
+        """Text with everything around it."""
+        text = self._prompt_text(sequence) + gathered.text if self._echo else gathered.text
+        choice = self._choice(sequence, text, gathered.finish_reason, gathered.stop_reason)
+        if sequence.journal.sampling.want_logprobs:
+            before = self._prompt_positions(sequence) if self._echo else []
+            choice["logprobs"] = self._build(sequence, [*before, *gathered.logprobs])
+        if self._token_ids:
+            choice["token_ids"] = gathered.token_ids
+            choice["prompt_token_ids"] = self._generation.prompt_of(sequence).token_ids
+        if self._generation.body.prompt_logprobs is not None:
+            found = sequence.prompt_logprobs or []
+            choice["prompt_logprobs"] = prompt_logprobs(found, self._speller.text)
+        return choice
+
+    def extra(self) -> Json:
+        """Nothing: every choice may have its own prompt."""
+        return {}
+
+    def _choice(
+        self,
+        sequence: OutputSequence,
+        text: str,
+        finish_reason: str | None,
+        stop_reason: str | int | None,
+    ) -> Json:
+        return {
+            "index": sequence.index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }
+
+    def _build(self, sequence: OutputSequence, found: Sequence[Position | int]) -> Json:
+        builder = self._logprobs.get(sequence.index)
+        if builder is None:
+            builder = CompletionLogprobs(self._speller, self._new_detokenizer())
+            self._logprobs[sequence.index] = builder
+        return builder.build(found)
+
+    def _prompt_positions(self, sequence: OutputSequence) -> list[Position | int]:
+        first = self._generation.prompt_of(sequence).token_ids[0]
+        return [first, *(sequence.prompt_logprobs or ())]
+
+    def _prompt_text(self, sequence: OutputSequence) -> str:
+        prompt = self._generation.prompt_of(sequence)
+        if prompt.text is not None:
+            return prompt.text
+        skip = self._generation.body.skip_special_tokens is not False
+        return self._decode(prompt.token_ids, skip_special_tokens=skip)
+
+
+def _speller(gateway: Gateway, generation: Generation) -> TokenSpeller:
+    as_ids = bool(generation.body.return_tokens_as_token_ids)
+    return TokenSpeller(gateway.tokenizer, as_ids=as_ids)
+
+
+def usage(generation: Generation) -> Json:
+    """Token counts so far. A prompt counts once, whatever its number of choices."""
+    prompt = sum(len(one.token_ids) for one in generation.prompts)
+    firsts = generation.sequences[:: generation.body.n or 1]
+    output = sum(sequence.num_tokens for sequence in generation.sequences)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(sequence.num_cached_tokens for sequence in firsts)
+        },
+    }

@@ -1,0 +1,230 @@
+"""A scheduler whose answers the test writes: real gRPC on loopback, no model behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from surestep_common.errors import InvalidRequest
+from surestep_common.rpc import Server
+from surestep_proto import generate_pb2, generate_pb2_grpc
+from surestep_proto.engine_pb2 import LogprobColumns
+from surestep_proto.generate_pb2 import (
+    LENGTH,
+    STOP,
+    GenerateChunk,
+    GenerateRequest,
+    RequestEnd,
+    RequestStart,
+    SchedulerInfo,
+    SchedulerStats,
+    SchedulerStatus,
+)
+
+SERVICE = generate_pb2.DESCRIPTOR.services_by_name["Scheduler"]
+Script = Callable[[GenerateRequest], AsyncIterator[GenerateChunk]]
+
+
+def default_info(**changes: Any) -> SchedulerInfo:
+    """Facts that fit the tiny tokenizer."""
+    facts: dict[str, Any] = {
+        "model_path": "/models/tiny",
+        "vocab_size": 400,
+        "max_model_len": 256,
+        "max_num_seqs": 16,
+        "max_queue_len": 64,
+        "eos_token_ids": [2],
+        "dtype": "float32",
+        "device": "cpu",
+        "block_size": 16,
+        "num_blocks": 128,
+    }
+    return SchedulerInfo(**(facts | changes))
+
+
+def start(num_cached: int = 0) -> GenerateChunk:
+    """The chunk that says the request runs."""
+    return GenerateChunk(start=RequestStart(num_cached_tokens=num_cached, queue_s=0.001))
+
+
+def tokens(ids: Sequence[int], *, finish: int = 0, logprobs: bool = False) -> GenerateChunk:
+    """A chunk of tokens; with `finish` the last one."""
+    chunk = GenerateChunk(token_ids=ids)
+    if logprobs:
+        chunk.logprobs.CopyFrom(logprob_columns(ids, num_top=2))
+    if finish:
+        chunk.finish_reason = finish  # type: ignore[assignment]
+        chunk.end.CopyFrom(RequestEnd(num_steps=1))
+    return chunk
+
+
+def logprob_columns(ids: Sequence[int], *, num_top: int, first_row: int = 0) -> LogprobColumns:
+    """Invented values: every token has -0.5 and rank 1, its i-th alternative -(i + 0.5)."""
+    columns = LogprobColumns()
+    for row, token in enumerate(ids, start=first_row):
+        columns.row.append(row)
+        columns.token_id.append(token)
+        columns.logprob.append(-0.5)
+        columns.rank.append(1)
+        columns.num_top.append(num_top)
+        columns.top_token_ids.extend((token + i) % 400 for i in range(num_top))
+        columns.top_logprobs.extend(-(i + 0.5) for i in range(num_top))
+    return columns
+
+
+def emulate(request: GenerateRequest, position: int) -> int:
+    """Token at an absolute position: a function of prompt, seed and position, like the real one."""
+    mixed = (request.sampling.seed ^ sum(request.prompt_ids) * 31 + position * 2654435761) >> 3
+    return 3 + mixed % 250
+
+
+def emulated(request: GenerateRequest) -> list[int]:
+    """Tokens that `request` still has to emit until its length is reached."""
+    first = len(request.prompt_ids) + len(request.emitted_ids)
+    end = len(request.prompt_ids) + request.max_tokens
+    return [emulate(request, position) for position in range(first, end)]
+
+
+async def emulating(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+    """The script that is used unless a test sets another: runs to max_tokens."""
+    sampling = request.sampling
+    opening = start()
+    if sampling.want_prompt_logprobs:
+        columns = logprob_columns(
+            request.prompt_ids[1:], num_top=sampling.num_top_prompt_logprobs, first_row=1
+        )
+        opening.prompt_logprobs.CopyFrom(columns)
+    yield opening
+    ids = emulated(request)
+    for token in ids[:-1]:
+        yield _with_logprobs(tokens([token]), request)
+    yield _with_logprobs(tokens(ids[-1:], finish=LENGTH), request)
+
+
+def _with_logprobs(chunk: GenerateChunk, request: GenerateRequest) -> GenerateChunk:
+    if request.sampling.want_logprobs:
+        top = request.sampling.num_top_logprobs
+        chunk.logprobs.CopyFrom(logprob_columns(chunk.token_ids, num_top=top))
+    return chunk
+
+
+def replay(ids: Sequence[int], *, finish: int = STOP, chunk: int = 1) -> Script:
+    """A script that sends these tokens, `chunk` at a time."""
+
+    async def script(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        yield start()
+        left = list(ids)[len(request.emitted_ids) :]
+        while len(left) > chunk:
+            yield _with_logprobs(tokens(left[:chunk]), request)
+            left = left[chunk:]
+        yield _with_logprobs(tokens(left, finish=finish), request)
+
+    return script
+
+
+def failing(error: Exception, after: Sequence[int] = ()) -> Script:
+    """A script that fails with `error`, after these tokens."""
+
+    async def script(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        if after:
+            yield start()
+            yield tokens(after)
+        raise error
+
+    return script
+
+
+@dataclass
+class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # type: ignore[misc]  # untyped base
+    """`script` answers each Generate call; the lists record what happened."""
+
+    script: Script = emulating
+    info: SchedulerInfo = field(default_factory=default_info)
+    stats: SchedulerStats = field(default_factory=SchedulerStats)
+    requests: list[GenerateRequest] = field(default_factory=list)
+    time_remaining: list[float] = field(default_factory=list)
+    num_open: int = 0
+    num_cancelled: int = 0
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        self._changed = asyncio.Condition()
+        self._server: Server | None = None
+
+    async def Generate(self, request: GenerateRequest, context: Any) -> AsyncIterator[Any]:
+        """Plays the script; a request id may be open only once."""
+        self.requests.append(request)
+        self.time_remaining.append(context.time_remaining() or 0.0)
+        if not request.prompt_ids or not request.max_tokens:
+            raise InvalidRequest("prompt_ids and max_tokens must be set", param="prompt_ids")
+        self.num_open += 1
+        await self._notify()
+        try:
+            async with contextlib.aclosing(self.script(request)) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    yield chunk
+        except (asyncio.CancelledError, GeneratorExit):
+            self.num_cancelled += 1
+            raise
+        finally:
+            self.num_open -= 1
+            await asyncio.shield(self._notify())
+
+    async def Info(self, request: Any, context: Any) -> SchedulerInfo:
+        return self.info
+
+    async def Stats(self, request: Any, context: Any) -> SchedulerStats:
+        return self.stats
+
+    async def Status(self, request: Any, context: Any) -> SchedulerStatus:
+        return SchedulerStatus(
+            pid=1, address=f"127.0.0.1:{self.port}", state=generate_pb2.SERVING, epoch=3, step=7
+        )
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def until(self, condition: Callable[[FakeScheduler], bool], timeout_s: float = 10) -> None:
+        """Wait until `condition` holds; calls starting and ending are what changes it."""
+        async with asyncio.timeout(timeout_s), self._changed:
+            await self._changed.wait_for(lambda: condition(self))
+
+    async def start(self, *, serving: bool = True) -> None:
+        """Listen; a second start takes the same port again."""
+        self._server = Server([SERVICE])
+        generate_pb2_grpc.add_SchedulerServicer_to_server(self, self._server.grpc)
+        self.port = await self._server.start(f"127.0.0.1:{self.port}")
+        await self._server.set_serving(serving)
+
+    async def set_serving(self, serving: bool) -> None:
+        """Change the health of the service."""
+        assert self._server is not None
+        await self._server.set_serving(serving)
+
+    async def stop(self) -> None:
+        """Go away at once, as a crash would."""
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+
+@contextlib.asynccontextmanager
+async def running(**options: Any) -> AsyncIterator[FakeScheduler]:
+    """A fake scheduler that serves."""
+    scheduler = FakeScheduler(**options)
+    await scheduler.start()
+    try:
+        yield scheduler
+    finally:
+        await scheduler.stop()
+
+
+def partitions(ids: Sequence[int], cuts: Sequence[int]) -> Iterator[list[int]]:
+    """`ids` cut into runs at the given places."""
+    edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(ids)}), len(ids)]
+    for begin, end in zip(edges, edges[1:], strict=False):
+        yield list(ids[begin:end])
