@@ -1,0 +1,86 @@
+"""Settings of the scheduler process."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from surestep_proto import engine_pb2
+
+from .limits import Limits
+
+
+class SchedulerSettings(BaseSettings):
+    """Every field is also an environment variable, e.g. SURESTEP_MAX_NUM_SEQS."""
+
+    model_config = SettingsConfigDict(env_prefix="SURESTEP_", frozen=True, extra="ignore")
+
+    scheduler_listen: str = Field(default="127.0.0.1:50051", description="host:port to serve on")
+    worker_addresses: list[str] = Field(
+        default=[], description="host:port of each rank; empty = as the supervisors say"
+    )
+    supervisor_addresses: list[str] = Field(
+        default=[], description="host:port of each rank's supervisor; empty = nobody restarts ranks"
+    )
+    max_num_batched_tokens: int = Field(
+        default=2048, ge=2, description="tokens of one step, drafts included"
+    )
+    max_num_seqs: int | None = Field(
+        default=None, ge=1, description="requests that run at once; default: the workers' slots"
+    )
+    max_queue_len: int = Field(default=1024, ge=0, description="requests that may wait")
+    enable_prefix_caching: bool = Field(
+        default=True, description="share KV blocks of equal prefixes"
+    )
+    pipeline_depth: Literal[0, 1, 2] = Field(
+        default=1, description="plans sent ahead of the newest result"
+    )
+    priority_aging_s: float = Field(
+        default=30.0, ge=0, description="seconds of waiting that outweigh one level of priority"
+    )
+    step_deadline_floor_s: float = Field(
+        default=5.0, gt=0, description="no step is given up earlier"
+    )
+    step_deadline_ceiling_s: float = Field(
+        default=60.0, gt=0, description="every step is given up by then"
+    )
+    step_warmup_s: float = Field(
+        default=120.0, gt=0, description="the same for the first steps of an epoch"
+    )
+    step_warmup_steps: int = Field(
+        default=3, ge=0, description="steps of an epoch that count as first"
+    )
+    worker_connect_timeout_s: float = Field(
+        default=2.0, gt=0, description="for one question to a worker"
+    )
+    restart_timeout_s: float = Field(
+        default=20.0, gt=0, description="for a supervisor to end a rank"
+    )
+    drain_timeout_s: float = Field(default=30.0, ge=0, description="for open requests on SIGTERM")
+
+    @model_validator(mode="after")
+    def _someone_to_talk_to(self) -> SchedulerSettings:
+        if not self.worker_addresses and not self.supervisor_addresses:
+            raise ValueError("worker_addresses or supervisor_addresses must be given")
+        return self
+
+    def limits(self, info: engine_pb2.WorkerInfo) -> Limits:
+        """These settings within the workers' sizes. Raises InvalidRequest where they do not fit."""
+        tokens = min(self.max_num_batched_tokens, info.max_step_tokens)
+        slots = min(info.num_slots, tokens - 1)
+        if self.max_num_seqs is not None:
+            slots = min(info.num_slots, self.max_num_seqs)
+        return Limits(
+            num_slots=slots,
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            max_num_batched_tokens=tokens,
+            max_draft_tokens=info.max_draft_tokens,
+            max_queue_len=self.max_queue_len,
+            pipeline_depth=self.pipeline_depth,
+            enable_prefix_caching=self.enable_prefix_caching,
+            priority_aging_s=self.priority_aging_s,
+        )

@@ -1,0 +1,42 @@
+"""Totals since the start of the process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+
+@dataclass(slots=True)
+class Counters:
+    """Tokens, requests and steps; see SchedulerStats in generate.proto."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    epochs: int = 0
+    replayed_requests: int = 0
+    rejected_requests: int = 0
+    aborted_requests: int = 0
+    draft_tokens: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    windows: Counter[int] = field(default_factory=Counter)  # windows with drafts, by accepted count
+
+    @property
+    def num_drafts(self) -> int:
+        """Windows verified with at least one draft."""
+        return self.windows.total()
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafts that were accepted and emitted."""
+        return sum(accepted * count for accepted, count in self.windows.items())
+
+    def accepted_per_position(self) -> list[int]:
+        """How often the draft at each position was accepted."""
+        longest = max(self.windows, default=0)
+        at_least = accumulate(self.windows[n] for n in range(longest, 0, -1))
+        return list(at_least)[::-1]

@@ -1,0 +1,44 @@
+"""What the policy may use: the workers' sizes and the operator's settings, resolved once per epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surestep_common.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Sizes in tokens unless the name says otherwise."""
+
+    num_slots: int  # requests that can run at once
+    num_blocks: int  # NULL block 0 included
+    block_size: int
+    max_model_len: int  # prompt + output
+    vocab_size: int
+    max_num_batched_tokens: int  # rows of one step, drafts included
+    max_draft_tokens: int  # per row; 0 = speculation off
+    max_queue_len: int  # requests
+    pipeline_depth: int  # plans sent ahead of the newest applied result
+    enable_prefix_caching: bool = True
+    priority_aging_s: float = 30.0  # seconds of waiting that outweigh one level of priority
+    max_fruitless_replays: int = 3  # replays in a row without a new token before a request fails
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequest for sizes that no request could be served with."""
+        if self.num_slots < 1:
+            raise InvalidRequest("max_num_seqs must be at least 1", param="max_num_seqs")
+        if self.max_num_batched_tokens <= self.num_slots:
+            # One token per running request always fits, and prefill always has something left.
+            raise InvalidRequest(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must exceed max_num_seqs "
+                f"({self.num_slots})",
+                param="max_num_batched_tokens",
+            )
+        if self.num_blocks < 2 or self.max_model_len < 2:
+            raise InvalidRequest("the workers have no room for a single request")
+
+    @property
+    def max_request_len(self) -> int:
+        """Longest request: the newest token of a sequence needs no KV yet."""
+        return min(self.max_model_len, (self.num_blocks - 1) * self.block_size + 1)

@@ -1,0 +1,55 @@
+"""The prefix cache: full blocks of committed tokens, found by chained hashes.
+
+    key[0] = H(salt)        key[i+1] = H(key[i], tokens[i*block_size : (i+1)*block_size])
+
+A key therefore names the whole prefix up to and including its block. The salt keeps tenants apart.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from .blocks import BlockPool
+
+
+class PrefixChain:
+    """Keys of the full blocks of one growing token list, computed once each."""
+
+    def __init__(self, salt: str, block_size: int) -> None:
+        self._block_size = block_size
+        self._keys = [blake2b(salt.encode(), digest_size=16).digest()]
+
+    def keys(self, tokens: Sequence[int], count: int) -> list[bytes]:
+        """Keys of the first `count` blocks; `tokens` must hold them and never change."""
+        assert count * self._block_size <= len(tokens)
+        for index in range(len(self._keys) - 1, count):
+            start = index * self._block_size
+            content = array("I", tokens[start : start + self._block_size]).tobytes()
+            self._keys.append(blake2b(self._keys[index] + content, digest_size=16).digest())
+        return self._keys[1 : count + 1]
+
+
+def match(pool: BlockPool, chain: PrefixChain, tokens: Sequence[int], block_size: int) -> list[int]:
+    """Blocks that already hold a prefix of `tokens`, never all of it: one token is left to compute."""
+    blocks = []
+    for key in chain.keys(tokens, (len(tokens) - 1) // block_size):
+        block = pool.lookup(key)
+        if block is None:
+            break
+        blocks.append(block)
+    return blocks
+
+
+def publish(
+    pool: BlockPool,
+    chain: PrefixChain,
+    tokens: Sequence[int],
+    blocks: list[int],
+    since: int,
+    upto: int,
+) -> None:
+    """Make blocks[since:upto], all of them full of committed tokens, findable."""
+    for block, key in zip(blocks[since:upto], chain.keys(tokens, upto)[since:], strict=True):
+        pool.publish(block, key)

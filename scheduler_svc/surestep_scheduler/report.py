@@ -1,0 +1,95 @@
+"""What the scheduler says about itself: Info, Status and Stats."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from surestep_common.errors import SurestepError, Unavailable
+from surestep_proto import engine_pb2
+from surestep_proto import generate_pb2 as pb
+
+from .engine import Engine
+from .workers import WorkerGroup
+
+_TIMEOUT_S = 1.0  # for one question to a rank or supervisor
+
+
+def info(engine: Engine) -> pb.SchedulerInfo:
+    """Facts of the served model. Raises Unavailable until every rank is ready."""
+    limits = engine.limits
+    if engine.engine_state not in (pb.SERVING, pb.DRAINING):
+        raise Unavailable("the workers are not ready", retry_after=1.0)
+    first = engine.infos[0]
+    return pb.SchedulerInfo(
+        model_path=first.model_path,
+        vocab_size=first.vocab_size,
+        max_model_len=limits.max_request_len,
+        max_num_seqs=limits.num_slots,
+        max_queue_len=limits.max_queue_len,
+        drafter=first.drafter,
+        max_draft_tokens=first.max_draft_tokens,
+        eos_token_ids=first.eos_token_ids,
+        dtype=first.dtype,
+        device=first.device,
+        block_size=first.block_size,
+        num_blocks=first.num_blocks,
+    )
+
+
+async def status(engine: Engine, address: str) -> pb.SchedulerStatus:
+    """The scheduler, its supervisors and its ranks, as far as they answer."""
+    core = engine.core
+    return pb.SchedulerStatus(
+        pid=os.getpid(),
+        address=address,
+        state=engine.engine_state,
+        epoch=core.epoch if core else 0,
+        step=core.applied_step if core else 0,
+        last_step_age_s=engine.last_step_age_s,
+        supervisors=await engine.supervisors.statuses(_TIMEOUT_S),
+        ranks=await _ranks(await engine.addresses()),
+    )
+
+
+async def _ranks(addresses: list[str]) -> Sequence[engine_pb2.WorkerInfo]:
+    group = WorkerGroup(addresses)
+    try:
+        return await group.infos(_TIMEOUT_S)
+    except SurestepError:
+        return ()
+    finally:
+        await group.close()
+
+
+def stats(engine: Engine) -> pb.SchedulerStats:
+    """Counters since the start of the process; all zero before the workers were reached."""
+    core = engine.core
+    if core is None:
+        return pb.SchedulerStats()
+    counters, pool = core.counters, core.pool
+    return pb.SchedulerStats(
+        num_running=len(core.running),
+        num_waiting=len(core.waiting),
+        num_blocks_total=pool.num_blocks - 1,
+        num_blocks_used=pool.num_used,
+        num_slots_used=core.limits.num_slots - len(core.free_slots),
+        prompt_tokens=counters.prompt_tokens,
+        generation_tokens=counters.generation_tokens,
+        prefix_cache_queries=counters.prefix_cache_queries,
+        prefix_cache_hits=counters.prefix_cache_hits,
+        num_preemptions=counters.preemptions,
+        num_drafts=counters.num_drafts,
+        num_draft_tokens=counters.draft_tokens,
+        num_accepted_tokens=counters.accepted_tokens,
+        num_accepted_tokens_per_pos=counters.accepted_per_position(),
+        num_rejected_requests=counters.rejected_requests,
+        num_steps=counters.steps,
+        num_epochs=counters.epochs,
+        num_replayed_requests=counters.replayed_requests,
+        num_step_deadlines_exceeded=engine.num_deadlines_exceeded,
+        num_aborted_requests=counters.aborted_requests,
+        finished_requests=counters.finished,
+        step_time_p50_s=engine.timer.quantile_s(0.5),
+        step_time_p99_s=engine.timer.quantile_s(0.99),
+    )

@@ -1,0 +1,137 @@
+"""State of a request: what it asked for, how far it is, and its stay in a slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+from surestep_common.errors import SurestepError
+
+from .ledger import Ledger
+from .prefix import PrefixChain
+
+
+class Finish(Enum):
+    """Why a request ended well; values of FinishReason in generate.proto."""
+
+    STOP = 1
+    LENGTH = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked for. Lengths in tokens."""
+
+    id: str
+    prompt_ids: list[int]
+    emitted_ids: list[int]  # emitted before this scheduler saw the request
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    priority: int = 0  # lower runs earlier
+    cache_salt: str = ""
+    draft_cap: int | None = None  # most drafts per step; None = no cap of its own
+    want_prompt_logprobs: bool = False
+    sampling: Any = None  # passed through to the workers
+
+
+@dataclass(slots=True)
+class Logprobs:
+    """Log-probabilities of consecutive positions, in parallel columns; `top_*` is CSR by num_top."""
+
+    token_id: list[int] = field(default_factory=list)
+    logprob: list[float] = field(default_factory=list)
+    rank: list[int] = field(default_factory=list)
+    num_top: list[int] = field(default_factory=list)
+    top_token_ids: list[int] = field(default_factory=list)
+    top_logprobs: list[float] = field(default_factory=list)
+
+    def extend(self, other: Logprobs) -> None:
+        """Append the positions of `other`."""
+        for name in self.__slots__:
+            getattr(self, name).extend(getattr(other, name))
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request and its tokens. It holds a tenancy while it runs and waits otherwise."""
+
+    request: Request
+    tokens: list[int]  # prompt and everything emitted
+    max_len: int  # tokens never exceed this
+    order: tuple[float, int]  # smaller runs first and is preempted last
+    arrival: float  # seconds on the scheduler's clock
+    chain: PrefixChain
+    tenancy: Tenancy | None = None
+    queue_s: float | None = None  # seconds from arrival to the first admission
+    num_cached: int = 0  # tokens found in the prefix cache at the first admission
+    prompt_logprobs: Logprobs | None = None  # collected until the first token
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+    num_preemptions: int = 0
+    num_replays: int = 0
+    fruitless_replays: int = 0  # replays since the newest token
+
+    def finish(self) -> Finish | None:
+        """Whether the newest token, an emitted one, ends the request."""
+        if self.tokens[-1] in self.request.stop_ids:
+            return Finish.STOP
+        return Finish.LENGTH if len(self.tokens) >= self.max_len else None
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """They are wanted and were not delivered yet, so that the whole prompt must be computed."""
+        return self.request.want_prompt_logprobs and self.num_steps == 0
+
+
+@dataclass(slots=True, eq=False)
+class Tenancy:
+    """One stay of a sequence in a slot. Lengths in tokens.
+
+    `committed` counts tokens whose KV is valid by the applied results, `len_hi` the same if
+    everything in flight is accepted; the difference is what is in flight.
+    """
+
+    seq: Sequence
+    slot: int
+    slot_epoch: int
+    blocks: list[int]
+    capacity: int  # covered by `blocks`
+    prefill_len: int  # known at admission
+    num_cached: int
+    max_len: int  # of the request
+    draft_cap: int  # most drafts per row
+    committed: int
+    len_hi: int
+    num_published: int  # leading blocks that went through the prefix cache
+    planned_step: int = 0  # newest step with a row of this tenancy; 0 = none
+    applied_step: int = 0  # newest step whose result was applied; 0 = none
+    accepted: int = 0  # drafts accepted in `applied_step`
+    open: bool = True  # False once the slot is given up; late results are dropped
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def check(self) -> None:
+        """Raise when lengths, blocks and ledger of a running tenancy do not fit together."""
+        assert self.open and self.seq.tenancy is self
+        assert self.num_cached <= self.committed <= self.len_hi <= self.capacity
+        assert self.applied_step <= self.planned_step
+        assert self.committed <= self.prefill_len or self.committed == len(self.seq.tokens) - 1
+        self.ledger.check(
+            in_flight=self.len_hi - self.committed, committed=self.committed - self.num_cached
+        )
+
+
+class Output(NamedTuple):
+    """What one applied result means for one request."""
+
+    seq: Sequence
+    token_ids: list[int]
+    logprobs: Logprobs | None = None
+    finish: Finish | None = None
+    error: SurestepError | None = None

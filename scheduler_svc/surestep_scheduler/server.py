@@ -1,0 +1,51 @@
+"""One scheduler process: engine and gRPC server under one task group."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from surestep_common.rpc import Server
+from surestep_proto import generate_pb2
+from surestep_proto.generate_pb2_grpc import add_SchedulerServicer_to_server
+
+from .config import SchedulerSettings
+from .engine import Engine
+from .service import SchedulerService
+
+logger = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
+    """Serve inside the block; gives the bound address. Leaving the block drains and stops."""
+    server = Server([generate_pb2.DESCRIPTOR.services_by_name["Scheduler"]])
+    engine = Engine(settings, lambda state: server.set_serving(state == generate_pb2.SERVING))
+    host, _, _ = settings.scheduler_listen.rpartition(":")
+    async with asyncio.TaskGroup() as tasks:
+        service = SchedulerService(engine, settings.scheduler_listen)
+        add_SchedulerServicer_to_server(service, server.grpc)
+        port = await server.start(settings.scheduler_listen)
+        service.address = f"{host}:{port}"
+        logger.info("scheduler listens on %s", service.address)
+        loop = tasks.create_task(engine.run(), name="engine")
+        try:
+            yield service.address
+        finally:
+            await engine.drain()
+            await server.stop(settings.drain_timeout_s)
+            loop.cancel()
+
+
+async def serve(settings: SchedulerSettings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(settings):
+        await stop.wait()
+        logger.info("draining")

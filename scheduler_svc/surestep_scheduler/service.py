@@ -1,0 +1,118 @@
+"""The Scheduler service: requests in, committed tokens out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from surestep_common.errors import DeadlineExceeded
+from surestep_proto import generate_pb2 as pb
+from surestep_proto.generate_pb2_grpc import SchedulerServicer
+
+from . import report
+from .engine import Engine, OpenRequest
+from .plan import logprob_columns
+from .requests import ended, parse_request
+from .sequence import Finish, Logprobs, Output
+from .sequence import Sequence as TokenSequence
+
+
+class SchedulerService(SchedulerServicer):
+    """Handlers of generate.proto. Errors become statuses in the server's interceptor."""
+
+    def __init__(self, engine: Engine, address: str) -> None:
+        self._engine = engine
+        self.address = address  # the bound one, once the server has started
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateChunk]:
+        """Tokens of one sequence as they are committed. Cancelling the call aborts the request."""
+        limits = self._engine.limits
+        parsed = parse_request(request, limits.vocab_size)
+        finish = ended(parsed, limits.max_request_len)
+        if finish is not None:
+            yield _ended_chunk(finish)
+            return
+        opened = self._engine.submit(parsed)
+        try:
+            done = False
+            while not done:
+                outputs = await _within(opened, context.time_remaining())
+                done = outputs[-1].finish is not None
+                tokens = [output for output in outputs if output.error is None]
+                if tokens:
+                    yield _chunk(opened, tokens)
+                if outputs[-1].error is not None:
+                    raise outputs[-1].error
+        finally:
+            self._engine.close(opened)
+
+    async def Info(self, request: pb.SchedulerInfoRequest, context: Any) -> pb.SchedulerInfo:
+        """Facts of the served model. Raises Unavailable until every rank is ready."""
+        return report.info(self._engine)
+
+    async def Status(self, request: pb.SchedulerStatusRequest, context: Any) -> pb.SchedulerStatus:
+        """Processes behind this scheduler."""
+        return await report.status(self._engine, self.address)
+
+    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.SchedulerStats:
+        """Counters and gauges."""
+        return report.stats(self._engine)
+
+
+async def _within(opened: OpenRequest, time_remaining: float | None) -> list[Output]:
+    try:
+        async with asyncio.timeout(time_remaining):
+            return await opened.get()
+    except TimeoutError as error:
+        raise DeadlineExceeded("the request's deadline has passed") from error
+
+
+def _chunk(opened: OpenRequest, outputs: Sequence[Output]) -> pb.GenerateChunk:
+    """One chunk for outputs of consecutive steps."""
+    seq = opened.seq
+    chunk = pb.GenerateChunk(token_ids=[id_ for output in outputs for id_ in output.token_ids])
+    logprobs = Logprobs()
+    for output in outputs:
+        if output.logprobs is not None:
+            logprobs.extend(output.logprobs)
+    if logprobs.token_id:
+        chunk.logprobs.CopyFrom(logprob_columns(logprobs, first_row=0))
+    if not opened.started:
+        opened.started = True
+        _start(chunk, seq)
+    finish = outputs[-1].finish
+    if finish is not None:
+        chunk.finish_reason = pb.FinishReason.ValueType(finish.value)
+        _end(chunk, seq)
+    return chunk
+
+
+def _start(chunk: pb.GenerateChunk, seq: TokenSequence) -> None:
+    chunk.start.num_cached_tokens = min(seq.num_cached, seq.prompt_len)
+    chunk.start.queue_s = seq.queue_s or 0.0
+    if seq.prompt_logprobs is not None:
+        chunk.prompt_logprobs.CopyFrom(logprob_columns(seq.prompt_logprobs, first_row=1))
+        seq.prompt_logprobs = None
+
+
+def _end(chunk: pb.GenerateChunk, seq: TokenSequence) -> None:
+    chunk.end.CopyFrom(
+        pb.RequestEnd(
+            num_steps=seq.num_steps,
+            num_draft_tokens=seq.num_drafts,
+            num_accepted_tokens=seq.num_accepted,
+            num_preemptions=seq.num_preemptions,
+            num_replays=seq.num_replays,
+        )
+    )
+
+
+def _ended_chunk(finish: Finish) -> pb.GenerateChunk:
+    return pb.GenerateChunk(
+        start=pb.RequestStart(),
+        finish_reason=pb.FinishReason.ValueType(finish.value),
+        end=pb.RequestEnd(),
+    )

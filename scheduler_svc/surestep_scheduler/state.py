@@ -1,0 +1,257 @@
+"""Everything the policy decides about: requests, slots, blocks and the plans in flight."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from itertools import count
+
+from surestep_common.errors import InvalidRequest, QueueFull, RequestTooLarge
+
+from . import prefix
+from .blocks import BlockPool
+from .counters import Counters
+from .limits import Limits
+from .messages import Freed, Plan
+from .sequence import Request, Sequence, Tenancy
+
+_MAX_RETRY_AFTER_S = 60.0
+
+
+class SchedulerState:
+    """Slots and blocks come back only after every plan that touches their tenant is acknowledged."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.counters = Counters()
+        self.epoch = 0
+        self.open: dict[str, Sequence] = {}  # by request id: waiting and running
+        self.waiting: list[Sequence] = []  # sorted by order
+        self.running: list[Tenancy] = []  # sorted by order
+        self._arrivals = count()
+        self._slot_epochs = [0] * limits.num_slots  # newest tenancy of each slot, over all epochs
+        self._reset_workers()
+
+    def _reset_workers(self) -> None:
+        """Nothing is known to be on the workers: an epoch begins."""
+        self.pool = BlockPool(self.limits.num_blocks)
+        self.free_slots = list(range(self.limits.num_slots - 1, -1, -1))
+        self.quarantine: list[Tenancy] = []
+        self.freed: list[Freed] = []  # for the next plan
+        self.in_flight: deque[Plan] = deque()
+        self.planned_step = 0
+        self.applied_step = 0
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add(self, request: Request, now: float) -> Sequence:
+        """Queue a request. Raises InvalidRequest, RequestTooLarge or QueueFull."""
+        seq = self._new_sequence(request, now)
+        if len(self.waiting) >= self.limits.max_queue_len:
+            self.counters.rejected_requests += 1
+            raise QueueFull(
+                f"{len(self.waiting)} requests are waiting already",
+                retry_after=self._retry_after(now),
+            )
+        self.open[request.id] = seq
+        insort(self.waiting, seq, key=_order)
+        return seq
+
+    def _new_sequence(self, request: Request, now: float) -> Sequence:
+        tokens = [*request.prompt_ids, *request.emitted_ids]
+        longest = self.limits.max_request_len
+        if request.id in self.open:
+            raise InvalidRequest(f"request '{request.id}' is open already", param="request_id")
+        if not request.prompt_ids:
+            raise InvalidRequest("the prompt is empty", param="prompt_ids")
+        if max(tokens) >= self.limits.vocab_size:
+            raise InvalidRequest(
+                f"token id {max(tokens)} is not in the vocabulary", param="prompt_ids"
+            )
+        if len(tokens) >= longest:
+            raise RequestTooLarge(
+                f"{len(tokens)} tokens leave no room for output: the limit is {longest}",
+                param="prompt_ids",
+            )
+        if request.max_tokens <= len(request.emitted_ids):
+            raise InvalidRequest("no tokens are left to emit", param="max_tokens")
+        return Sequence(
+            request=request,
+            tokens=tokens,
+            max_len=min(len(request.prompt_ids) + request.max_tokens, longest),
+            order=(now + request.priority * self.limits.priority_aging_s, next(self._arrivals)),
+            arrival=now,
+            chain=prefix.PrefixChain(request.cache_salt, self.limits.block_size),
+        )
+
+    def _retry_after(self, now: float) -> float:
+        """Seconds; the head of the queue tells how long a wait is."""
+        waited = now - min((seq.arrival for seq in self.waiting), default=now)
+        return min(max(waited, 1.0), _MAX_RETRY_AFTER_S)
+
+    def abort(self, seq: Sequence) -> None:
+        """Drop an open request. Its results in flight will be ignored."""
+        self.close(seq)
+        self.counters.aborted_requests += 1
+        self.counters.finished["abort"] += 1
+
+    def close(self, seq: Sequence) -> None:
+        """Forget a request, wherever it is."""
+        del self.open[seq.request.id]
+        if seq.tenancy is not None:
+            self.release(seq.tenancy)
+        else:
+            self.waiting.remove(seq)
+
+    # -- tenancies -----------------------------------------------------------------------------
+
+    def admit(self, seq: Sequence, now: float) -> Tenancy | None:
+        """Move a waiting request into a slot with blocks for all its tokens, if there is room."""
+        size = self.limits.block_size
+        cached = self._match(seq)
+        cover = min(len(seq.tokens) + 1, seq.max_len - 1)
+        missing = -(-cover // size) - len(cached)
+        revived = sum(map(self.pool.is_cached, cached))
+        headroom = len(self.running)  # one block of growth for each request that runs already
+        if not self.free_slots or missing + revived + headroom > self.pool.num_available:
+            return None
+        self.pool.acquire(cached)
+        slot = self.free_slots.pop()
+        self._slot_epochs[slot] += 1
+        tenancy = Tenancy(
+            seq=seq,
+            slot=slot,
+            slot_epoch=self._slot_epochs[slot],
+            blocks=cached + self.pool.allocate(missing),
+            capacity=(len(cached) + missing) * size,
+            prefill_len=len(seq.tokens),
+            num_cached=len(cached) * size,
+            max_len=seq.max_len,
+            draft_cap=_draft_cap(seq.request, self.limits),
+            committed=len(cached) * size,
+            len_hi=len(cached) * size,
+            num_published=len(cached),
+        )
+        self._start(seq, tenancy, now)
+        return tenancy
+
+    def _start(self, seq: Sequence, tenancy: Tenancy, now: float) -> None:
+        self.waiting.remove(seq)
+        insort(self.running, tenancy, key=lambda t: t.seq.order)
+        seq.tenancy = tenancy
+        if seq.queue_s is None:
+            seq.queue_s = now - seq.arrival
+            seq.num_cached = tenancy.num_cached
+            self.counters.prompt_tokens += seq.prompt_len
+        if self.limits.enable_prefix_caching:
+            self.counters.prefix_cache_queries += len(seq.tokens)
+            self.counters.prefix_cache_hits += tenancy.num_cached
+
+    def _match(self, seq: Sequence) -> list[int]:
+        if not self.limits.enable_prefix_caching or seq.needs_prompt_logprobs:
+            return []
+        return prefix.match(self.pool, seq.chain, seq.tokens, self.limits.block_size)
+
+    def release(self, tenancy: Tenancy) -> None:
+        """End a tenancy: close its ledger and give slot and blocks back when it is safe."""
+        tenancy.ledger.close(
+            in_flight=tenancy.len_hi - tenancy.committed,
+            committed=tenancy.committed - tenancy.num_cached,
+        )
+        tenancy.open = False
+        tenancy.seq.tenancy = None
+        self.running.remove(tenancy)
+        self.freed.append(Freed(tenancy.slot, tenancy.slot_epoch))
+        self.quarantine.append(tenancy)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Reuse what no plan in flight touches any more."""
+        done = [t for t in self.quarantine if t.planned_step <= self.applied_step]
+        for tenancy in done:
+            self.quarantine.remove(tenancy)
+            self.free_slots.append(tenancy.slot)
+            self.pool.release(tenancy.blocks)
+
+    def preempt(self, tenancy: Tenancy) -> None:
+        """Finish a tenancy; its request waits for a new one, with all its tokens."""
+        self.release(tenancy)
+        tenancy.seq.num_preemptions += 1
+        self.counters.preemptions += 1
+        self._requeue(tenancy.seq)
+
+    def _requeue(self, seq: Sequence) -> None:
+        seq.prompt_logprobs = None
+        insort(self.waiting, seq, key=_order)
+
+    def extend(self, tenancy: Tenancy, num_blocks: int) -> list[int]:
+        """Append blocks to a running tenancy and return them."""
+        blocks = self.pool.allocate(num_blocks)
+        tenancy.blocks += blocks
+        tenancy.capacity += num_blocks * self.limits.block_size
+        return blocks
+
+    # -- epochs --------------------------------------------------------------------------------
+
+    def fence(self) -> list[Sequence]:
+        """End the epoch: every running request waits again, nothing on the workers is trusted.
+
+        Returns the requests that ran through too many fences without a new token; they are closed.
+        """
+        suspects = []
+        for tenancy in list(self.running):
+            seq = tenancy.seq
+            self.release(tenancy)
+            seq.num_replays += 1
+            seq.fruitless_replays += 1
+            self.counters.replayed_requests += 1
+            self._requeue(seq)
+            if seq.fruitless_replays > self.limits.max_fruitless_replays:
+                suspects.append(seq)
+        self._reset_workers()
+        for seq in suspects:
+            self.close(seq)
+            self.counters.finished["error"] += 1
+        return suspects
+
+    def open_epoch(self, epoch: int, limits: Limits) -> None:
+        """Begin an epoch on fresh workers, after `fence` or at the start."""
+        assert epoch > self.epoch and not self.running and not self.in_flight
+        self.epoch = epoch
+        self.counters.epochs += 1
+        grown = limits.num_slots - len(self._slot_epochs)
+        self._slot_epochs += [0] * max(grown, 0)
+        self.limits = limits
+        self._reset_workers()
+
+    # -- invariants ----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert that slots, blocks, queues and ledgers fit together. For tests."""
+        self.pool.check([t.blocks for t in [*self.running, *self.quarantine]])
+        held = [t.slot for t in [*self.running, *self.quarantine]]
+        assert sorted(held + self.free_slots) == list(range(self.limits.num_slots)), "slots"
+        assert self.waiting == sorted(self.waiting, key=_order)
+        assert self.running == sorted(self.running, key=lambda t: t.seq.order)
+        seqs = [*self.waiting, *(t.seq for t in self.running)]
+        assert len(seqs) == len(self.open) and set(seqs) == set(self.open.values())
+        assert all(seq.tenancy is None for seq in self.waiting)
+        for tenancy in self.running:
+            tenancy.check()
+            pending = sum(
+                width
+                for plan in self.in_flight
+                for row, width in zip(plan.rows, plan.width, strict=True)
+                if row is tenancy
+            )
+            assert pending == tenancy.len_hi - tenancy.committed, "tokens in flight"
+
+
+def _order(seq: Sequence) -> tuple[float, int]:
+    return seq.order
+
+
+def _draft_cap(request: Request, limits: Limits) -> int:
+    if request.draft_cap is None:
+        return limits.max_draft_tokens
+    return min(limits.max_draft_tokens, request.draft_cap)

@@ -1,0 +1,57 @@
+"""The supervisors: they end hung ranks and say where the ranks are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from surestep_common.errors import SurestepError
+from surestep_common.rpc import connect, translate_errors
+from surestep_proto import engine_pb2 as pb
+from surestep_proto.engine_pb2_grpc import SupervisorStub
+
+logger = logging.getLogger(__name__)
+
+
+class Supervisors:
+    """Channels to the supervisor of each rank; may be empty."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._channels = [connect(address) for address in addresses]
+        self._stubs = [SupervisorStub(channel) for channel in self._channels]
+
+    async def statuses(self, timeout_s: float) -> list[pb.SupervisorStatus]:
+        """Status of those that answer in time, in rank order."""
+        answers = await asyncio.gather(*(self._status(stub, timeout_s) for stub in self._stubs))
+        return sorted((a for a in answers if a is not None), key=lambda status: status.rank)
+
+    async def _status(self, stub: SupervisorStub, timeout_s: float) -> pb.SupervisorStatus | None:
+        try:
+            with translate_errors():
+                return await stub.Status(pb.SupervisorStatusRequest(), timeout=timeout_s)
+        except SurestepError as error:
+            logger.debug("a supervisor does not answer: %s", error)
+            return None
+
+    async def restart(self, reason: str, pids: Sequence[int], timeout_s: float) -> None:
+        """Have every rank process of a lost epoch replaced; failures are logged."""
+        if not self._stubs:
+            return
+        requests = [pb.RestartRequest(reason=reason, expected_pid=pid) for pid in pids]
+        pairs = zip(self._stubs, requests, strict=True)
+        await asyncio.gather(*(self._restart(*pair, timeout_s) for pair in pairs))
+
+    async def _restart(
+        self, stub: SupervisorStub, request: pb.RestartRequest, timeout_s: float
+    ) -> None:
+        try:
+            with translate_errors():
+                await stub.Restart(request, timeout=timeout_s)
+        except SurestepError as error:
+            logger.warning("supervisor could not restart pid %d: %s", request.expected_pid, error)
+
+    async def close(self) -> None:
+        """Close the channels."""
+        for channel in self._channels:
+            await channel.close()

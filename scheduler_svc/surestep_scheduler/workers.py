@@ -1,0 +1,78 @@
+"""The ranks: who they are, and one step stream to each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from surestep_common.errors import Unavailable
+from surestep_common.rpc import connect, translate_errors
+from surestep_proto import engine_pb2 as pb
+from surestep_proto.engine_pb2_grpc import WorkerStub
+
+from .messages import Outcome
+from .plan import from_proto
+
+
+class WorkerGroup:
+    """Channels to all ranks of a model. Made by `open`, closed by `close`."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._channels = [connect(address) for address in addresses]
+        self._stubs = [WorkerStub(channel) for channel in self._channels]
+        self._calls: list[Any] = []  # stub types know no aio calls
+        self._results: list[deque[pb.StepResult]] = [deque() for _ in addresses]
+
+    async def infos(self, timeout_s: float) -> list[pb.WorkerInfo]:
+        """Facts of every rank. Raises a SurestepError unless all are ready and belong together."""
+        with translate_errors():
+            infos = await asyncio.gather(
+                *(stub.Info(pb.WorkerInfoRequest(), timeout=timeout_s) for stub in self._stubs)
+            )
+        for rank, info in enumerate(infos):
+            if (info.rank, info.world_size) != (rank, len(infos)):
+                raise Unavailable(
+                    f"address {rank} of {len(infos)} is rank {info.rank} of {info.world_size}"
+                )
+        return list(infos)
+
+    def start(self, tasks: asyncio.TaskGroup, wake: Callable[[], None]) -> None:
+        """Open the step streams. The task group fails when one is lost; `wake` tells of results."""
+        self._calls = [stub.Run() for stub in self._stubs]
+        for rank in range(len(self._calls)):
+            tasks.create_task(self._read(rank, wake), name=f"rank {rank}")
+
+    async def _read(self, rank: int, wake: Callable[[], None]) -> None:
+        with translate_errors():
+            while isinstance(result := await self._calls[rank].read(), pb.StepResult):
+                self._results[rank].append(result)
+                wake()
+        raise Unavailable(f"rank {rank} closed its stream")
+
+    async def send(self, plan: pb.StepPlan, timeout_s: float) -> None:
+        """Send a plan to every rank. Raises a SurestepError when a stream is lost or stuck."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                with translate_errors():
+                    for call in self._calls:
+                        await call.write(plan)
+        except TimeoutError as error:
+            raise Unavailable("a rank does not take plans") from error
+        except asyncio.InvalidStateError as error:
+            raise Unavailable("a rank's stream has ended") from error
+
+    def take(self) -> list[Outcome]:
+        """Outcomes of the steps that all ranks have answered."""
+        outcomes = []
+        while all(self._results):
+            outcomes.append(from_proto([results.popleft() for results in self._results]))
+        return outcomes
+
+    async def close(self) -> None:
+        """Cancel the streams and close the channels."""
+        for call in self._calls:
+            call.cancel()
+        for channel in self._channels:
+            await channel.close()

@@ -1,0 +1,309 @@
+"""A worker without tensors: full slot bookkeeping around a hash in place of a language model.
+
+The KV content of a position is the hash of all tokens up to it, chained through what is stored in
+the blocks. A page that was shared wrongly, overwritten or read too early therefore changes the
+tokens, and a shadow table of page owners names the culprit first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from surestep_common.invariants import (
+    DECODE,
+    PREFILL,
+    PREFILL_LAST,
+    VERIFY,
+    check_plan_row,
+    check_result_row,
+    check_step,
+)
+from surestep_proto import engine_pb2 as pb
+
+_MASK = (1 << 64) - 1
+_ROOT = 0x9E3779B97F4A7C15
+
+
+def advance(state: int, token: int) -> int:
+    """KV content of a position from that of its predecessor."""
+    mixed = ((state ^ (token + 1)) * 0xBF58476D1CE4E5B9) & _MASK
+    return mixed ^ (mixed >> 29)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeModel:
+    """Sizes, as in WorkerInfo."""
+
+    vocab_size: int = 101
+    num_slots: int = 16
+    num_blocks: int = 128
+    block_size: int = 4
+    max_model_len: int = 128
+    max_step_tokens: int = 256
+    max_draft_tokens: int = 3
+
+    def choose(self, state: int, sampling: pb.SamplingParams) -> int:
+        """The next token, given the KV content of the newest one."""
+        return (advance(state, sampling.seed & 0xFFFF) >> 17) % self.vocab_size
+
+    def complete(
+        self, prompt: Sequence[int], max_tokens: int, sampling: pb.SamplingParams
+    ) -> list[int]:
+        """What a request must emit, by direct evaluation."""
+        state, emitted = _ROOT, list[int]()
+        for token in prompt:
+            state = advance(state, token)
+        room = min(max_tokens, self.max_model_len - len(prompt))
+        while len(emitted) < room and not (emitted and emitted[-1] in sampling.stop_token_ids):
+            emitted.append(self.choose(state, sampling))
+            state = advance(state, emitted[-1])
+        return emitted
+
+
+@dataclass
+class Slot:
+    """One tenancy as the worker knows it."""
+
+    admission: pb.Admission
+    tokens: list[int]  # known
+    length: int  # committed
+    blocks: list[int] = field(default_factory=list)
+    log: dict[int, int] = field(default_factory=lambda: {0: 0})  # step -> accepted
+    last_step: int = 0
+
+    @property
+    def tenancy(self) -> tuple[int, int]:
+        """Slot index and slot epoch."""
+        return self.admission.slot, self.admission.slot_epoch
+
+
+Drafter = Callable[[random.Random, list[int]], list[int]]  # the right drafts -> what is proposed
+StatusOf = Callable[[str, int], int]  # request id, known tokens -> RowStatus
+
+
+def ragged(accuracy: float) -> Drafter:
+    """Any number of drafts, each right with probability `accuracy`."""
+
+    def draft(rng: random.Random, right: list[int]) -> list[int]:
+        count = rng.randint(0, len(right))
+        return [token if rng.random() < accuracy else token ^ 1 for token in right[:count]]
+
+    return draft
+
+
+class FakeEngine:
+    """Executes plans. Raises LedgerError or AssertionError when a plan breaks the protocol."""
+
+    def __init__(
+        self,
+        model: FakeModel,
+        *,
+        drafter: Drafter | None = None,
+        status_of: StatusOf | None = None,
+        rank: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self.rank = rank
+        self.slots: dict[int, Slot] = {}
+        self.epoch = self.step = 0
+        self._drafter = drafter or ragged(0.7)
+        self._status_of = status_of or (lambda request_id, known: pb.OK)
+        self._rng = random.Random(seed)
+        self._slot_epochs: dict[int, int] = {}
+        self.reset(0)
+
+    def reset(self, epoch: int) -> None:
+        """Begin an epoch: no slot survives, and no KV content."""
+        self.epoch, self.step, self.slots = epoch, 0, {}
+        self._kv: list[list[int | None]] = [
+            [None] * self.model.block_size for _ in range(self.model.num_blocks)
+        ]
+        self._owner: dict[int, tuple[int, int]] = {}  # block -> the tenancy that may write it
+
+    def execute(self, plan: pb.StepPlan) -> pb.StepResult:
+        """Run one step."""
+        assert plan.epoch == self.epoch
+        check_step(self.step + 1, plan.step)
+        self.step = plan.step
+        self._free(plan)
+        self._admit(plan)
+        self._extend(plan)
+        result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=self.rank)
+        assert len(set(plan.slot)) == len(plan.slot), "two rows for a slot"
+        width = sum(n or 1 + k for n, k in zip(plan.num_tokens, plan.k_cap, strict=True))
+        assert 0 < width <= self.model.max_step_tokens
+        for row in range(len(plan.slot)):
+            self._run_row(plan, row, result)
+        result.digest = self._digest(result)
+        return result if self.rank == 0 else self._digest_only(result)
+
+    def _free(self, plan: pb.StepPlan) -> None:
+        for index, slot_epoch in zip(plan.freed_slots, plan.freed_slot_epochs, strict=True):
+            slot = self.slots.pop(index)
+            assert slot.admission.slot_epoch == slot_epoch
+
+    def _admit(self, plan: pb.StepPlan) -> None:
+        for admission in plan.admissions:
+            assert admission.slot not in self.slots, "slot is taken"
+            assert admission.slot < self.model.num_slots
+            assert admission.slot_epoch > self._slot_epochs.get(admission.slot, 0)
+            assert admission.num_cached < len(admission.token_ids)
+            self._slot_epochs[admission.slot] = admission.slot_epoch
+            self.slots[admission.slot] = Slot(
+                admission, list(admission.token_ids), admission.num_cached
+            )
+
+    def _extend(self, plan: pb.StepPlan) -> None:
+        start = 0
+        for index, count in zip(plan.extend_slots, plan.extend_counts, strict=True):
+            for block in plan.block_ids[start : start + count]:
+                self._append(self.slots[index], block)
+            start += count
+
+    def _append(self, slot: Slot, block: int) -> None:
+        assert 0 < block < self.model.num_blocks
+        if len(slot.blocks) * self.model.block_size >= slot.admission.num_cached:
+            holders = [s.tenancy for s in self.slots.values() if block in s.blocks]
+            assert not holders, f"block {block} for {slot.tenancy} is still held by {holders}"
+            self._owner[block] = slot.tenancy
+            self._kv[block] = [None] * self.model.block_size
+        slot.blocks.append(block)
+
+    def _run_row(self, plan: pb.StepPlan, row: int, result: pb.StepResult) -> None:
+        slot, mode = self.slots[plan.slot[row]], int(plan.mode[row])
+        assert slot.admission.slot_epoch == plan.slot_epoch[row]
+        check_plan_row(
+            mode=mode,
+            num_tokens=plan.num_tokens[row],
+            len_lo=plan.len_lo[row],
+            len_hi=plan.len_hi[row],
+            k_cap=plan.k_cap[row],
+            accepted=plan.accepted[row],
+            depends_on_step=plan.depends_on_step[row],
+            length=slot.length,
+            capacity=len(slot.blocks) * self.model.block_size,
+            prefill_len=len(slot.admission.token_ids),
+            max_len=slot.admission.max_len,
+            logged_accepted=slot.log.get(plan.accepted_step[row]),
+            last_step=slot.last_step,
+        )
+        before = slot.length
+        drafts = self._draft(slot, plan.k_cap[row]) if mode == VERIFY else []
+        emitted, status = self._window(slot, mode, plan.num_tokens[row], drafts, plan, result, row)
+        accepted = max(len(emitted) - 1, 0) if mode == VERIFY else 0
+        stop_ids = slot.admission.sampling.stop_token_ids
+        stop = next((i for i, token in enumerate(emitted) if token in stop_ids), None)
+        if stop is not None:
+            emitted = emitted[: stop + 1]
+        slot.length += check_result_row(
+            mode=mode,
+            num_tokens=plan.num_tokens[row],
+            k_cap=plan.k_cap[row],
+            ok=status == pb.OK,
+            len_before=before,
+            n_drafts=len(drafts),
+            n_accepted=accepted,
+            n_emitted=len(emitted),
+            ends_with_stop=stop is not None,
+            committed=before,
+        )
+        slot.tokens += emitted
+        slot.log[plan.step] = accepted
+        slot.last_step = plan.step
+        result.slot.append(plan.slot[row])
+        result.slot_epoch.append(plan.slot_epoch[row])
+        result.status.append(pb.RowStatus.Name(status))
+        result.len_before.append(before)
+        result.n_drafts.append(len(drafts))
+        result.n_accepted.append(accepted)
+        result.n_emitted.append(len(emitted))
+        result.token_ids.extend(emitted)
+        if slot.admission.sampling.want_logprobs:
+            for token in emitted:
+                _add_logprob(result.logprobs, row, token, slot.admission.sampling.num_top_logprobs)
+
+    def _window(
+        self,
+        slot: Slot,
+        mode: int,
+        num_tokens: int,
+        drafts: list[int],
+        plan: pb.StepPlan,
+        result: pb.StepResult,
+        row: int,
+    ) -> tuple[list[int], int]:
+        """Consume the row's tokens. Returns what is emitted, and the row's status."""
+        start, sampling = slot.length, slot.admission.sampling
+        if mode in (PREFILL, PREFILL_LAST):
+            inputs = slot.tokens[start : start + num_tokens]
+            if sampling.want_prompt_logprobs:
+                end = min(start + num_tokens + 1, slot.admission.prompt_len)
+                for token in slot.tokens[start + 1 : end]:
+                    num_top = sampling.num_top_prompt_logprobs
+                    _add_logprob(result.prompt_logprobs, row, token, num_top)
+        else:
+            assert start + 1 == len(slot.tokens), "decode before the prompt is consumed"
+            inputs = [slot.tokens[start], *drafts]
+        states = self._forward(slot, start, inputs)
+        if mode == PREFILL:
+            return [], pb.OK
+        status = self._status_of(slot.admission.request_id, len(slot.tokens))
+        if status != pb.OK:
+            return [], status
+        if mode in (PREFILL_LAST, DECODE):
+            return [self.model.choose(states[-1], sampling)], pb.OK
+        emitted = []
+        for state, draft in zip(states, [*drafts, None], strict=True):
+            emitted.append(self.model.choose(state, sampling))
+            if emitted[-1] != draft:
+                break
+        return emitted, pb.OK
+
+    def _forward(self, slot: Slot, start: int, inputs: list[int]) -> list[int]:
+        """Write KV for `inputs` at positions start.., reading everything before them."""
+        size = self.model.block_size
+        state = _ROOT
+        for position, token in enumerate(slot.tokens[:start]):
+            expected = advance(state, token)
+            state = self._kv[slot.blocks[position // size]][position % size]
+            assert state == expected, f"{slot.tenancy} reads foreign KV at {position}"
+        states = []
+        for position, token in enumerate(inputs, start):
+            block = slot.blocks[position // size]
+            assert self._owner.get(block) == slot.tenancy, f"{slot.tenancy} writes block {block}"
+            state = advance(state, token)
+            self._kv[block][position % size] = state
+            states.append(state)
+        return states
+
+    def _draft(self, slot: Slot, k_cap: int) -> list[int]:
+        right = self.model.complete(
+            slot.tokens, k_cap, pb.SamplingParams(seed=slot.admission.sampling.seed)
+        )
+        drafts = self._drafter(self._rng, right)
+        assert len(drafts) <= k_cap
+        return [token % self.model.vocab_size for token in drafts]
+
+    def _digest(self, result: pb.StepResult) -> int:
+        lengths = sorted((index, slot.length) for index, slot in self.slots.items())
+        content = repr((list(result.token_ids), list(result.n_emitted), lengths)).encode()
+        return int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
+
+    def _digest_only(self, result: pb.StepResult) -> pb.StepResult:
+        return pb.StepResult(
+            epoch=result.epoch, step=result.step, rank=self.rank, digest=result.digest
+        )
+
+
+def _add_logprob(columns: pb.LogprobColumns, row: int, token: int, num_top: int) -> None:
+    columns.row.append(row)
+    columns.token_id.append(token)
+    columns.logprob.append(-0.5 - token % 7)
+    columns.rank.append(1)
+    columns.num_top.append(num_top)
+    columns.top_token_ids.extend(range(num_top))
+    columns.top_logprobs.extend([-0.5] * num_top)
