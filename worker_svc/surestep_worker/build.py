@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import NamedTuple
 
 import torch
 from surestep_common.errors import InvalidRequest
-from surestep_kernels import load_kernels
+from surestep_kernels import KernelSet, load_kernels
 from surestep_proto import engine_pb2 as pb
 
 from .config import WorkerSettings
-from .kv_cache import KVCache, blocks_that_fit
+from .kv_cache import KVCache, blocks_that_fit, bytes_per_block
 from .models import Model, load_model
+from .models.weights import Progress
 from .runner import Parts, Runner
 from .sampling import SamplingSlots
 from .slots import Slots
-from .spec import SpeculativeConfig, make_drafter
+from .spec import DRAFTERS, Drafter
+from .spec.config import SpeculativeConfig
 from .tp import TensorParallel
 
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
+_TP_TIMEOUT_S = 60.0  # a rank that does not arrive at a collective; step deadlines are far shorter
+_PROGRESS_STEP = 0.1  # of the checkpoint, between two log lines
 
 
 class Built(NamedTuple):
@@ -31,6 +36,14 @@ class Built(NamedTuple):
     facts: pb.WorkerInfo
 
 
+class Speculation(NamedTuple):
+    """How this rank drafts. Off: no name, no drafter, no drafts."""
+
+    name: str = ""
+    drafter: Drafter | None = None
+    max_drafts: int = 0
+
+
 def build_runner(settings: WorkerSettings) -> Built:
     """Load the model and allocate everything a rank needs.
 
@@ -38,71 +51,115 @@ def build_runner(settings: WorkerSettings) -> Built:
     """
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
-    device = torch.device(settings.device)
     if settings.cpu_threads:
         torch.set_num_threads(settings.cpu_threads)
     kernels = load_kernels(settings.device)
     tp = TensorParallel.connect(
-        settings.rank, settings.tensor_parallel_size, settings.tp_master, device
+        settings.rank,
+        settings.tensor_parallel_size,
+        settings.tp_master,
+        settings.device,
+        _TP_TIMEOUT_S,
     )
     model = load_model(
-        settings.model, dtype=settings.dtype, device=device, tp=tp, kernels=kernels
+        settings.model,
+        dtype=settings.dtype,
+        device=settings.device,
+        tp=tp,
+        kernels=kernels,
+        max_model_len=settings.max_model_len,
+        progress=_log_progress(),
     )
-    speculative = SpeculativeConfig.model_validate(settings.speculative_config or {"method": None})
-    return assemble(settings, model, tp, device, speculative)
+    return assemble(settings, model, tp, kernels, _speculation(settings))
 
 
 def assemble(
     settings: WorkerSettings,
     model: Model,
     tp: TensorParallel,
-    device: torch.device,
-    speculative: SpeculativeConfig,
+    kernels: KernelSet,
+    speculation: Speculation,
 ) -> Built:
     """A runner around a loaded model."""
-    max_model_len = _max_model_len(settings, model)
-    max_drafts = speculative.num_speculative_tokens
-    kv = _allocate_kv(settings, model, max_model_len, device)
-    slots = Slots(settings.max_num_seqs, max_model_len, max_drafts, settings.block_size)
-    sampling = SamplingSlots(settings.max_num_seqs, model.config.vocab_size, device)
-    drafter = make_drafter(speculative)
-    runner = Runner(Parts(model, kv, slots, sampling, drafter, max_drafts, tp, device))
+    config = model.config
+    max_model_len = settings.max_model_len or config.max_length
+    kv = _allocate_kv(settings, model, kernels, max_model_len)
+    parts = Parts(
+        model=model,
+        kv=kv,
+        slots=Slots(
+            settings.max_num_seqs, max_model_len, speculation.max_drafts, settings.block_size
+        ),
+        sampling=SamplingSlots(settings.max_num_seqs, config.vocab_size),
+        drafter=speculation.drafter,
+        max_draft_tokens=speculation.max_drafts,
+        tp=tp,
+        device=torch.device(settings.device),
+    )
     facts = pb.WorkerInfo(
         model_path=str(settings.model),
-        architecture=model.config.architecture,
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=str(device),
-        vocab_size=model.config.vocab_size,
+        architecture=config.architecture,
+        dtype=str(kv.spec.dtype).removeprefix("torch."),
+        device=settings.device,
+        vocab_size=config.vocab_size,
         max_model_len=max_model_len,
         num_slots=settings.max_num_seqs,
         num_blocks=kv.num_blocks,
         block_size=settings.block_size,
         max_step_tokens=settings.max_num_batched_tokens,
-        drafter=speculative.method or "",
-        max_draft_tokens=max_drafts,
-        eos_token_ids=model.config.eos_token_ids,
-        kv_cache_bytes=kv.num_bytes,
-        weight_bytes=model.weight_bytes,
+        drafter=speculation.name,
+        max_draft_tokens=speculation.max_drafts,
+        eos_token_ids=config.eos_token_ids,
+        kv_cache_bytes=kv.num_blocks * bytes_per_block(kv.spec, kernels),
     )
+    _log_facts(facts)
+    return Built(Runner(parts), facts)
+
+
+def _allocate_kv(
+    settings: WorkerSettings, model: Model, kernels: KernelSet, max_model_len: int
+) -> KVCache:
+    """Blocks for the memory given, but no more than all slots at full length could use."""
+    spec = model.kv_spec(settings.block_size)
+    fit = blocks_that_fit(int(settings.kv_cache_memory * _GIB), spec, kernels)
+    useful = 1 + settings.max_num_seqs * -(-max_model_len // settings.block_size)
+    return KVCache(spec, min(fit, useful), kernels, settings.device)
+
+
+def _speculation(settings: WorkerSettings) -> Speculation:
+    if settings.speculative_config is None:
+        return Speculation()
+    config = SpeculativeConfig.from_json(json.dumps(settings.speculative_config))
+    if config.num_speculative_tokens == 0:
+        return Speculation()
+    drafter = DRAFTERS.get(config.method)(config)
+    return Speculation(config.method, drafter, config.num_speculative_tokens)
+
+
+def _log_progress() -> Progress:
+    """Log every tenth of the checkpoint; whoever starts the worker shows a bar from these lines."""
+    logged = -1.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal logged
+        share = done / total
+        if share - logged >= _PROGRESS_STEP or (done == total and logged < 1):
+            logged = share
+            logger.info("loading weights: %d of %d MB", done >> 20, total >> 20)
+
+    return progress
+
+
+def _log_facts(facts: pb.WorkerInfo) -> None:
     logger.info(
-        "%d slots, %d KV blocks of %d tokens (%.2f GiB), drafter %s, K = %d",
+        "%s, %s on %s: %d slots, %d KV blocks of %d tokens (%.2f GiB), drafter %s, K = %d",
+        facts.architecture,
+        facts.dtype,
+        facts.device,
         facts.num_slots,
         facts.num_blocks,
         facts.block_size,
         facts.kv_cache_bytes / _GIB,
         facts.drafter or "none",
-        max_drafts,
+        facts.max_draft_tokens,
     )
-    return Built(runner, facts)
-
-
-def _max_model_len(settings: WorkerSettings, model: Model) -> int:
-    limit = model.config.max_position
-    if settings.max_model_len is None:
-        return limit
-    if settings.max_model_len > limit:
-        raise InvalidRequest(
-            f"max_model_len {settings.max_model_len} exceeds the model's {limit} positions",
-            param="max_model_len",
-        )
-    return settings.max_model_len

@@ -9,7 +9,7 @@ import torch
 from surestep_proto import engine_pb2 as pb
 
 from .batch import StepBatch
-from .plan import IntArray, Rows
+from .plan import BoolArray, IntArray, Rows
 from .slots import Slots
 
 
@@ -25,23 +25,45 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptPositions:
+    """Prompt tokens whose log-probabilities are wanted: each is predicted by the token before it."""
+
+    row: IntArray  # [P] index into the plan's rows, ascending
+    slot: IntArray  # [P]
+    token_id: IntArray  # [P]
+    predictor: IntArray  # [P] index into the batch's tokens of the token before
+
+
+@dataclass(frozen=True, slots=True)
 class Gathered:
     """One step's forward input and what is needed to make sense of its output."""
 
     batch: StepBatch
     consumed: IntArray  # [R] input tokens per row
     windows: Windows
+    prompt: PromptPositions  # their logits stand behind those of the windows
 
 
-def gather(rows: Rows, n_drafts: IntArray, slots: Slots, device: torch.device) -> Gathered:
-    """Build the batch. `n_drafts` [R] drafts stand behind the known tokens of their slot."""
+def gather(
+    rows: Rows,
+    n_drafts: IntArray,
+    slots: Slots,
+    wants_prompt: BoolArray,
+    device: torch.device,
+) -> Gathered:
+    """Build the batch.
+
+    `n_drafts` [R] drafts stand behind the known tokens of their slot; `wants_prompt` [S] tells which
+    slots want log-probabilities of their prompt.
+    """
     consumed = np.where(rows.is_prefill, rows.num_tokens, 1 + n_drafts)
     cu = _offsets(consumed)
     start = slots.committed[rows.slot]
     row = np.repeat(np.arange(len(rows)), consumed)
     positions = start[row] + np.arange(cu[-1]) - cu[row]
     token_slot = rows.slot[row]
-    windows, logits_index = _windows(rows, cu, n_drafts, slots)
+    windows, sampled = _windows(rows, cu, n_drafts, slots)
+    prompt = _prompt_positions(rows, row, positions, slots, wants_prompt)
     block_size = slots.block_size
     blocks = slots.block_tables[token_slot, positions // block_size].astype(np.int64)
     num_table = -(-int((start + consumed).max(initial=1)) // block_size)
@@ -56,9 +78,9 @@ def gather(rows: Rows, n_drafts: IntArray, slots: Slots, device: torch.device) -
         start=tensor(start.astype(np.int32)),
         block_tables=tensor(slots.block_tables[rows.slot, :num_table]),
         kv_slots=tensor(blocks * block_size + positions % block_size),
-        logits_index=tensor(logits_index),
+        logits_index=tensor(np.concatenate((sampled, prompt.predictor))),
     )
-    return Gathered(batch, consumed, windows)
+    return Gathered(batch, consumed, windows, prompt)
 
 
 def _windows(
@@ -80,6 +102,21 @@ def _windows(
         length=slots.known[slot][window] + offset,
     )
     return windows, first[window] + offset
+
+
+def _prompt_positions(
+    rows: Rows, row: IntArray, positions: IntArray, slots: Slots, wants_prompt: BoolArray
+) -> PromptPositions:
+    token_slot = rows.slot[row]
+    wanted = (rows.is_prefill & wants_prompt[rows.slot])[row]
+    predictor = np.flatnonzero(wanted & (positions + 1 < slots.prompt_len[token_slot]))
+    slot = token_slot[predictor]
+    return PromptPositions(
+        row=row[predictor],
+        slot=slot,
+        token_id=slots.ids_at(slot, positions[predictor] + 1),
+        predictor=predictor,
+    )
 
 
 def _offsets(counts: IntArray) -> IntArray:

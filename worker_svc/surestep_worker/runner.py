@@ -16,7 +16,7 @@ from .kv_cache import KVCache
 from .models import Model
 from .plan import IntArray, Rows, read_rows
 from .plan_check import check_rows
-from .result import StepOutcome, build_result
+from .result import StepOutcome, digest, fill_logprobs, fill_rows
 from .sampling import SamplingSlots, Verdict, sample, verify
 from .slots import Slots
 from .spec import Drafter, Drafts
@@ -60,6 +60,7 @@ class Runner:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._slots = parts.slots
+        self._vocab_size = parts.model.config.vocab_size
         self._epoch = 0
         self._step = 0
 
@@ -69,7 +70,8 @@ class Runner:
             raise InvalidRequest(f"epoch {epoch} is not newer than {self._epoch}", param="epoch")
         self._epoch, self._step = epoch, 0
         self._slots.reset()
-        self._parts.sampling.reset()
+        for slot in range(self._slots.num_slots):
+            self._parts.sampling.free(slot)
 
     @torch.inference_mode()
     def step(self, plan: pb.StepPlan) -> pb.StepResult:
@@ -77,14 +79,20 @@ class Runner:
         clock = StepClock()
         rows = self._apply(plan)
         drafts = self._draft(rows)
-        gathered = gather(rows, drafts.counts, self._slots, self._parts.device)
+        gathered = gather(
+            rows,
+            drafts.counts.numpy(),
+            self._slots,
+            self._parts.sampling.logprobs.prompt.numpy(),
+            self._parts.device,
+        )
         clock.prepare_us = clock.lap()
-        hidden = self._forward(rows, gathered)
-        logits = self._logits(hidden, gathered)
+        hidden = self._forward(gathered)
+        logits = self._parts.model.logits(hidden).float() if len(hidden) else hidden
         clock.forward_us = clock.lap()
         verdict = self._choose(gathered, drafts, logits)
         outcome = self._commit(rows, gathered, drafts, verdict)
-        result = build_result(self._parts, plan, rows, gathered, outcome, hidden, logits)
+        result = self._report(plan, rows, gathered, outcome, verdict, hidden, logits)
         clock.sample_us = clock.lap()
         result.timings.prepare_us = clock.prepare_us
         result.timings.forward_us = clock.forward_us
@@ -119,64 +127,72 @@ class Runner:
             self._slots.extend(slot, block_ids[end - count : end])
 
     def _draft(self, rows: Rows) -> Drafts:
-        """Drafts of every VERIFY row [R, K]; rank 0 proposes, so that all ranks hold the same."""
-        ids = np.zeros((len(rows), self._parts.max_draft_tokens), dtype=np.int64)
-        counts = np.zeros(len(rows), dtype=np.int64)
+        """Drafts of every row [R, K]; rank 0 proposes, so that all ranks hold the same."""
+        ids = torch.zeros(len(rows), self._parts.max_draft_tokens, dtype=torch.int64)
+        counts = torch.zeros(len(rows), dtype=torch.int64)
         verify_rows = np.flatnonzero(rows.mode == pb.VERIFY)
-        if self._parts.drafter is None or not len(verify_rows):
+        if not len(verify_rows):
             return Drafts(ids, counts)
         slot = rows.slot[verify_rows]
-        packed = np.zeros((len(slot), ids.shape[1] + 1), dtype=np.int64)
+        packed = torch.zeros(len(slot), ids.shape[1] + 1, dtype=torch.int64)
         if self._parts.tp.rank == 0:
-            proposed = self._parts.drafter.propose(
-                self._slots.tokens, slot, self._slots.known[slot], rows.k_cap[verify_rows]
-            )
-            packed[:, : proposed.ids.shape[1]] = proposed.ids
-            packed[:, -1] = proposed.counts
-        packed = self._broadcast(packed)
+            packed[:, :-1], packed[:, -1] = self._propose(slot, rows.k_cap[verify_rows])
+        self._parts.tp.broadcast(packed)
         ids[verify_rows], counts[verify_rows] = packed[:, :-1], packed[:, -1]
-        self._slots.write_drafts(slot, ids[verify_rows], counts[verify_rows])
+        self._slots.write_drafts(slot, packed[:, :-1].numpy(), packed[:, -1].numpy())
         return Drafts(ids, counts)
 
-    def _forward(self, rows: Rows, gathered: Gathered) -> torch.Tensor:
-        """Final hidden states [T, H]."""
-        if not len(rows):
-            return torch.empty(0, self._parts.model.config.hidden_size)
-        return self._parts.model.forward(gathered.batch, self._parts.kv)
+    def _propose(self, slot: IntArray, k_cap: IntArray) -> Drafts:
+        assert self._parts.drafter is not None, "VERIFY rows without a drafter"
+        proposed = self._parts.drafter.propose(
+            self._slots.tokens,
+            torch.from_numpy(slot),
+            torch.from_numpy(self._slots.known[slot]),
+            torch.from_numpy(k_cap),
+        )
+        if bool((proposed.counts > torch.from_numpy(k_cap)).any()):
+            raise InternalError("the drafter proposed more than it may")
+        if not bool(((proposed.ids >= 0) & (proposed.ids < self._vocab_size)).all()):
+            raise InternalError("the drafter proposed an id outside the vocabulary")
+        return proposed
 
-    def _logits(self, hidden: torch.Tensor, gathered: Gathered) -> torch.Tensor:
-        """Logits [N, V] of the sampled positions."""
-        if not len(gathered.windows.length):
-            return torch.empty(0, self._parts.model.config.vocab_size)
-        return self._parts.model.logits(hidden[gathered.batch.logits_index])
+    def _forward(self, gathered: Gathered) -> torch.Tensor:
+        """Final hidden states [N, H] of the positions whose logits are wanted."""
+        batch = gathered.batch
+        if not len(batch.token_ids):  # the plan only frees slots
+            return torch.empty(0, 0)
+        hidden = self._parts.model.forward(batch, self._parts.kv)
+        return hidden[batch.logits_index]
 
     def _choose(self, gathered: Gathered, drafts: Drafts, logits: torch.Tensor) -> Verdict:
         """Sample every position, accept drafts that equal the choice. Rank 0 decides for all."""
         windows = gathered.windows
         width = self._parts.max_draft_tokens + 1
-        packed = np.zeros((len(windows.row), width + 3), dtype=np.int64)
+        packed = torch.zeros(len(windows.row), width + 3, dtype=torch.int64)
         if self._parts.tp.rank == 0 and len(windows.row):
-            sampled = sample(
-                logits,
-                torch.from_numpy(windows.position_slot),
-                torch.from_numpy(windows.length),
-                self._slots.tokens,
-                self._parts.sampling,
-            )
-            verdict = verify(
-                sampled,
-                windows.cu,
-                drafts.ids[windows.row],
-                drafts.counts[windows.row],
-                windows.slot,
-                self._parts.sampling,
-            )
+            verdict = self._judge(gathered, drafts, logits)
             packed[:, :width] = verdict.tokens
-            packed[:, width] = verdict.n_accepted
-            packed[:, width + 1] = verdict.n_emitted
-            packed[:, width + 2] = verdict.status
-        packed = self._broadcast(packed)
-        return Verdict(packed[:, :width], *(packed[:, width + i] for i in range(3)))
+            packed[:, width:] = torch.stack(verdict[1:], dim=1)
+        self._parts.tp.broadcast(packed)
+        return Verdict(packed[:, :width], *packed[:, width:].unbind(dim=1))
+
+    def _judge(self, gathered: Gathered, drafts: Drafts, logits: torch.Tensor) -> Verdict:
+        windows, sampling = gathered.windows, self._parts.sampling
+        sampled = sample(
+            logits[: len(windows.length)],
+            torch.from_numpy(windows.position_slot),
+            torch.from_numpy(windows.length),
+            self._slots.tokens,
+            sampling,
+        )
+        return verify(
+            sampled,
+            torch.from_numpy(windows.cu),
+            drafts.ids[windows.row],
+            drafts.counts[windows.row],
+            torch.from_numpy(windows.slot),
+            sampling.stops,
+        )
 
     def _commit(
         self, rows: Rows, gathered: Gathered, drafts: Drafts, verdict: Verdict
@@ -184,22 +200,34 @@ class Runner:
         """State advances by what was emitted, never by what was hoped for."""
         windows = gathered.windows
         outcome = StepOutcome.nothing_chosen(
-            len_before=self._slots.committed[rows.slot], n_drafts=drafts.counts, verdict=verdict
+            len_before=self._slots.committed[rows.slot], n_drafts=drafts.counts.numpy()
         )
-        outcome.status[windows.row] = verdict.status
-        outcome.n_accepted[windows.row] = verdict.n_accepted
-        outcome.n_emitted[windows.row] = verdict.n_emitted
+        outcome.status[windows.row] = verdict.status.numpy()
+        outcome.n_accepted[windows.row] = verdict.n_accepted.numpy()
+        outcome.n_emitted[windows.row] = verdict.n_emitted.numpy()
         consumed: IntArray = np.where(rows.is_prefill, gathered.consumed, outcome.n_emitted)
         consumed[outcome.status != pb.OK] = 0  # a failed row advances nothing
-        self._slots.append(windows.slot, verdict.tokens, verdict.n_emitted)
+        self._slots.append(windows.slot, verdict.tokens.numpy(), verdict.n_emitted.numpy())
         self._slots.commit(
             self._step, rows.slot, consumed, outcome.n_accepted, outcome.n_emitted
         )
         return outcome
 
-    def _broadcast(self, packed: IntArray) -> IntArray:
-        """Rank 0's array on every rank; collectives run whenever the plan says so, on all ranks."""
-        if self._parts.tp.size == 1:
-            return packed
-        array: IntArray = self._parts.tp.broadcast(torch.from_numpy(packed)).numpy()
-        return array
+    def _report(
+        self,
+        plan: pb.StepPlan,
+        rows: Rows,
+        gathered: Gathered,
+        outcome: StepOutcome,
+        verdict: Verdict,
+        hidden: torch.Tensor,
+        logits: torch.Tensor,
+    ) -> pb.StepResult:
+        """Rank 0 tells everything, the other ranks only what proves that they agree."""
+        tp = self._parts.tp
+        result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=tp.rank)
+        result.digest = digest(outcome, verdict, self._slots.committed[rows.slot], hidden)
+        if tp.rank == 0:
+            fill_rows(result, rows, outcome, verdict)
+            fill_logprobs(result, gathered, verdict, logits, self._parts.sampling.logprobs)
+        return result

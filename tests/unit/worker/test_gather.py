@@ -47,7 +47,7 @@ def test_gather_equals_the_row_by_row_definition() -> None:
     rng = np.random.default_rng(SEED)
     for _ in range(200):
         rows, n_drafts, slots = random_case(rng)
-        gathered = gather(rows, n_drafts, slots, torch.device("cpu"))
+        gathered = gather(rows, n_drafts, slots, np.zeros(6, dtype=np.bool_), torch.device("cpu"))
         tokens, positions, kv_slots, logits_index, lengths = [], [], [], [], []
         for row, slot in enumerate(rows.slot):
             start = int(slots.committed[slot])
@@ -78,6 +78,8 @@ def test_gather_equals_the_row_by_row_definition() -> None:
 def test_a_step_without_rows_is_an_empty_batch() -> None:
     none = np.zeros(0, dtype=np.int64)
     slots = Slots(num_slots=2, max_model_len=8, max_draft_tokens=0, block_size=BLOCK)
-    gathered = gather(Rows(*[none] * 10), none, slots, torch.device("cpu"))
+    gathered = gather(
+        Rows(*[none] * 10), none, slots, np.zeros(2, dtype=np.bool_), torch.device("cpu")
+    )
     assert gathered.batch.token_ids.numel() == 0
     assert gathered.windows.cu.tolist() == [0]
