@@ -1,0 +1,8 @@
+"""Numeric ops of the worker: a torch reference for each, and faster implementations of it."""
+
+from __future__ import annotations
+
+from .dispatch import KernelSet, load_kernels
+from .linear import PackedLinear
+
+__all__ = ["KernelSet", "PackedLinear", "load_kernels"]

@@ -1,0 +1,22 @@
+"""Root-mean-square normalisation (Zhang and Sennrich, 2019), with and without a residual add."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise each row of x [T, H] and scale it by weight [H]; returns [T, H] in x's dtype.
+
+    The row is rounded to x's dtype before the scale, as the published models were trained.
+    """
+    wide = x.float()
+    inverse = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return (wide * inverse).to(x.dtype) * weight
+
+
+def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual += x in place (both [T, H]); returns the normalised residual [T, H]."""
+    residual += x
+    return rms_norm_reference(residual, weight, eps)

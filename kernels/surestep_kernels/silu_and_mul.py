@@ -1,0 +1,15 @@
+"""The gated activation of a Llama-style MLP."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+
+def silu_and_mul_reference(x: Tensor) -> Tensor:
+    """silu(gate) * up, where x [T, 2I] holds gate in its first half and up in its second.
+
+    Returns [T, I]. silu is rounded to x's dtype before the product, as in the published models.
+    """
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate) * up
