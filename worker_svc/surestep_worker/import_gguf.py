@@ -1,0 +1,116 @@
+"""Convert a GGUF file, once, into a folder in Hugging Face format that `load_model` reads.
+
+Weights are written as bfloat16: block-quantised values times their scales need up to 15 bits of
+mantissa, so only float32 would keep every one of them, at twice the disk, memory and load time. The
+rounding (2**-9 of a value) is a tenth or less of the error the quantisation itself has made.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surestep_common.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+Announce = Callable[[str], None]
+
+
+def import_gguf(
+    gguf_path: Path, out_dir: Path, progress: Announce = lambda stage: logger.info("%s", stage)
+) -> None:
+    """Write model, tokenizer, chat template and generation config of `gguf_path` to `out_dir`.
+
+    `progress` is told the name of each stage as it starts; transformers draws its own bars inside
+    the long one. `out_dir` appears complete or not at all. Raises InvalidRequest when the file is
+    missing or no GGUF that transformers can read, or when `out_dir` exists.
+    """
+    if not gguf_path.is_file():
+        raise InvalidRequest(f"no GGUF file at {gguf_path}", param="gguf")
+    if out_dir.exists():
+        raise InvalidRequest(f"{out_dir} exists already", param="out_dir")
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", dir=out_dir.parent))
+    try:
+        _convert(gguf_path, partial, progress)
+        partial.chmod(0o755)
+        os.rename(partial, out_dir)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _convert(gguf_path: Path, folder: Path, progress: Announce) -> None:
+    progress("reading the GGUF header")
+    metadata = _read_metadata(gguf_path)
+    progress("converting the tokenizer")
+    tokenizer = _load_tokenizer(gguf_path, metadata)
+    progress("dequantising the weights")
+    model = _load_model(gguf_path)
+    model.generation_config.eos_token_id = _eos_token_ids(metadata, tokenizer)
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    progress("writing the model")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _read_metadata(gguf_path: Path) -> dict[str, Any]:
+    """The tokenizer's scalar fields; its arrays are large and not wanted here."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(gguf_path)
+    except ValueError as error:
+        raise InvalidRequest(f"{gguf_path} is not a GGUF file: {error}", param="gguf") from error
+    scalars = {name: field for name, field in reader.fields.items() if len(field.types) == 1}
+    return {name: field.contents() for name, field in scalars.items()}
+
+
+def _load_tokenizer(gguf_path: Path, metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf_path.parent, gguf_file=gguf_path.name)
+    if metadata.get("tokenizer.ggml.pre") == "smollm":
+        _split_like_smollm(tokenizer)
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def _split_like_smollm(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Digits one by one before the GPT-2 split, which alone would cut `"  12"` at another place.
+
+    transformers 5.23 does not know this `tokenizer.ggml.pre` and falls back to the GPT-2 split.
+    """
+    from tokenizers import pre_tokenizers
+
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+
+
+def _load_model(gguf_path: Path) -> PreTrainedModel:
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
+        gguf_path.parent,
+        gguf_file=gguf_path.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.bfloat16,
+    )
+
+
+def _eos_token_ids(metadata: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """End of sequence and, where the file names one, end of turn."""
+    ids = {tokenizer.eos_token_id, metadata.get("tokenizer.ggml.eot_token_id")}
+    return sorted(i for i in ids if i is not None)
