@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from surestep_common.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, TokenizersBackend
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,10 @@ def _convert(gguf_path: Path, folder: Path, progress: Announce) -> None:
     progress("writing the model")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(
+            0o644
+        )  # safetensors writes for its owner alone; the services have their own user
 
 
 def _read_metadata(gguf_path: Path) -> dict[str, Any]:
@@ -74,16 +78,17 @@ def _read_metadata(gguf_path: Path) -> dict[str, Any]:
     return {name: field.contents() for name, field in scalars.items()}
 
 
-def _load_tokenizer(gguf_path: Path, metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
-    from transformers import AutoTokenizer
+def _load_tokenizer(gguf_path: Path, metadata: dict[str, Any]) -> TokenizersBackend:
+    from transformers import AutoTokenizer, TokenizersBackend
 
     tokenizer = AutoTokenizer.from_pretrained(gguf_path.parent, gguf_file=gguf_path.name)
+    assert isinstance(tokenizer, TokenizersBackend), "only these are built from GGUF metadata"
     if metadata.get("tokenizer.ggml.pre") == "smollm":
         _split_like_smollm(tokenizer)
-    return tokenizer  # type: ignore[no-any-return]
+    return tokenizer
 
 
-def _split_like_smollm(tokenizer: PreTrainedTokenizerFast) -> None:
+def _split_like_smollm(tokenizer: TokenizersBackend) -> None:
     """Digits one by one before the GPT-2 split, which alone would cut `"  12"` at another place.
 
     transformers 5.23 does not know this `tokenizer.ggml.pre` and falls back to the GPT-2 split.
@@ -102,7 +107,7 @@ def _load_model(gguf_path: Path) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
+    return AutoModelForCausalLM.from_pretrained(
         gguf_path.parent,
         gguf_file=gguf_path.name,
         quantization_config=GgufConfig(dequantize=True),
@@ -110,7 +115,7 @@ def _load_model(gguf_path: Path) -> PreTrainedModel:
     )
 
 
-def _eos_token_ids(metadata: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> list[int]:
+def _eos_token_ids(metadata: dict[str, Any], tokenizer: TokenizersBackend) -> list[int]:
     """End of sequence and, where the file names one, end of turn."""
     ids = {tokenizer.eos_token_id, metadata.get("tokenizer.ggml.eot_token_id")}
     return sorted(i for i in ids if i is not None)

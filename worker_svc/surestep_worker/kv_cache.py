@@ -1,0 +1,71 @@
+"""The paged key/value cache of one rank."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from surestep_common.errors import InvalidRequest
+from surestep_kernels import KernelSet
+from torch import Tensor
+
+NULL_BLOCK = 0  # never allocated: padding of block tables points here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSpec:
+    """What the cache of a model must hold on this rank."""
+
+    num_layers: int
+    num_kv_heads: int  # of this rank
+    head_dim: int
+    block_size: int  # tokens
+    dtype: torch.dtype
+
+
+class LayerCache(NamedTuple):
+    """Keys and values of one layer, each in the KernelSet's kv_cache_shape."""
+
+    k: Tensor
+    v: Tensor
+
+
+class KVCache:
+    """Key and value pages of every layer. Block NULL_BLOCK is among them but belongs to nobody."""
+
+    def __init__(self, spec: KVSpec, num_blocks: int, kernels: KernelSet, device: str) -> None:
+        assert num_blocks > NULL_BLOCK + 1, "no block besides the null block"
+        shape = _shape(spec, num_blocks, kernels)
+        self.spec = spec
+        self.num_blocks = num_blocks
+        self.layers = [
+            LayerCache(*(torch.zeros(shape, dtype=spec.dtype, device=device) for _ in "kv"))
+            for _ in range(spec.num_layers)
+        ]
+
+
+def bytes_per_block(spec: KVSpec, kernels: KernelSet) -> int:
+    """Memory of one block over all layers, keys and values, padding of the layout included."""
+    return 2 * spec.num_layers * math.prod(_shape(spec, 1, kernels)) * spec.dtype.itemsize
+
+
+def blocks_that_fit(budget_bytes: int, spec: KVSpec, kernels: KernelSet) -> int:
+    """Blocks, the null block included, that fit into `budget_bytes`.
+
+    Raises InvalidRequest when that is not even one usable block.
+    """
+    each = bytes_per_block(spec, kernels)
+    blocks = budget_bytes // each
+    if blocks < NULL_BLOCK + 2:
+        raise InvalidRequest(
+            f"{budget_bytes} bytes for the KV cache hold {blocks} blocks of {each} bytes; "
+            "two are the least",
+            param="kv_cache_bytes",
+        )
+    return blocks
+
+
+def _shape(spec: KVSpec, num_blocks: int, kernels: KernelSet) -> tuple[int, ...]:
+    return kernels.kv_cache_shape(num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)

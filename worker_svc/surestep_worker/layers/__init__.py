@@ -1,0 +1,1 @@
+"""Blocks that model files share."""

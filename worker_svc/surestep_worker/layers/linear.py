@@ -1,0 +1,84 @@
+"""Linear layers shared out among ranks: which slices a rank reads, and how they are packed.
+
+Column-parallel layers keep some of the outputs, row-parallel layers some of the inputs; a pair of
+them needs one all-reduce (Megatron-LM, Shoeybi et al., 2019).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from surestep_kernels import KernelSet, PackedLinear
+
+from surestep_worker.models.weights import Parameter, Source, Weights
+from surestep_worker.tp import TensorParallel
+
+
+class Part(NamedTuple):
+    """A dimension of the whole model and the slice of it on this rank."""
+
+    total: int
+    keep: slice
+
+    @property
+    def size(self) -> int:
+        """Length of the slice."""
+        return int(self.keep.stop - self.keep.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """Builds the table entries of one rank."""
+
+    tp: TensorParallel
+
+    def part(self, count: int, unit: int = 1) -> Part:
+        """This rank's share of `count` things of `unit` elements; with fewer things than ranks,
+        neighbouring ranks hold the same one."""
+        first = self.tp.rank * count // self.tp.size
+        kept = max(1, count // self.tp.size)
+        return Part(count * unit, slice(first * unit, (first + kept) * unit))
+
+    def whole(self, name: str, size: int) -> Parameter:
+        """A vector that every rank holds."""
+        return Parameter((size,), (Source(name, (size,), slice(0, size)),))
+
+    def vocabulary(self, name: str, vocab_size: int, width: int) -> Parameter:
+        """Equal numbers of rows on every rank, the last ones padded with zeros."""
+        rows = -(-vocab_size // self.tp.size)
+        first = min(self.tp.rank * rows, vocab_size)
+        keep = slice(first, min(first + rows, vocab_size))
+        return Parameter((rows, width), (Source(name, (vocab_size, width), keep),))
+
+    def columns(
+        self, name: str, outputs: dict[str, Part], inputs: int, *, bias: bool
+    ) -> dict[str, Parameter]:
+        """Column-parallel layers of one input, merged in the given order."""
+        rows = sum(part.size for part in outputs.values())
+        weight = Parameter(
+            (rows, inputs),
+            tuple(Source(f"{n}.weight", (p.total, inputs), p.keep) for n, p in outputs.items()),
+        )
+        if not bias:
+            return {f"{name}.weight": weight}
+        biases = tuple(Source(f"{n}.bias", (p.total,), p.keep) for n, p in outputs.items())
+        return {f"{name}.weight": weight, f"{name}.bias": Parameter((rows,), biases)}
+
+    def rows(
+        self, name: str, source: str, outputs: int, inputs: Part, *, bias: bool
+    ) -> dict[str, Parameter]:
+        """A row-parallel layer. Only rank 0 has the bias: the all-reduce adds it for everyone."""
+        kept = Source(f"{source}.weight", (outputs, inputs.total), inputs.keep, dim=1)
+        weight = Parameter((outputs, inputs.size), (kept,))
+        if not bias:
+            return {f"{name}.weight": weight}
+        keep = slice(0, outputs if self.tp.rank == 0 else 0)
+        vector = Parameter((outputs,), (Source(f"{source}.bias", (outputs,), keep),))
+        return {f"{name}.weight": weight, f"{name}.bias": vector}
+
+
+def take_linear(weights: Weights, name: str, kernels: KernelSet) -> PackedLinear:
+    """Read a linear layer and keep it in the kernels' layout only."""
+    bias = weights.take(f"{name}.bias") if f"{name}.bias" in weights else None
+    return kernels.pack_linear(weights.take(f"{name}.weight"), bias)

@@ -1,0 +1,46 @@
+"""Tables of rotary position embeddings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama3Scaling:
+    """Llama 3.1's stretch of the low frequencies."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Base frequency and its scaling; `linear_factor` 1 and `llama3` None mean none."""
+
+    theta: float
+    linear_factor: float = 1.0
+    llama3: Llama3Scaling | None = None
+
+
+def rotary_table(rope: RopeConfig, head_dim: int, num_positions: int, device: str) -> Tensor:
+    """f32[P, D]: the D/2 cosines of each position, then its D/2 sines."""
+    exponents = torch.arange(0, head_dim, 2).float() / head_dim
+    frequencies = 1.0 / rope.theta**exponents / rope.linear_factor
+    if rope.llama3 is not None:
+        frequencies = _stretch(frequencies, rope.llama3)
+    angles = torch.outer(torch.arange(num_positions).float(), frequencies)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
+
+
+def _stretch(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Divide long wavelengths by the factor, keep short ones, blend in between (Llama 3.1)."""
+    turns = scaling.original_max_position * frequencies / (2 * math.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    keep = ((turns - scaling.low_freq_factor) / span).clamp(0.0, 1.0)
+    return frequencies * (keep + (1.0 - keep) / scaling.factor)

@@ -1,0 +1,89 @@
+"""Llama, Mistral, Qwen2 and Qwen3: one decoder, whose differences are fields of ModelConfig."""
+
+from __future__ import annotations
+
+import torch
+from surestep_kernels import KernelSet
+from torch import Tensor
+
+from surestep_worker.batch import StepBatch
+from surestep_worker.kv_cache import KVCache, KVSpec, LayerCache
+from surestep_worker.layers.embedding import embed
+from surestep_worker.tp import TensorParallel
+
+from .config import ModelConfig
+from .dense_weights import Layer, take_layer
+from .weights import Weights
+
+
+class DenseModel:
+    """The part of a decoder that one rank holds. Call under torch.inference_mode."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        tp: TensorParallel,
+        kernels: KernelSet,
+        rotary: Tensor,
+    ) -> None:
+        """Take every parameter of `parameter_table` from `weights`; rotary is f32[P, D]."""
+        self.config = config
+        self._tp = tp
+        self._kernels = kernels
+        self._rotary = rotary
+        self._num_heads = config.num_heads // tp.size
+        self._num_kv_heads = max(1, config.num_kv_heads // tp.size)
+        self._embedding = weights.take("embedding")
+        self._layers = [take_layer(f"{i}.", weights, kernels) for i in range(config.num_layers)]
+        self._norm = weights.take("norm")
+        head = self._embedding if config.tie_word_embeddings else weights.take("lm_head")
+        self._lm_head = kernels.pack_linear(head, None)
+
+    def kv_spec(self, block_size: int) -> KVSpec:
+        """What this rank's KV cache must hold, in blocks of `block_size` tokens."""
+        return KVSpec(
+            num_layers=self.config.num_layers,
+            num_kv_heads=self._num_kv_heads,
+            head_dim=self.config.head_dim,
+            block_size=block_size,
+            dtype=self._embedding.dtype,
+        )
+
+    def forward(self, batch: StepBatch, kv: KVCache) -> Tensor:
+        """Consume T tokens, writing their keys and values; returns the normed hidden [T, H]."""
+        add_norm, eps = self._kernels.add_rms_norm, self.config.rms_norm_eps
+        residual = embed(batch.token_ids, self._embedding, self._tp)
+        x = torch.zeros_like(residual)
+        for layer, cache in zip(self._layers, kv.layers, strict=True):
+            x = add_norm(x, residual, layer.input_norm, eps)
+            x = self._attention(layer, x, batch, cache)
+            x = add_norm(x, residual, layer.post_norm, eps)
+            x = self._mlp(layer, x)
+        return add_norm(x, residual, self._norm, eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
+        local = self._kernels.linear(hidden, self._lm_head, out_dtype=torch.float32)
+        return self._tp.all_gather(local)[:, : self.config.vocab_size]
+
+    def _attention(self, layer: Layer, x: Tensor, batch: StepBatch, cache: LayerCache) -> Tensor:
+        ops, heads, kv_heads = self._kernels, self._num_heads, self._num_kv_heads
+        qkv = ops.linear(x, layer.qkv).view(len(x), -1, self.config.head_dim)
+        q, k, v = torch.split(qkv, (heads, kv_heads, kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._norm_heads(q, layer.q_norm), self._norm_heads(k, layer.k_norm)
+        ops.rotary(q, k, batch.positions, self._rotary)
+        ops.store_kv(k, v, *cache, batch.kv_slots)
+        scale = self.config.head_dim**-0.5
+        out = ops.paged_attention(q, *cache, batch.block_tables, batch.cu_rows, batch.start, scale)
+        return self._tp.all_reduce(ops.linear(out.flatten(1), layer.o))
+
+    def _norm_heads(self, x: Tensor, weight: Tensor) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        return self._kernels.rms_norm(flat, weight, self.config.rms_norm_eps).view(x.shape)
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        ops = self._kernels
+        x = ops.silu_and_mul(ops.linear(x, layer.gate_up))
+        return self._tp.all_reduce(ops.linear(x, layer.down))

@@ -1,0 +1,87 @@
+"""Where the parameters of a dense decoder come from: checkpoint names, merges and rank shares."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from surestep_kernels import KernelSet, PackedLinear
+from torch import Tensor
+
+from surestep_worker.layers.linear import Sharding, take_linear
+from surestep_worker.tp import TensorParallel
+
+from .config import ModelConfig
+from .weights import Parameter, Weights
+
+_BUFFERS = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
+
+
+def ignored(config: ModelConfig) -> tuple[str, ...]:
+    """Regular expressions of checkpoint tensors that hold nothing of their own."""
+    return (*_BUFFERS, r"lm_head\.weight") if config.tie_word_embeddings else _BUFFERS
+
+
+class Layer(NamedTuple):
+    """Weights of one layer on this rank."""
+
+    input_norm: Tensor  # [H]
+    qkv: PackedLinear
+    q_norm: Tensor | None  # [D]
+    k_norm: Tensor | None  # [D]
+    o: PackedLinear
+    post_norm: Tensor  # [H]
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+def parameter_table(config: ModelConfig, tp: TensorParallel) -> dict[str, Parameter]:
+    """Which checkpoint tensors fill which parameter of this rank."""
+    shard, vocab, width = Sharding(tp), config.vocab_size, config.hidden_size
+    table = {
+        "embedding": shard.vocabulary("model.embed_tokens.weight", vocab, width),
+        "norm": shard.whole("model.norm.weight", width),
+    }
+    if not config.tie_word_embeddings:
+        table["lm_head"] = shard.vocabulary("lm_head.weight", vocab, width)
+    for i in range(config.num_layers):
+        table |= _layer_table(f"{i}.", f"model.layers.{i}.", config, shard)
+    return table
+
+
+def _layer_table(to: str, at: str, config: ModelConfig, shard: Sharding) -> dict[str, Parameter]:
+    width, head_dim = config.hidden_size, config.head_dim
+    q = shard.part(config.num_heads, head_dim)
+    kv = shard.part(config.num_kv_heads, head_dim)
+    mlp = shard.part(config.intermediate_size)
+    qkv = {f"{at}self_attn.{name}_proj": part for name, part in (("q", q), ("k", kv), ("v", kv))}
+    gate_up = {f"{at}mlp.{name}_proj": mlp for name in ("gate", "up")}
+    table = {
+        f"{to}input_norm": shard.whole(f"{at}input_layernorm.weight", width),
+        f"{to}post_norm": shard.whole(f"{at}post_attention_layernorm.weight", width),
+        **shard.columns(f"{to}qkv", qkv, width, bias=config.qkv_bias),
+        **shard.rows(f"{to}o", f"{at}self_attn.o_proj", width, q, bias=config.o_bias),
+        **shard.columns(f"{to}gate_up", gate_up, width, bias=config.mlp_bias),
+        **shard.rows(f"{to}down", f"{at}mlp.down_proj", width, mlp, bias=config.mlp_bias),
+    }
+    if config.qk_norm:
+        for name in ("q_norm", "k_norm"):
+            table[to + name] = shard.whole(f"{at}self_attn.{name}.weight", head_dim)
+    return table
+
+
+def take_layer(to: str, weights: Weights, kernels: KernelSet) -> Layer:
+    """Read one layer, packing each weight before the next is read."""
+
+    def vector(name: str) -> Tensor | None:
+        return weights.take(to + name) if to + name in weights else None
+
+    return Layer(
+        input_norm=weights.take(to + "input_norm"),
+        qkv=take_linear(weights, to + "qkv", kernels),
+        q_norm=vector("q_norm"),
+        k_norm=vector("k_norm"),
+        o=take_linear(weights, to + "o", kernels),
+        post_norm=weights.take(to + "post_norm"),
+        gate_up=take_linear(weights, to + "gate_up", kernels),
+        down=take_linear(weights, to + "down", kernels),
+    )
