@@ -1,0 +1,236 @@
+/* Causal attention over the paged KV cache, with the online softmax of Milakov and Gimelshein
+ * (2018) in the blocked form of FlashAttention (Dao et al., 2022).
+ *
+ * The positions that a query sees are cut into spans at multiples of SPAN, counted from the
+ * start of its sequence. A query goes through the spans in order, alone in its arithmetic:
+ * queries only share the loads. Its result is therefore bit for bit the same as a decode row,
+ * in a window of drafts and in a prefill chunk. A position that a query does not see is never
+ * multiplied, not even by zero: it may hold anything.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "pool.h"
+#include "vec.h"
+
+enum {
+    SPAN = 64,        /* positions per step of the online softmax */
+    TILE_QUERIES = 6, /* queries that share the loads: 12 accumulators of 16 registers */
+    TASK_QUERIES = 36,
+    MAX_HEAD_DIM = 256,
+};
+
+typedef struct {
+    void *out;
+    const void *q, *k_cache, *v_cache;
+    const int32_t *block_tables, *cu_rows, *start;
+    const int32_t (*tiles)[2]; /* row, first token of the tile within the row */
+    long table_width, q_stride, kv_heads, group, head_dim, block_size, tile_tokens;
+    float scale;
+    int dtype;
+} attention_job;
+
+/* The queries of some tokens of one row for one KV head, token by token, and their softmax. */
+typedef struct {
+    const attention_job *j;
+    const int32_t *table;
+    long kv_head;
+    int count;
+    float max[TASK_QUERIES], correction[TASK_QUERIES];
+    f8 sum[TASK_QUERIES];
+    float q[TASK_QUERIES][MAX_HEAD_DIM];
+    float scores[TASK_QUERIES][SPAN];
+    float acc[TASK_QUERIES][MAX_HEAD_DIM];
+} query_tile;
+
+/* Index in a cache of the first element of `position` for this head. */
+INLINE long key_index(const query_tile *t, long position)
+{
+    const attention_job *j = t->j;
+    long head = (long)t->table[position / j->block_size] * j->kv_heads + t->kv_head;
+    return head * j->head_dim * j->block_size + position % j->block_size;
+}
+
+INLINE long value_index(const query_tile *t, long position)
+{
+    const attention_job *j = t->j;
+    long head = (long)t->table[position / j->block_size] * j->kv_heads + t->kv_head;
+    return (head * j->block_size + position % j->block_size) * j->head_dim;
+}
+
+/* scores[first..][0..n) of the positions base..base+n, 16 at a time. */
+INLINE void score(query_tile *t, int first, const int queries, long base, long n, const int dtype)
+{
+    const attention_job *j = t->j;
+    for (long p = 0; p < n; p += 16) {
+        long low = key_index(t, base + p), high = p + 8 < n ? key_index(t, base + p + 8) : low;
+        f8 acc[TILE_QUERIES][2];
+#pragma GCC unroll 8
+        for (int i = 0; i < queries; i++) acc[i][0] = acc[i][1] = (f8){0};
+        for (long d = 0; d < j->head_dim; d++) {
+            f8 k0 = load8(j->k_cache, low + d * j->block_size, dtype);
+            f8 k1 = load8(j->k_cache, high + d * j->block_size, dtype);
+#pragma GCC unroll 8
+            for (int i = 0; i < queries; i++) {
+                acc[i][0] += k0 * t->q[first + i][d];
+                acc[i][1] += k1 * t->q[first + i][d];
+            }
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < queries; i++)
+            memcpy(&t->scores[first + i][p], acc[i], sizeof acc[i]);
+    }
+}
+
+/* scores -> weights e^(score - max); updates the running max and sum of query i. */
+static __attribute__((noinline)) void soften(query_tile *t, int i, long n)
+{
+    float *scores = t->scores[i];
+    for (long p = n; p % 8; p++) scores[p] = -INFINITY;
+    f8 peak = load8(scores, 0, F32);
+    for (long p = 8; p < n; p += 8) peak = max8(load8(scores, p, F32), peak);
+    float top = max_lanes(peak), before = t->max[i];
+    top = top > before ? top : before;
+    f8 correction = exp8((f8){0} + (before - top));
+    t->max[i] = top;
+    t->correction[i] = correction[0];
+    t->sum[i] *= correction;
+    for (long p = 0; p < n; p += 8) {
+        f8 weight = exp8(load8(scores, p, F32) - top);
+        t->sum[i] += weight;
+        store8(scores, p, weight, F32);
+    }
+}
+
+/* acc = acc * correction + weights V over n positions, for `vectors` * 8 dims from d. */
+INLINE void add_values(query_tile *t, int first, const int queries, const int vectors, long d,
+                       const long *values, long n, const int dtype)
+{
+    f8 acc[TILE_QUERIES][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < queries; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++)
+            acc[i][v] = load8(t->acc[first + i], d + v * 8, F32) * t->correction[first + i];
+    for (long p = 0; p < n; p++) {
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++) {
+            f8 value = load8(t->j->v_cache, values[p] + d + v * 8, dtype);
+#pragma GCC unroll 8
+            for (int i = 0; i < queries; i++) acc[i][v] += value * t->scores[first + i][p];
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < queries; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++) store8(t->acc[first + i], d + v * 8, acc[i][v], F32);
+}
+
+/* One span for `queries` queries that all see its first n positions. */
+INLINE void attend_span(query_tile *t, int first, const int queries, long base, long n,
+                        const int dtype)
+{
+    long values[SPAN], d = 0;
+    score(t, first, queries, base, n, dtype);
+    for (int i = first; i < first + queries; i++) soften(t, i, n);
+    for (long p = 0; p < n; p++) values[p] = value_index(t, base + p);
+    for (; d + 16 <= t->j->head_dim; d += 16)
+        add_values(t, first, queries, 2, d, values, n, dtype);
+    if (d < t->j->head_dim) add_values(t, first, queries, 1, d, values, n, dtype);
+}
+
+static void attend(query_tile *t, int first, int queries, long base, long n)
+{
+#define ATTEND(count) \
+    case count: \
+        if (t->j->dtype == BF16) attend_span(t, first, count, base, n, BF16); \
+        else attend_span(t, first, count, base, n, F32); \
+        break;
+    switch (queries) { ATTEND(1) ATTEND(2) ATTEND(3) ATTEND(4) ATTEND(5) ATTEND(6) }
+#undef ATTEND
+}
+
+/* Queries from..to in pieces that fit the registers. */
+static void attend_all(query_tile *t, int from, int to, long base, long n)
+{
+    for (int i = from; i < to; i += TILE_QUERIES)
+        attend(t, i, to - i < TILE_QUERIES ? to - i : TILE_QUERIES, base, n);
+}
+
+/* Index in q (with its stride) or out of the first element of query i. */
+INLINE long query_index(const query_tile *t, long first_token, int i, long stride)
+{
+    long head = t->kv_head * t->j->group + i % t->j->group;
+    return (first_token + i / t->j->group) * stride + head * t->j->head_dim;
+}
+
+static void begin(query_tile *t, long first_token)
+{
+    const attention_job *j = t->j;
+    for (int i = 0; i < t->count; i++) {
+        long from = query_index(t, first_token, i, j->q_stride);
+        t->max[i] = -INFINITY;
+        t->sum[i] = (f8){0};
+        memset(t->acc[i], 0, (size_t)j->head_dim * sizeof(float));
+        for (long d = 0; d < j->head_dim; d++) t->q[i][d] = load1(j->q, from + d, j->dtype) * j->scale;
+    }
+}
+
+static void finish(const query_tile *t, long first_token)
+{
+    const attention_job *j = t->j;
+    for (int i = 0; i < t->count; i++) {
+        long to = query_index(t, first_token, i, j->kv_heads * j->group * j->head_dim);
+        float total = sum_lanes(t->sum[i]);
+        for (long d = 0; d < j->head_dim; d++) store1(j->out, to + d, t->acc[i][d] / total, j->dtype);
+    }
+}
+
+static void attention_task(const void *job, long index)
+{
+    const attention_job *j = job;
+    const int32_t *tile = j->tiles[index / j->kv_heads];
+    long row = tile[0], first_token = j->cu_rows[row] + tile[1];
+    long left = j->cu_rows[row + 1] - first_token;
+    int tokens = (int)(left < j->tile_tokens ? left : j->tile_tokens), group = (int)j->group;
+    query_tile t;
+    t.j = j;
+    t.table = j->block_tables + row * j->table_width;
+    t.kv_head = index % j->kv_heads;
+    t.count = tokens * group;
+    begin(&t, first_token);
+    long seen = j->start[row] + tile[1] + 1; /* positions that the first token sees */
+    for (long base = 0; base < seen + tokens - 1; base += SPAN) {
+        /* Tokens that see the whole span share it; the others take what they see of it. */
+        long partial = base + SPAN - seen;
+        int alone = (int)(partial < 0 ? 0 : partial > tokens ? tokens : partial);
+        attend_all(&t, alone * group, t.count, base, SPAN);
+        for (int i = 0; i < alone; i++)
+            if (seen + i > base) attend_all(&t, i * group, (i + 1) * group, base, seen + i - base);
+    }
+    finish(&t, first_token);
+}
+
+/* q and out [cu_rows[rows], kv_heads * group, head_dim]; q's token stride in elements. */
+void surestep_paged_attention(void *out, const void *q, const void *k_cache, const void *v_cache,
+                              const int32_t *block_tables, const int32_t *cu_rows,
+                              const int32_t *start, long rows, long table_width, long q_stride,
+                              long kv_heads, long group, long head_dim, long block_size,
+                              float scale, int dtype)
+{
+    assert(group <= TASK_QUERIES && head_dim <= MAX_HEAD_DIM);
+    attention_job j = {out, q, k_cache, v_cache, block_tables, cu_rows, start, NULL, table_width,
+                       q_stride, kv_heads, group, head_dim, block_size, TASK_QUERIES / group,
+                       scale, dtype};
+    int32_t (*tiles)[2] = malloc((size_t)(cu_rows[rows] + 1) * sizeof *tiles);
+    long count = 0;
+    if (!tiles) abort();
+    for (int32_t row = 0; row < rows; row++)
+        for (int32_t token = 0; token < cu_rows[row + 1] - cu_rows[row]; token += (int32_t)j.tile_tokens) {
+            tiles[count][0] = row;
+            tiles[count++][1] = token;
+        }
+    j.tiles = (const int32_t (*)[2])tiles;
+    parallel_for(attention_task, &j, count * kv_heads);
+    free(tiles);
+}

@@ -1,0 +1,275 @@
+/* y = x W^T + bias over a weight that was packed into panels.
+ *
+ * Every output element is one chain of fused multiply-adds over k = 0, 1, 2, ..., whatever the
+ * number of rows, the tile that computes it or the thread that runs the tile. A row of y is
+ * therefore bit for bit the same alone, in a window of drafts and inside a prefill chunk.
+ *
+ * Packed layout: panels of PANEL columns; in a panel, k runs slowest. bf16 puts columns k and
+ * k+1 side by side in one 32-bit lane: a shift and a mask widen them, and it is the operand
+ * order of the dot-product instruction where the machine has one.
+ */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "pool.h"
+#include "vec.h"
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#define HAS_DOT 1
+#else
+#define HAS_DOT 0
+#endif
+
+#if defined(__AVX512F__)
+enum { LANES = 16, MAX_ROWS = 12 }; /* 32 registers */
+#else
+enum { LANES = 8, MAX_ROWS = 5 }; /* 16 registers */
+#endif
+enum { PANEL = 2 * LANES, TASK_PANELS = 4 };
+
+/* Bytes to prefetch ahead; panels follow each other in memory. Measured: 512 to 4096 are close. */
+enum { AHEAD = 2048 };
+
+/* A row block of x is kept within this, so that it stays in the second-level cache. */
+static const long BLOCK_BYTES = 192 * 1024;
+
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+
+typedef struct {
+    const char *w;
+    const float *bias; /* [panels * PANEL] or NULL */
+    const float *x;    /* rows of a tile side by side: [tile][k][row of the tile] */
+    void *y;           /* [m, n] */
+    long m, n, k;      /* k as packed */
+    int dtype, y_dtype;
+    long tiles, block_tiles, groups;
+} linear_job;
+
+/* Rows 0..m are cut into tiles of nearly equal height: a short last tile would be slow. */
+INLINE long tile_start(const linear_job *j, long tile)
+{
+    long base = j->m / j->tiles, extra = j->m % j->tiles;
+    return tile * base + (tile < extra ? tile : extra);
+}
+
+INLINE long panel_bytes(const linear_job *j) { return j->k * PANEL * element_size(j->dtype); }
+
+INLINE vu load_lanes(const char *w, int half)
+{
+    vu bits;
+    memcpy(&bits, w + half * (long)sizeof bits, sizeof bits);
+    return bits;
+}
+
+/* One step over k for one panel: acc[r][h] += w[h] * x[r]. */
+INLINE void multiply_add(vf acc[][2], vf w0, vf w1, const float *x, const int rows)
+{
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        acc[r][0] += w0 * x[r];
+        acc[r][1] += w1 * x[r];
+    }
+}
+
+INLINE void step_f32(vf acc[][2], const char *w, const float *x, const int rows)
+{
+    multiply_add(acc, (vf)load_lanes(w, 0), (vf)load_lanes(w, 1), x, rows);
+}
+
+/* Two steps over k. */
+#if HAS_DOT
+/* x holds a pair of bf16 per row. */
+INLINE void step_bf16(vf acc[][2], const char *w, const float *x, const int rows)
+{
+    __m512bh w0 = (__m512bh)load_lanes(w, 0), w1 = (__m512bh)load_lanes(w, 1);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        __m512bh pair = (__m512bh)_mm512_set1_epi32(((const int *)x)[r]);
+        acc[r][0] = (vf)_mm512_dpbf16_ps((__m512)acc[r][0], w0, pair);
+        acc[r][1] = (vf)_mm512_dpbf16_ps((__m512)acc[r][1], w1, pair);
+    }
+}
+#else
+/* x holds the rows of k, then the rows of k + 1. */
+INLINE void step_bf16(vf acc[][2], const char *w, const float *x, const int rows)
+{
+    multiply_add(acc, (vf)(load_lanes(w, 0) << 16), (vf)(load_lanes(w, 1) << 16), x, rows);
+    __asm__ volatile("" ::: "memory"); /* load again rather than spill an accumulator */
+    multiply_add(acc, (vf)(load_lanes(w, 0) & 0xffff0000), (vf)(load_lanes(w, 1) & 0xffff0000),
+                 x + rows, rows);
+}
+#endif
+
+/* Finished sums [rows, panels * PANEL] to y, with the bias. Apart from the tiles, so that it is
+ * compiled once. */
+static __attribute__((noinline)) void store_tile(const linear_job *j, const float *sums, long row,
+                                                 long panel, int rows, int panels)
+{
+    long first = panel * PANEL, width = panels * PANEL;
+    long columns = j->n - first < width ? j->n - first : width;
+    for (long r = 0; r < rows; r++) {
+        const float *sum = sums + r * width;
+        long out = (row + r) * j->n + first, c = 0;
+        for (; c < columns; c += 8) {
+            f8 value = load8(sum, c, F32);
+            if (j->bias) value += load8(j->bias, first + c, F32);
+            if (c + 8 <= columns) store8(j->y, out + c, value, j->y_dtype);
+            else for (long i = c; i < columns; i++) store1(j->y, out + i, value[i - c], j->y_dtype);
+        }
+    }
+}
+
+INLINE void tile(const linear_job *j, long row, long panel, const int rows, const int panels,
+                 const int dtype)
+{
+    vf acc[TASK_PANELS][MAX_ROWS][2], sums[MAX_ROWS * TASK_PANELS * 2];
+#pragma GCC unroll 8
+    for (int p = 0; p < panels; p++)
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) acc[p][r][0] = acc[p][r][1] = (vf){0};
+
+    const int per_step = dtype == BF16 ? 2 : 1, x_width = dtype == BF16 && HAS_DOT ? 2 : 1;
+    const long steps = j->k / per_step, stride = panel_bytes(j);
+    const char *w = j->w + panel * stride;
+    const float *x = j->x + row * j->k / x_width;
+    for (long s = 0; s < steps; s++, w += PANEL * 4, x += rows * per_step / x_width) {
+#pragma GCC unroll 8
+        for (int p = 0; p < panels; p++) {
+            __builtin_prefetch(w + p * stride + AHEAD);
+            if (dtype == BF16) step_bf16(acc[p], w + p * stride, x, rows);
+            else step_f32(acc[p], w + p * stride, x, rows);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int p = 0; p < panels; p++) {
+            sums[(r * panels + p) * 2] = acc[p][r][0];
+            sums[(r * panels + p) * 2 + 1] = acc[p][r][1];
+        }
+    store_tile(j, (const float *)sums, row, panel, rows, panels);
+}
+
+/* Panels worked on together, for enough independent chains with few rows. */
+INLINE int panels_for(long rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+
+#define TILE(r, p) \
+    case (r) * 8 + (p): \
+        if (j->dtype == BF16) tile(j, row, panel, r, p, BF16); \
+        else tile(j, row, panel, r, p, F32); \
+        break;
+
+static void run_tile(const linear_job *j, long row, long panel, long rows, int panels)
+{
+    switch (rows * 8 + panels) {
+        TILE(1, 4) TILE(2, 2) TILE(3, 2)
+        TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1) TILE(5, 1)
+#if defined(__AVX512F__)
+        TILE(6, 1) TILE(7, 1) TILE(8, 1) TILE(9, 1) TILE(10, 1) TILE(11, 1) TILE(12, 1)
+#endif
+    }
+}
+
+/* A few panels times a block of row tiles. */
+static void linear_task(const void *job, long index)
+{
+    const linear_job *j = job;
+    long first = index / j->groups * j->block_tiles;
+    long last = first + j->block_tiles < j->tiles ? first + j->block_tiles : j->tiles;
+    long panel = index % j->groups * TASK_PANELS, panels = (j->n + PANEL - 1) / PANEL;
+    long end = panel + TASK_PANELS < panels ? panel + TASK_PANELS : panels;
+    int together = panels_for(tile_start(j, 1));
+    for (; panel < end; panel += together) {
+        if (panel + together > end) together = 1;
+        for (long t = first; t < last; t++) {
+            long row = tile_start(j, t);
+            run_tile(j, row, panel, tile_start(j, t + 1) - row, together);
+        }
+    }
+}
+
+/* x [m, k] to the order in which the tiles read it, widened where they compute in fp32. */
+static void arrange_rows(const linear_job *j, float *out, const void *x, long k, int dtype)
+{
+    for (long t = 0; t < j->tiles; t++) {
+        long row = tile_start(j, t), rows = tile_start(j, t + 1) - row;
+        if (HAS_DOT && dtype == BF16) {
+            uint16_t *pairs = (uint16_t *)(out + row * (j->k / 2));
+            for (long r = 0; r < rows; r++)
+                for (long c = 0; c < j->k; c++)
+                    pairs[(c / 2 * rows + r) * 2 + c % 2] =
+                        c < k ? ((const uint16_t *)x)[(row + r) * k + c] : 0;
+        } else {
+            float *wide = out + row * j->k;
+            for (long r = 0; r < rows; r++)
+                for (long c = 0; c < j->k; c++)
+                    wide[c * rows + r] = c < k ? load1(x, (row + r) * k + c, dtype) : 0;
+        }
+    }
+}
+
+static float *scratch(size_t bytes)
+{
+    static _Thread_local struct { void *data; size_t size; } kept;
+    if (kept.size < bytes) {
+        free(kept.data);
+        kept.size = bytes;
+        if (posix_memalign(&kept.data, 64, bytes)) abort();
+    }
+    return kept.data;
+}
+
+int surestep_panel_width(void) { return PANEL; }
+
+/* x [m, k] and packed w in dtype, y [m, n] in y_dtype. */
+void surestep_linear(void *y, const void *x, const void *w, const float *bias, long m, long n,
+                     long k, int dtype, int y_dtype)
+{
+    if (m == 0) return;
+    linear_job j = {.w = w, .bias = bias, .y = y, .m = m, .n = n, .k = k + (dtype == BF16 && k % 2),
+                    .dtype = dtype, .y_dtype = y_dtype};
+    j.tiles = (m + MAX_ROWS - 1) / MAX_ROWS;
+    j.groups = (n + PANEL * TASK_PANELS - 1) / (PANEL * TASK_PANELS);
+    j.block_tiles = BLOCK_BYTES / (MAX_ROWS * j.k * 4);
+    if (j.block_tiles < 1) j.block_tiles = 1;
+    float *arranged = scratch((size_t)(m * j.k) * sizeof(float));
+    arrange_rows(&j, arranged, x, k, dtype);
+    j.x = arranged;
+    parallel_for(linear_task, &j, j.groups * ((j.tiles + j.block_tiles - 1) / j.block_tiles));
+}
+
+typedef struct {
+    char *out;
+    const char *w;
+    long n, k, packed_k;
+    int dtype;
+} pack_job;
+
+static void pack_task(const void *job, long panel)
+{
+    const pack_job *j = job;
+    long size = element_size(j->dtype), pair = j->dtype == BF16 ? 2 : 1;
+    char *out = j->out + panel * PANEL * j->packed_k * size;
+    memset(out, 0, (size_t)(PANEL * j->packed_k * size));
+    for (long c = 0; c < PANEL && panel * PANEL + c < j->n; c++) {
+        const char *column = j->w + (panel * PANEL + c) * j->k * size;
+        for (long k = 0; k < j->k; k++)
+            memcpy(out + ((k / pair * PANEL + c) * pair + k % pair) * size, column + k * size,
+                   (size_t)size);
+    }
+}
+
+/* Weight [n, k] to panels. out has room for n rounded up to PANEL times k rounded up to 2. */
+void surestep_pack_linear(void *out, const void *w, long n, long k, int dtype)
+{
+    pack_job j = {out, w, n, k, k + (dtype == BF16 && k % 2), dtype};
+    long panels = (n + PANEL - 1) / PANEL, page = 4096;
+    uintptr_t from = ((uintptr_t)out + page - 1) / page * page;
+    uintptr_t to = ((uintptr_t)out + (size_t)(panels * PANEL * j.packed_k * element_size(dtype)));
+    /* Huge pages: the hardware prefetcher stops at page borders. Only a hint. */
+    if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
+    parallel_for(pack_task, &j, panels);
+}

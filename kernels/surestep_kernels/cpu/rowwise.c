@@ -1,0 +1,226 @@
+/* Ops that treat each row alone: norms, the gated activation, rotary embedding, KV store. */
+#include "pool.h"
+#include "vec.h"
+
+/* Rows are handed to the threads in groups of about this many elements. */
+static const long GROUP_ELEMENTS = 16384;
+
+typedef struct {
+    long rows, rows_per_task, width;
+    int dtype;
+} row_range;
+
+INLINE row_range make_range(long rows, long width, int dtype)
+{
+    long per_task = GROUP_ELEMENTS / width;
+    return (row_range){rows, per_task < 1 ? 1 : per_task, width, dtype};
+}
+
+static void run_rows(task_fn task, const void *job, const row_range *range)
+{
+    parallel_for(task, job, (range->rows + range->rows_per_task - 1) / range->rows_per_task);
+}
+
+#define FOR_ROWS(row, range, task_index) \
+    for (long row = (task_index) * (range).rows_per_task, \
+              end_##row = row + (range).rows_per_task < (range).rows \
+                              ? row + (range).rows_per_task : (range).rows; \
+         row < end_##row; row++)
+
+/* Call f(..., F32) or f(..., BF16), each inlined. */
+#define BY_DTYPE(dtype, f, ...) \
+    do { \
+        if ((dtype) == BF16) f(__VA_ARGS__, BF16); \
+        else f(__VA_ARGS__, F32); \
+    } while (0)
+
+/* ---- rms_norm ---- */
+
+typedef struct {
+    row_range range;
+    void *out, *residual; /* residual may be NULL */
+    const void *x, *weight;
+    float eps;
+} norm_job;
+
+INLINE void norm_row(const norm_job *j, long row, const int dtype)
+{
+    const long width = j->range.width, base = row * width;
+    const void *x = j->residual ? j->residual : j->x;
+    f8 squares = {0};
+    float tail = 0;
+    long i = 0;
+    for (; i + 8 <= width; i += 8) {
+        f8 v = load8(j->x, base + i, dtype);
+        if (j->residual) {
+            v = rounded8(v + load8(j->residual, base + i, dtype), dtype);
+            store8(j->residual, base + i, v, dtype);
+        }
+        squares += v * v;
+    }
+    for (; i < width; i++) {
+        if (j->residual)
+            store1(j->residual, base + i,
+                   load1(j->x, base + i, dtype) + load1(j->residual, base + i, dtype), dtype);
+        float v = load1(x, base + i, dtype);
+        tail += v * v;
+    }
+    float inverse = 1.0f / sqrtf((sum_lanes(squares) + tail) / (float)width + j->eps);
+    for (i = 0; i + 8 <= width; i += 8) {
+        f8 v = rounded8(load8(x, base + i, dtype) * inverse, dtype);
+        store8(j->out, base + i, v * load8(j->weight, i, dtype), dtype);
+    }
+    for (; i < width; i++) {
+        float v[1];
+        store1(v, 0, load1(x, base + i, dtype) * inverse, dtype);
+        store1(j->out, base + i, load1(v, 0, dtype) * load1(j->weight, i, dtype), dtype);
+    }
+}
+
+static void norm_task(const void *job, long index)
+{
+    const norm_job *j = job;
+    FOR_ROWS(row, j->range, index) BY_DTYPE(j->range.dtype, norm_row, j, row);
+}
+
+/* out = norm(x) * weight, all [rows, width]; with a residual, residual += x and its norm. */
+void surestep_rms_norm(void *out, const void *x, void *residual, const void *weight, float eps,
+                       long rows, long width, int dtype)
+{
+    norm_job j = {make_range(rows, width, dtype), out, residual, x, weight, eps};
+    run_rows(norm_task, &j, &j.range);
+}
+
+/* ---- silu_and_mul ---- */
+
+typedef struct {
+    row_range range;
+    void *out;
+    const void *x;
+} silu_job;
+
+INLINE f8 silu_mul8(f8 gate, f8 up, const int dtype)
+{
+    return rounded8(gate / (1.0f + exp8(-gate)), dtype) * up;
+}
+
+INLINE void silu_row(const silu_job *j, long row, const int dtype)
+{
+    const long width = j->range.width, gate = row * 2 * width, up = gate + width;
+    long i = 0;
+    for (; i + 8 <= width; i += 8)
+        store8(j->out, row * width + i,
+               silu_mul8(load8(j->x, gate + i, dtype), load8(j->x, up + i, dtype), dtype), dtype);
+    for (; i < width; i++) {
+        f8 g = {load1(j->x, gate + i, dtype)}, u = {load1(j->x, up + i, dtype)};
+        store1(j->out, row * width + i, silu_mul8(g, u, dtype)[0], dtype);
+    }
+}
+
+static void silu_task(const void *job, long index)
+{
+    const silu_job *j = job;
+    FOR_ROWS(row, j->range, index) BY_DTYPE(j->range.dtype, silu_row, j, row);
+}
+
+/* x [rows, 2 * width] -> out [rows, width]. */
+void surestep_silu_and_mul(void *out, const void *x, long rows, long width, int dtype)
+{
+    silu_job j = {make_range(rows, width, dtype), out, x};
+    run_rows(silu_task, &j, &j.range);
+}
+
+/* ---- rotary ---- */
+
+typedef struct {
+    row_range range; /* width: elements of the q and k of a token */
+    void *q, *k;
+    const int64_t *positions;
+    const float *cos_sin;
+    long q_stride, k_stride, q_heads, k_heads, head_dim;
+} rotary_job;
+
+INLINE void rotate_head(void *x, long base, const float *cos_sin, long half, const int dtype)
+{
+    long i = 0;
+    for (; i + 8 <= half; i += 8) {
+        f8 cosine = load8(cos_sin, i, F32), sine = load8(cos_sin, half + i, F32);
+        f8 a = load8(x, base + i, dtype), b = load8(x, base + half + i, dtype);
+        store8(x, base + i, a * cosine - b * sine, dtype);
+        store8(x, base + half + i, b * cosine + a * sine, dtype);
+    }
+    for (; i < half; i++) {
+        float cosine = cos_sin[i], sine = cos_sin[half + i];
+        float a = load1(x, base + i, dtype), b = load1(x, base + half + i, dtype);
+        store1(x, base + i, a * cosine - b * sine, dtype);
+        store1(x, base + half + i, b * cosine + a * sine, dtype);
+    }
+}
+
+INLINE void rotary_row(const rotary_job *j, long row, const int dtype)
+{
+    const float *cos_sin = j->cos_sin + j->positions[row] * j->head_dim;
+    for (long h = 0; h < j->q_heads; h++)
+        rotate_head(j->q, row * j->q_stride + h * j->head_dim, cos_sin, j->head_dim / 2, dtype);
+    for (long h = 0; h < j->k_heads; h++)
+        rotate_head(j->k, row * j->k_stride + h * j->head_dim, cos_sin, j->head_dim / 2, dtype);
+}
+
+static void rotary_task(const void *job, long index)
+{
+    const rotary_job *j = job;
+    FOR_ROWS(row, j->range, index) BY_DTYPE(j->range.dtype, rotary_row, j, row);
+}
+
+/* q [rows, q_heads, head_dim] and k likewise, rotated in place; strides in elements. */
+void surestep_rotary(void *q, void *k, const int64_t *positions, const float *cos_sin, long rows,
+                     long q_stride, long k_stride, long q_heads, long k_heads, long head_dim,
+                     int dtype)
+{
+    rotary_job j = {make_range(rows, (q_heads + k_heads) * head_dim, dtype), q, k, positions,
+                    cos_sin, q_stride, k_stride, q_heads, k_heads, head_dim};
+    run_rows(rotary_task, &j, &j.range);
+}
+
+/* ---- store_kv ---- */
+
+typedef struct {
+    row_range range; /* width: elements of the k of a token */
+    const void *k, *v;
+    void *k_cache, *v_cache;
+    const int64_t *slots;
+    long k_stride, v_stride, heads, head_dim, block_size;
+} store_job;
+
+/* Keys lie transposed in a block, [head][dim][offset]: attention multiplies one dim of a query
+ * with many positions at once. Values lie [head][offset][dim]. */
+INLINE void store_row(const store_job *j, long row, const int dtype)
+{
+    const long block = j->slots[row] / j->block_size, offset = j->slots[row] % j->block_size;
+    const long size = element_size(dtype), dims = j->head_dim;
+    for (long h = 0; h < j->heads; h++) {
+        const long head = (block * j->heads + h) * dims * j->block_size;
+        char *key = (char *)j->k_cache + (head + offset) * size;
+        const char *from = element(j->k, row * j->k_stride + h * dims, dtype);
+        for (long d = 0; d < dims; d++)
+            memcpy(key + d * j->block_size * size, from + d * size, (size_t)size);
+        memcpy((char *)j->v_cache + (head + offset * dims) * size,
+               element(j->v, row * j->v_stride + h * dims, dtype), (size_t)(dims * size));
+    }
+}
+
+static void store_task(const void *job, long index)
+{
+    const store_job *j = job;
+    FOR_ROWS(row, j->range, index) BY_DTYPE(j->range.dtype, store_row, j, row);
+}
+
+/* k and v [rows, heads, head_dim] to their slots; strides in elements. */
+void surestep_store_kv(void *k_cache, void *v_cache, const void *k, const void *v,
+                       const int64_t *slots, long rows, long k_stride, long v_stride, long heads,
+                       long head_dim, long block_size, int dtype)
+{
+    store_job j = {make_range(rows, heads * head_dim, dtype), k, v, k_cache, v_cache, slots,
+                   k_stride, v_stride, heads, head_dim, block_size};
+    run_rows(store_task, &j, &j.range);
+}

@@ -1,0 +1,131 @@
+/* Vectors, the two element types, and the functions of them that the ops share.
+ *
+ * Everything is written with the vector extensions of GCC and Clang, so that one source serves
+ * every machine. Arithmetic is in fp32; bf16 is widened on load and rounded on store.
+ */
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Element types as the Python side numbers them. Functions that take one as `const int dtype`
+ * are inlined with a constant: one body, compiled once per type. */
+enum { F32 = 0, BF16 = 1 };
+
+/* Row-wise ops and attention use 8 lanes on every machine: their results are then the same on
+ * machines with wider vectors. */
+typedef float f8 __attribute__((vector_size(32)));
+typedef uint32_t u8x __attribute__((vector_size(32)));
+typedef int32_t i8x __attribute__((vector_size(32)));
+typedef uint16_t h8 __attribute__((vector_size(16)));
+
+INLINE long element_size(const int dtype) { return dtype == BF16 ? 2 : 4; }
+
+INLINE const void *element(const void *base, long index, const int dtype)
+{
+    return (const char *)base + index * element_size(dtype);
+}
+
+INLINE f8 load8(const void *base, long index, const int dtype)
+{
+    f8 wide;
+    if (dtype == BF16) {
+        h8 narrow;
+        memcpy(&narrow, element(base, index, dtype), sizeof narrow);
+        return (f8)(__builtin_convertvector(narrow, u8x) << 16);
+    }
+    memcpy(&wide, element(base, index, dtype), sizeof wide);
+    return wide;
+}
+
+INLINE float load1(const void *base, long index, const int dtype)
+{
+    if (dtype == F32) return ((const float *)base)[index];
+    uint32_t bits = (uint32_t)((const uint16_t *)base)[index] << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+/* bf16 bits of x: round to nearest even, NaN stays NaN. */
+INLINE uint16_t round1(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (x != x) return 0x7fc0;
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+INLINE void store1(void *base, long index, float x, const int dtype)
+{
+    if (dtype == BF16) ((uint16_t *)base)[index] = round1(x);
+    else ((float *)base)[index] = x;
+}
+
+INLINE h8 round8(f8 x)
+{
+    u8x bits = (u8x)x;
+    u8x rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    u8x nan = (u8x)(x != x);
+    return __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), h8);
+}
+
+INLINE void store8(void *base, long index, f8 x, const int dtype)
+{
+    if (dtype == BF16) {
+        h8 narrow = round8(x);
+        memcpy((char *)base + index * 2, &narrow, sizeof narrow);
+    } else {
+        memcpy((char *)base + index * 4, &x, sizeof x);
+    }
+}
+
+/* x rounded to the element type, still wide. */
+INLINE f8 rounded8(f8 x, const int dtype)
+{
+    if (dtype == F32) return x;
+    return (f8)(__builtin_convertvector(round8(x), u8x) << 16);
+}
+
+INLINE f8 select8(i8x mask, f8 yes, f8 no)
+{
+    return (f8)(((i8x)yes & mask) | ((i8x)no & ~mask));
+}
+
+INLINE f8 max8(f8 a, f8 b) { return select8(a > b, a, b); }
+
+INLINE float sum_lanes(f8 x)
+{
+    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+}
+
+INLINE float max_lanes(f8 x)
+{
+    float m = x[0];
+    for (int i = 1; i < 8; i++) m = x[i] > m ? x[i] : m;
+    return m;
+}
+
+/* e^x to about 1 ulp (range reduction by ln 2 in two parts, then the Cephes polynomial).
+ * 0 below -87, NaN for NaN; x above 88 counts as 88. */
+INLINE f8 exp8(f8 x)
+{
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    const f8 zero = {0};
+    f8 clamped = select8(x > 88.0f, zero + 88.0f, x);
+    f8 shifted = clamped * 1.44269504f + magic;
+    f8 n = shifted - magic;
+    f8 r = clamped - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    f8 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    f8 power = (f8)(((i8x)shifted - 0x4b400000 + 127) << 23); /* 2^n */
+    return select8(x < -87.0f, zero, p * power);
+}

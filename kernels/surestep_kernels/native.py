@@ -1,0 +1,203 @@
+"""The CPU kernels in C (folder cpu/), called through ctypes.
+
+Each row of a result depends on that row's inputs alone, bit for bit: not on the number of rows,
+the other rows or the number of threads. Matrix products and attention release the interpreter
+lock; the short ops keep it, because handing it over costs more than they take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import CDLL, PyDLL, c_float, c_int, c_long, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .linear import PackedLinear
+
+BF16 = torch.bfloat16
+DTYPES = (torch.float32, torch.bfloat16)
+BLOCK_MULTIPLE = 8  # positions of a KV block, and dims of a head, that one vector covers
+
+_P, _L, _I, _F = c_void_p, c_long, c_int, c_float
+_SIGNATURES: dict[str, list[Any]] = {
+    "rms_norm": [_P, _P, _P, _P, _F, _L, _L, _I],
+    "silu_and_mul": [_P, _P, _L, _L, _I],
+    "rotary": [_P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _I],
+    "store_kv": [_P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _I],
+}
+_SIGNATURES_UNLOCKED: dict[str, list[Any]] = {
+    "linear": [_P, _P, _P, _P, _L, _L, _L, _I, _I],
+    "pack_linear": [_P, _P, _L, _L, _I],
+    "paged_attention": [_P, _P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _F, _I],
+    "set_num_threads": [_I],
+    "panel_width": [],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOps:
+    """The ops of one compiled library; the C function of each op is a field."""
+
+    c_rms_norm: Callable[..., None]
+    c_silu_and_mul: Callable[..., None]
+    c_rotary: Callable[..., None]
+    c_store_kv: Callable[..., None]
+    c_linear: Callable[..., None]
+    c_pack_linear: Callable[..., None]
+    c_paged_attention: Callable[..., None]
+    c_set_num_threads: Callable[[int], None]
+    c_panel_width: Callable[[], int]
+
+    @classmethod
+    def load(cls, library: Path) -> NativeOps:
+        """Open a library that build_library made. Raises OSError when it cannot be loaded."""
+        short, long = PyDLL(str(library)), CDLL(str(library))
+        functions = {f"c_{op}": _bind(short, op, args) for op, args in _SIGNATURES.items()}
+        functions |= {f"c_{op}": _bind(long, op, args) for op, args in _SIGNATURES_UNLOCKED.items()}
+        return cls(**functions)
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Threads of one op, the caller included; torch's own ops follow."""
+        self.c_set_num_threads(num_threads)
+        torch.set_num_threads(num_threads)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See rms_norm_reference."""
+        rows, width = x.shape
+        assert _is_plain(x, weight.dtype)
+        assert len(weight) == width
+        out = torch.empty_like(x)
+        bf16 = _is_bf16(x)
+        pointers = out.data_ptr(), x.data_ptr(), None, weight.data_ptr()
+        self.c_rms_norm(*pointers, eps, rows, width, bf16)
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See add_rms_norm_reference."""
+        rows, width = x.shape
+        assert _is_plain(x, weight.dtype)
+        assert _is_plain(residual, x.dtype)
+        assert len(weight) == width
+        assert residual.shape == x.shape
+        out = torch.empty_like(x)
+        bf16 = _is_bf16(x)
+        pointers = out.data_ptr(), x.data_ptr(), residual.data_ptr(), weight.data_ptr()
+        self.c_rms_norm(*pointers, eps, rows, width, bf16)
+        return out
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """See silu_and_mul_reference."""
+        rows, width = x.shape
+        assert x.is_contiguous()
+        out = x.new_empty((rows, width // 2))
+        self.c_silu_and_mul(out.data_ptr(), x.data_ptr(), rows, width // 2, _is_bf16(x))
+        return out
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """Weight [N, K] to panels of columns that stream from memory (layout: cpu/linear.c)."""
+        rows, columns = weight.shape
+        panel, bf16 = self.c_panel_width(), _is_bf16(weight)
+        padded = -(-rows // panel) * panel
+        data = weight.new_empty(padded * (columns + columns % 2 * bf16))
+        source = weight.contiguous()
+        self.c_pack_linear(data.data_ptr(), source.data_ptr(), rows, columns, bf16)
+        if bias is not None:
+            bias = functional.pad(bias.float(), (0, padded - rows))
+        return PackedLinear(data, bias, in_features=columns, out_features=rows)
+
+    def linear(
+        self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """See linear_reference; sums in fp32 and rounds once, to out_dtype."""
+        rows, columns = x.shape
+        assert _is_plain(x, packed.data.dtype)
+        assert columns == packed.in_features
+        out = x.new_empty((rows, packed.out_features), dtype=out_dtype or x.dtype)
+        bias = packed.bias.data_ptr() if packed.bias is not None else None
+        pointers = out.data_ptr(), x.data_ptr(), packed.data.data_ptr(), bias
+        self.c_linear(*pointers, rows, packed.out_features, columns, _is_bf16(x), _is_bf16(out))
+        return out
+
+    def rotary(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+        """See rotary_reference. q and k may be slices of one projection."""
+        rows, q_heads, head_dim = q.shape
+        assert _is_sliced(q, k.dtype)
+        assert _is_sliced(k, q.dtype)
+        assert _is_plain(positions, torch.int64)
+        assert _is_plain(cos_sin, torch.float32)
+        pointers = q.data_ptr(), k.data_ptr(), positions.data_ptr(), cos_sin.data_ptr()
+        strides = q.stride(0), k.stride(0)
+        self.c_rotary(*pointers, rows, *strides, q_heads, k.shape[1], head_dim, _is_bf16(q))
+
+    def kv_cache_shape(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+    ) -> tuple[int, int, int, int]:
+        """See kv_cache.kv_cache_shape."""
+        assert block_size % BLOCK_MULTIPLE == 0
+        assert head_dim % BLOCK_MULTIPLE == 0
+        return (num_blocks, num_kv_heads, block_size, head_dim)
+
+    def store_kv(
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_slots: Tensor
+    ) -> None:
+        """See store_kv_reference. k and v may be slices of one projection."""
+        rows, heads, head_dim = k.shape
+        assert _is_sliced(k, k_cache.dtype)
+        assert _is_sliced(v, v_cache.dtype)
+        assert _is_plain(k_cache, v_cache.dtype)
+        assert _is_plain(kv_slots, torch.int64)
+        caches = k_cache.data_ptr(), v_cache.data_ptr()
+        inputs = k.data_ptr(), v.data_ptr(), kv_slots.data_ptr()
+        sizes = rows, k.stride(0), v.stride(0), heads, head_dim, k_cache.shape[2]
+        self.c_store_kv(*caches, *inputs, *sizes, _is_bf16(k))
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        cu_rows: Tensor,
+        start: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """See paged_attention_reference. q may be a slice of a projection."""
+        tokens, heads, head_dim = q.shape
+        kv_heads, block_size = k_cache.shape[1:3]
+        assert _is_sliced(q, k_cache.dtype)
+        assert _is_plain(block_tables, torch.int32)
+        assert _is_plain(cu_rows, torch.int32)
+        assert _is_plain(start, torch.int32)
+        out = q.new_empty((tokens, heads, head_dim))
+        tensors = out, q, k_cache, v_cache, block_tables, cu_rows, start
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        table = len(start), block_tables.shape[1]
+        sizes = q.stride(0), kv_heads, heads // kv_heads, head_dim, block_size
+        self.c_paged_attention(*pointers, *table, *sizes, scale, _is_bf16(q))
+        return out
+
+
+def _bind(library: CDLL, op: str, arguments: list[Any]) -> Callable[..., Any]:
+    function = getattr(library, f"surestep_{op}")
+    function.argtypes = arguments
+    function.restype = c_int if op == "panel_width" else None
+    return function  # type: ignore[no-any-return]
+
+
+def _is_bf16(x: Tensor) -> int:
+    assert x.dtype in DTYPES
+    return int(x.dtype is BF16)
+
+
+def _is_plain(x: Tensor, dtype: torch.dtype) -> bool:
+    return x.dtype is dtype and x.is_contiguous()
+
+
+def _is_sliced(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the heads of a token lie side by side; tokens may be further apart."""
+    return x.dtype is dtype and x.stride()[1:] == (x.shape[2], 1)

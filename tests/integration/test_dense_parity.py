@@ -1,0 +1,133 @@
+"""Logits of the dense models against transformers, however the tokens are cut into steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from stepping import Row, generate, step
+from surestep_kernels import load_kernels
+from surestep_worker.kv_cache import KVCache
+from surestep_worker.models import Model, load_model
+from surestep_worker.tp import TensorParallel
+from tiny import FAMILIES, make_tiny_checkpoint
+
+BLOCK_SIZE = 4
+LENGTH = 14
+TOLERANCE = 1e-4
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{family: {"family": family} for family in FAMILIES},
+    **{f"{family}-tied": {"family": family, "tie": True} for family in FAMILIES},
+    "multi-head": {"kv_heads": 4},
+    "multi-query": {"kv_heads": 1},
+    "wide-heads": {"family": "qwen3", "head_dim": 32},
+    "all-biases": {"attention_bias": True, "mlp_bias": True},
+    "qwen3-biases": {"family": "qwen3", "attention_bias": True},
+    "rope-linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+    "rope-llama3": {"rope_parameters": LLAMA3},
+    "window-not-reached": {"family": "mistral", "sliding_window": LENGTH},
+}
+
+
+class Case(NamedTuple):
+    """One checkpoint, loaded by us and by transformers."""
+
+    ours: Model
+    theirs: Any
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    path = make_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), **VARIANTS[request.param])
+    return Case(_load(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32))
+
+
+def _load(path: Path) -> Model:
+    return load_model(
+        path,
+        dtype="auto",
+        device="cpu",
+        tp=TensorParallel(),
+        kernels=load_kernels("cpu"),
+        max_model_len=LENGTH,
+    )
+
+
+def _poisoned_cache(model: Model) -> KVCache:
+    kv = KVCache(model.kv_spec(BLOCK_SIZE), 24, load_kernels("cpu"), "cpu")
+    for cache in kv.layers:
+        cache.k.fill_(torch.nan)
+        cache.v.fill_(torch.nan)
+    return kv
+
+
+def _tokens(seed: int, length: int = LENGTH) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(384, (length,), generator=generator).tolist()
+
+
+@torch.no_grad()
+def _reference(case: Case, tokens: list[int]) -> Tensor:
+    logits: Tensor = case.theirs(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+def _assert_close(logits: Tensor, expected: Tensor) -> None:
+    assert logits.dtype == torch.float32
+    assert logits.shape == expected.shape
+    assert (logits - expected).abs().max().item() <= TOLERANCE
+
+
+@pytest.mark.parametrize("border", range(1, LENGTH))
+def test_two_chunks_then_decode(case: Case, border: int) -> None:
+    tokens, blocks = _tokens(1), (7, 2, 19, 5)
+    kv = _poisoned_cache(case.ours)
+    edges = sorted({0, border, max(border, LENGTH - 3), *range(max(border, LENGTH - 3), LENGTH)})
+    spans = zip(edges, [*edges[1:], LENGTH], strict=True)
+    logits = [step(case.ours, kv, [Row(tokens[a:b], a, blocks)])[0] for a, b in spans]
+    _assert_close(torch.cat(logits), _reference(case, tokens))
+
+
+def test_batch_of_prefill_chunk_decode_and_window(case: Case) -> None:
+    sequences = [_tokens(seed) for seed in range(2, 6)]
+    blocks = [(1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15), (16, 12, 8, 4)]
+    kv = _poisoned_cache(case.ours)
+    edges = [(0, 13, 14), (0, 3, 9), (0, 6, 10), (0, 1, 14)]  # decode, chunk, window, most of it
+    for turn in range(2):
+        rows = [
+            Row(tokens[edge[turn] : edge[turn + 1]], edge[turn], table)
+            for tokens, edge, table in zip(sequences, edges, blocks, strict=True)
+        ]
+        for tokens, row, logits in zip(sequences, rows, step(case.ours, kv, rows), strict=True):
+            expected = _reference(case, tokens)[row.start : row.start + len(row.tokens)]
+            _assert_close(logits, expected)
+
+
+def test_rejected_positions_are_overwritten(case: Case) -> None:
+    tokens, blocks = _tokens(6), (1, 2, 3, 4)
+    wrong = [*tokens[:5], *_tokens(7, 4)]
+    kv = _poisoned_cache(case.ours)
+    step(case.ours, kv, [Row(wrong, 0, blocks)])
+    (logits,) = step(case.ours, kv, [Row(tokens[5:], 5, blocks)])
+    _assert_close(logits, _reference(case, tokens)[5:])
+
+
+@torch.no_grad()
+def test_greedy_ids(case: Case) -> None:
+    prompt = _tokens(8, 6)
+    theirs = case.theirs.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)
+    ours = generate(case.ours, _poisoned_cache(case.ours), prompt, max_tokens=8, chunk=4)
+    assert ours == theirs[0, len(prompt) :].tolist()

@@ -1,0 +1,69 @@
+"""Drives a model without the runner: packs rows into a StepBatch and steps greedily."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from surestep_worker.batch import StepBatch
+from surestep_worker.kv_cache import NULL_BLOCK, KVCache
+from surestep_worker.models import Model
+
+
+class Row(NamedTuple):
+    """Tokens of one sequence to consume from position `start` on, and its KV blocks in order."""
+
+    tokens: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+
+
+def pack(rows: Sequence[Row], block_size: int) -> StepBatch:
+    """A batch of all rows that wants the logits of every token."""
+    positions = [range(row.start, row.start + len(row.tokens)) for row in rows]
+    kv_slots = [
+        row.blocks[p // block_size] * block_size + p % block_size
+        for row, span in zip(rows, positions, strict=True)
+        for p in span
+    ]
+    counts = torch.tensor([0, *(len(row.tokens) for row in rows)])
+    width = max(len(row.blocks) for row in rows)
+    tables = [[*row.blocks, *[NULL_BLOCK] * (width - len(row.blocks))] for row in rows]
+    return StepBatch(
+        token_ids=torch.tensor([token for row in rows for token in row.tokens]),
+        positions=torch.tensor([p for span in positions for p in span]),
+        cu_rows=counts.cumsum(0).to(torch.int32),
+        start=torch.tensor([row.start for row in rows], dtype=torch.int32),
+        block_tables=torch.tensor(tables, dtype=torch.int32),
+        kv_slots=torch.tensor(kv_slots),
+        logits_index=torch.arange(int(counts.sum())),
+    )
+
+
+@torch.inference_mode()
+def step(model: Model, kv: KVCache, rows: Sequence[Row]) -> list[Tensor]:
+    """Forward all rows in one batch; returns each row's logits f32[num_tokens, V]."""
+    batch = pack(rows, kv.spec.block_size)
+    logits = model.logits(model.forward(batch, kv)[batch.logits_index])
+    return list(logits.split([len(row.tokens) for row in rows]))
+
+
+def generate(
+    model: Model, kv: KVCache, prompt: Sequence[int], max_tokens: int, chunk: int
+) -> list[int]:
+    """Greedy ids after `prompt`, up to and including the first end-of-sequence token.
+
+    The prompt is consumed in chunks of `chunk` tokens; the sequence occupies blocks 1, 2, ...
+    """
+    blocks = range(1, 2 + (len(prompt) + max_tokens) // kv.spec.block_size)
+    for start in range(0, len(prompt), chunk):
+        logits = step(model, kv, [Row(prompt[start : start + chunk], start, blocks)])[0]
+    emitted = [int(logits[-1].argmax())]
+    while len(emitted) < max_tokens and emitted[-1] not in model.config.eos_token_ids:
+        start = len(prompt) + len(emitted) - 1
+        logits = step(model, kv, [Row(emitted[-1:], start, blocks)])[0]
+        emitted.append(int(logits[-1].argmax()))
+    return emitted

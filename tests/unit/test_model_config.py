@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from surestep_common.errors import InvalidRequest
+from surestep_worker.layers.rotary import rotary_table
+from surestep_worker.models import MODELS, ModelConfig
+from surestep_worker.models.config import DENSE_ARCHITECTURES, resolve_dtype
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50_000.0,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+}
+
+
+def read(path: Path, generation: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
+    raw = {key: value for key, value in (LLAMA | changes).items() if value is not ...}
+    (path / "config.json").write_text(json.dumps(raw))
+    if generation is not None:
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    return ModelConfig.from_pretrained(path)
+
+
+def test_every_known_architecture_is_registered() -> None:
+    assert MODELS.names() == sorted(DENSE_ARCHITECTURES)
+
+
+def test_fields_and_their_defaults(tmp_path: Path) -> None:
+    config = read(tmp_path, num_key_value_heads=...)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 4, 16)
+    assert config.rope.theta == 50_000.0
+    assert config.eos_token_ids == (2,)
+    assert not (config.qkv_bias or config.qk_norm or config.tie_word_embeddings)
+    assert config.max_length == 512
+
+
+@pytest.mark.parametrize(
+    ("architecture", "qkv_bias", "o_bias", "qk_norm"),
+    [
+        ("LlamaForCausalLM", True, True, False),
+        ("MistralForCausalLM", False, False, False),
+        ("Qwen2ForCausalLM", True, False, False),
+        ("Qwen3ForCausalLM", True, True, True),
+    ],
+)
+def test_traits_with_attention_bias_set(
+    tmp_path: Path, architecture: str, qkv_bias: bool, o_bias: bool, qk_norm: bool
+) -> None:
+    config = read(tmp_path, architectures=[architecture], attention_bias=True)
+    assert (config.qkv_bias, config.o_bias, config.qk_norm) == (qkv_bias, o_bias, qk_norm)
+
+
+def test_eos_of_generation_config_wins(tmp_path: Path) -> None:
+    assert read(tmp_path, {"eos_token_id": [5, 7]}).eos_token_ids == (5, 7)
+    assert read(tmp_path, {"temperature": 0.6}).eos_token_ids == (2,)
+    assert read(tmp_path, {"temperature": 0.6}, eos_token_id=...).eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "known: LlamaForCausalLM, MistralForCausalLM"),
+        ({"architectures": ...}, "names no architecture"),
+        ({"vocab_size": ...}, "lacks vocab_size"),
+        ({"hidden_act": "gelu"}, "hidden_act gelu"),
+        ({"quantization_config": {"quant_method": "awq"}}, r"quantized weights \(awq\)"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling 'yarn'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "lacks factor"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+    ],
+)
+def test_refusals(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        read(tmp_path, **changes)
+
+
+def test_no_config_and_broken_config(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="cannot read .*No such file"):
+        ModelConfig.from_pretrained(tmp_path)
+    for text, message in (("{", "is not JSON"), ("[]", "is not a JSON object")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(InvalidRequest, match=message):
+            ModelConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "max_length"),
+    [
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 128}, 128),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, 512),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 128}, 512),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "sliding_window": 128,
+                "use_sliding_window": True,
+            },
+            128,
+        ),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "sliding_window": 128,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention"] * 2,
+            },
+            512,
+        ),
+    ],
+)
+def test_sliding_window_bounds_the_length(
+    tmp_path: Path, changes: dict[str, Any], max_length: int
+) -> None:
+    config = read(tmp_path, **changes)
+    assert config.max_length == max_length
+    config.check_length(max_length)
+    reason = "512 positions" if max_length == 512 else "sliding window of 128 tokens"
+    with pytest.raises(InvalidRequest, match=f"{reason}.*use {max_length} at most"):
+        config.check_length(max_length + 1)
+
+
+@pytest.mark.parametrize(("size", "fits"), [(1, True), (2, True), (4, True), (3, False), (8, False)])
+def test_ranks_that_divide_the_model(tmp_path: Path, size: int, fits: bool) -> None:
+    config = read(tmp_path)
+    if fits:
+        config.check_ranks(size)
+    else:
+        with pytest.raises(InvalidRequest, match=f"tensor_parallel_size {size} does not divide"):
+            config.check_ranks(size)
+
+
+@pytest.mark.parametrize(
+    ("asked", "checkpoint", "dtype"),
+    [
+        ("auto", "bfloat16", torch.bfloat16),
+        ("auto", "float32", torch.float32),
+        ("auto", "float16", torch.bfloat16),
+        ("float32", "bfloat16", torch.float32),
+    ],
+)
+def test_dtype(tmp_path: Path, asked: str, checkpoint: str, dtype: torch.dtype) -> None:
+    assert resolve_dtype(asked, read(tmp_path, torch_dtype=checkpoint)) is dtype
+
+
+def test_dtype_that_is_not_served(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="unknown dtype 'float16'; known: float32, bfloat16"):
+        resolve_dtype("float16", read(tmp_path))
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_rotary_table_equals_transformers(tmp_path: Path, kind: str, key: str) -> None:
+    scaling = {"rope_type": kind, **SCALINGS[kind]}
+    if key == "rope_parameters":
+        scaling["rope_theta"] = LLAMA["rope_theta"]
+    config = read(tmp_path, **{key: scaling})
+    reference = LlamaRotaryEmbedding(
+        LlamaConfig(
+            hidden_size=64,
+            num_attention_heads=4,
+            max_position_embeddings=512,
+            rope_parameters={"rope_theta": LLAMA["rope_theta"], **scaling},
+        )
+    )
+    cos, sin = reference(torch.zeros(1), torch.arange(512)[None])
+    expected = torch.cat((cos[0, :, :8], sin[0, :, :8]), dim=-1)
+    table = rotary_table(config.rope, config.head_dim, 512, "cpu")
+    assert table.dtype == torch.float32
+    torch.testing.assert_close(table, expected, rtol=0, atol=5e-5)
