@@ -1,0 +1,87 @@
+"""Random draws: temperature, min_p, top_k and top_p, then the Gumbel-max trick.
+
+Everything here works on the *gap* of a token, (maximum - logit) / temperature: zero for the best token,
+growing from there. It stays finite for every temperature above zero, its float bits sort like
+integers, and min_p is a bound on it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from surestep_kernels.gumbel import gumbel_argmax
+from surestep_proto import engine_pb2 as pb
+
+from .features import Rows
+from .head import Head, head_of
+
+_HEAD = 1024  # candidates looked at first; a row whose nucleus is larger looks at 8 times as many
+
+
+class Draws:
+    """Parameters of the slots that sample at a temperature above zero."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self.active = torch.zeros(num_slots, dtype=torch.bool)
+        self._truncates = torch.zeros(num_slots, dtype=torch.bool)
+        self._vocab_size = vocab_size
+        self._temperature = torch.ones(num_slots, device=device)
+        self._seed = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._max_gap = torch.zeros(num_slots, device=device)  # min_p
+        self._top_k = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._top_p = torch.zeros(num_slots, dtype=torch.float64, device=device)
+
+    def admit(self, slot: int, params: pb.SamplingParams) -> None:
+        self.active[slot] = params.temperature > 0
+        self._truncates[slot] = params.min_p > 0 or params.top_k > 0 or params.top_p < 1
+        self._temperature[slot] = params.temperature
+        self._seed[slot] = params.seed - (1 << 64) if params.seed >> 63 else params.seed
+        self._max_gap[slot] = -math.log(params.min_p) if params.min_p > 0 else math.inf
+        self._top_k[slot] = min(params.top_k or self._vocab_size, self._vocab_size)
+        self._top_p[slot] = params.top_p if params.top_p < 1 else math.inf
+
+    def free(self, slot: int) -> None:
+        self.active[slot] = False
+
+    def draw(self, z: torch.Tensor, peak: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """One id per row of the logits z f32[N,V], whose row maxima are peak f32[N] -> i64[N]."""
+        gap = (peak.unsqueeze(1) - z).div_(self._temperature[rows.slot].unsqueeze(1))
+        cut = self._truncates[rows.slot]
+        if cut.all():
+            return self._draw_from_head(gap, rows, _HEAD)
+        ids = gumbel_argmax(gap.neg(), self._seed[rows.slot], rows.length)
+        if cut.any():
+            ids[cut] = self._draw_from_head(gap[cut], rows.pick(cut), _HEAD)
+        return ids
+
+    def _draw_from_head(self, gap: torch.Tensor, rows: Rows, width: int) -> torch.Tensor:
+        width = min(width, gap.shape[1])
+        head = head_of(gap, width)
+        count, settled = self._candidates(gap, head, rows.slot)
+        outside = torch.arange(width, device=gap.device) >= count.unsqueeze(1)
+        z = head.gap.neg().masked_fill_(outside, -math.inf)
+        ids = gumbel_argmax(z, self._seed[rows.slot], rows.length, head.ids)
+        if width < gap.shape[1] and not settled.all():
+            wider = ~settled
+            ids[wider] = self._draw_from_head(gap[wider], rows.pick(wider), 8 * width)
+        return ids
+
+    def _candidates(
+        self, gap: torch.Tensor, head: Head, slot: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """How many of the head may be drawn i64[N], and whether a wider head could not add any bool[N].
+
+        Every rule keeps a leading part. top_p measures the mass that min_p and top_k left, and keeps
+        a token when the mass in front of it is below p.
+        """
+        width = head.gap.shape[1]
+        column = torch.arange(width, device=gap.device)
+        max_gap, top_k = self._max_gap[slot].unsqueeze(1), self._top_k[slot].unsqueeze(1)
+        left = ((head.gap <= max_gap) & (column < top_k)).sum(dim=1)
+        mass = gap.neg().softmax(dim=1).gather(1, head.ids).double().cumsum(dim=1)
+        total = mass.gather(1, left.unsqueeze(1) - 1).masked_fill_(left.unsqueeze(1) == width, 1.0)
+        nucleus = 1 + (mass[:, :-1] < self._top_p[slot].unsqueeze(1) * total).sum(dim=1)
+        count = torch.minimum(left, nucleus)
+        only_top_p = (max_gap.isinf() & (top_k == self._vocab_size)).squeeze(1)
+        return count, (left < width) | (only_top_p & (count < width))

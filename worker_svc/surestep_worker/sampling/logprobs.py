@@ -1,0 +1,113 @@
+"""Log-probabilities of the model's own distribution, before penalties and temperature."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from surestep_proto import engine_pb2 as pb
+
+from .head import head_of
+from .verify import Verdict
+from .wants import LogprobWants
+
+_CHUNK = 1 << 18  # logits worked on at a time
+
+
+class Logprobs(NamedTuple):
+    """One entry per position, in the columns of pb.LogprobColumns."""
+
+    row: torch.Tensor  # i64[M] index into the plan's rows
+    token_id: torch.Tensor  # i64[M]
+    logprob: torch.Tensor  # f32[M]
+    rank: torch.Tensor  # i64[M] 1 = most likely; among equals the lowest id comes first
+    num_top: torch.Tensor  # i64[M]
+    top_token_ids: torch.Tensor  # i64[sum of num_top] most likely first
+    top_logprobs: torch.Tensor  # f32[sum of num_top]
+
+    def to_proto(self) -> pb.LogprobColumns:
+        """The same columns as a message."""
+        return pb.LogprobColumns(**{name: part.tolist() for name, part in self._asdict().items()})
+
+
+def emitted_logprobs(
+    logits: torch.Tensor,
+    cu_rows: torch.Tensor,
+    verdict: Verdict,
+    row: torch.Tensor,
+    slot: torch.Tensor,
+    wants: LogprobWants,
+) -> Logprobs | None:
+    """Log-probabilities of the emitted tokens of those windows that want them.
+
+    Args:
+        logits: f32[N,V] raw, as given to `sample`.
+        cu_rows: i64[R+1] rows of each window, as given to `verify`.
+        verdict: what the windows emit.
+        row: i64[R] index of each window into the plan's rows, ascending.
+        slot: i64[R].
+        wants: None is returned when no window wants any.
+    """
+    wanted = wants.emitted[slot]
+    if not wanted.any():
+        return None
+    position = torch.arange(verdict.tokens.shape[1], device=logits.device)
+    emitted = (position < verdict.n_emitted.unsqueeze(1)) & wanted.to(logits.device).unsqueeze(1)
+    window, column = emitted.nonzero(as_tuple=True)
+    return token_logprobs(
+        logits[cu_rows[window] + column],
+        verdict.tokens[window, column],
+        row[window],
+        wants.num_top[slot[window]],
+    )
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_id: torch.Tensor, row: torch.Tensor, num_top: torch.Tensor
+) -> Logprobs:
+    """Log-probability of token_id[m] under logits[m], and num_top[m] alternatives.
+
+    Serves prompt positions as they are: logits[m] are those of the token before.
+
+    Args:
+        logits: f32[M,V] raw.
+        token_id: i64[M].
+        row: i64[M] index into the plan's rows, ascending.
+        num_top: i64[M].
+    """
+    width = min(int(num_top.max()), logits.shape[1]) if num_top.numel() else 0
+    num_top = num_top.clamp(max=logits.shape[1])
+    size = max(1, _CHUNK // logits.shape[1])
+    parts = [
+        _score(some, ids, width)
+        for some, ids in zip(logits.split(size), token_id.split(size), strict=True)
+    ]
+    score = _Score(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    shown = torch.arange(width, device=logits.device) < num_top.unsqueeze(1)
+    return Logprobs(
+        row, token_id, score.logprob, score.rank, num_top,
+        score.top_ids[shown], score.top_logprobs[shown],
+    )  # fmt: skip
+
+
+class _Score(NamedTuple):
+    logprob: torch.Tensor  # f32[M]
+    rank: torch.Tensor  # i64[M]
+    top_ids: torch.Tensor  # i64[M,width]
+    top_logprobs: torch.Tensor  # f32[M,width]
+
+
+def _score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> _Score:
+    token_id = token_id.unsqueeze(1)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    gap = logits.amax(dim=1, keepdim=True) - logits
+    mine = gap.gather(1, token_id)
+    ahead = (gap < mine) | ((gap == mine) & (ids < token_id))
+    logprobs = logits.log_softmax(dim=1)
+    top_ids = head_of(gap, width).ids
+    return _Score(
+        logprobs.gather(1, token_id).squeeze(1),
+        1 + ahead.sum(dim=1),
+        top_ids,
+        logprobs.gather(1, top_ids),
+    )

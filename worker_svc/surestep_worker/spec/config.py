@@ -1,0 +1,52 @@
+"""`--speculative-config`: a JSON object with vLLM's key names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from surestep_common.errors import InvalidRequest
+
+from . import DRAFTERS
+
+
+def _known_method(name: str) -> str:
+    try:
+        DRAFTERS.get(name)
+    except InvalidRequest as error:
+        raise ValueError(error.message) from error
+    return name
+
+
+class SpeculativeConfig(BaseModel):
+    """How to draft. `prompt_lookup_*` belong to the method `ngram`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: Annotated[str, AfterValidator(_known_method)]
+    num_speculative_tokens: int = Field(ge=0, le=16)  # drafts per step at most; 0 = off
+    prompt_lookup_max: int = Field(default=5, ge=1, le=64)  # longest n-gram looked up, tokens
+    prompt_lookup_min: int = Field(default=2, ge=1)  # shortest that counts as a match, tokens
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError("prompt_lookup_min must not exceed prompt_lookup_max")
+        return self
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Parse the flag's value. Raises InvalidRequest, in one line, naming what is wrong."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            problems = "; ".join(_describe(item["loc"], item["msg"]) for item in error.errors())
+            raise InvalidRequest(
+                f"speculative config: {problems} (known keys: {', '.join(cls.model_fields)})",
+                param="speculative_config",
+            ) from error
+
+
+def _describe(loc: tuple[int | str, ...], message: str) -> str:
+    where = ".".join(str(part) for part in loc)
+    return f"{where}: {message}" if where else message
