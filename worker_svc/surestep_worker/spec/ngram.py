@@ -43,18 +43,38 @@ class NgramDrafter:
         self, tokens: torch.Tensor, slots: torch.Tensor, lengths: torch.Tensor
     ) -> torch.Tensor:
         """Index of the last token of each row's best match i64[R], -1 without one."""
+        window = tokens[:, : max(int(lengths.max()), self._min_n)].index_select(0, slots)
         last = lengths - 1
-        window = tokens[slots, : int(lengths.max())]
-        best = torch.full_like(last, -1)
-        row, end = (window == window.gather(1, last.unsqueeze(1))).nonzero(as_tuple=True)
-        survives = end < last[row]
-        for n in range(1, self._max_n + 1):  # here row, end list the places where n - 1 tokens match
-            if n > 1:
-                survives = end >= n - 1
-                earlier, newest = (end - n + 1).clamp(min=0), (last[row] - n + 1).clamp(min=0)
-                survives &= window[row, earlier] == window[row, newest]
-            row, end = row[survives], end[survives]
-            if n >= self._min_n:
-                longest = torch.full_like(best, -1).scatter_reduce_(0, row, end, "amax")
-                best = torch.where(longest >= 0, longest, best)
+        row, end = self._shortest_matches(window, last)
+        best = _latest(row, end, torch.full_like(last, -1))
+        for n in range(self._min_n + 1, self._max_n + 1):
+            if row.numel() == 0:
+                break
+            earlier, newest = end - n + 1, (last[row] - n + 1).clamp(min=0)
+            longer = (earlier >= 0) & (window[row, earlier.clamp(min=0)] == window[row, newest])
+            row, end = row[longer], end[longer]
+            best = _latest(row, end, best)
         return best
+
+    def _shortest_matches(
+        self, window: torch.Tensor, last: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows and last indices of all earlier places that match `min_n` tokens.
+
+        The one pass over whole rows; what it leaves is few.
+        """
+        span = window.shape[1] - self._min_n + 1
+        match = torch.ones(window.shape[0], span, dtype=torch.bool, device=window.device)
+        for offset in range(self._min_n):
+            newest = (last - self._min_n + 1 + offset).clamp(min=0).unsqueeze(1)
+            match &= window[:, offset : offset + span] == window.gather(1, newest)
+        row, start = match.nonzero(as_tuple=True)
+        end = start + self._min_n - 1
+        earlier = end < last[row]
+        return row[earlier], end[earlier]
+
+
+def _latest(row: torch.Tensor, end: torch.Tensor, fallback: torch.Tensor) -> torch.Tensor:
+    """The greatest `end` of every row i64[R], `fallback` for rows without any."""
+    found = torch.full_like(fallback, -1).scatter_reduce_(0, row, end, "amax")
+    return torch.where(found >= 0, found, fallback)
