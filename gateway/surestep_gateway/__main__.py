@@ -6,6 +6,7 @@ import logging
 import sys
 
 import uvloop
+from surestep_common import log
 from surestep_common.errors import SurestepError
 
 from .config import GatewaySettings
@@ -16,9 +17,10 @@ logger = logging.getLogger(__name__)
 
 def main() -> int:
     """Exit status: 0 after a drain, 1 after a fatal error."""
-    logging.basicConfig(level=logging.INFO)
+    settings = GatewaySettings.load()
+    log.configure("gateway", level=settings.log_level, as_json=settings.log_json)
     try:
-        uvloop.run(run(GatewaySettings.model_validate({})))
+        uvloop.run(run(settings))
     except SurestepError as error:
         logger.error("%s", error.message)
         return 1
