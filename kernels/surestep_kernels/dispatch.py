@@ -5,13 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-<<<<<<< HEAD
-
-from torch import Tensor
-
-from .kv_cache import kv_cache_shape, store_kv_reference
-from .linear import Linear, PackedLinear, linear_reference, pack_linear_reference
-=======
 from typing import Literal
 
 import torch
@@ -21,7 +14,6 @@ from .build import BuildError, build_library
 from .kv_cache import kv_cache_shape, store_kv_reference
 from .linear import Linear, PackedLinear, linear_reference, pack_linear_reference
 from .native import NativeOps
->>>>>>> refs/heads/models
 from .paged_attention import paged_attention_reference
 from .rms_norm import add_rms_norm_reference, rms_norm_reference
 from .rotary import rotary_reference
@@ -35,10 +27,7 @@ class KernelSet:
     """The ops of one device. Shapes and dtypes are those of each op's reference."""
 
     name: str
-<<<<<<< HEAD
-=======
     set_num_threads: Callable[[int], None]
->>>>>>> refs/heads/models
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     pack_linear: Callable[[Tensor, Tensor | None], PackedLinear]
@@ -51,12 +40,8 @@ class KernelSet:
 
 
 REFERENCE = KernelSet(
-<<<<<<< HEAD
-    name="reference",
-=======
     name="torch reference",
     set_num_threads=torch.set_num_threads,
->>>>>>> refs/heads/models
     rms_norm=rms_norm_reference,
     add_rms_norm=add_rms_norm_reference,
     pack_linear=pack_linear_reference,
@@ -69,12 +54,6 @@ REFERENCE = KernelSet(
 )
 
 
-<<<<<<< HEAD
-def load_kernels(device: str) -> KernelSet:
-    """The fastest kernels that run on `device` ("cpu", "cuda" or "cuda:0")."""
-    logger.info("kernels for %s: %s", device, REFERENCE.name)
-    return REFERENCE
-=======
 def load_kernels(device: str, cpu_kernels: Literal["auto", "reference"] = "auto") -> KernelSet:
     """The fastest kernels that run on `device` ("cpu", "cuda" or "cuda:0").
 
@@ -109,4 +88,3 @@ def load_native() -> KernelSet | None:
         paged_attention=ops.paged_attention,
         silu_and_mul=ops.silu_and_mul,
     )
->>>>>>> refs/heads/models

@@ -65,20 +65,12 @@ class DenseModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
         local = self._kernels.linear(hidden, self._lm_head, out_dtype=torch.float32)
-<<<<<<< HEAD
-        return self._tp.all_gather(local)[:, : self.config.vocab_size]
-=======
         return self._tp.all_gather(local)[:, : self.config.vocab_size].contiguous()
->>>>>>> refs/heads/models
 
     def _attention(self, layer: Layer, x: Tensor, batch: StepBatch, cache: LayerCache) -> Tensor:
         ops, heads, kv_heads = self._kernels, self._num_heads, self._num_kv_heads
         qkv = ops.linear(x, layer.qkv).view(len(x), -1, self.config.head_dim)
-<<<<<<< HEAD
-        q, k, v = torch.split(qkv, (heads, kv_heads, kv_heads), dim=1)
-=======
         q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
->>>>>>> refs/heads/models
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._norm_heads(q, layer.q_norm), self._norm_heads(k, layer.k_norm)
         ops.rotary(q, k, batch.positions, self._rotary)
