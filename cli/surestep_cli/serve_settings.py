@@ -18,7 +18,7 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     scheduler may be given no `max_num_seqs`).
     """
 
-    model_config = SettingsConfigDict(extra="forbid")
+    model_config = SettingsConfigDict(extra="forbid", cli_prog_name="surestep serve")
 
     model: CliPositionalArg[str | None] = Field(  # type: ignore[assignment]  # services: a folder
         None, description="folder in Hugging Face format or hub id; none = the default model"

@@ -18,7 +18,7 @@ from .child import tail
 from .http import get
 
 _POLL_S = 0.1
-_PERCENT = re.compile(rb"loading weights: +(\d+)%")  # written by the worker's loader
+_LOADED = re.compile(rb"loading weights: (\d+) of (\d+) MB")  # written by the rank
 _DIED = re.compile(rb"rank \d+ ended: (.*)")  # written by the supervisor
 _MAX_DEATHS = 2  # of one rank before the model is up: it will not get better
 
@@ -48,7 +48,7 @@ class Startup:
             while not await asyncio.to_thread(self._ready):
                 loaded = self._check_workers()
                 if loaded is not None:
-                    bar.update(task, description="Loading weights", total=100, completed=loaded)
+                    bar.update(task, description=f"Loading {self._name}", total=1, completed=loaded)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _POLL_S)
                 if stop.is_set():
@@ -77,17 +77,17 @@ class Startup:
         except OSError:
             return False
 
-    def _check_workers(self) -> int | None:
-        """Percent of the weights that the slowest rank has loaded. Raises Unavailable."""
-        percents = []
+    def _check_workers(self) -> float | None:
+        """Part of the weights that the slowest rank has loaded, if any. Raises Unavailable."""
+        parts = []
         for path, skip in self._logs.items():
             text = path.read_bytes()[skip:] if path.exists() else b""
             deaths = _DIED.findall(text)
             if len(deaths) >= _MAX_DEATHS:
                 reason = deaths[-1].decode(errors="replace")
                 raise Unavailable(f"the worker cannot start: {reason}\n{tail(path)}")
-            percents += [int(found) for found in _PERCENT.findall(text)[-1:]]
-        return min(percents, default=None)
+            parts += [int(done) / int(total) for done, total in _LOADED.findall(text)[-1:]]
+        return min(parts, default=None)
 
 
 def _size(path: Path) -> int:

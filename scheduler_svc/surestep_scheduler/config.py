@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 from surestep_common.config import Settings
@@ -34,8 +32,8 @@ class SchedulerSettings(Settings):
     enable_prefix_caching: bool = Field(
         default=True, description="share KV blocks of equal prefixes"
     )
-    pipeline_depth: Literal[0, 1, 2] = Field(
-        default=1, description="plans sent ahead of the newest result"
+    pipeline_depth: int = Field(
+        default=1, ge=0, le=2, description="plans sent ahead of the newest result"
     )
     priority_aging_s: float = Field(
         default=30.0, ge=0, description="seconds of waiting that outweigh one level of priority"

@@ -1,0 +1,66 @@
+"""What the user may call a model, and what is said when there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from surestep_cli.model_source import DEFAULT_MODEL, resolve
+from surestep_common.errors import NotFound, Unavailable
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "my-model"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    return path
+
+
+def test_a_folder(folder: Path) -> None:
+    assert resolve(str(folder), QUIET) == ("my-model", folder)
+
+
+def test_a_relative_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert resolve(".", QUIET) == ("my-model", folder)
+
+
+def test_the_default_comes_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cached = tmp_path / "surestep" / "models" / DEFAULT_MODEL
+    cached.mkdir(parents=True)
+    assert resolve(None, QUIET) == (DEFAULT_MODEL, cached)
+
+
+def test_the_default_without_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    with pytest.raises(Unavailable, match="cannot download the default model"):
+        resolve(None, QUIET)
+    left = [path.name for path in (tmp_path / "surestep" / "models").iterdir()]
+    assert left == [f".{DEFAULT_MODEL}.lock"]
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no such folder"):
+        resolve(str(tmp_path / "nothing"), QUIET)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"no config\.json"):
+        resolve(str(tmp_path), QUIET)
+
+
+def test_a_gguf_file_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.touch()
+    with pytest.raises(NotFound, match="surestep import-gguf"):
+        resolve(str(path), QUIET)

@@ -1,0 +1,95 @@
+"""`surestep serve` knows every setting of every service, and hands them on."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from surestep_cli.launcher import wiring
+from surestep_cli.main import Serve
+from surestep_cli.model_source import ModelFolder
+from surestep_gateway.config import GatewaySettings
+from surestep_scheduler.config import SchedulerSettings
+from surestep_worker.config import WorkerSettings
+
+SERVICES = (GatewaySettings, SchedulerSettings, WorkerSettings)
+MODEL = ModelFolder("tiny", Path("/models/tiny"))
+# Same name and meaning, another default: the scheduler takes what the workers say, services get a
+# folder where users give a name, the gateway waits longer because it drains first.
+_OWN_DEFAULTS = {"max_num_seqs", "model", "drain_timeout_s"}
+
+
+def test_services_agree_on_the_settings_they_share() -> None:
+    defaults: dict[str, set[Any]] = defaultdict(set)
+    for service in SERVICES:
+        for name, field in service.model_fields.items():
+            if name not in _OWN_DEFAULTS:
+                defaults[name].add(repr(field.default))
+    assert {name: values for name, values in defaults.items() if len(values) > 1} == {}
+
+
+def test_serve_knows_every_setting() -> None:
+    assert set(Serve.model_fields) >= {name for cls in SERVICES for name in cls.model_fields}
+
+
+def test_flags_of_vllm() -> None:
+    settings = Serve.load(
+        [
+            *("model", "--host", "0.0.0.0", "--port", "1", "--served-model-name", "m"),
+            *("--dtype", "bfloat16", "--device", "cpu", "--max-model-len", "64"),
+            *("--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--api-key", "k"),
+            *("--tensor-parallel-size", "2", "--no-enable-prefix-caching"),
+            *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}'),
+            *("--pipeline-depth", "2"),
+        ]
+    )
+    assert settings.model == "model"
+    assert settings.served_model_name == ("m",)
+    assert settings.enable_prefix_caching is False
+    assert settings.speculative_config == {"method": "ngram", "num_speculative_tokens": 4}
+    assert settings.pipeline_depth == 2
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def start(*flags: str) -> tuple[GatewaySettings, SchedulerSettings, WorkerSettings]:
+        for name, value in wiring(Serve.load(flags), MODEL).items():
+            monkeypatch.setenv(name, value)
+        return GatewaySettings.load([]), SchedulerSettings.load([]), WorkerSettings.load([])
+
+    return start
+
+
+def test_services_find_each_other(children: Any) -> None:
+    gateway, scheduler, worker = children("--tensor-parallel-size", "2", "--port", "0")
+    assert gateway.scheduler_address == scheduler.scheduler_listen
+    host, port = worker.supervisor_listen.split(":")
+    assert scheduler.supervisor_addresses == [f"{host}:{port}", f"{host}:{int(port) + 1}"]
+    assert gateway.port != 0
+    assert gateway.model == worker.model == MODEL.path
+    assert gateway.served_model_name == ("tiny",)
+
+
+def test_what_the_user_says_reaches_the_services(children: Any) -> None:
+    speculation = {"method": "ngram", "num_speculative_tokens": 3}
+    gateway, scheduler, worker = children(
+        *("--scheduler-listen", "127.0.0.1:1234", "--served-model-name", "a,b"),
+        *("--max-num-seqs", "5", "--speculative-config", json.dumps(speculation)),
+    )
+    assert scheduler.scheduler_listen == gateway.scheduler_address == "127.0.0.1:1234"
+    assert scheduler.max_num_seqs == worker.max_num_seqs == 5
+    assert worker.speculative_config == speculation
+    assert gateway.served_model_name == ("a", "b")
+
+
+def test_unknown_keys_of_the_file_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("max_num_seq: 3\n")
+    with pytest.raises(SystemExit):
+        Serve.load(["--config", str(path)])
+    assert "unknown setting 'max_num_seq'" in capsys.readouterr().err
