@@ -23,7 +23,7 @@ _CORPUS = (
     "the quick brown fox jumps over the lazy dog and the dog sleeps on the warm stone",
     "speculation never changes a token, whatever the draft says and however long it is",
     "user assistant system hello world stop here one two three four five six seven eight",
-    "Grüße, привет, 你好, こんにちは, 🙂🙂🙂 naïve café",
+    "Grüße, привет, 你好, こんにちは, naïve café",
 ) * 8
 
 

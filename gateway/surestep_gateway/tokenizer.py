@@ -31,7 +31,7 @@ class Tokenizer:
         self._rust = rust
         self._added = rust.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in self._added.items() if token.special)
-        self._to_bytes: Callable[[str], bytes] = _byte_rule(json.loads(rust.to_str())["decoder"])
+        self._to_bytes: Callable[[str], bytes] = _byte_rule(rust)
         self._pieces: dict[int, bytes] = {}
         self.size = rust.get_vocab_size(with_added_tokens=True)
         self.strips_first_space = self._to_bytes is _sentencepiece_bytes
@@ -94,9 +94,11 @@ class Tokenizer:
         return self._rust.id_to_token(token_id) or ""
 
 
-def _byte_rule(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
+def _byte_rule(rust: RustTokenizer) -> Callable[[str], bytes]:
     """How this tokenizer spells bytes, from the `decoder` entry of tokenizer.json."""
-    kinds = {part["type"] for part in (decoder or {}).get("decoders", [decoder or {"type": ""}])}
+    state = rust.decoder.__getstate__() if rust.decoder is not None else b"{}"
+    decoder: dict[str, Any] = json.loads(state)
+    kinds = {part.get("type", "none") for part in decoder.get("decoders", [decoder])}
     if "ByteLevel" in kinds:
         return _byte_level_bytes
     if kinds & {"ByteFallback", "Metaspace"}:

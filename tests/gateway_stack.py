@@ -1,0 +1,101 @@
+"""The real gateway on a loopback port, in front of a fake scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import fake_scheduler
+import httpx
+from fake_scheduler import FakeScheduler
+from surestep_gateway.config import GatewaySettings
+from surestep_gateway.server import GatewayServer
+
+
+class Stack:
+    """A running gateway with its scheduler and a client."""
+
+    def __init__(self, server: GatewayServer, scheduler: FakeScheduler) -> None:
+        self.server = server
+        self.scheduler = scheduler
+        self.url = f"http://{server.address}"
+        self.client = httpx.AsyncClient(base_url=self.url, timeout=20)
+
+    async def chat(self, **body: Any) -> httpx.Response:
+        """A chat completion."""
+        messages = [{"role": "user", "content": "hello"}]
+        return await self.client.post("/v1/chat/completions", json={"messages": messages} | body)
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        """A completion."""
+        return await self.client.post("/v1/completions", json={"prompt": "hello"} | body)
+
+    async def stream(self, path: str, **body: Any) -> Events:
+        """All events of a streamed answer."""
+        response = await self.client.post(path, json=body | {"stream": True})
+        assert response.status_code == 200, response.text
+        return Events.parse(response.text)
+
+
+class Events(list[dict[str, Any]]):
+    """The JSON events of a stream; `done` says whether `[DONE]` ended it."""
+
+    done = False
+
+    @classmethod
+    def parse(cls, text: str) -> Events:
+        events = cls()
+        for block in text.removesuffix("\n\n").split("\n\n"):
+            data = block.removeprefix("data: ")
+            assert data != block, f"not an event: {block!r}"
+            assert not events.done, "an event after [DONE]"
+            if data == "[DONE]":
+                events.done = True
+            else:
+                events.append(json.loads(data))
+        return events
+
+    def choices(self, index: int = 0) -> list[dict[str, Any]]:
+        """Choices with this index, in order."""
+        found = [choice for event in self for choice in event.get("choices", ())]
+        return [choice for choice in found if choice["index"] == index]
+
+    def text(self, index: int = 0) -> str:
+        """Text of one choice, of either endpoint."""
+        return "".join(
+            choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+            for choice in self.choices(index)
+        )
+
+
+StartStack = Callable[..., Awaitable[Stack]]
+
+
+@contextlib.asynccontextmanager
+async def stacks(model: Path) -> AsyncIterator[StartStack]:
+    """A function that starts a stack, given settings that differ from the default ones."""
+    async with contextlib.AsyncExitStack() as cleanup:
+
+        async def start(ready: bool = True, **settings: Any) -> Stack:
+            scheduler = await cleanup.enter_async_context(fake_scheduler.running())
+            given = {
+                "model": model,
+                "port": 0,
+                "scheduler_address": f"127.0.0.1:{scheduler.port}",
+                "drain_timeout_s": 0.2,
+            }
+            server = GatewayServer(GatewaySettings.model_validate(given | settings))
+            group = await cleanup.enter_async_context(asyncio.TaskGroup())
+            group.create_task(server.serve())
+            cleanup.callback(server.stop)
+            stack = Stack(server, scheduler)
+            await cleanup.enter_async_context(stack.client)
+            if ready:
+                await server.gateway.link.wait_until_serving(10)
+            return stack
+
+        yield start

@@ -1,0 +1,246 @@
+"""Every documented refusal: status, shape, message and parameter, before the first byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from fake_scheduler import failing
+from gateway_stack import Stack, StartStack
+from surestep_common.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    ModelFault,
+    QueueFull,
+    SurestepError,
+    Unavailable,
+)
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+BOTH = (CHAT, COMPLETIONS)
+
+COMMON: list[tuple[dict[str, Any], str, str]] = [
+    ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+    ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
+    ({"temperature": "1"}, "temperature", "valid number"),
+    ({"top_p": 0}, "top_p", "greater than 0"),
+    ({"top_p": 1.1}, "top_p", "less than or equal to 1"),
+    ({"top_k": -2}, "top_k", "greater than or equal to -1"),
+    ({"min_p": 1.5}, "min_p", "less than or equal to 1"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+    ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
+    ({"frequency_penalty": -3}, "frequency_penalty", "greater than or equal to -2"),
+    ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+    ({"max_tokens": 1.5}, "max_tokens", "valid integer"),
+    ({"max_tokens": 100_000}, "max_tokens", "exceed the model's context of 256"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "exceeds max_tokens=8"),
+    ({"n": 0}, "n", "greater than or equal to 1"),
+    ({"n": 129}, "n", "at most 128"),
+    ({"best_of": 3}, "best_of", "not supported"),
+    ({"seed": 1 << 63}, "seed", "less than"),
+    ({"seed": 1 << 80}, "seed", "less than"),
+    ({"stop": [""]}, "stop", "at least 1 character"),
+    ({"stop": ["x"] * 17}, "stop", "at most 16"),
+    ({"stop": ["x" * 257]}, "stop", "at most 256 characters"),
+    ({"stop": "x" * 257}, "stop", "at most 256 characters"),
+    ({"stop": 3}, "stop", "valid string"),
+    ({"stop_token_ids": [400]}, "stop_token_ids", "not in the vocabulary of 400"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids", "greater than or equal to 0"),
+    ({"allowed_token_ids": []}, "allowed_token_ids", "at least 1 item"),
+    ({"allowed_token_ids": [5, 400]}, "allowed_token_ids", "not in the vocabulary"),
+    ({"logit_bias": {"400": 1}}, "logit_bias", "not in the vocabulary"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "not a token id"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", "not a token id"),
+    ({"logit_bias": {"1": 101}}, "logit_bias", "less than or equal to 100"),
+    ({"bad_words": [""]}, "bad_words", "at least 1 character"),
+    ({"bad_words": ["  "]}, "bad_words", "has no tokens"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "at most 20"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not available with 'stream'"),
+    ({"priority": 1 << 31}, "priority", "less than"),
+    ({"cache_salt": ""}, "cache_salt", "at least 1 character"),
+    ({"truncate_prompt_tokens": 257}, "truncate_prompt_tokens", "at most 256"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "greater than or equal to -1"),
+    ({"speculative": {"num_tokens": -1}}, "speculative.num_tokens", "greater than or equal to 0"),
+    ({"speculative": 4}, "speculative", "valid dictionary"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "needs 'stream'"),
+    ({"stream": "yes"}, "stream", "valid boolean"),
+    ({"request_id": "a b"}, "request_id", "pattern"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "not supported"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "not supported"),
+    ({"guided_json": {"type": "object"}}, "guided_json", "not supported"),
+    ({"guided_choice": ["a"]}, "guided_choice", "not supported"),
+    ({"logits_processors": ["x"]}, "logits_processors", "not supported"),
+    ({"use_beam_search": True}, "use_beam_search", "not supported"),
+    ({"tools": [{"type": "function"}]}, "tools", "not supported unless"),
+    ({"tools": [{}], "tool_choice": "auto"}, "tools", "not supported unless"),
+    ({"tool_choice": "required"}, "tool_choice", "not supported"),
+    ({"functions": [{}]}, "functions", "not supported"),
+    ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
+]
+CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "at least 1 item"),
+    ({"messages": None}, "messages", "valid list"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+     "messages[0].content[0]", "only parts of type 'text'"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role", "missing"),
+    ({"messages": [{"role": "user", "content": "word " * 300}]}, "messages", "leaves no room"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
+    ({"top_logprobs": 2}, "top_logprobs", "needs 'logprobs'"),
+    ({"logprobs": 2}, "logprobs", "valid boolean"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
+    ({"max_completion_tokens": 999}, "max_completion_tokens", "exceed the model's context"),
+    ({"chat_template": "x"}, "chat_template", "does not trust"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "cannot be set"),
+    ({"add_generation_prompt": True, "continue_final_message": True},
+     "continue_final_message", "exclude each other"),
+    ({"echo": True}, "echo", "not supported"),
+]  # fmt: skip
+COMPLETIONS_ONLY: list[tuple[dict[str, Any], str, str]] = [
+    ({"prompt": ""}, "prompt", "no tokens"),
+    ({"prompt": []}, "prompt", "must not be empty"),
+    ({"prompt": [[]]}, "prompt", "no tokens"),
+    ({"prompt": [400]}, "prompt", "not in the vocabulary"),
+    ({"prompt": [[1], [400]]}, "prompt", "not in the vocabulary"),
+    ({"prompt": [-1]}, "prompt", ""),
+    ({"prompt": None}, "prompt", ""),
+    ({"prompt": [1] * 256}, "prompt", "leaves no room"),
+    ({"suffix": "end"}, "suffix", "not supported"),
+    ({"logprobs": 21}, "logprobs", "at most 20"),
+    ({"logprobs": True}, "logprobs", "valid integer"),
+]
+CASES = [
+    *((path, *case) for path in BOTH for case in COMMON),
+    *((CHAT, *case) for case in CHAT_ONLY),
+    *((COMPLETIONS, *case) for case in COMPLETIONS_ONLY),
+]
+
+
+def base(path: str) -> dict[str, Any]:
+    """The smallest good body of an endpoint."""
+    return {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
+
+
+def error_of(response: httpx.Response, status: int, kind: str) -> dict[str, Any]:
+    """The error object, after a check of its shape."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    body = response.json()
+    assert body.keys() == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert (error["type"], error["code"]) == (kind, status)
+    return error
+
+
+def case_id(value: object) -> str:
+    return str(value)[:40] if isinstance(value, dict) else ""
+
+
+@pytest.fixture(scope="module")
+async def shared(model: Any) -> Any:
+    """One stack for all refusals: none of them reaches the scheduler."""
+    from gateway_stack import stacks
+
+    async with stacks(model) as start:
+        yield await start()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("path", "fields", "param", "message"), CASES, ids=case_id)
+async def test_bad_parameters(
+    shared: Stack, path: str, fields: dict[str, Any], param: str, message: str
+) -> None:
+    response = await shared.client.post(path, json=base(path) | fields)
+    error = error_of(response, 400, "invalid_request_error")
+    assert error["param"].startswith(param)
+    assert message in error["message"]
+    assert shared.scheduler.requests == []
+
+
+@pytest.mark.parametrize("path", BOTH)
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b'{"a": "\\ud800"}'])
+async def test_bodies_that_are_not_requests(stack: Stack, path: str, raw: bytes) -> None:
+    response = await stack.client.post(path, content=raw)
+    error_of(response, 400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("path", BOTH)
+async def test_another_model(stack: Stack, path: str) -> None:
+    response = await stack.client.post(path, json=base(path) | {"model": "gpt-9"})
+    error = error_of(response, 404, "not_found_error")
+    assert error["param"] == "model"
+    assert "'gpt-9' does not exist" in error["message"]
+
+
+async def test_routes_and_methods(stack: Stack) -> None:
+    error_of(await stack.client.get("/v1/nothing"), 404, "not_found_error")
+    error_of(await stack.client.get("/v1/models/other"), 404, "not_found_error")
+    response = await stack.client.get(CHAT)
+    error_of(response, 405, "invalid_request_error")
+    assert response.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(
+    ("cause", "status", "kind", "headers"),
+    [
+        (QueueFull("full", retry_after=2.5), 429, "rate_limit_error", {"retry-after": "3"}),
+        (Unavailable("draining", retry_after=7), 503, "service_unavailable_error", {"retry-after": "7"}),
+        (Unavailable("no worker"), 503, "service_unavailable_error", {"retry-after": "1"}),
+        (InvalidRequest("bad", param="top_k"), 400, "invalid_request_error", {}),
+        (DeadlineExceeded("late"), 504, "timeout_error", {}),
+        (ModelFault("logits are not finite"), 500, "model_error", {}),
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_the_schedulers_refusals_keep_their_status(
+    stack: Stack,
+    cause: SurestepError,
+    status: int,
+    kind: str,
+    headers: dict[str, str],
+    stream: bool,
+    n: int,
+) -> None:
+    stack.scheduler.script = failing(cause)
+    response = await stack.chat(stream=stream, n=n)
+    error = error_of(response, status, kind)
+    assert error["message"] == cause.message
+    assert error["param"] == cause.param
+    for name, value in headers.items():
+        assert response.headers[name] == value
+
+
+async def test_bugs_show_nothing_of_themselves(stack: Stack) -> None:
+    for cause in (InternalError("secret"), RuntimeError("secret")):
+        stack.scheduler.script = failing(cause)
+        error = error_of(await stack.chat(), 500, "internal_error")
+        assert "secret" not in error["message"]
+
+
+@pytest.mark.parametrize("cause", [ModelFault("not finite"), QueueFull("odd"), RuntimeError("x")])
+async def test_after_the_first_byte_an_error_event_and_no_done(
+    start_stack: StartStack, cause: Exception
+) -> None:
+    stack = await start_stack(max_resumes=0)
+    stack.scheduler.script = failing(cause, after=[70, 71])
+    for path in BOTH:
+        events = await stack.stream(path, **base(path))
+        assert not events.done
+        assert events.text() != ""
+        assert events[-1].keys() == {"error"}
+        assert events[-1]["error"].keys() == {"message", "type", "param", "code"}
+
+
+async def test_a_trusted_template_of_the_request(start_stack: StartStack) -> None:
+    stack = await start_stack(trust_request_chat_template=True)
+    response = await stack.chat(chat_template="{{ messages[0]['content'] }}", max_tokens=1)
+    assert response.status_code == 200
+    response = await stack.chat(chat_template="{% if %}", max_tokens=1)
+    assert error_of(response, 400, "invalid_request_error")["param"] == "chat_template"

@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import pytest
+import tiny_tokenizer
+from surestep_gateway.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """The tiny byte-level tokenizer."""
+    return Tokenizer(tiny_tokenizer.build())

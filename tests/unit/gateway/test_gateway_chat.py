@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny_tokenizer
+from surestep_common.errors import InvalidRequest
+from surestep_gateway.chat import ChatTemplate
+
+USER = {"role": "user", "content": "hi"}
+
+
+def tiny() -> ChatTemplate:
+    return ChatTemplate(tiny_tokenizer.CHAT_TEMPLATE, {})
+
+
+def test_messages_and_generation_prompt() -> None:
+    assert tiny().render([USER]) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert tiny().render([USER], add_generation_prompt=False).endswith("hi<|im_end|>\n")
+
+
+def test_the_final_message_can_be_continued() -> None:
+    chat = [USER, {"role": "assistant", "content": "Sure,  "}]
+    text = tiny().render(chat, add_generation_prompt=False, continue_final_message=True)
+    assert text.endswith("<|im_start|>assistant\nSure,  ")
+    trimming = ChatTemplate("{{ messages[-1]['content'] | trim }}!", {})
+    assert trimming.render(chat, continue_final_message=True) == "Sure,"
+
+
+def test_a_template_that_drops_the_message_cannot_continue_it() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ChatTemplate("fixed", {}).render([USER], continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
+def test_the_templates_complaint_reaches_the_client() -> None:
+    template = ChatTemplate("{{ raise_exception('no system role') }}", {})
+    with pytest.raises(InvalidRequest, match="no system role") as caught:
+        template.render([USER])
+    assert caught.value.param == "messages"
+
+
+def test_what_templates_expect_to_find() -> None:
+    source = (
+        "{{ bos_token }}{{ messages | tojson }}{{ enable_thinking }}{{ strftime_now('%Y')[:2] }}"
+        "{% generation %}x{% endgeneration %}{% for m in messages %}{% break %}{% endfor %}"
+    )
+    text = ChatTemplate(source, {"bos_token": "<s>"}).render(
+        [{"role": "user", "content": "<é>"}], variables={"enable_thinking": False}
+    )
+    assert text == '<s>[{"role": "user", "content": "<é>"}]False20x'
+
+
+def test_templates_are_sandboxed() -> None:
+    template = ChatTemplate("{{ messages.__class__.__mro__ }}", {})
+    with pytest.raises(InvalidRequest):
+        template.render([USER])
+
+
+def test_variables_cannot_replace_the_messages() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        tiny().render([USER], variables={"messages": []})
+    assert caught.value.param == "chat_template_kwargs"
+
+
+def test_a_model_without_template_says_so() -> None:
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        ChatTemplate(None, {}).render([USER])
+
+
+def test_a_broken_template_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        ChatTemplate("{% if %}", {})
+
+
+def test_places_a_folder_keeps_its_template(tmp_path: Path) -> None:
+    config = tmp_path / "tokenizer_config.json"
+    named = [{"name": "default", "template": "named {{ eos_token }}"}]
+    config.write_text(json.dumps({"chat_template": named, "eos_token": {"content": "</s>"}}))
+    assert ChatTemplate.load(tmp_path).render([USER]) == "named </s>"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert ChatTemplate.load(tmp_path).render([USER]) == "file"
+    override = tmp_path / "other.jinja"
+    override.write_text("override")
+    assert ChatTemplate.load(tmp_path, override).render([USER]) == "override"
+    with pytest.raises(InvalidRequest):
+        ChatTemplate.load(tmp_path, tmp_path / "missing.jinja")

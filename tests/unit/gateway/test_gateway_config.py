@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from surestep_gateway.config import GatewaySettings
+
+
+def settings(**values: object) -> GatewaySettings:
+    return GatewaySettings.model_validate({"model": Path("/models/tiny")} | values)
+
+
+def test_the_folder_names_the_model() -> None:
+    assert settings().model_names() == ("tiny",)
+    assert settings(served_model_name="a, b").model_names() == ("a", "b")
+
+
+@pytest.mark.parametrize("given", ["k1,k2", '["k1", "k2"]', ["k1", "k2"]])
+def test_lists_come_in_three_spellings(given: object) -> None:
+    assert settings(api_key=given).api_key == ("k1", "k2")
+
+
+def test_variables_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SURESTEP_API_KEY", "secret")
+    monkeypatch.setenv("SURESTEP_PORT", "9000")
+    got = settings()
+    assert (got.api_key, got.port) == (("secret",), 9000)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        settings().port = 1  # type: ignore[misc]
