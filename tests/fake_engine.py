@@ -8,10 +8,10 @@ tokens, and a shadow table of page owners names the culprit first.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from fake_model import ROOT, Drafter, FakeModel, StatusOf, advance, ragged
 from surestep_common.invariants import (
     DECODE,
     PREFILL,
@@ -22,45 +22,6 @@ from surestep_common.invariants import (
     check_step,
 )
 from surestep_proto import engine_pb2 as pb
-
-_MASK = (1 << 64) - 1
-_ROOT = 0x9E3779B97F4A7C15
-
-
-def advance(state: int, token: int) -> int:
-    """KV content of a position from that of its predecessor."""
-    mixed = ((state ^ (token + 1)) * 0xBF58476D1CE4E5B9) & _MASK
-    return mixed ^ (mixed >> 29)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FakeModel:
-    """Sizes, as in WorkerInfo."""
-
-    vocab_size: int = 101
-    num_slots: int = 16
-    num_blocks: int = 128
-    block_size: int = 4
-    max_model_len: int = 128
-    max_step_tokens: int = 256
-    max_draft_tokens: int = 3
-
-    def choose(self, state: int, sampling: pb.SamplingParams) -> int:
-        """The next token, given the KV content of the newest one."""
-        return (advance(state, sampling.seed & 0xFFFF) >> 17) % self.vocab_size
-
-    def complete(
-        self, prompt: Sequence[int], max_tokens: int, sampling: pb.SamplingParams
-    ) -> list[int]:
-        """What a request must emit, by direct evaluation."""
-        state, emitted = _ROOT, list[int]()
-        for token in prompt:
-            state = advance(state, token)
-        room = min(max_tokens, self.max_model_len - len(prompt))
-        while len(emitted) < room and not (emitted and emitted[-1] in sampling.stop_token_ids):
-            emitted.append(self.choose(state, sampling))
-            state = advance(state, emitted[-1])
-        return emitted
 
 
 @dataclass
@@ -73,25 +34,12 @@ class Slot:
     blocks: list[int] = field(default_factory=list)
     log: dict[int, int] = field(default_factory=lambda: {0: 0})  # step -> accepted
     last_step: int = 0
+    status: int = pb.OK  # once it failed, rows in flight fail too
 
     @property
     def tenancy(self) -> tuple[int, int]:
         """Slot index and slot epoch."""
         return self.admission.slot, self.admission.slot_epoch
-
-
-Drafter = Callable[[random.Random, list[int]], list[int]]  # the right drafts -> what is proposed
-StatusOf = Callable[[str, int], int]  # request id, known tokens -> RowStatus
-
-
-def ragged(accuracy: float) -> Drafter:
-    """Any number of drafts, each right with probability `accuracy`."""
-
-    def draft(rng: random.Random, right: list[int]) -> list[int]:
-        count = rng.randint(0, len(right))
-        return [token if rng.random() < accuracy else token ^ 1 for token in right[:count]]
-
-    return draft
 
 
 class FakeEngine:
@@ -238,6 +186,8 @@ class FakeEngine:
     ) -> tuple[list[int], int]:
         """Consume the row's tokens. Returns what is emitted, and the row's status."""
         start, sampling = slot.length, slot.admission.sampling
+        if slot.status != pb.OK:
+            return [], slot.status
         if mode in (PREFILL, PREFILL_LAST):
             inputs = slot.tokens[start : start + num_tokens]
             if sampling.want_prompt_logprobs:
@@ -251,9 +201,9 @@ class FakeEngine:
         states = self._forward(slot, start, inputs)
         if mode == PREFILL:
             return [], pb.OK
-        status = self._status_of(slot.admission.request_id, len(slot.tokens))
-        if status != pb.OK:
-            return [], status
+        slot.status = self._status_of(slot.admission.request_id, len(slot.tokens))
+        if slot.status != pb.OK:
+            return [], slot.status
         if mode in (PREFILL_LAST, DECODE):
             return [self.model.choose(states[-1], sampling)], pb.OK
         emitted = []
@@ -266,7 +216,7 @@ class FakeEngine:
     def _forward(self, slot: Slot, start: int, inputs: list[int]) -> list[int]:
         """Write KV for `inputs` at positions start.., reading everything before them."""
         size = self.model.block_size
-        state = _ROOT
+        state = ROOT
         for position, token in enumerate(slot.tokens[:start]):
             expected = advance(state, token)
             state = self._kv[slot.blocks[position // size]][position % size]

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-from fake_engine import Drafter, FakeEngine, FakeModel, StatusOf
+from fake_engine import FakeEngine
+from fake_model import Drafter, FakeModel, StatusOf
 from surestep_common.rpc import Server
 from surestep_proto import engine_pb2 as pb
 from surestep_proto.engine_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server

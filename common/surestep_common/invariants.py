@@ -59,9 +59,9 @@ def check_plan_row(
 
     The first seven arguments are the row's columns. The rest is the caller's own knowledge, in
     tokens unless said: `length` committed, `capacity` covered by the slot's blocks, `prefill_len`
-    given at admission, `max_len` of the request, `logged_accepted` drafts it recorded for the row's
-    `accepted_step` (0 when that is 0; None when it has no such entry), `last_step` it planned or ran
-    for this tenancy (0 = none).
+    given at admission, `max_len` of the request, `logged_accepted` drafts it recorded for the
+    row's `accepted_step` (0 when that is 0; None when it has no such entry), `last_step` it planned
+    or ran for this tenancy (0 = none).
     """
     if not len_lo <= length <= len_hi:
         raise LedgerError(f"committed length {length} outside [{len_lo}, {len_hi}]")
@@ -69,7 +69,7 @@ def check_plan_row(
         raise LedgerError(f"plan says {accepted} drafts were accepted, the log {logged_accepted}")
     if depends_on_step != last_step:
         raise LedgerError(f"row continues step {depends_on_step}, but {last_step} was the last one")
-    if mode == DECODE or mode == VERIFY:
+    if mode in (DECODE, VERIFY):
         if num_tokens or (mode == VERIFY) != (k_cap > 0) or len_hi < prefill_len:
             raise LedgerError(
                 f"mode {mode} with {num_tokens} known tokens and k_cap {k_cap}, {len_hi} of "
@@ -125,7 +125,7 @@ def check_result_row(
         if n_emitted:
             raise LedgerError(f"{n_emitted} tokens emitted by a failed row")
         return 0
-    if mode == PREFILL or mode == CATCH_UP:
+    if mode in (PREFILL, CATCH_UP):
         if n_emitted:
             raise LedgerError(f"{n_emitted} tokens emitted by mode {mode}")
         return num_tokens if mode == PREFILL else 0

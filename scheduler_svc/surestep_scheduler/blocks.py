@@ -71,8 +71,9 @@ class BlockPool:
                 self._cached[block] = None
 
     def publish(self, block: int, key: bytes) -> None:
-        """Give a block in use its content key. Where the content is known already, nothing changes."""
-        assert self._refs[block] > 0 and self._keys[block] is None, block
+        """Give a block in use its content key, unless another block has it already."""
+        assert self._refs[block] > 0, block
+        assert self._keys[block] is None, block
         if key not in self._block_of:
             self._block_of[key] = block
             self._keys[block] = key

@@ -95,7 +95,8 @@ def _apply_row(
     _count(state, seq, len(emitted), outcome.n_drafts[row], outcome.n_accepted[row])
     seq.tokens += emitted
     _publish(state, tenancy)
-    return Output(seq, emitted, outcome.logprobs.get(row), seq.finish())
+    prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
+    return Output(seq, emitted, outcome.logprobs.get(row), prompt_logprobs, seq.finish())
 
 
 def _collect(seq: Sequence, logprobs: Logprobs) -> None:
@@ -122,7 +123,7 @@ def _count(
 
 
 def _publish(state: SchedulerState, tenancy: Tenancy) -> None:
-    """Share the blocks that are full of committed tokens; nothing in flight can write them again."""
+    """Share blocks full of committed tokens: nothing in flight can write them again."""
     full = tenancy.committed // state.limits.block_size
     if full > tenancy.num_published and state.limits.enable_prefix_caching:
         seq, since = tenancy.seq, tenancy.num_published

@@ -249,7 +249,7 @@ class Engine:
             await group.send(to_proto(plan, round(1000 * sent.budget_s)), sent.budget_s)
 
     async def _wait(self) -> None:
-        """Until a result or a request comes. Raises DeadlineExceeded when the oldest step is late."""
+        """Until something happens. Raises DeadlineExceeded when the oldest step is late."""
         timeout_s = _IDLE_S
         if self._sent:
             timeout_s = max(
@@ -271,6 +271,8 @@ class Engine:
         return max(sent.sent_at, self.last_step_at or 0.0)
 
     def _apply(self, core: SchedulerState, outcome: Outcome) -> None:
+        if outcome.epoch != core.epoch:
+            return
         outputs = apply(core, outcome)
         sent, now = self._sent.popleft(), self._clock()
         self.timer.observe(sent.num_tokens, now - self._started_at(sent))

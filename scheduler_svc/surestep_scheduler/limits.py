@@ -1,4 +1,4 @@
-"""What the policy may use: the workers' sizes and the operator's settings, resolved once per epoch."""
+"""What the policy may use: the workers' sizes and the operator's settings, as of an epoch."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class _Step:
         return len(self._decodes) + sum(self._caps)
 
     def _grow(self, tenancy: Tenancy, k: int) -> int | None:
-        """Get blocks for a row of up to `k` drafts. Returns how many drafts they cover, if any row."""
+        """Get blocks for a row of up to `k` drafts; returns how many they cover, if any row."""
         state, size = self._state, self._state.limits.block_size
         while True:
             missing = -(-(tenancy.len_hi + k + 1 - tenancy.capacity) // size)

@@ -32,7 +32,7 @@ class PrefixChain:
 
 
 def match(pool: BlockPool, chain: PrefixChain, tokens: Sequence[int], block_size: int) -> list[int]:
-    """Blocks that already hold a prefix of `tokens`, never all of it: one token is left to compute."""
+    """Blocks that hold a prefix of `tokens` already, leaving at least one token to compute."""
     blocks = []
     for key in chain.keys(tokens, (len(tokens) - 1) // block_size):
         block = pool.lookup(key)

@@ -37,7 +37,7 @@ def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Req
 
 
 def ended(request: Request, max_request_len: int) -> Finish | None:
-    """Why a resumed request has nothing left to do: its last token was delivered, its end was not."""
+    """Why nothing is left of a resumed request whose last token was delivered, but not its end."""
     emitted = request.emitted_ids
     if emitted and emitted[-1] in request.stop_ids:
         return Finish.STOP

@@ -37,7 +37,7 @@ class Request:
 
 @dataclass(slots=True)
 class Logprobs:
-    """Log-probabilities of consecutive positions, in parallel columns; `top_*` is CSR by num_top."""
+    """Log-probabilities of consecutive positions in parallel columns; `top_*` CSR by num_top."""
 
     token_id: list[int] = field(default_factory=list)
     logprob: list[float] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Sequence:
 
     @property
     def needs_prompt_logprobs(self) -> bool:
-        """They are wanted and were not delivered yet, so that the whole prompt must be computed."""
+        """They are wanted and were not delivered: the whole prompt must be computed."""
         return self.request.want_prompt_logprobs and self.num_steps == 0
 
 
@@ -118,7 +118,8 @@ class Tenancy:
 
     def check(self) -> None:
         """Raise when lengths, blocks and ledger of a running tenancy do not fit together."""
-        assert self.open and self.seq.tenancy is self
+        assert self.open
+        assert self.seq.tenancy is self
         assert self.num_cached <= self.committed <= self.len_hi <= self.capacity
         assert self.applied_step <= self.planned_step
         assert self.committed <= self.prefill_len or self.committed == len(self.seq.tokens) - 1
@@ -133,5 +134,6 @@ class Output(NamedTuple):
     seq: Sequence
     token_ids: list[int]
     logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None  # with the first tokens only
     finish: Finish | None = None
     error: SurestepError | None = None

@@ -25,7 +25,7 @@ class SchedulerService(SchedulerServicer):
         self._engine = engine
         self.address = address  # the bound one, once the server has started
 
-    async def Generate(
+    async def Generate(  # noqa: N802  # names of the protocol
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncIterator[pb.GenerateChunk]:
         """Tokens of one sequence as they are committed. Cancelling the call aborts the request."""
@@ -49,15 +49,15 @@ class SchedulerService(SchedulerServicer):
         finally:
             self._engine.close(opened)
 
-    async def Info(self, request: pb.SchedulerInfoRequest, context: Any) -> pb.SchedulerInfo:
+    async def Info(self, request: pb.SchedulerInfoRequest, context: Any) -> pb.SchedulerInfo:  # noqa: N802
         """Facts of the served model. Raises Unavailable until every rank is ready."""
         return report.info(self._engine)
 
-    async def Status(self, request: pb.SchedulerStatusRequest, context: Any) -> pb.SchedulerStatus:
+    async def Status(self, request: pb.SchedulerStatusRequest, context: Any) -> pb.SchedulerStatus:  # noqa: N802
         """Processes behind this scheduler."""
         return await report.status(self._engine, self.address)
 
-    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.SchedulerStats:
+    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.SchedulerStats:  # noqa: N802
         """Counters and gauges."""
         return report.stats(self._engine)
 
@@ -82,7 +82,7 @@ def _chunk(opened: OpenRequest, outputs: Sequence[Output]) -> pb.GenerateChunk:
         chunk.logprobs.CopyFrom(logprob_columns(logprobs, first_row=0))
     if not opened.started:
         opened.started = True
-        _start(chunk, seq)
+        _start(chunk, seq, outputs[0].prompt_logprobs)
     finish = outputs[-1].finish
     if finish is not None:
         chunk.finish_reason = pb.FinishReason.ValueType(finish.value)
@@ -90,12 +90,11 @@ def _chunk(opened: OpenRequest, outputs: Sequence[Output]) -> pb.GenerateChunk:
     return chunk
 
 
-def _start(chunk: pb.GenerateChunk, seq: TokenSequence) -> None:
+def _start(chunk: pb.GenerateChunk, seq: TokenSequence, prompt: Logprobs | None) -> None:
     chunk.start.num_cached_tokens = min(seq.num_cached, seq.prompt_len)
     chunk.start.queue_s = seq.queue_s or 0.0
-    if seq.prompt_logprobs is not None:
-        chunk.prompt_logprobs.CopyFrom(logprob_columns(seq.prompt_logprobs, first_row=1))
-        seq.prompt_logprobs = None
+    if prompt is not None:
+        chunk.prompt_logprobs.CopyFrom(logprob_columns(prompt, first_row=1))
 
 
 def _end(chunk: pb.GenerateChunk, seq: TokenSequence) -> None:

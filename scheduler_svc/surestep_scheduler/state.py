@@ -19,7 +19,7 @@ _MAX_RETRY_AFTER_S = 60.0
 
 
 class SchedulerState:
-    """Slots and blocks come back only after every plan that touches their tenant is acknowledged."""
+    """Slots and blocks are reused only after every plan with their tenant is acknowledged."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -216,7 +216,9 @@ class SchedulerState:
 
     def open_epoch(self, epoch: int, limits: Limits) -> None:
         """Begin an epoch on fresh workers, after `fence` or at the start."""
-        assert epoch > self.epoch and not self.running and not self.in_flight
+        assert epoch > self.epoch
+        assert not self.running
+        assert not self.in_flight
         self.epoch = epoch
         self.counters.epochs += 1
         grown = limits.num_slots - len(self._slot_epochs)
@@ -234,7 +236,8 @@ class SchedulerState:
         assert self.waiting == sorted(self.waiting, key=_order)
         assert self.running == sorted(self.running, key=lambda t: t.seq.order)
         seqs = [*self.waiting, *(t.seq for t in self.running)]
-        assert len(seqs) == len(self.open) and set(seqs) == set(self.open.values())
+        assert len(seqs) == len(self.open)
+        assert set(seqs) == set(self.open.values())
         assert all(seq.tenancy is None for seq in self.waiting)
         for tenancy in self.running:
             tenancy.check()

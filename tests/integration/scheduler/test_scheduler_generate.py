@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from fake_engine import FakeModel
+from fake_model import FakeModel
 from fake_worker import fake_worker
 from surestep_common.rpc import connect
 from surestep_proto import engine_pb2

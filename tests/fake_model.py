@@ -1,0 +1,62 @@
+"""A hash in place of a language model, and drafters for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from surestep_proto import engine_pb2 as pb
+
+_MASK = (1 << 64) - 1
+ROOT = 0x9E3779B97F4A7C15
+
+
+def advance(state: int, token: int) -> int:
+    """KV content of a position from that of its predecessor."""
+    mixed = ((state ^ (token + 1)) * 0xBF58476D1CE4E5B9) & _MASK
+    return mixed ^ (mixed >> 29)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeModel:
+    """Sizes, as in WorkerInfo."""
+
+    vocab_size: int = 101
+    num_slots: int = 16
+    num_blocks: int = 128
+    block_size: int = 4
+    max_model_len: int = 128
+    max_step_tokens: int = 256
+    max_draft_tokens: int = 3
+
+    def choose(self, state: int, sampling: pb.SamplingParams) -> int:
+        """The next token, given the KV content of the newest one."""
+        return (advance(state, sampling.seed & 0xFFFF) >> 17) % self.vocab_size
+
+    def complete(
+        self, prompt: Sequence[int], max_tokens: int, sampling: pb.SamplingParams
+    ) -> list[int]:
+        """What a request must emit, by direct evaluation."""
+        state, emitted = ROOT, list[int]()
+        for token in prompt:
+            state = advance(state, token)
+        room = min(max_tokens, self.max_model_len - len(prompt))
+        while len(emitted) < room and not (emitted and emitted[-1] in sampling.stop_token_ids):
+            emitted.append(self.choose(state, sampling))
+            state = advance(state, emitted[-1])
+        return emitted
+
+
+Drafter = Callable[[random.Random, list[int]], list[int]]  # the right drafts -> what is proposed
+StatusOf = Callable[[str, int], int]  # request id, known tokens -> RowStatus
+
+
+def ragged(accuracy: float) -> Drafter:
+    """Any number of drafts, each right with probability `accuracy`."""
+
+    def draft(rng: random.Random, right: list[int]) -> list[int]:
+        count = rng.randint(0, len(right))
+        return [token if rng.random() < accuracy else token ^ 1 for token in right[:count]]
+
+    return draft

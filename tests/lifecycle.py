@@ -1,0 +1,227 @@
+"""A scheduler and a model worker through random lives of random requests.
+
+Plans wait to be executed and results wait to be applied, so that every event happens with up to
+three steps in flight. After every event all books are checked; at the end everything must drain and
+each request must have exactly the tokens of a direct evaluation of the model.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from fake_model import FakeModel
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from surestep_common.errors import ModelFault, QueueFull
+from surestep_proto import engine_pb2 as pb
+from surestep_scheduler.commit import apply
+from surestep_scheduler.limits import Limits
+from surestep_scheduler.messages import Plan
+from surestep_scheduler.plan import from_proto, to_proto
+from surestep_scheduler.policy import schedule
+from surestep_scheduler.sequence import Output, Request, Sequence
+from surestep_scheduler.state import SchedulerState
+
+MODEL = FakeModel(
+    vocab_size=13,
+    num_slots=4,
+    num_blocks=16,
+    block_size=3,
+    max_model_len=40,
+    max_step_tokens=24,
+    max_draft_tokens=3,
+)
+PREFIXES = [[], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 0, 0, 0, 0, 0, 0]]
+TOKENS = st.integers(0, MODEL.vocab_size - 1)
+
+
+def limits(depth: int, prefix_caching: bool) -> Limits:
+    return Limits(
+        num_slots=MODEL.num_slots,
+        num_blocks=MODEL.num_blocks,
+        block_size=MODEL.block_size,
+        max_model_len=MODEL.max_model_len,
+        vocab_size=MODEL.vocab_size,
+        max_num_batched_tokens=MODEL.max_step_tokens,
+        max_draft_tokens=MODEL.max_draft_tokens,
+        max_queue_len=6,
+        pipeline_depth=depth,
+        enable_prefix_caching=prefix_caching,
+        max_fruitless_replays=1000,
+    )
+
+
+class Lifecycle(RuleBasedStateMachine):
+    state_class = SchedulerState
+
+    @initialize(depth=st.integers(0, 2), caching=st.booleans(), seed=st.integers(0, 99))
+    def start(self, depth: int, caching: bool, seed: int) -> None:
+        self.state = self.state_class(limits(depth, caching))
+        self.worker = FakeEngine(MODEL, seed=seed, status_of=self.status_of)
+        self.sent: deque[pb.StepPlan] = deque()
+        self.results: deque[pb.StepResult] = deque()
+        self.dead: deque[pb.StepResult] = deque()
+        self.broken: set[str] = set()
+        self.now = 0.0
+        self.count = 0
+        self.open_epoch()
+
+    def open_epoch(self) -> None:
+        self.state.open_epoch(self.state.epoch + 1, self.state.limits)
+        self.worker.reset(self.state.epoch)
+
+    def status_of(self, request_id: str, known: int) -> int:
+        return pb.NON_FINITE if request_id in self.broken and known % 5 == 4 else pb.OK
+
+    @rule(
+        prompt=st.builds(
+            list.__add__, st.sampled_from(PREFIXES), st.lists(TOKENS, min_size=1, max_size=14)
+        ),
+        max_tokens=st.integers(1, 40),
+        stop_ids=st.sets(TOKENS, max_size=2),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from(["", "other"]),
+        draft_cap=st.sampled_from([None, None, 0, 1, 2]),
+        prompt_logprobs=st.booleans(),
+        resume=st.integers(0, 5),
+        broken=st.integers(0, 9).map(lambda n: n == 0),
+    )
+    def arrive(self, prompt: list[int], max_tokens: int, **wish: Any) -> None:
+        self.count += 1
+        sampling = pb.SamplingParams(
+            seed=self.count,
+            stop_token_ids=wish["stop_ids"],
+            want_prompt_logprobs=wish["prompt_logprobs"],
+        )
+        emitted = MODEL.complete(prompt, max_tokens, sampling)[: -1 - wish["resume"]]
+        request = Request(
+            id=f"r{self.count}",
+            prompt_ids=prompt,
+            emitted_ids=emitted if wish["resume"] < 3 else [],
+            max_tokens=max_tokens,
+            stop_ids=frozenset(wish["stop_ids"]),
+            priority=wish["priority"],
+            cache_salt=wish["salt"],
+            draft_cap=wish["draft_cap"],
+            want_prompt_logprobs=wish["prompt_logprobs"],
+            sampling=sampling,
+        )
+        full = len(self.state.waiting) >= self.state.limits.max_queue_len
+        if wish["broken"]:
+            self.broken.add(request.id)
+        if full:
+            with pytest.raises(QueueFull) as refusal:
+                self.state.add(request, self.now)
+            assert refusal.value.retry_after
+        else:
+            self.state.add(request, self.now)
+
+    @rule(index=st.integers(0, 99), seconds=st.floats(0, 5))
+    def abort(self, index: int, seconds: float) -> None:
+        self.now += seconds
+        if self.state.open and index < 30:
+            requests = list(self.state.open.values())
+            self.state.abort(requests[index % len(requests)])
+
+    @precondition(lambda self: self.state.running)
+    @rule(index=st.integers(0, 9))
+    def preempt(self, index: int) -> None:
+        self.state.preempt(self.state.running[index % len(self.state.running)])
+
+    @rule(events=st.lists(st.sampled_from(["plan", "execute", "deliver"]), min_size=3, max_size=40))
+    def run(self, events: list[str]) -> None:
+        for event in events:
+            getattr(self, event)()
+            self.state.check()
+
+    def plan(self) -> None:
+        self.now += 0.1
+        if len(self.state.in_flight) > self.state.limits.pipeline_depth:
+            return
+        plan = schedule(self.state, self.now)
+        if plan is not None:
+            self.nothing_in_flight_is_reused(plan)
+            self.sent.append(pb.StepPlan.FromString(to_proto(plan, 1000).SerializeToString()))
+
+    def nothing_in_flight_is_reused(self, plan: Plan) -> None:
+        """Invariant 8. The model worker cannot see it: it runs one step after the other."""
+        cached = {t.slot: t.num_cached // MODEL.block_size for t in plan.admissions}
+        given = {
+            block: extend.slot
+            for extend in plan.extends
+            for block in extend.blocks[cached.get(extend.slot, 0) :]
+        }
+        for earlier in self.state.in_flight:
+            for tenancy in earlier.rows if earlier is not plan else ():
+                assert tenancy.slot not in cached, "slot is still in use"
+                foreign = [block for block in tenancy.blocks if block in given]
+                assert all(tenancy.open and given[block] == tenancy.slot for block in foreign)
+
+    def execute(self) -> None:
+        if self.sent:
+            self.results.append(self.worker.execute(self.sent.popleft()))
+
+    def deliver(self) -> None:
+        if self.results:
+            for output in apply(self.state, from_proto([self.results.popleft()])):
+                self.receive(output)
+
+    @precondition(lambda self: self.dead)
+    @rule()
+    def deliver_dead(self) -> None:
+        assert apply(self.state, from_proto([self.dead.popleft()])) == []
+
+    @precondition(lambda self: self.sent or self.results)
+    @rule(chance=st.integers(0, 3))
+    def fence(self, chance: int) -> None:
+        if chance:
+            return
+        self.dead += self.results
+        self.sent.clear()
+        self.results.clear()
+        assert self.state.fence() == []
+        self.open_epoch()
+
+    def receive(self, output: Output) -> None:
+        seq = output.seq
+        if output.error is not None:
+            assert isinstance(output.error, ModelFault)
+            assert seq.request.id in self.broken
+            return
+        expected = self.expected(seq)
+        assert seq.tokens == expected[: len(seq.tokens)]
+        if output.finish is not None:
+            assert seq.tokens == expected
+        if seq.request.want_prompt_logprobs and seq.num_steps == 1 and seq.prompt_len > 1:
+            assert output.prompt_logprobs is not None
+            assert output.prompt_logprobs.token_id == seq.request.prompt_ids[1:]
+
+    def expected(self, seq: Sequence) -> list[int]:
+        request = seq.request
+        return request.prompt_ids + MODEL.complete(
+            request.prompt_ids, request.max_tokens, request.sampling
+        )
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.state.check()
+
+    def teardown(self) -> None:
+        for _ in range(3000):
+            if not self.state.open and not self.state.in_flight:
+                break
+            if self.results:
+                self.deliver()
+            elif self.sent:
+                self.execute()
+            else:
+                self.plan()
+                assert self.sent, "requests are open and nothing can run"
+            self.state.check()
+        assert not self.state.open, "a request starves"
+        assert not self.state.quarantine
+        assert self.state.pool.num_used == 0
+        assert len(self.state.free_slots) == MODEL.num_slots

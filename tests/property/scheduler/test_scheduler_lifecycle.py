@@ -1,0 +1,105 @@
+"""Random lives: nothing leaks, nothing is lost, and the books always balance."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from lifecycle import MODEL, PREFIXES, Lifecycle
+from surestep_common.invariants import LedgerError
+from surestep_scheduler.sequence import Tenancy
+from surestep_scheduler.state import SchedulerState
+
+TestLifecycle = Lifecycle.TestCase
+TestLifecycle.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
+)
+
+
+def live(machine: Lifecycle, rng: random.Random, *, depth: int, num_events: int) -> None:
+    """A long life with the weights of a busy server."""
+    machine.start(depth=depth, caching=rng.random() < 0.8, seed=rng.randrange(100))
+    events = ["arrive", "abort", "preempt", "fence", "deliver_dead", "plan", "execute", "deliver"]
+    for event in rng.choices(events, [6, 2, 1, 0.3, 1, 30, 30, 30], k=num_events):
+        if event == "arrive":
+            machine.arrive(**wishes(rng))
+        elif event == "abort":
+            machine.abort(rng.randrange(30), rng.random())
+        elif event == "preempt" and machine.state.running:
+            machine.preempt(rng.randrange(9))
+        elif event == "fence":
+            machine.fence(chance=0)
+        elif event == "deliver_dead" and machine.dead:
+            machine.deliver_dead()
+        elif event in ("plan", "execute", "deliver"):
+            getattr(machine, event)()
+        machine.books_balance()
+    machine.teardown()
+
+
+def wishes(rng: random.Random) -> dict[str, Any]:
+    suffix = [rng.randrange(MODEL.vocab_size) for _ in range(rng.randint(1, 14))]
+    return {
+        "prompt": rng.choice(PREFIXES) + suffix,
+        "max_tokens": rng.randint(1, 40),
+        "stop_ids": set(rng.sample(range(MODEL.vocab_size), rng.randrange(3))),
+        "priority": rng.randint(-1, 1),
+        "salt": rng.choice(["", "", "other"]),
+        "draft_cap": rng.choice([None, None, 0, 1, 2]),
+        "prompt_logprobs": rng.random() < 0.2,
+        "resume": rng.randrange(12),
+        "broken": rng.random() < 0.1,
+    }
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_long_life(seed: int, depth: int) -> None:
+    machine = Lifecycle()
+    live(machine, random.Random(seed), depth=depth, num_events=5000)
+    counters = machine.state.counters
+    assert min(counters.finished[reason] for reason in ("stop", "length", "abort", "error")) > 2
+    assert counters.accepted_tokens > 20
+    assert counters.preemptions > 2
+    assert counters.replayed_requests > 2
+
+
+class NoQuarantine(SchedulerState):
+    """Gives slots and blocks back while plans in flight still use them."""
+
+    def sweep(self) -> None:
+        applied, self.applied_step = self.applied_step, self.planned_step
+        super().sweep()
+        self.applied_step = applied
+
+
+class StaleCache(SchedulerState):
+    """Trusts what an earlier epoch left in the workers' blocks."""
+
+    def _reset_workers(self) -> None:
+        pool = getattr(self, "pool", None)
+        super()._reset_workers()
+        self.pool = pool or self.pool
+
+
+class LateResultsCount(SchedulerState):
+    """Forgets to discard what is in flight when a tenancy ends."""
+
+    def release(self, tenancy: Tenancy) -> None:
+        super().release(tenancy)
+        tenancy.open = True
+
+
+@pytest.mark.parametrize("mutant", [NoQuarantine, StaleCache, LateResultsCount])
+def test_the_simulation_catches(mutant: type[SchedulerState]) -> None:
+    caught = 0
+    for seed in range(6):
+        machine = Lifecycle()
+        machine.state_class = mutant
+        try:
+            live(machine, random.Random(seed), depth=2, num_events=1000)
+        except (AssertionError, LedgerError, KeyError):
+            caught += 1
+    assert caught >= 1
