@@ -19,8 +19,8 @@ class Verdict(NamedTuple):
     """What each window emits. Columns of `tokens` from `n_emitted` on are meaningless."""
 
     tokens: torch.Tensor  # i64[R,K+1] emitted ids, leading part
-    n_accepted: torch.Tensor  # i64[R] emitted tokens that had been drafted
-    n_emitted: torch.Tensor  # i64[R] n_accepted + 1, or n_accepted if a drafted stop id ends the window
+    n_accepted: torch.Tensor  # i64[R] n_emitted - 1, or n_emitted if a drafted stop id ended the window
+    n_emitted: torch.Tensor  # i64[R] 0 only if the status is not OK
     status: torch.Tensor  # u8[R] pb.RowStatus of the first position
 
 

@@ -1,0 +1,73 @@
+"""Prompt lookup against a plain search."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from surestep_worker.spec.ngram import NgramDrafter
+
+
+def _by_search(known: list[int], cap: int, min_n: int, max_n: int) -> list[int]:
+    last = len(known) - 1
+    for n in range(max_n, min_n - 1, -1):
+        for end in range(last - 1, n - 2, -1):
+            if known[end - n + 1 : end + 1] == known[last - n + 1 :] and last - n + 1 >= 0:
+                drafted = list(known)
+                for i in range(cap):
+                    drafted.append(drafted[end + 1 + i])
+                return drafted[len(known) :]
+    return []
+
+
+def _propose(rows: list[list[int]], caps: list[int], drafter: NgramDrafter) -> list[list[int]]:
+    """Rows in slots 1, 3, 5, ...; what lies behind a row and in other slots is stale."""
+    width = max(map(len, rows)) + 7
+    tokens = torch.ones(2 * len(rows) + 1, width, dtype=torch.int32)
+    for r, known in enumerate(rows):
+        tokens[2 * r + 1, : len(known)] = torch.tensor(known, dtype=torch.int32)
+    slots = torch.arange(len(rows)) * 2 + 1
+    drafts = drafter.propose(tokens, slots, torch.tensor([len(r) for r in rows]), torch.tensor(caps))
+    assert drafts.ids.dtype == drafts.counts.dtype == torch.int64
+    return [ids[:count] for ids, count in zip(drafts.ids.tolist(), drafts.counts, strict=True)]
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=25), st.integers(0, 5)),
+        min_size=1,
+        max_size=5,
+    ),
+    min_n=st.integers(1, 4),
+    more=st.integers(0, 3),
+)
+def test_equals_plain_search(rows: list[tuple[list[int], int]], min_n: int, more: int) -> None:
+    drafter = NgramDrafter(num_drafts=4, max_n=min_n + more, min_n=min_n)
+    got = _propose([known for known, _ in rows], [cap for _, cap in rows], drafter)
+    assert got == [_by_search(known, min(cap, 4), min_n, min_n + more) for known, cap in rows]
+
+
+@pytest.mark.parametrize(
+    ("known", "drafts"),
+    [
+        ([1, 2, 9, 1, 2, 8, 1, 2], [8, 1, 2]),  # the most recent of equal matches
+        ([5, 1, 2, 9, 7, 1, 2, 8, 5, 1, 2], [9, 7, 1]),  # a longer match beats a recent one
+        ([4, 6, 6, 6], [6, 6, 6]),  # a match that overlaps its continuation repeats
+        ([1, 2, 3, 1, 2, 3], [1, 2, 3]),
+        ([1, 2, 3, 4], []),
+        ([1], []),
+    ],
+)
+def test_which_match_wins(known: list[int], drafts: list[int]) -> None:
+    drafter = NgramDrafter(num_drafts=3, max_n=3, min_n=2)
+    assert _propose([known], [3], drafter) == [drafts]
+
+
+def test_no_rows_and_no_drafts() -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    table = torch.zeros(1, 4, dtype=torch.int32)
+    assert NgramDrafter(num_drafts=3, max_n=2, min_n=1).propose(table, none, none, none).ids.shape == (0, 3)
+    one = torch.tensor([0])
+    off = NgramDrafter(num_drafts=0, max_n=2, min_n=1).propose(table, one, one + 3, one + 3)
+    assert (off.ids.shape, off.counts.tolist()) == ((1, 0), [0])

@@ -1,0 +1,51 @@
+"""--speculative-config: what is understood, and how the rest is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from surestep_common.errors import InvalidRequest
+from surestep_worker.spec import DRAFTERS
+from surestep_worker.spec.config import SpeculativeConfig
+from surestep_worker.spec.ngram import NgramDrafter
+
+
+def test_reads_vllms_keys() -> None:
+    config = SpeculativeConfig.from_json(
+        '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
+    )
+    assert (config.num_speculative_tokens, config.prompt_lookup_max, config.prompt_lookup_min) == (4, 3, 1)
+    assert isinstance(DRAFTERS.get(config.method)(config), NgramDrafter)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"method": "eagle9", "num_speculative_tokens": 4}', "unknown speculative method 'eagle9'; known: "),
+        ('{"method": "ngram", "num_speculative_tokens": 17}', "num_speculative_tokens: Input should be less"),
+        ('{"method": "ngram", "num_speculative_tokens": -1}', "num_speculative_tokens: "),
+        ('{"method": "ngram"}', "num_speculative_tokens: Field required"),
+        ('{"method": "ngram", "num_speculative_tokens": 2, "lookup": 3}', "lookup: Extra inputs are not"),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 1}',
+            "prompt_lookup_min must not exceed prompt_lookup_max",
+        ),
+        ("{", "Invalid JSON"),
+        ("[]", "should be an object"),
+    ],
+)
+def test_refuses_by_name(text: str, message: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        SpeculativeConfig.from_json(text)
+    assert message in refused.value.message
+    assert "\n" not in refused.value.message
+    assert refused.value.param == "speculative_config"
+
+
+def test_importing_the_config_loads_no_torch() -> None:
+    """The command line reads it at start-up."""
+    code = "import sys, surestep_worker.spec.config; sys.exit('torch' in sys.modules)"
+    paths = [path for path in sys.path if path]
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={"PYTHONPATH": ":".join(paths)})
