@@ -37,7 +37,7 @@ class Cache:
 
 
 def make_context(lengths: list[int], kv_heads: int, head_dim: int, dtype: torch.dtype) -> Context:
-    """Random sequences on shuffled pages; page 0 is the NULL block, unused table entries name it."""
+    """Random sequences on shuffled pages. Page 0, the NULL block, fills the unused entries."""
     pages = [-(-length // BLOCK_SIZE) for length in lengths]
     free = (torch.randperm(sum(pages)) + 1).int()
     tables = torch.zeros(len(lengths), max(pages) + 2, dtype=torch.int32)

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_cases import BLOCK_SIZE, DTYPES
 from surestep_kernels import KernelSet
-
-from .kernel_cases import BLOCK_SIZE, DTYPES
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

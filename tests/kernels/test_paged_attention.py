@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_cases import DTYPES, Cache, Context, assert_close, fill_cache, make_context, row_bounds
 from surestep_kernels import KernelSet
 from torch import Tensor
-
-from .kernel_cases import DTYPES, Cache, Context, assert_close, fill_cache, make_context, row_bounds
 
 HEADS = [(9, 3, 64), (4, 4, 8), (8, 1, 128), (14, 2, 24)]  # query heads, KV heads, head_dim
 LENGTHS = [1, 5, 16, 17, 64, 70, 150, 333]  # positions that the last token of a row sees

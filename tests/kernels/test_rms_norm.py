@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
-
-from .kernel_cases import DTYPES, assert_close
 
 SIZES = [(1, 1), (3, 7), (1, 576), (33, 100), (70, 2048)]
 

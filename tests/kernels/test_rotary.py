@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
 from torch import Tensor
-
-from .kernel_cases import DTYPES, assert_close
 
 MAX_POSITION = 300
 

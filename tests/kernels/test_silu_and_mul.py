@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
-
-from .kernel_cases import DTYPES, assert_close
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
