@@ -72,8 +72,9 @@ INLINE void score(query_tile *t, int first, const int queries, long base, long n
             f8 k1 = load8(j->k_cache, high + d * j->block_size, dtype);
 #pragma GCC unroll 8
             for (int i = 0; i < queries; i++) {
-                acc[i][0] += k0 * t->q[first + i][d];
-                acc[i][1] += k1 * t->q[first + i][d];
+                f8 q = splat8(t->q[first + i][d]);
+                acc[i][0] = fma8(k0, q, acc[i][0]);
+                acc[i][1] = fma8(k1, q, acc[i][1]);
             }
         }
 #pragma GCC unroll 8
@@ -91,7 +92,7 @@ static __attribute__((noinline)) void soften(query_tile *t, int i, long n)
     for (long p = 8; p < n; p += 8) peak = max8(load8(scores, p, F32), peak);
     float top = max_lanes(peak), before = t->max[i];
     top = top > before ? top : before;
-    f8 correction = exp8((f8){0} + (before - top));
+    f8 correction = exp8(splat8(before - top));
     t->max[i] = top;
     t->correction[i] = correction[0];
     t->sum[i] *= correction;
@@ -117,7 +118,8 @@ INLINE void add_values(query_tile *t, int first, const int queries, const int ve
         for (int v = 0; v < vectors; v++) {
             f8 value = load8(t->j->v_cache, values[p] + d + v * 8, dtype);
 #pragma GCC unroll 8
-            for (int i = 0; i < queries; i++) acc[i][v] += value * t->scores[first + i][p];
+            for (int i = 0; i < queries; i++)
+                acc[i][v] = fma8(value, splat8(t->scores[first + i][p]), acc[i][v]);
         }
     }
 #pragma GCC unroll 8

@@ -16,7 +16,6 @@
 #include "vec.h"
 
 #if defined(__AVX512BF16__)
-#include <immintrin.h>
 #define HAS_DOT 1
 #else
 #define HAS_DOT 0
@@ -37,6 +36,16 @@ static const long BLOCK_BYTES = 192 * 1024;
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+
+/* a * x + c in every lane, rounded once. */
+INLINE vf fma_lanes(vf a, float x, vf c)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, _mm512_set1_ps(x), (__m512)c);
+#else
+    return fma8(a, splat8(x), c);
+#endif
+}
 
 typedef struct {
     const char *w;
@@ -69,8 +78,8 @@ INLINE void multiply_add(vf acc[][2], vf w0, vf w1, const float *x, const int ro
 {
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
-        acc[r][0] += w0 * x[r];
-        acc[r][1] += w1 * x[r];
+        acc[r][0] = fma_lanes(w0, x[r], acc[r][0]);
+        acc[r][1] = fma_lanes(w1, x[r], acc[r][1]);
     }
 }
 

@@ -56,7 +56,7 @@ INLINE void norm_row(const norm_job *j, long row, const int dtype)
             v = rounded8(v + load8(j->residual, base + i, dtype), dtype);
             store8(j->residual, base + i, v, dtype);
         }
-        squares += v * v;
+        squares = fma8(v, v, squares);
     }
     for (; i < width; i++) {
         if (j->residual)
@@ -146,8 +146,8 @@ INLINE void rotate_head(void *x, long base, const float *cos_sin, long half, con
     for (; i + 8 <= half; i += 8) {
         f8 cosine = load8(cos_sin, i, F32), sine = load8(cos_sin, half + i, F32);
         f8 a = load8(x, base + i, dtype), b = load8(x, base + half + i, dtype);
-        store8(x, base + i, a * cosine - b * sine, dtype);
-        store8(x, base + half + i, b * cosine + a * sine, dtype);
+        store8(x, base + i, fma8(a, cosine, -(b * sine)), dtype);
+        store8(x, base + half + i, fma8(b, cosine, a * sine), dtype);
     }
     for (; i < half; i++) {
         float cosine = cos_sin[i], sine = cos_sin[half + i];

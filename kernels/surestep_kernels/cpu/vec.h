@@ -2,12 +2,18 @@
  *
  * Everything is written with the vector extensions of GCC and Clang, so that one source serves
  * every machine. Arithmetic is in fp32; bf16 is widened on load and rounded on store.
+ *
+ * Multiply-adds are fused where fma8() says so and nowhere else (-ffp-contract=off): left to the
+ * compiler, two copies of one loop may round differently.
  */
 #pragma once
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -21,6 +27,22 @@ typedef float f8 __attribute__((vector_size(32)));
 typedef uint32_t u8x __attribute__((vector_size(32)));
 typedef int32_t i8x __attribute__((vector_size(32)));
 typedef uint16_t h8 __attribute__((vector_size(16)));
+
+INLINE f8 splat8(float x) { return (f8){x, x, x, x, x, x, x, x}; }
+
+/* a * b + c, rounded once. */
+INLINE f8 fma8(f8 a, f8 b, f8 c)
+{
+#if defined(__FMA__)
+    return (f8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    f8 sum;
+    for (int i = 0; i < 8; i++) sum[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return sum;
+#else
+    return a * b + c;
+#endif
+}
 
 INLINE long element_size(const int dtype) { return dtype == BF16 ? 2 : 4; }
 
@@ -114,18 +136,16 @@ INLINE float max_lanes(f8 x)
 INLINE f8 exp8(f8 x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    const f8 zero = {0};
-    f8 clamped = select8(x > 88.0f, zero + 88.0f, x);
-    f8 shifted = clamped * 1.44269504f + magic;
+    f8 clamped = select8(x > 88.0f, splat8(88.0f), x);
+    f8 shifted = fma8(clamped, splat8(1.44269504f), splat8(magic));
     f8 n = shifted - magic;
-    f8 r = clamped - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
-    f8 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
+    f8 r = fma8(n, splat8(2.12194440e-4f), fma8(n, splat8(-0.693359375f), clamped));
+    f8 p = fma8(r, splat8(1.9875691500e-4f), splat8(1.3981999507e-3f));
+    p = fma8(p, r, splat8(8.3334519073e-3f));
+    p = fma8(p, r, splat8(4.1665795894e-2f));
+    p = fma8(p, r, splat8(1.6666665459e-1f));
+    p = fma8(p, r, splat8(5.0000001201e-1f));
+    p = fma8(p, r * r, r) + 1.0f;
     f8 power = (f8)(((i8x)shifted - 0x4b400000 + 127) << 23); /* 2^n */
-    return select8(x < -87.0f, zero, p * power);
+    return select8(x < -87.0f, splat8(0), p * power);
 }

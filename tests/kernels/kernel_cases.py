@@ -1,0 +1,71 @@
+"""Inputs and comparisons that the kernel tests share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from surestep_kernels import KernelSet
+from torch import Tensor
+
+DTYPES = [torch.float32, torch.bfloat16]
+BLOCK_SIZE = 16
+
+
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    """Equal up to rounding in the element type, relative to the root mean square."""
+    assert actual.dtype is expected.dtype
+    assert actual.shape == expected.shape
+    ratio = 2e-6 if expected.dtype is torch.float32 else 1e-2
+    error = (actual.double() - expected.double()).abs().max()
+    assert error <= ratio * (8 * expected.double().square().mean().sqrt() + 1e-6), error
+
+
+@dataclass(frozen=True)
+class Context:
+    """The keys and values of one sequence per row, in the order of their positions."""
+
+    k: list[Tensor]  # [L, Hkv, D] per row
+    v: list[Tensor]
+    block_tables: Tensor  # i32[R, B]
+
+
+@dataclass(frozen=True)
+class Cache:
+    k: Tensor
+    v: Tensor
+
+
+def make_context(lengths: list[int], kv_heads: int, head_dim: int, dtype: torch.dtype) -> Context:
+    """Random sequences on shuffled pages. Page 0, the NULL block, fills the unused entries."""
+    pages = [-(-length // BLOCK_SIZE) for length in lengths]
+    free = (torch.randperm(sum(pages)) + 1).int()
+    tables = torch.zeros(len(lengths), max(pages) + 2, dtype=torch.int32)
+    for row, count in enumerate(pages):
+        tables[row, :count], free = free[:count], free[count:]
+    k, v = ([torch.randn(n, kv_heads, head_dim).to(dtype) for n in lengths] for _ in "kv")
+    return Context(k, v, tables)
+
+
+def fill_cache(kernels: KernelSet, context: Context) -> Cache:
+    """A cache that holds the context and NaN everywhere else."""
+    kv_heads, head_dim = context.k[0].shape[1:]
+    num_blocks = int(context.block_tables.max()) + 2
+    shape = kernels.kv_cache_shape(num_blocks, BLOCK_SIZE, kv_heads, head_dim)
+    k_cache, v_cache = (torch.full(shape, torch.nan, dtype=context.k[0].dtype) for _ in "kv")
+    for row, (k, v) in enumerate(zip(context.k, context.v, strict=True)):
+        kernels.store_kv(k, v, k_cache, v_cache, slots_of(context, row))
+    return Cache(k_cache, v_cache)
+
+
+def slots_of(context: Context, row: int) -> Tensor:
+    """Flat cache slots i64[L] of all positions of a row."""
+    position = torch.arange(len(context.k[row]))
+    return context.block_tables[row].long()[position // BLOCK_SIZE] * BLOCK_SIZE + (
+        position % BLOCK_SIZE
+    )
+
+
+def row_bounds(counts: list[int]) -> Tensor:
+    """cu_rows i32[R+1] of rows with these token counts."""
+    return torch.tensor([0, *counts]).cumsum(0).int()

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_cases import DTYPES, Cache, Context, assert_close, fill_cache, make_context, row_bounds
+from surestep_kernels import KernelSet
+from torch import Tensor
+
+HEADS = [(9, 3, 64), (4, 4, 8), (8, 1, 128), (14, 2, 24)]  # query heads, KV heads, head_dim
+LENGTHS = [1, 5, 16, 17, 64, 70, 150, 333]  # positions that the last token of a row sees
+COUNTS = [1, 1, 5, 17, 1, 3, 100, 2]  # tokens of the row
+
+
+def attend(
+    kernels: KernelSet, q: Tensor, cache: Cache, context: Context, rows: list[tuple[int, int, int]]
+) -> Tensor:
+    """Attention of rows (context row, start, tokens), whose queries follow each other in q."""
+    tables = context.block_tables[[row for row, _, _ in rows]]
+    start = torch.tensor([start for _, start, _ in rows], dtype=torch.int32)
+    bounds = row_bounds([count for _, _, count in rows])
+    return kernels.paged_attention(q, cache.k, cache.v, tables, bounds, start, q.shape[2] ** -0.5)
+
+
+def all_rows(lengths: list[int], counts: list[int]) -> list[tuple[int, int, int]]:
+    return [(row, n - c, c) for row, (n, c) in enumerate(zip(lengths, counts, strict=True))]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)
+def test_equals_the_reference_and_never_sees_unused_pages(
+    native: KernelSet,
+    reference: KernelSet,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+) -> None:
+    context = make_context(LENGTHS, kv_heads, head_dim, dtype)  # NaN wherever nothing was stored
+    q = torch.randn(sum(COUNTS), heads, head_dim).to(dtype)
+    expected, actual = (
+        attend(kernels, q, fill_cache(kernels, context), context, all_rows(LENGTHS, COUNTS))
+        for kernels in (reference, native)
+    )
+    assert actual.isfinite().all()
+    assert_close(actual, expected)
+
+
+def test_the_reference_equals_dense_attention(reference: KernelSet) -> None:
+    context = make_context([40], 3, 16, torch.float32)
+    q = torch.randn(7, 9, 16)
+    actual = attend(reference, q, fill_cache(reference, context), context, [(0, 33, 7)])
+    k, v = (x[0].repeat_interleave(3, dim=1).transpose(0, 1) for x in (context.k, context.v))
+    mask = torch.ones(7, 40, dtype=torch.bool).tril(33)
+    dense = torch.nn.functional.scaled_dot_product_attention(q.transpose(0, 1), k, v, mask)
+    assert_close(actual, dense.transpose(0, 1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)
+def test_decode_windows_and_prefill_agree_bit_for_bit(
+    native: KernelSet, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    """Any cut of a sequence into rows, beside any neighbours, gives the bits of one prefill."""
+    length = 210
+    context = make_context([length, 90], kv_heads, head_dim, dtype)
+    cache = fill_cache(native, context)
+    q = torch.randn(length, heads, head_dim).to(dtype)
+    neighbour = torch.randn(30, heads, head_dim).to(dtype)
+    native.set_num_threads(2)
+    whole = attend(native, q, cache, context, [(0, 0, length)])
+    for trial in range(30):
+        native.set_num_threads(1 + trial % 3)
+        first = int(torch.randint(0, length, ()))
+        count = int(torch.randint(1, min(length - first, [1, 6, 80][trial % 3]) + 1, ()))
+        mixed = torch.cat((neighbour, q[first : first + count]))
+        out = attend(native, mixed, cache, context, [(1, 60, 30), (0, first, count)])
+        assert torch.equal(out[30:], whole[first : first + count]), (first, count)
+
+
+def test_what_lies_behind_a_token_does_not_change_it(native: KernelSet) -> None:
+    """A rejected draft, even one that is NaN, leaves no trace in the tokens before it."""
+    context = make_context([100], 3, 64, torch.float32)
+    q = torch.randn(5, 9, 64)
+    clean = attend(native, q, fill_cache(native, context), context, [(0, 95, 5)])
+    context.k[0][98:] = torch.nan
+    context.v[0][98:] = torch.nan
+    dirty = attend(native, q, fill_cache(native, context), context, [(0, 95, 5)])
+    assert torch.equal(dirty[:3], clean[:3])
+    assert dirty[3:].isnan().all()
+
+
+def test_a_slice_of_a_projection(native: KernelSet) -> None:
+    context = make_context([50], 2, 16, torch.float32)
+    cache = fill_cache(native, context)
+    qkv = torch.randn(3, 8, 16)
+    sliced, packed = qkv[:, :4], qkv[:, :4].contiguous()
+    assert torch.equal(
+        attend(native, sliced, cache, context, [(0, 47, 3)]),
+        attend(native, packed, cache, context, [(0, 47, 3)]),
+    )
