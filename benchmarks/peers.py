@@ -58,12 +58,12 @@ async def load(server: Server, concurrency: int, seed: int, args: argparse.Names
     report = await run_load(
         server.url,
         concurrency=concurrency,
-        num_requests=max(args.min_requests, 2 * concurrency),
+        num_requests=max(4, args.requests_per_client * concurrency),
         max_tokens=args.max_tokens,
         prompt_tokens=args.prompt_tokens,
         prompt_kind=args.prompt_kind,
         seed=seed,
-        num_warmup=concurrency,
+        num_warmup=args.num_warmup,
     )
     if report.num_errors:
         raise RuntimeError(f"{server.name}: {report.errors}: {report.error_sample}")
@@ -98,29 +98,19 @@ def table(rounds: dict[str, list[Figures]]) -> str:
     first, *others = rounds
     header = ["median", *rounds, *(f"{first} / {other}" for other in others)]
     lines = [header, ["---"] * len(header)]
-    for row in rounds[first][0]:
-        values = {name: [figures.get(row) for figures in rounds[name]] for name in rounds}
-        medians = [_median(values[name]) for name in rounds]
-        ratios = [
-            _median(
-                [
-                    a / b if a and b else None
-                    for a, b in zip(values[first], values[other], strict=True)
-                ]
-            )
-            for other in others
-        ]
-        lines.append([row, *map(_cell, medians), *map(_cell, ratios)])
+    for row in dict.fromkeys(key for figures in rounds.values() for key in figures[0]):
+        cells = [_median([f[row] for f in rounds[name] if row in f]) for name in rounds]
+        pairs = [zip(rounds[first], rounds[other], strict=True) for other in others]
+        cells += [_median([a[row] / b[row] for a, b in p if row in a and row in b]) for p in pairs]
+        lines.append([row, *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _median(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+def _median(values: list[float]) -> str:
+    if not values:
+        return ""
+    value = statistics.median(values)
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -131,7 +121,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--servers", type=Path, help="YAML list of {name, url, command}; no command: runs already")
     add("--rounds", type=int, default=3)
     add("--concurrency", type=int, nargs="+", default=[1, 8, 32])
-    add("--min-requests", type=int, default=4, help="a load is max(this, 2 x concurrency) requests")
+    add("--requests-per-client", type=int, default=2, help="a load is at least 4 requests")
+    add("--num-warmup", type=int, default=1, help="requests before each load, not counted")
     add("--max-tokens", type=int, default=128)
     add("--prompt-tokens", type=int, default=64, help="words, about one token each")
     add("--prompt-kind", choices=["random", "repeat"], default="random")
