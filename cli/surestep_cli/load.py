@@ -22,9 +22,7 @@ import aiohttp
 
 PromptKind = Literal["random", "repeat"]
 
-_CHUNK_BYTES = (
-    1 << 20
-)  # longest line of a stream: a chunk with many logprobs passes aiohttp's 64 KiB
+_MAX_LINE_BYTES = 1 << 20  # a chunk with many logprobs passes aiohttp's 64 KiB
 _WARMUP_INDEX = 1 << 30  # warm-up prompts must not fill a prefix cache with measured ones
 _REPEAT_WORDS = 12
 
@@ -110,7 +108,7 @@ async def run_load(
         headers=headers,
         timeout=aiohttp.ClientTimeout(total=timeout_s),
         connector=aiohttp.TCPConnector(limit=0),
-        read_bufsize=_CHUNK_BYTES,
+        read_bufsize=_MAX_LINE_BYTES,
     ) as session:
         served = model or await _first_model(session)
         common = {

@@ -1,0 +1,85 @@
+"""Start a server under test, time it to its first token, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from surestep_cli.load import run_load
+
+Probe = Callable[[], Awaitable[bool]]
+
+_POLL_S = 0.05
+_PROBE_TIMEOUT_S = 60.0
+_STOP_GRACE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A command that was started at `started` on the monotonic clock."""
+
+    process: asyncio.subprocess.Process
+    started: float
+    log_path: Path
+
+    async def first_token(self, probe: Probe, timeout_s: float) -> float:
+        """Seconds from the start of the command until `probe` succeeds.
+
+        Raises RuntimeError when the command ends before, TimeoutError after `timeout_s`.
+        """
+        async with asyncio.timeout(timeout_s):
+            while not await probe():
+                if self.process.returncode is not None:
+                    raise RuntimeError(
+                        f"exit status {self.process.returncode} before the first token; "
+                        f"see {self.log_path}"
+                    )
+                await asyncio.sleep(_POLL_S)
+        return time.monotonic() - self.started
+
+
+@contextlib.asynccontextmanager
+async def launched(command: str, log_path: Path) -> AsyncIterator[Launched]:
+    """Run `command` with its output appended to `log_path`; on exit stop it and all it started."""
+    started = time.monotonic()
+    with log_path.open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *shlex.split(command), stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield Launched(process, started, log_path)
+    finally:
+        await _stop(process)
+
+
+async def http_first_token(url: str) -> bool:
+    """Whether the OpenAI server at `url` completes a one-token request."""
+    try:
+        report = await run_load(
+            url,
+            concurrency=1,
+            num_requests=1,
+            max_tokens=1,
+            prompt_tokens=1,
+            timeout_s=_PROBE_TIMEOUT_S,
+        )
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+    return report.num_errors == 0
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError, TimeoutError):
+        process.terminate()
+        await asyncio.wait_for(process.wait(), _STOP_GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

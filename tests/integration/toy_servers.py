@@ -1,0 +1,78 @@
+"""Servers that speak the real protocols and make tokens up: `toy_servers.py KIND PORT`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from aiohttp import web
+from surestep_common.rpc import Server
+from surestep_proto import generate_pb2, generate_pb2_grpc
+
+TOKENS_PER_DRAFTED_STEP = 4
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    """As many tokens as asked for."""
+    body = await request.json()
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for _ in range(body["max_tokens"]):
+        chunk = {"choices": [{"index": 0, "text": " a"}]}
+        await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+async def models(_: web.Request) -> web.Response:
+    """One model."""
+    return web.json_response({"data": [{"id": "toy"}]})
+
+
+class ToyScheduler(generate_pb2_grpc.SchedulerServicer):
+    """Counts up from the prompt's last id, several tokens at a time when drafts are allowed."""
+
+    async def Generate(
+        self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[generate_pb2.GenerateChunk]:
+        """See the class."""
+        drafts = not (request.HasField("num_draft_tokens") and request.num_draft_tokens == 0)
+        stride = TOKENS_PER_DRAFTED_STEP if drafts else 1
+        ids = [request.prompt_ids[-1] + 1 + i for i in range(request.max_tokens)]
+        steps = [ids[i : i + stride] for i in range(0, len(ids), stride)]
+        for step in steps:
+            yield generate_pb2.GenerateChunk(token_ids=step)
+        accepted = len(ids) - len(steps)
+        end = generate_pb2.RequestEnd(
+            num_steps=len(steps), num_draft_tokens=2 * accepted, num_accepted_tokens=accepted
+        )
+        yield generate_pb2.GenerateChunk(finish_reason=generate_pb2.LENGTH, end=end)
+
+
+async def start_scheduler(port: int) -> tuple[Server, int]:
+    """A listening ToyScheduler and its port."""
+    server = Server([generate_pb2.DESCRIPTOR.services_by_name["Scheduler"]])
+    generate_pb2_grpc.add_SchedulerServicer_to_server(ToyScheduler(), server.grpc)
+    return server, await server.start(f"127.0.0.1:{port}")
+
+
+async def _serve_scheduler(port: int) -> None:
+    server, _ = await start_scheduler(port)
+    await server.grpc.wait_for_termination()
+
+
+def main(kind: str, port: int) -> None:
+    """Serve until killed."""
+    if kind == "scheduler":
+        asyncio.run(_serve_scheduler(port))
+    app = web.Application()
+    app.add_routes([web.post("/v1/completions", completions), web.get("/v1/models", models)])
+    web.run_app(app, host="127.0.0.1", port=port)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
