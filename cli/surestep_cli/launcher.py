@@ -26,6 +26,8 @@ from .ports import free_address, is_free
 from .serve_settings import ServeSettings
 from .startup import Startup
 
+# Logs appear as they are written; gRPC need not prepare for forks, every fork is followed by an exec.
+_PROCESS = {"PYTHONUNBUFFERED": "1", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 _STOP_GRACE_S = 10.0  # for scheduler and workers, which have nothing to do once the gateway is done
 _INTERRUPTED = 130  # exit status after a second Ctrl-C
 
@@ -72,7 +74,7 @@ class Services(NamedTuple):
 
 
 def _services(settings: Mapping[str, str], ranks: int, log_dir: Path) -> Services:
-    environ = child_environ({**settings, "PYTHONUNBUFFERED": "1"})
+    environ = child_environ({**settings, **_PROCESS})
 
     def child(name: str, module: str, **extra: str) -> Child:
         argv = (sys.executable, "-m", module)
