@@ -3,70 +3,232 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
 from fake_model import FakeModel
 from fake_worker import fake_worker
-from surestep_common.rpc import connect
+from scheduler_harness import (
+    Client,
+    Gate,
+    code_of,
+    expected,
+    make_request,
+    make_settings,
+    scheduler,
+)
 from surestep_proto import engine_pb2
 from surestep_proto import generate_pb2 as pb
-from surestep_proto.generate_pb2_grpc import SchedulerStub
-from surestep_scheduler.config import SchedulerSettings
-from surestep_scheduler.server import running
 
-
-def settings(workers: Sequence[str], **changes: Any) -> SchedulerSettings:
-    values = {"scheduler_listen": "127.0.0.1:0", "max_num_batched_tokens": 64, "drain_timeout_s": 0}
-    return SchedulerSettings(worker_addresses=list(workers), **(values | changes))
-
-
-@asynccontextmanager
-async def client(address: str) -> AsyncIterator[SchedulerStub]:
-    channel = connect(address)
-    stub = SchedulerStub(channel)
-    try:
-        async with asyncio.timeout(10):
-            while (await stub.Status(pb.SchedulerStatusRequest())).state != pb.SERVING:
-                await asyncio.sleep(0.01)
-        yield stub
-    finally:
-        await channel.close()
-
-
-def request(index: int, length: int = 10, max_tokens: int = 20) -> pb.GenerateRequest:
-    return pb.GenerateRequest(
-        request_id=f"r{index}",
-        prompt_ids=[(7 * index + i) % 101 for i in range(length)],
-        max_tokens=max_tokens,
-        sampling=engine_pb2.SamplingParams(
-            top_p=1, repetition_penalty=1, seed=index, stop_token_ids=[3]
-        ),
-    )
-
-
-async def tokens_of(stub: SchedulerStub, message: pb.GenerateRequest) -> list[int]:
-    tokens: list[int] = []
-    async for chunk in stub.Generate(message, timeout=20):
-        tokens += chunk.token_ids
-    return tokens
+MODEL = FakeModel()
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-async def test_concurrent_requests(depth: int) -> None:
-    model = FakeModel()
+async def test_concurrent_requests_get_their_own_tokens(depth: int) -> None:
+    messages = [make_request(i, 1 + i % 40, 1 + i % 50) for i in range(64)]
     async with (
-        fake_worker(model) as worker,
-        running(settings([worker], pipeline_depth=depth)) as address,
-        client(address) as stub,
+        fake_worker(MODEL) as worker,
+        scheduler(make_settings([worker], pipeline_depth=depth)) as client,
     ):
-        messages = [request(i, 1 + i % 40, 1 + i % 50) for i in range(64)]
-        answers = await asyncio.gather(*(tokens_of(stub, m) for m in messages))
-        for message, answer in zip(messages, answers, strict=True):
-            assert answer == model.complete(
-                message.prompt_ids, message.max_tokens, message.sampling
-            )
-        stats = await stub.Stats(pb.StatsRequest())
-        assert (stats.num_running, stats.num_waiting, stats.num_blocks_used) == (0, 0, 0)
+        answers = await asyncio.gather(*map(client.generate, messages))
+        stats = await client.idle()
+    for message, answer in zip(messages, answers, strict=True):
+        assert answer.tokens == expected(MODEL, message)
+    assert stats.num_blocks_used == 0
+    assert stats.generation_tokens == sum(len(answer.tokens) for answer in answers)
+    assert stats.num_accepted_tokens == sum(answer.end.num_accepted_tokens for answer in answers)
+    assert stats.num_accepted_tokens == sum(stats.num_accepted_tokens_per_pos) > 0
+    assert set(stats.finished_requests) <= {"stop", "length"}
+
+
+async def test_cancelled_calls_free_everything() -> None:
+    gate = Gate(epoch=1, steps=6)
+    async with (
+        fake_worker(MODEL, before_step=gate) as worker,
+        scheduler(make_settings([worker])) as client,
+    ):
+        calls = [
+            client.stub.Generate(make_request(i, max_tokens=90, stop_token_ids=[]))
+            for i in range(30)
+        ]
+        survivor = client.stub.Generate(make_request(99, stop_token_ids=[]))
+        await calls[0].read()
+        await gate.reached.wait()
+        await client.until(lambda stats: stats.num_running + stats.num_waiting == 31)
+        for call in calls:
+            call.cancel()
+        gate.opened.set()
+        tokens = [token async for chunk in survivor for token in chunk.token_ids]
+        stats = await client.idle()
+    assert tokens == expected(MODEL, make_request(99, stop_token_ids=[]))
+    assert stats.num_aborted_requests == 30
+    assert stats.num_blocks_used == 0
+
+
+async def test_a_full_queue_refuses() -> None:
+    gate = Gate(epoch=1, steps=0)
+    async with (
+        fake_worker(MODEL, before_step=gate) as worker,
+        scheduler(make_settings([worker], max_num_seqs=1, max_queue_len=3)) as client,
+    ):
+        first = asyncio.ensure_future(client.generate(make_request(0)))
+        await gate.reached.wait()
+        more = [asyncio.ensure_future(client.generate(make_request(i))) for i in range(1, 4)]
+        await client.until(lambda stats: stats.num_waiting == 3)
+        error = await code_of(client.generate(make_request(4)))
+        assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert float(dict(error.trailing_metadata())["retry-after"]) >= 1
+        gate.opened.set()
+        answers = await asyncio.gather(first, *more)
+        assert (await client.stats()).num_rejected_requests == 1
+    assert [a.tokens for a in answers] == [expected(MODEL, make_request(i)) for i in range(4)]
+
+
+async def test_a_deadline_ends_the_request() -> None:
+    gate = Gate(epoch=1, steps=2)
+    async with (
+        fake_worker(MODEL, before_step=gate) as worker,
+        scheduler(make_settings([worker])) as client,
+    ):
+        error = await code_of(client.generate(make_request(0, stop_token_ids=[]), timeout_s=0.3))
+        assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        gate.opened.set()
+        stats = await client.idle()
+        assert stats.finished_requests == {"abort": 1}
+
+
+async def test_bad_logits_end_one_request_only() -> None:
+    def status_of(request_id: str, known: int) -> int:
+        return engine_pb2.NON_FINITE if request_id == "r2" and known > 14 else engine_pb2.OK
+
+    async with (
+        fake_worker(MODEL, status_of=status_of) as worker,
+        scheduler(make_settings([worker])) as client,
+    ):
+        messages = [make_request(i, stop_token_ids=[]) for i in range(5)]
+        results = await asyncio.gather(*map(client.generate, messages), return_exceptions=True)
+        stats = await client.idle()
+    for index, (message, result) in enumerate(zip(messages, results, strict=True)):
+        if index == 2:
+            assert isinstance(result, grpc.aio.AioRpcError)
+            assert result.code() == grpc.StatusCode.DATA_LOSS
+        else:
+            assert not isinstance(result, BaseException)
+            assert result.tokens == expected(MODEL, message)
+    assert stats.finished_requests == {"length": 4, "error": 1}
+
+
+async def test_logprobs_come_with_their_tokens() -> None:
+    sampling = {"want_logprobs": True, "num_top_logprobs": 2, "want_prompt_logprobs": True}
+    message = make_request(1, length=90, max_tokens=12, stop_token_ids=[], **sampling)
+    async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
+        # A cached prefix has no logits, so that it must not be used here.
+        warm = make_request(2, length=90)
+        warm.prompt_ids[:] = message.prompt_ids
+        await client.generate(warm)
+        answer = await client.generate(message)
+    first = answer.chunks[0]
+    assert list(first.prompt_logprobs.row) == list(range(1, 90))
+    assert list(first.prompt_logprobs.token_id) == list(message.prompt_ids[1:])
+    for chunk in answer.chunks:
+        assert list(chunk.logprobs.token_id) == list(chunk.token_ids)
+        assert list(chunk.logprobs.row) == list(range(len(chunk.token_ids)))
+        assert set(chunk.logprobs.num_top) == {2}
+        assert len(chunk.logprobs.top_token_ids) == 2 * len(chunk.token_ids)
+    assert sum(chunk.HasField("prompt_logprobs") for chunk in answer.chunks) == 1
+
+
+async def test_a_shared_prefix_is_computed_once() -> None:
+    async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
+        cached = []
+        for index, salt in enumerate(["", "", "other"]):
+            message = make_request(index, length=41)
+            message.prompt_ids[:] = range(41)
+            message.cache_salt = salt
+            answer = await client.generate(message)
+            assert answer.tokens == expected(MODEL, message)
+            cached.append(answer.chunks[0].start.num_cached_tokens)
+    assert cached == [0, 40, 0]
+
+
+async def test_no_drafts_for_a_request_that_wants_none() -> None:
+    message = make_request(1, max_tokens=40, stop_token_ids=[])
+    message.num_draft_tokens = 0
+    async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
+        answer = await client.generate(message)
+    assert answer.tokens == expected(MODEL, message)
+    assert answer.end.num_draft_tokens == 0
+    assert answer.end.num_steps == 40
+
+
+async def test_a_request_goes_on_where_another_scheduler_left_it() -> None:
+    whole = make_request(1, max_tokens=30, stop_token_ids=[])
+    tokens = expected(MODEL, whole)
+    async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
+        resumed = make_request(1, max_tokens=30, stop_token_ids=[])
+        resumed.emitted_ids[:] = tokens[:13]
+        assert (await client.generate(resumed)).tokens == tokens[13:]
+        resumed.emitted_ids[:] = tokens
+        answer = await client.generate(resumed)
+        assert answer.tokens == []
+        assert answer.chunks[-1].finish_reason == pb.LENGTH
+        resumed.sampling.stop_token_ids[:] = [tokens[4]]
+        resumed.emitted_ids[:] = tokens[:5]
+        assert (await client.generate(resumed)).chunks[-1].finish_reason == pb.STOP
+
+
+@pytest.mark.parametrize(
+    ("param", "changes"),
+    [
+        ("request_id", {"request_id": ""}),
+        ("prompt_ids", {"prompt_ids": []}),
+        ("prompt_ids", {"prompt_ids": [101]}),
+        ("max_tokens", {"max_tokens": 0}),
+        ("temperature", {"temperature": -1}),
+        ("temperature", {"temperature": float("nan")}),
+        ("top_p", {"top_p": 0}),
+        ("top_p", {"top_p": 1.5}),
+        ("min_p", {"min_p": 2}),
+        ("repetition_penalty", {"repetition_penalty": 0}),
+        ("presence_penalty", {"presence_penalty": 3}),
+        ("frequency_penalty", {"frequency_penalty": -3}),
+        ("num_top_logprobs", {"num_top_logprobs": 1000}),
+        ("stop_token_ids", {"stop_token_ids": [101]}),
+        ("allowed_token_ids", {"allowed_token_ids": [500]}),
+        ("logit_bias", {"logit_bias": {7: float("inf")}}),
+        ("bad_words", {"bad_words": [engine_pb2.TokenSequence()]}),
+    ],
+)
+async def test_bad_requests_name_the_parameter(
+    refusing: Client, param: str, changes: dict[str, Any]
+) -> None:
+    fields = pb.GenerateRequest.DESCRIPTOR.fields_by_name
+    outer = {name: value for name, value in changes.items() if name in fields}
+    inner = {name: value for name, value in changes.items() if name not in fields}
+    message = make_request(1, **inner)
+    for name, value in outer.items():
+        message.ClearField(name)
+        message.MergeFrom(pb.GenerateRequest(**{name: value}))
+    error = await code_of(refusing.generate(message))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert dict(error.trailing_metadata())["surestep-param"] == param
+
+
+async def test_a_prompt_without_room_for_output_is_too_large(refusing: Client) -> None:
+    error = await code_of(refusing.generate(make_request(1, length=MODEL.max_model_len)))
+    assert error.code() == grpc.StatusCode.OUT_OF_RANGE
+
+
+async def test_an_open_id_is_refused(refusing: Client) -> None:
+    call = refusing.stub.Generate(make_request(1, max_tokens=100, stop_token_ids=[]))
+    await call.read()
+    error = await code_of(refusing.generate(make_request(1)))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    call.cancel()
+
+
+@pytest.fixture
+async def refusing() -> Any:
+    async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
+        yield client
