@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-
 from surestep_worker.batch import StepBatch
 from surestep_worker.kv_cache import NULL_BLOCK, KVCache
 from surestep_worker.models import Model
+from torch import Tensor
 
 
 class Row(NamedTuple):

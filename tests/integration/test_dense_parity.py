@@ -7,18 +7,17 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM
-
 from stepping import Row, generate, step
-from surestep_kernels import load_kernels
+from surestep_kernels import KernelSet, load_kernels
 from surestep_worker.kv_cache import KVCache
 from surestep_worker.models import Model, load_model
 from surestep_worker.tp import TensorParallel
 from tiny import FAMILIES, make_tiny_checkpoint
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
-BLOCK_SIZE = 4
-LENGTH = 14
+BLOCK_SIZE = 16
+LENGTH = 20
 TOLERANCE = 1e-4
 LLAMA3 = {
     "rope_type": "llama3",
@@ -33,6 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{f"{family}-tied": {"family": family, "tie": True} for family in FAMILIES},
     "multi-head": {"kv_heads": 4},
     "multi-query": {"kv_heads": 1},
+    "qwen3-multi-query": {"family": "qwen3", "kv_heads": 1},
     "wide-heads": {"family": "qwen3", "head_dim": 32},
     "all-biases": {"attention_bias": True, "mlp_bias": True},
     "qwen3-biases": {"family": "qwen3", "attention_bias": True},
@@ -42,32 +42,44 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+CASES = [
+    *(("C", name) for name in VARIANTS),
+    *(("torch reference", name) for name in FAMILIES),
+]
+
+
 class Case(NamedTuple):
     """One checkpoint, loaded by us and by transformers."""
 
+    kernels: KernelSet
     ours: Model
     theirs: Any
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    path = make_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), **VARIANTS[request.param])
-    return Case(_load(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32))
+    kernels_name, variant = request.param
+    kernels = load_kernels("cpu", "reference" if kernels_name == "torch reference" else "auto")
+    if kernels.name != kernels_name:
+        pytest.skip("no C compiler")
+    path = make_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), **VARIANTS[variant])
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    return Case(kernels, _load(path, kernels), theirs)
 
 
-def _load(path: Path) -> Model:
+def _load(path: Path, kernels: KernelSet) -> Model:
     return load_model(
         path,
         dtype="auto",
         device="cpu",
         tp=TensorParallel(),
-        kernels=load_kernels("cpu"),
+        kernels=kernels,
         max_model_len=LENGTH,
     )
 
 
-def _poisoned_cache(model: Model) -> KVCache:
-    kv = KVCache(model.kv_spec(BLOCK_SIZE), 24, load_kernels("cpu"), "cpu")
+def _poisoned_cache(case: Case) -> KVCache:
+    kv = KVCache(case.ours.kv_spec(BLOCK_SIZE), 12, case.kernels, "cpu")
     for cache in kv.layers:
         cache.k.fill_(torch.nan)
         cache.v.fill_(torch.nan)
@@ -93,8 +105,8 @@ def _assert_close(logits: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("border", range(1, LENGTH))
 def test_two_chunks_then_decode(case: Case, border: int) -> None:
-    tokens, blocks = _tokens(1), (7, 2, 19, 5)
-    kv = _poisoned_cache(case.ours)
+    tokens, blocks = _tokens(1), (7, 2)
+    kv = _poisoned_cache(case)
     edges = sorted({0, border, max(border, LENGTH - 3), *range(max(border, LENGTH - 3), LENGTH)})
     spans = zip(edges, [*edges[1:], LENGTH], strict=True)
     logits = [step(case.ours, kv, [Row(tokens[a:b], a, blocks)])[0] for a, b in spans]
@@ -103,9 +115,9 @@ def test_two_chunks_then_decode(case: Case, border: int) -> None:
 
 def test_batch_of_prefill_chunk_decode_and_window(case: Case) -> None:
     sequences = [_tokens(seed) for seed in range(2, 6)]
-    blocks = [(1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15), (16, 12, 8, 4)]
-    kv = _poisoned_cache(case.ours)
-    edges = [(0, 13, 14), (0, 3, 9), (0, 6, 10), (0, 1, 14)]  # decode, chunk, window, most of it
+    blocks = [(1, 5), (2, 6), (7, 3), (8, 4)]
+    kv = _poisoned_cache(case)
+    edges = [(0, 19, 20), (0, 3, 17), (0, 14, 18), (0, 1, 20)]  # decode, chunk, window, chunk
     for turn in range(2):
         rows = [
             Row(tokens[edge[turn] : edge[turn + 1]], edge[turn], table)
@@ -117,17 +129,17 @@ def test_batch_of_prefill_chunk_decode_and_window(case: Case) -> None:
 
 
 def test_rejected_positions_are_overwritten(case: Case) -> None:
-    tokens, blocks = _tokens(6), (1, 2, 3, 4)
-    wrong = [*tokens[:5], *_tokens(7, 4)]
-    kv = _poisoned_cache(case.ours)
+    tokens, blocks = _tokens(6), (11, 2)
+    wrong = [*tokens[:14], *_tokens(7, 4)]
+    kv = _poisoned_cache(case)
     step(case.ours, kv, [Row(wrong, 0, blocks)])
-    (logits,) = step(case.ours, kv, [Row(tokens[5:], 5, blocks)])
-    _assert_close(logits, _reference(case, tokens)[5:])
+    (logits,) = step(case.ours, kv, [Row(tokens[14:], 14, blocks)])
+    _assert_close(logits, _reference(case, tokens)[14:])
 
 
 @torch.no_grad()
 def test_greedy_ids(case: Case) -> None:
-    prompt = _tokens(8, 6)
+    prompt = _tokens(8, 12)
     theirs = case.theirs.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)
-    ours = generate(case.ours, _poisoned_cache(case.ours), prompt, max_tokens=8, chunk=4)
+    ours = generate(case.ours, _poisoned_cache(case), prompt, max_tokens=8, chunk=5)
     assert ours == theirs[0, len(prompt) :].tolist()

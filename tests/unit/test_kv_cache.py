@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_worker.digest import fingerprint
 from surestep_worker.kv_cache import KVCache, KVSpec, blocks_that_fit, bytes_per_block
 
-SPEC = KVSpec(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.bfloat16)
+SPEC = KVSpec(num_layers=3, num_kv_heads=2, head_dim=16, block_size=16, dtype=torch.bfloat16)
 KERNELS = load_kernels("cpu")
 
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
 from surestep_common.errors import InvalidRequest
 from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.models import MODELS, ModelConfig
 from surestep_worker.models.config import DENSE_ARCHITECTURES, resolve_dtype
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -57,7 +56,7 @@ def test_fields_and_their_defaults(tmp_path: Path) -> None:
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 4, 16)
     assert config.rope.theta == 50_000.0
     assert config.eos_token_ids == (2,)
-    assert not (config.qkv_bias or config.qk_norm or config.tie_word_embeddings)
+    assert (config.qkv_bias, config.qk_norm, config.tie_word_embeddings) == (False,) * 3
     assert config.max_length == 512
 
 
@@ -103,7 +102,7 @@ def test_refusals(tmp_path: Path, changes: dict[str, Any], message: str) -> None
 
 
 def test_no_config_and_broken_config(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="cannot read .*No such file"):
+    with pytest.raises(InvalidRequest, match=r"cannot read .*No such file"):
         ModelConfig.from_pretrained(tmp_path)
     for text, message in (("{", "is not JSON"), ("[]", "is not a JSON object")):
         (tmp_path / "config.json").write_text(text)
@@ -147,7 +146,9 @@ def test_sliding_window_bounds_the_length(
         config.check_length(max_length + 1)
 
 
-@pytest.mark.parametrize(("size", "fits"), [(1, True), (2, True), (4, True), (3, False), (8, False)])
+@pytest.mark.parametrize(
+    ("size", "fits"), [(1, True), (2, True), (4, True), (3, False), (8, False)]
+)
 def test_ranks_that_divide_the_model(tmp_path: Path, size: int, fits: bool) -> None:
     config = read(tmp_path)
     if fits:

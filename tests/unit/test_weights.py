@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_worker.models import Model, load_model
 from surestep_worker.models.weights import Parameter, Progress, Source, Weights
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
+from torch import Tensor
 
 NORM = "model.layers.1.input_layernorm.weight"
 
@@ -164,7 +163,7 @@ def test_a_parameter_never_taken_is_a_bug(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
     table = {"p": Parameter((2,), (Source("a", (2,), slice(0, 2)),))}
     with (
-        pytest.raises(AssertionError, match="never taken: .'p'"),
+        pytest.raises(AssertionError, match=r"never taken: .'p'"),
         Weights(tmp_path, table, dtype=torch.float32, device="cpu"),
     ):
         pass

@@ -80,7 +80,7 @@ class DenseModel:
         return self._tp.all_reduce(ops.linear(out.flatten(1), layer.o))
 
     def _norm_heads(self, x: Tensor, weight: Tensor) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1])
+        flat = x.reshape(-1, x.shape[-1]).contiguous()  # a single head may stay a slice of qkv
         return self._kernels.rms_norm(flat, weight, self.config.rms_norm_eps).view(x.shape)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:

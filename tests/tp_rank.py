@@ -1,0 +1,65 @@
+"""What one rank of the tensor-parallel tests runs; a module of its own, to import little."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from stepping import Row, pack
+from surestep_common.errors import Unavailable
+from surestep_kernels import load_kernels
+from surestep_worker.digest import fingerprint
+from surestep_worker.kv_cache import KVCache
+from surestep_worker.models import load_model
+from surestep_worker.tp import TensorParallel
+from torch import Tensor
+
+BLOCK_SIZE = 16
+TIMEOUT_S = 60.0
+VARIANTS: dict[str, dict[str, Any]] = {
+    "split-kv-heads": {"kv_heads": 2, "vocab": 384},
+    "shared-kv-head-odd-vocab": {"kv_heads": 1, "vocab": 385},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "qwen3-tied": {"family": "qwen3", "tie": True, "vocab": 383},
+}
+STEPS = (
+    [Row([*range(40, 55)], 0, (3, 1)), Row([8, 8, 1], 0, (2, 4))],
+    [Row([4, 5, 6], 15, (3, 1)), Row([6, 382, 3], 3, (2, 4))],
+)
+
+
+@torch.inference_mode()
+def run_steps(path: Path, tp: TensorParallel) -> dict[str, Tensor]:
+    """Logits and fingerprint of every step."""
+    kernels = load_kernels("cpu")
+    model = load_model(path, dtype="auto", device="cpu", tp=tp, kernels=kernels)
+    kv = KVCache(model.kv_spec(BLOCK_SIZE), 5, kernels, "cpu")
+    hidden = [model.forward(pack(rows, BLOCK_SIZE), kv) for rows in STEPS]
+    return {
+        "logits": torch.cat([model.logits(h) for h in hidden]),
+        "fingerprints": torch.tensor([fingerprint(h) for h in hidden]),
+    }
+
+
+def rank_main(rank: int, address: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    tp = TensorParallel.connect(rank, 2, address, "cpu", TIMEOUT_S)
+    results = {name: run_steps(folder / name, tp) for name in VARIANTS}
+    results["collectives"] = {
+        "reduced": tp.all_reduce(torch.full((2, 3), 1.5 + rank, dtype=torch.bfloat16)),
+        "gathered": tp.all_gather(torch.full((2, 2), float(rank))),
+        "broadcast": tp.broadcast(torch.tensor([rank + 7])),
+    }
+    torch.save(results, folder / f"rank{rank}.pt")
+    tp.close()
+
+
+def lonely_main(address: str, folder: Path) -> None:
+    start = time.monotonic()
+    try:
+        TensorParallel.connect(0, 2, address, "cpu", timeout_s=1.0)
+    except Unavailable as error:
+        (folder / "error").write_text(error.message)
+    (folder / "waited").write_text(f"{time.monotonic() - start}")
