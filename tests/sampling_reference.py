@@ -76,7 +76,7 @@ def shape(
 
 
 def heat(z: Sequence[float], temperature: float) -> list[float]:
-    """Logits over temperature, the best at 0: a constant changes no probability, but may overflow."""
+    """Logits over temperature, the best at 0: a constant changes nothing, but may overflow."""
     peak = max(z)
     return [(x - peak) / temperature for x in z]
 

@@ -22,6 +22,7 @@ class Request(NamedTuple):
     prompt: list[int]
     params: pb.SamplingParams
     max_tokens: int
+    num_emitted: int = 0  # leading part of max_tokens that stands at the end of the prompt already
 
 
 class Decoded(NamedTuple):
@@ -40,7 +41,9 @@ class ToyModel:
         generator = torch.Generator().manual_seed(seed)
         self._tables = torch.randn(3, VOCAB, VOCAB, generator=generator) * 1.5
 
-    def logits(self, tokens: torch.Tensor, slot: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    def logits(
+        self, tokens: torch.Tensor, slot: torch.Tensor, length: torch.Tensor
+    ) -> torch.Tensor:
         """f32[N,V] of the token at index length[n], after tokens[slot[n], :length[n]]."""
         history = tokens[slot].long()
         known = torch.arange(tokens.shape[1]) < length.unsqueeze(1)
@@ -60,13 +63,15 @@ class Decoding:
         self._slots = SamplingSlots(n, VOCAB)
         self._tokens = torch.zeros(n, width, dtype=torch.int32)
         self._length = torch.tensor([len(r.prompt) for r in requests])
-        self._max_len = torch.tensor([len(r.prompt) + r.max_tokens for r in requests])
-        self._prompt_len = self._length.clone()
+        self._max_len = torch.tensor(
+            [len(r.prompt) - r.num_emitted + r.max_tokens for r in requests]
+        )
+        self._start = self._length.clone()
         self._open = torch.ones(n, dtype=torch.bool)
         self._poison = torch.Generator().manual_seed(0)
         self._counts = torch.zeros(3, dtype=torch.int64)
         for slot, request in enumerate(requests):
-            self._slots.admit(slot, request.params, len(request.prompt))
+            self._slots.admit(slot, request.params, len(request.prompt) - request.num_emitted)
             self._tokens[slot, : len(request.prompt)] = torch.tensor(request.prompt).int()
 
     def run(self, drafter: Drafter | None, k: int) -> Decoded:
@@ -76,7 +81,7 @@ class Decoding:
             order = torch.randperm(len(self._open), generator=self._poison)
             self._step(order[self._open[order]], drafter, k)
         output = [
-            self._tokens[s, self._prompt_len[s] : self._length[s]].tolist()
+            self._tokens[s, self._start[s] : self._length[s]].tolist()
             for s in range(len(self._open))
         ]
         return Decoded(output, *(int(count) for count in self._counts))

@@ -1,6 +1,6 @@
 """Counter-based Gumbel noise: a pure function of (seed, position, token id).
 
-The Gumbel-max trick turns sampling into `argmax(z + G)`. Because G has no state, a token is the same
+The Gumbel-max trick turns sampling into `argmax(z + G)`. As G has no state, a token is the same
 whatever batch, window or process draws it, and one noise value serves exactly one emission.
 
     row key  = mix64(mix64(seed + DOMAIN) + position * GOLDEN)       64 bits, split in k0 (low), k1
@@ -8,10 +8,10 @@ whatever batch, window or process draws it, and one noise value serves exactly o
     V        = (h + 2**31 + 0.5) / 2**32, h read as a signed number  uniform on the open (0, 1)
     G        = -log(-log V)
 
-The tail that wins an argmax is V near 1. V is exact in float64 there and so is 1 - V, hence plain `log`
-keeps its full relative precision and G reaches 22.9; 24 bits would cut it at 16.6 and rare tokens
-would never be drawn. G is rounded to float32 last, which hides the last bits in which the `log` of
-one platform differs from another's.
+The tail that wins an argmax is V near 1. V is exact in float64 there and so is 1 - V, hence plain
+`log` keeps its full relative precision and G reaches 22.9; 24 bits would cut it at 16.6 and rare
+tokens would never be drawn. G is rounded to float32 last, which hides the last bits in which the
+`log` of one platform differs from another's.
 
 mix64 is the finaliser of splitmix64 (Steele, Lea, Flood 2014), mix32 is "lowbias32" (C. Wellons).
 """
@@ -57,10 +57,8 @@ def gumbel_argmax(
     return torch.where(best, ids, torch.iinfo(torch.int64).max).amin(dim=1)
 
 
-def gumbel_noise(
-    ids: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
-    """Noise f32[N,V] of token ids i64[V] or i64[N,V] for rows keyed by seeds and positions i64[N]."""
+def gumbel_noise(ids: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Noise f32[N,V] of ids i64[V] or i64[N,V] for rows keyed by seeds and positions i64[N]."""
     key = _mix64(_mix64(seeds + _DOMAIN) + positions * _signed64(_GOLDEN))
     k0, k1 = key.to(torch.int32).unsqueeze(1), (key >> 32).to(torch.int32).unsqueeze(1)
     stage = _mix32((ids + 0x9E3779B9).to(torch.int32))

@@ -39,9 +39,7 @@ def test_equals_the_scalar_specification() -> None:
     seeds, positions = [0, 1, 2**63, 2**64 - 1], [0, 5, 4096, 2**31 + 7]
     ids = torch.cat([torch.arange(200), torch.arange(151_800, 152_000)])
     got = _noise(seeds, positions, ids)
-    want = [
-        [gumbel(s, p, i) for i in ids.tolist()] for s, p in zip(seeds, positions, strict=True)
-    ]
+    want = [[gumbel(s, p, i) for i in ids.tolist()] for s, p in zip(seeds, positions, strict=True)]
     assert torch.equal(got, torch.tensor(want, dtype=torch.float64).float())
 
 
@@ -72,7 +70,7 @@ def test_tail_is_neither_cut_nor_thin() -> None:
 
 @pytest.mark.parametrize("shift", ["seed", "position", "id"])
 def test_neighbouring_keys_are_independent(shift: str) -> None:
-    """Correlation of noise with that of the next seed, position or id, over 1e6 values: below 5 sigma."""
+    """Correlation with the noise of the next seed, position or id, over 1e6 values: < 5 sigma."""
     ids, rows = torch.arange(10_000), 100
     zero, count = [0] * rows, list(range(rows))
     first = _noise(zero, count, ids)

@@ -40,7 +40,9 @@ def test_values_ranks_and_alternatives(tied: bool) -> None:
 
 
 def test_more_alternatives_than_ids() -> None:
-    got = token_logprobs(torch.randn(2, 3), torch.tensor([0, 1]), torch.arange(2), torch.tensor([9, 1]))
+    got = token_logprobs(
+        torch.randn(2, 3), torch.tensor([0, 1]), torch.arange(2), torch.tensor([9, 1])
+    )
     assert got.num_top.tolist() == [3, 1]
     assert got.top_token_ids.numel() == 4
 
@@ -50,7 +52,9 @@ def test_chunks_do_not_show() -> None:
     token_id, num_top = torch.arange(20) * 2000, torch.arange(20) % 3
     together = token_logprobs(logits, token_id, torch.arange(20), num_top)
     alone = [
-        token_logprobs(logits[m : m + 1], token_id[m : m + 1], torch.tensor([m]), num_top[m : m + 1])
+        token_logprobs(
+            logits[m : m + 1], token_id[m : m + 1], torch.tensor([m]), num_top[m : m + 1]
+        )
         for m in range(20)
     ]
     for name in together._fields:

@@ -28,7 +28,9 @@ def _propose(rows: list[list[int]], caps: list[int], drafter: NgramDrafter) -> l
     for r, known in enumerate(rows):
         tokens[2 * r + 1, : len(known)] = torch.tensor(known, dtype=torch.int32)
     slots = torch.arange(len(rows)) * 2 + 1
-    drafts = drafter.propose(tokens, slots, torch.tensor([len(r) for r in rows]), torch.tensor(caps))
+    drafts = drafter.propose(
+        tokens, slots, torch.tensor([len(r) for r in rows]), torch.tensor(caps)
+    )
     assert drafts.ids.dtype == drafts.counts.dtype == torch.int64
     return [ids[:count] for ids, count in zip(drafts.ids.tolist(), drafts.counts, strict=True)]
 
@@ -67,7 +69,9 @@ def test_which_match_wins(known: list[int], drafts: list[int]) -> None:
 def test_no_rows_and_no_drafts() -> None:
     none = torch.zeros(0, dtype=torch.int64)
     table = torch.zeros(1, 4, dtype=torch.int32)
-    assert NgramDrafter(num_drafts=3, max_n=2, min_n=1).propose(table, none, none, none).ids.shape == (0, 3)
+    assert NgramDrafter(num_drafts=3, max_n=2, min_n=1).propose(
+        table, none, none, none
+    ).ids.shape == (0, 3)
     one = torch.tensor([0])
     off = NgramDrafter(num_drafts=0, max_n=2, min_n=1).propose(table, one, one + 3, one + 3)
     assert (off.ids.shape, off.counts.tolist()) == ((1, 0), [0])

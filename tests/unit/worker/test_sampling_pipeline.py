@@ -121,7 +121,7 @@ def test_choice_is_as_restated(seed: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_neighbours_change_nothing(threads: int) -> None:
-    """Rows of a mixed batch, in any order, are those sampled alone; big rows, to reach every path."""
+    """Rows of a mixed batch, in any order, are those sampled alone."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -14,20 +14,34 @@ from surestep_worker.spec.ngram import NgramDrafter
 
 def test_reads_vllms_keys() -> None:
     config = SpeculativeConfig.from_json(
-        '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
+        '{"method": "ngram", "num_speculative_tokens": 4,'
+        ' "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
     )
-    assert (config.num_speculative_tokens, config.prompt_lookup_max, config.prompt_lookup_min) == (4, 3, 1)
+    assert (config.num_speculative_tokens, config.prompt_lookup_max, config.prompt_lookup_min) == (
+        4,
+        3,
+        1,
+    )
     assert isinstance(DRAFTERS.get(config.method)(config), NgramDrafter)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"method": "eagle9", "num_speculative_tokens": 4}', "unknown speculative method 'eagle9'; known: "),
-        ('{"method": "ngram", "num_speculative_tokens": 17}', "num_speculative_tokens: Input should be less"),
+        (
+            '{"method": "eagle9", "num_speculative_tokens": 4}',
+            "unknown speculative method 'eagle9'; known: ",
+        ),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 17}',
+            "num_speculative_tokens: Input should be less",
+        ),
         ('{"method": "ngram", "num_speculative_tokens": -1}', "num_speculative_tokens: "),
         ('{"method": "ngram"}', "num_speculative_tokens: Field required"),
-        ('{"method": "ngram", "num_speculative_tokens": 2, "lookup": 3}', "lookup: Extra inputs are not"),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 2, "lookup": 3}',
+            "lookup: Extra inputs are not",
+        ),
         (
             '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 1}',
             "prompt_lookup_min must not exceed prompt_lookup_max",
@@ -48,4 +62,6 @@ def test_importing_the_config_loads_no_torch() -> None:
     """The command line reads it at start-up."""
     code = "import sys, surestep_worker.spec.config; sys.exit('torch' in sys.modules)"
     paths = [path for path in sys.path if path]
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={"PYTHONPATH": ":".join(paths)})
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, timeout=60, env={"PYTHONPATH": ":".join(paths)}
+    )

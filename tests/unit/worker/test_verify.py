@@ -60,7 +60,9 @@ def _check(verdict: Verdict, windows: list[Window], slot: int) -> None:
     for r, window in enumerate(windows):
         emitted, accepted, status = _by_loop(window, slot != NO_STOP)
         got = verdict.tokens[r, : verdict.n_emitted[r]].tolist()
-        assert (got, verdict.n_accepted[r], verdict.status[r]) == (emitted, accepted, status), window
+        assert (got, verdict.n_accepted[r], verdict.status[r]) == (emitted, accepted, status), (
+            window
+        )
 
 
 @pytest.mark.parametrize("slot", [NO_STOP, ONE_STOP, MANY_STOPS])
@@ -93,7 +95,11 @@ def test_accepted_and_emitted_keep_the_protocol() -> None:
 
 
 def test_plain_decoding_is_a_window_without_drafts() -> None:
-    windows: list[Window] = [((7,), (pb.OK,), ()), ((2,), (pb.OK,), ()), ((0,), (pb.NON_FINITE,), ())]
+    windows: list[Window] = [
+        ((7,), (pb.OK,), ()),
+        ((2,), (pb.OK,), ()),
+        ((0,), (pb.NON_FINITE,), ()),
+    ]
     verdict = _verify(windows, ONE_STOP)
     assert verdict.tokens.tolist() == [[7], [2], [0]]
     assert verdict.n_emitted.tolist() == [1, 1, 0]

@@ -1,8 +1,8 @@
 """Random draws: temperature, min_p, top_k and top_p, then the Gumbel-max trick.
 
-Everything here works on the *gap* of a token, (maximum - logit) / temperature: zero for the best token,
-growing from there. It stays finite for every temperature above zero, its float bits sort like
-integers, and min_p is a bound on it.
+Everything here works on the *gap* of a token, (maximum - logit) / temperature: zero for the best
+token, growing from there. That never overflows where it matters, whatever the temperature; its
+float bits sort like integers; and min_p is a bound on it.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class Draws:
     def _candidates(
         self, gap: torch.Tensor, head: Head, slot: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """How many of the head may be drawn i64[N], and whether a wider head could not add any bool[N].
+        """How many of the head may be drawn i64[N], whether no wider head adds any bool[N].
 
-        Every rule keeps a leading part. top_p measures the mass that min_p and top_k left, and keeps
-        a token when the mass in front of it is below p.
+        Every rule keeps a leading part. top_p measures the mass that min_p and top_k left, and
+        keeps a token when the mass in front of it is below p.
         """
         width = head.gap.shape[1]
         column = torch.arange(width, device=gap.device)

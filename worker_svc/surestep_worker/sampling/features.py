@@ -1,4 +1,4 @@
-"""What a sampling feature is: an object that owns its arrays and changes the rows it is active in."""
+"""What a sampling feature is: an object that owns its arrays and changes the rows that use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ class Rows(NamedTuple):
     """The positions to sample. Row n chooses the token at index `length[n]` of its slot."""
 
     slot: torch.Tensor  # i64[N]
-    length: torch.Tensor  # i64[N] history: tokens[slot, :length], earlier drafts of a window included
+    length: (
+        torch.Tensor
+    )  # i64[N] history: tokens[slot, :length], earlier drafts of a window included
     prompt_len: torch.Tensor  # i64[N] leading tokens that are prompt
     tokens: torch.Tensor  # i32[S,W] token table, shared by all rows
 

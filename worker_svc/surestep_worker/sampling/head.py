@@ -27,7 +27,9 @@ def _smallest(key: torch.Tensor, width: int) -> torch.Tensor:
     """The `width` smallest keys of each row, ascending. May reorder `key`."""
     if key.device.type != "cpu":
         return key.topk(width, dim=1, largest=False, sorted=True).values
-    values = key.numpy()  # partition and sort are 10 to 40 times the speed of torch 2.13's topk, sort
+    values = (
+        key.numpy()
+    )  # partition and sort are 10 to 40 times the speed of torch 2.13's topk, sort
     if 0 < width < values.shape[1]:
         values.partition(width - 1, axis=1)
     head = values[:, :width].copy()

@@ -80,7 +80,7 @@ def token_logprobs(
     size = max(1, _CHUNK // logits.shape[1])
     parts = [
         _score(some, ids, width)
-        for some, ids in zip(logits.split(size), token_id.split(size), strict=True)
+        for some, ids in zip(torch.split(logits, size), torch.split(token_id, size), strict=True)
     ]
     score = _Score(*(torch.cat(column) for column in zip(*parts, strict=True)))
     shown = torch.arange(width, device=logits.device) < num_top.unsqueeze(1)

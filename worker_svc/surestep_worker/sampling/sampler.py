@@ -48,7 +48,7 @@ def sample(
     busy = slots.shaped[slot] & (choice.status == pb.OK).cpu()
     if busy.any():
         rows = Rows(slot, length, slots.prompt_len[slot], tokens)
-        for index in busy.nonzero().squeeze(1).split(max(1, _CHUNK // logits.shape[1])):
+        for index in torch.split(busy.nonzero().squeeze(1), max(1, _CHUNK // logits.shape[1])):
             part = _choose(logits[index], rows.pick(index), slots)
             choice.ids[index], choice.status[index] = part.ids, part.status
     return choice

@@ -15,7 +15,7 @@ from .wants import LogprobWants
 
 
 class SamplingSlots:
-    """One entry per slot. Small flags live on the host, so that asking who needs what never waits."""
+    """One entry per slot. Flags live on the host, so that asking who needs what never waits."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
         device = torch.device(device)

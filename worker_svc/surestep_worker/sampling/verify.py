@@ -1,7 +1,8 @@
 """Accept iff equal: a draft is accepted when it is the token that the target chose anyway.
 
 Row i of a window chose its token after `committed + drafts[:i]`, so its choice stands only if every
-draft before it equals the choice before it. Drafts decide how many tokens a step yields, never which.
+draft before it equals the choice before it. Drafts decide how many tokens a step yields, never
+which.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ class Verdict(NamedTuple):
     """What each window emits. Columns of `tokens` from `n_emitted` on are meaningless."""
 
     tokens: torch.Tensor  # i64[R,K+1] emitted ids, leading part
-    n_accepted: torch.Tensor  # i64[R] n_emitted - 1, or n_emitted if a drafted stop id ended the window
+    n_accepted: (
+        torch.Tensor
+    )  # i64[R] n_emitted - 1, or n_emitted if a drafted stop id ended the window
     n_emitted: torch.Tensor  # i64[R] 0 only if the status is not OK
     status: torch.Tensor  # u8[R] pb.RowStatus of the first position
 
@@ -34,8 +37,8 @@ def verify(
 ) -> Verdict:
     """Decide what every window emits.
 
-    A window ends with the first of: a choice that differs from its draft, a stop id, the last row, or
-    a bad row (which is not emitted; if it is the first, the window emits nothing and says why).
+    A window ends with the first of: a choice that differs from its draft, a stop id, the last row,
+    or a bad row (which is not emitted; if it is the first, the window emits nothing and says why).
 
     Args:
         sampled: choices of the N flat rows.
