@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .build import BuildError, build_library
 from .kv_cache import kv_cache_shape, store_kv_reference
-from .linear import Linear, PackedLinear, linear_reference, pack_linear_reference
+from .linear import Linear, PackLinear, linear_reference, pack_linear_reference
 from .native import NativeOps
 from .paged_attention import paged_attention_reference
 from .rms_norm import add_rms_norm_reference, rms_norm_reference
@@ -30,7 +30,7 @@ class KernelSet:
     set_num_threads: Callable[[int], None]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
-    pack_linear: Callable[[Tensor, Tensor | None], PackedLinear]
+    pack_linear: PackLinear
     linear: Linear
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]]

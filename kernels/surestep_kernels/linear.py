@@ -15,9 +15,15 @@ class PackedLinear:
     """A weight in the layout of the KernelSet that packed it; opaque to everyone else."""
 
     data: Tensor
-    bias: Tensor | None  # [out_features]
+    bias: Tensor | None  # [out_features], or longer
     in_features: int
     out_features: int
+
+
+class PackLinear(Protocol):
+    """weight [N, K] and bias [N] to the KernelSet's own layout."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear: ...
 
 
 class Linear(Protocol):
