@@ -25,7 +25,7 @@ class SchedulerService(SchedulerServicer):
         self._engine = engine
         self.address = address  # the bound one, once the server has started
 
-    async def Generate(  # noqa: N802  # names of the protocol
+    async def Generate(  # names of the protocol
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncIterator[pb.GenerateChunk]:
         """Tokens of one sequence as they are committed. Cancelling the call aborts the request."""
@@ -49,15 +49,15 @@ class SchedulerService(SchedulerServicer):
         finally:
             self._engine.close(opened)
 
-    async def Info(self, request: pb.SchedulerInfoRequest, context: Any) -> pb.SchedulerInfo:  # noqa: N802
+    async def Info(self, request: pb.SchedulerInfoRequest, context: Any) -> pb.SchedulerInfo:
         """Facts of the served model. Raises Unavailable until every rank is ready."""
         return report.info(self._engine)
 
-    async def Status(self, request: pb.SchedulerStatusRequest, context: Any) -> pb.SchedulerStatus:  # noqa: N802
+    async def Status(self, request: pb.SchedulerStatusRequest, context: Any) -> pb.SchedulerStatus:
         """Processes behind this scheduler."""
         return await report.status(self._engine, self.address)
 
-    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.SchedulerStats:  # noqa: N802
+    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.SchedulerStats:
         """Counters and gauges."""
         return report.stats(self._engine)
 

@@ -55,9 +55,7 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
     settings = WorkerSettings.load()
-    log.configure(
-        "worker", rank=settings.rank, level=settings.log_level, as_json=settings.log_json
-    )
+    log.configure("worker", rank=settings.rank, level=settings.log_level, as_json=settings.log_json)
     uvloop.run(serve(settings))
 
 

@@ -46,9 +46,7 @@ def digest(
     return int.from_bytes(hasher.digest(), "little")
 
 
-def fill_rows(
-    result: pb.StepResult, rows: Rows, outcome: StepOutcome, verdict: Verdict
-) -> None:
+def fill_rows(result: pb.StepResult, rows: Rows, outcome: StepOutcome, verdict: Verdict) -> None:
     """The row columns, in the plan's order."""
     result.slot.extend(rows.slot.tolist())
     result.slot_epoch.extend(rows.slot_epoch.tolist())

@@ -120,7 +120,10 @@ class Runner:
 
     def _extend(self, plan: pb.StepPlan) -> None:
         block_ids = np.array(plan.block_ids, dtype=np.int64)
-        if len(block_ids) and not 0 < block_ids.min() <= block_ids.max() < self._parts.kv.num_blocks:
+        if (
+            len(block_ids)
+            and not 0 < block_ids.min() <= block_ids.max() < self._parts.kv.num_blocks
+        ):
             raise InternalError("plan names a block outside the pool")
         ends = np.cumsum(np.array(plan.extend_counts, dtype=np.int64))
         for slot, count, end in zip(plan.extend_slots, plan.extend_counts, ends, strict=True):
@@ -208,9 +211,7 @@ class Runner:
         consumed: IntArray = np.where(rows.is_prefill, gathered.consumed, outcome.n_emitted)
         consumed[outcome.status != pb.OK] = 0  # a failed row advances nothing
         self._slots.append(windows.slot, verdict.tokens.numpy(), verdict.n_emitted.numpy())
-        self._slots.commit(
-            self._step, rows.slot, consumed, outcome.n_accepted, outcome.n_emitted
-        )
+        self._slots.commit(self._step, rows.slot, consumed, outcome.n_accepted, outcome.n_emitted)
         return outcome
 
     def _report(

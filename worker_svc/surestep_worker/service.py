@@ -66,7 +66,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._facts.MergeFrom(facts)
         self._runner = runner
 
-    async def Info(  # noqa: N802
+    async def Info(
         self, request: pb.WorkerInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.WorkerInfo:
         """Facts of this rank. Raises Unavailable while the model loads."""
@@ -77,7 +77,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             info.last_step_age_s = time.monotonic() - self._last_step_at
         return info
 
-    async def Run(  # noqa: N802
+    async def Run(
         self, request_iterator: AsyncIterator[pb.StepPlan], context: grpc.aio.ServicerContext
     ) -> None:
         """Execute plans in order and write one result each, until the stream or the epoch ends."""
@@ -142,7 +142,12 @@ class _Step:
     """One plan on its way through the step thread."""
 
     def __init__(
-        self, service: WorkerService, runner: StepRunner, plan: pb.StepPlan, epoch: int, received: int
+        self,
+        service: WorkerService,
+        runner: StepRunner,
+        plan: pb.StepPlan,
+        epoch: int,
+        received: int,
     ) -> None:
         self._service, self._runner, self._plan = service, runner, plan
         self._epoch, self._received = epoch, received

@@ -26,7 +26,9 @@ class Slots:
         self.block_size = block_size
         self.num_slots = num_slots
         # One more than the context for the newest token, and room for drafts behind it.
-        self.tokens = torch.zeros(num_slots, max_model_len + max_draft_tokens + 1, dtype=torch.int32)
+        self.tokens = torch.zeros(
+            num_slots, max_model_len + max_draft_tokens + 1, dtype=torch.int32
+        )
         self._tokens = self.tokens.numpy()  # shares memory
         max_blocks = -(-(max_model_len + max_draft_tokens + 1) // block_size)
         self.block_tables = np.full((num_slots, max_blocks), NULL_BLOCK, dtype=np.int32)

@@ -90,7 +90,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             process.kill()
             await process.wait()
 
-    async def Status(  # noqa: N802
+    async def Status(
         self, request: pb.SupervisorStatusRequest, context: grpc.aio.ServicerContext
     ) -> pb.SupervisorStatus:
         """What the supervisor knows of its rank."""
@@ -107,7 +107,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             last_exit=self._last_exit,
         )
 
-    async def Restart(  # noqa: N802
+    async def Restart(
         self, request: pb.RestartRequest, context: grpc.aio.ServicerContext
     ) -> pb.RestartResponse:
         """Dump stacks, kill. The `run` loop respawns."""
@@ -126,4 +126,3 @@ class Supervisor(pb_grpc.SupervisorServicer):
 def rank_command() -> list[str]:
     """Command line of the rank process; its settings travel in the environment."""
     return [sys.executable, "-m", "surestep_worker.rank"]
-

@@ -135,7 +135,9 @@ async def test_logprobs(stack: Stack) -> None:
     content = (await stack.chat(**asked)).json()["choices"][0]["logprobs"]["content"]
     assert len(content) == 4
     assert all(entry["logprob"] == -0.5 for entry in content)
-    assert all([top["logprob"] for top in entry["top_logprobs"]] == [-0.5, -1.5] for entry in content)
+    assert all(
+        [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, -1.5] for entry in content
+    )
     events = await stack.stream(CHAT, messages=USER, **asked)
     streamed = [
         entry
@@ -171,13 +173,9 @@ async def test_fields_for_the_scheduler(stack: Stack) -> None:
     assert not second.HasField("num_draft_tokens")
 
 
-async def test_message_parts_and_template_variables(
-    stack: Stack, tokenizer: Tokenizer
-) -> None:
+async def test_message_parts_and_template_variables(stack: Stack, tokenizer: Tokenizer) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "thr"}]
     await stack.chat(messages=messages, continue_final_message=True, max_tokens=1)
     prompt = tokenizer.decode(stack.scheduler.requests[0].prompt_ids, skip_special_tokens=False)
-    assert prompt == (
-        "<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\nthr"
-    )
+    assert prompt == ("<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\nthr")

@@ -50,9 +50,7 @@ def expected(
     skipped = len(text_of(min(min_tokens, len(ids))))
     for count in range(min_tokens + 1, len(ids) + 2):
         text = text_of(min(count, len(ids)), final=count > len(ids))
-        found = [
-            (at, len(stop), stop) for stop in stops if (at := text.find(stop, skipped)) >= 0
-        ]
+        found = [(at, len(stop), stop) for stop in stops if (at := text.find(stop, skipped)) >= 0]
         if found:
             at, length, stop = min(found)
             return text[: at + length * include_stop], min(count, len(ids)), stop
