@@ -188,7 +188,9 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # type: ignore[misc] 
         async with self._changed:
             self._changed.notify_all()
 
-    async def until(self, condition: Callable[[FakeScheduler], bool], timeout_s: float = 10) -> None:
+    async def until(
+        self, condition: Callable[[FakeScheduler], bool], timeout_s: float = 10
+    ) -> None:
         """Wait until `condition` holds; calls starting and ending are what changes it."""
         async with asyncio.timeout(timeout_s), self._changed:
             await self._changed.wait_for(lambda: condition(self))

@@ -19,12 +19,12 @@ from scheduler_harness import (
     make_request,
     make_settings,
     scheduler,
+    stub_of,
 )
 from surestep_common.errors import InvalidRequest
 from surestep_common.rpc import connect
 from surestep_proto import engine_pb2
 from surestep_proto import generate_pb2 as pb
-from surestep_proto.generate_pb2_grpc import SchedulerStub
 
 MODEL = FakeModel()
 MESSAGES = [make_request(i, 1 + i, 90, stop_token_ids=[]) for i in range(24)]
@@ -164,7 +164,7 @@ async def test_sigterm_lets_open_requests_finish() -> None:
         try:
             address = await read_address(process)
             async with connect(address) as channel:
-                client = Client(SchedulerStub(channel), channel)
+                client = Client(stub_of(channel), channel)
                 await client.health()
                 call = asyncio.ensure_future(client.generate(MESSAGES[0]))
                 await gate.reached.wait()
