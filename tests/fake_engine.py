@@ -34,7 +34,7 @@ class Slot:
     blocks: list[int] = field(default_factory=list)
     log: dict[int, int] = field(default_factory=lambda: {0: 0})  # step -> accepted
     last_step: int = 0
-    status: int = pb.OK  # once it failed, rows in flight fail too
+    status: pb.RowStatus = pb.OK  # once it failed, rows in flight fail too
 
     @property
     def tenancy(self) -> tuple[int, int]:
@@ -164,7 +164,7 @@ class FakeEngine:
         slot.last_step = plan.step
         result.slot.append(plan.slot[row])
         result.slot_epoch.append(plan.slot_epoch[row])
-        result.status.append(pb.RowStatus.Name(status))
+        result.status.append(status)
         result.len_before.append(before)
         result.n_drafts.append(len(drafts))
         result.n_accepted.append(accepted)
@@ -183,7 +183,7 @@ class FakeEngine:
         plan: pb.StepPlan,
         result: pb.StepResult,
         row: int,
-    ) -> tuple[list[int], int]:
+    ) -> tuple[list[int], pb.RowStatus]:
         """Consume the row's tokens. Returns what is emitted, and the row's status."""
         start, sampling = slot.length, slot.admission.sampling
         if slot.status != pb.OK:
@@ -219,8 +219,9 @@ class FakeEngine:
         state = ROOT
         for position, token in enumerate(slot.tokens[:start]):
             expected = advance(state, token)
-            state = self._kv[slot.blocks[position // size]][position % size]
-            assert state == expected, f"{slot.tenancy} reads foreign KV at {position}"
+            stored = self._kv[slot.blocks[position // size]][position % size]
+            assert stored == expected, f"{slot.tenancy} reads foreign KV at {position}"
+            state = stored
         states = []
         for position, token in enumerate(inputs, start):
             block = slot.blocks[position // size]

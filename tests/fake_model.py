@@ -49,7 +49,7 @@ class FakeModel:
 
 
 Drafter = Callable[[random.Random, list[int]], list[int]]  # the right drafts -> what is proposed
-StatusOf = Callable[[str, int], int]  # request id, known tokens -> RowStatus
+StatusOf = Callable[[str, int], "pb.RowStatus"]  # request id, known tokens -> RowStatus
 
 
 def ragged(accuracy: float) -> Drafter:

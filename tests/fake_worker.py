@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -14,17 +13,30 @@ from fake_engine import FakeEngine
 from fake_model import Drafter, FakeModel, StatusOf
 from surestep_common.rpc import Server
 from surestep_proto import engine_pb2 as pb
-from surestep_proto.engine_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+from surestep_proto.engine_pb2_grpc import (
+    SupervisorServicer,
+    WorkerServicer,
+    add_SupervisorServicer_to_server,
+    add_WorkerServicer_to_server,
+)
 
 BeforeStep = Callable[[pb.StepPlan], Awaitable[None]]
+
+
+Perturb = Callable[[pb.StepPlan], int]
 
 
 async def _at_once(plan: pb.StepPlan) -> None:
     """A step takes no time."""
 
 
+def _exact(plan: pb.StepPlan) -> int:
+    """All ranks agree."""
+    return 0
+
+
 class FakeWorker(WorkerServicer):
-    """One rank. `before_step` may delay, hang or raise; `perturb` is added to every digest."""
+    """One rank. `before_step` may delay, hang or raise; `perturb` is added to a step's digest."""
 
     def __init__(
         self,
@@ -35,7 +47,7 @@ class FakeWorker(WorkerServicer):
         before_step: BeforeStep = _at_once,
         drafter: Drafter | None = None,
         status_of: StatusOf | None = None,
-        perturb: int = 0,
+        perturb: Perturb = _exact,
     ) -> None:
         self.model = model
         self.engine = FakeEngine(model, drafter=drafter, status_of=status_of, rank=rank)
@@ -49,7 +61,9 @@ class FakeWorker(WorkerServicer):
     async def start(self, address: str = "127.0.0.1:0") -> str:
         """Listen; returns host:port."""
         self._server = Server([pb.DESCRIPTOR.services_by_name["Worker"]])
-        add_WorkerServicer_to_server(self, self._server.grpc)
+        add_WorkerServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+            self, self._server.grpc
+        )
         port = await self._server.start(address)
         await self._server.set_serving(True)
         return f"127.0.0.1:{port}"
@@ -101,21 +115,65 @@ class FakeWorker(WorkerServicer):
             if stream != self.num_streams:
                 return
             result = self.engine.execute(plan)
-            result.digest = (result.digest + self._perturb) % (1 << 64)
+            result.digest = (result.digest + self._perturb(plan)) % (1 << 64)
             yield result
 
 
 @asynccontextmanager
-async def fake_worker(model: FakeModel | None = None, **hooks: Any) -> AsyncIterator[str]:
-    """A single rank serving inside the block; gives its address."""
-    worker = FakeWorker(model or FakeModel(), **hooks)
-    address = await worker.start()
+async def serving(worker: FakeWorker, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    """The worker serves inside the block; gives its address."""
+    bound = await worker.start(address)
     try:
-        yield address
+        yield bound
     finally:
         await worker.stop()
 
 
-async def hang(plan: pb.StepPlan) -> None:
-    """A `before_step` that never returns."""
-    await asyncio.Event().wait()
+def fake_worker(model: FakeModel | None = None, **hooks: Any) -> AbstractAsyncContextManager[str]:
+    """A rank of its own; gives its address."""
+    return serving(FakeWorker(model or FakeModel(), **hooks))
+
+
+class FakeSupervisor(SupervisorServicer):
+    """Replaces a fake rank by a new one, on another port. Start and stop it like a FakeWorker."""
+
+    def __init__(self, make: Callable[[], FakeWorker]) -> None:
+        self.worker = make()
+        self.reasons: list[str] = []
+        self._make = make
+        self._address = ""
+        self._server = Server([pb.DESCRIPTOR.services_by_name["Supervisor"]])
+
+    async def start(self) -> str:
+        """Start the rank, and listen."""
+        self._address = await self.worker.start()
+        add_SupervisorServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+            self, self._server.grpc
+        )
+        return f"127.0.0.1:{await self._server.start('127.0.0.1:0')}"
+
+    async def stop(self) -> None:
+        """Stop both."""
+        await self._server.stop(grace_s=0)
+        await self.worker.stop()
+
+    async def Status(
+        self, request: pb.SupervisorStatusRequest, context: Any
+    ) -> pb.SupervisorStatus:
+        """Where the rank is now."""
+        return pb.SupervisorStatus(
+            pid=os.getpid(),
+            rank=self.worker.engine.rank,
+            rank_state=pb.READY,
+            rank_pid=os.getpid(),
+            rank_address=self._address,
+            restarts=len(self.reasons),
+        )
+
+    async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.RestartResponse:
+        """Stop the rank and start another."""
+        self.reasons.append(request.reason)
+        await self.worker.stop()
+        self.worker = self._make()
+        self._address = await self.worker.start()
+        return pb.RestartResponse(restarted=True)

@@ -73,7 +73,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.state.open_epoch(self.state.epoch + 1, self.state.limits)
         self.worker.reset(self.state.epoch)
 
-    def status_of(self, request_id: str, known: int) -> int:
+    def status_of(self, request_id: str, known: int) -> pb.RowStatus:
         return pb.NON_FINITE if request_id in self.broken and known % 5 == 4 else pb.OK
 
     @rule(

@@ -23,14 +23,18 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 
 def make_settings(workers: Sequence[str], **changes: Any) -> SchedulerSettings:
     """Settings with small sizes and a free port."""
-    values = {"scheduler_listen": "127.0.0.1:0", "max_num_batched_tokens": 64, "drain_timeout_s": 5}
+    values: dict[str, Any] = {
+        "scheduler_listen": "127.0.0.1:0",
+        "max_num_batched_tokens": 64,
+        "drain_timeout_s": 5,
+    }
     return SchedulerSettings(worker_addresses=list(workers), **(values | changes))
 
 
 class Client(NamedTuple):
     """A channel to a scheduler."""
 
-    stub: SchedulerStub
+    stub: Any
     channel: grpc.aio.Channel
 
     async def health(self, serving: bool = True) -> None:
@@ -46,7 +50,8 @@ class Client(NamedTuple):
 
     async def stats(self) -> pb.SchedulerStats:
         """Counters and gauges."""
-        return await self.stub.Stats(pb.StatsRequest(), timeout=5)
+        stats: pb.SchedulerStats = await self.stub.Stats(pb.StatsRequest(), timeout=5)
+        return stats
 
     async def until(self, condition: Callable[[pb.SchedulerStats], bool]) -> pb.SchedulerStats:
         """The first counters that fulfil a condition."""
@@ -82,25 +87,35 @@ class Answer(NamedTuple):
         return self.chunks[-1].end
 
 
+def stub_of(channel: grpc.aio.Channel) -> Any:
+    """Typed stubs know no aio calls."""
+    return SchedulerStub(channel)  # type: ignore[no-untyped-call]
+
+
 @asynccontextmanager
 async def scheduler(settings: SchedulerSettings, serving: bool = True) -> AsyncIterator[Client]:
     """A scheduler in this process, with a client; waits until it serves."""
     async with running(settings) as address:
         channel = connect(address)
-        client = Client(SchedulerStub(channel), channel)
+        client = Client(stub_of(channel), channel)
         try:
             if serving:
                 await client.health()
             yield client
         finally:
-            await channel.close()
+            await channel.close(None)
 
 
 def make_request(
     index: int, length: int = 10, max_tokens: int = 20, **sampling: Any
 ) -> pb.GenerateRequest:
     """A request that differs from those of other indices in prompt and seed."""
-    values = {"top_p": 1, "repetition_penalty": 1, "seed": index, "stop_token_ids": [STOP]}
+    values: dict[str, Any] = {
+        "top_p": 1,
+        "repetition_penalty": 1,
+        "seed": index,
+        "stop_token_ids": [STOP],
+    }
     return pb.GenerateRequest(
         request_id=f"r{index}",
         prompt_ids=[(7 * index + i) % 101 for i in range(length)],
@@ -128,6 +143,12 @@ class Gate:
         if plan.epoch == self._epoch and plan.step > self._steps:
             self.reached.set()
             await self.opened.wait()
+
+
+def trailing(error: grpc.aio.AioRpcError) -> dict[str, str]:
+    """Trailing metadata of a failed call."""
+    metadata: Any = error.trailing_metadata()
+    return dict(metadata)
 
 
 async def code_of(call: Awaitable[Any]) -> grpc.aio.AioRpcError:

@@ -13,7 +13,7 @@ from .prefix import PrefixChain
 
 
 class Finish(Enum):
-    """Why a request ended well; values of FinishReason in generate.proto."""
+    """Why a request ended well."""
 
     STOP = 1
     LENGTH = 2

@@ -17,6 +17,8 @@ from .requests import ended, parse_request
 from .sequence import Finish, Logprobs, Output
 from .sequence import Sequence as TokenSequence
 
+_FINISH = {Finish.STOP: pb.STOP, Finish.LENGTH: pb.LENGTH}
+
 
 class SchedulerService(SchedulerServicer):
     """Handlers of generate.proto. Errors become statuses in the server's interceptor."""
@@ -25,7 +27,7 @@ class SchedulerService(SchedulerServicer):
         self._engine = engine
         self.address = address  # the bound one, once the server has started
 
-    async def Generate(  # names of the protocol
+    async def Generate(
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncIterator[pb.GenerateChunk]:
         """Tokens of one sequence as they are committed. Cancelling the call aborts the request."""
@@ -85,7 +87,7 @@ def _chunk(opened: OpenRequest, outputs: Sequence[Output]) -> pb.GenerateChunk:
         _start(chunk, seq, outputs[0].prompt_logprobs)
     finish = outputs[-1].finish
     if finish is not None:
-        chunk.finish_reason = pb.FinishReason.ValueType(finish.value)
+        chunk.finish_reason = _FINISH[finish]
         _end(chunk, seq)
     return chunk
 
@@ -112,6 +114,6 @@ def _end(chunk: pb.GenerateChunk, seq: TokenSequence) -> None:
 def _ended_chunk(finish: Finish) -> pb.GenerateChunk:
     return pb.GenerateChunk(
         start=pb.RequestStart(),
-        finish_reason=pb.FinishReason.ValueType(finish.value),
+        finish_reason=_FINISH[finish],
         end=pb.RequestEnd(),
     )

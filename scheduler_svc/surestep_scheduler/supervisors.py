@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Any, cast
 
 from surestep_common.errors import SurestepError
 from surestep_common.rpc import connect, translate_errors
@@ -19,20 +20,24 @@ class Supervisors:
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._channels = [connect(address) for address in addresses]
-        self._stubs = [SupervisorStub(channel) for channel in self._channels]
+        self._stubs: list[Any] = [
+            SupervisorStub(channel)  # type: ignore[no-untyped-call]  # generated
+            for channel in self._channels
+        ]
 
     async def statuses(self, timeout_s: float) -> list[pb.SupervisorStatus]:
         """Status of those that answer in time, in rank order."""
         answers = await asyncio.gather(*(self._status(stub, timeout_s) for stub in self._stubs))
         return sorted((a for a in answers if a is not None), key=lambda status: status.rank)
 
-    async def _status(self, stub: SupervisorStub, timeout_s: float) -> pb.SupervisorStatus | None:
+    async def _status(self, stub: Any, timeout_s: float) -> pb.SupervisorStatus | None:
         try:
             with translate_errors():
-                return await stub.Status(pb.SupervisorStatusRequest(), timeout=timeout_s)
+                status = await stub.Status(pb.SupervisorStatusRequest(), timeout=timeout_s)
         except SurestepError as error:
             logger.debug("a supervisor does not answer: %s", error)
             return None
+        return cast(pb.SupervisorStatus, status)
 
     async def restart(self, reason: str, pids: Sequence[int], timeout_s: float) -> None:
         """Have every rank process of a lost epoch replaced; failures are logged."""
@@ -42,9 +47,7 @@ class Supervisors:
         pairs = zip(self._stubs, requests, strict=True)
         await asyncio.gather(*(self._restart(*pair, timeout_s) for pair in pairs))
 
-    async def _restart(
-        self, stub: SupervisorStub, request: pb.RestartRequest, timeout_s: float
-    ) -> None:
+    async def _restart(self, stub: Any, request: pb.RestartRequest, timeout_s: float) -> None:
         try:
             with translate_errors():
                 await stub.Restart(request, timeout=timeout_s)
@@ -54,4 +57,4 @@ class Supervisors:
     async def close(self) -> None:
         """Close the channels."""
         for channel in self._channels:
-            await channel.close()
+            await channel.close(None)

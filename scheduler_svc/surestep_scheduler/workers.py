@@ -21,7 +21,10 @@ class WorkerGroup:
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._channels = [connect(address) for address in addresses]
-        self._stubs = [WorkerStub(channel) for channel in self._channels]
+        self._stubs: list[Any] = [
+            WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
+            for channel in self._channels
+        ]
         self._calls: list[Any] = []  # stub types know no aio calls
         self._results: list[deque[pb.StepResult]] = [deque() for _ in addresses]
 
@@ -75,4 +78,4 @@ class WorkerGroup:
         for call in self._calls:
             call.cancel()
         for channel in self._channels:
-            await channel.close()
+            await channel.close(None)

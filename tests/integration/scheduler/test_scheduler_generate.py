@@ -17,6 +17,7 @@ from scheduler_harness import (
     make_request,
     make_settings,
     scheduler,
+    trailing,
 )
 from surestep_proto import engine_pb2
 from surestep_proto import generate_pb2 as pb
@@ -78,7 +79,7 @@ async def test_a_full_queue_refuses() -> None:
         await client.until(lambda stats: stats.num_waiting == 3)
         error = await code_of(client.generate(make_request(4)))
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert float(dict(error.trailing_metadata())["retry-after"]) >= 1
+        assert float(trailing(error)["retry-after"]) >= 1
         gate.opened.set()
         answers = await asyncio.gather(first, *more)
         assert (await client.stats()).num_rejected_requests == 1
@@ -99,7 +100,7 @@ async def test_a_deadline_ends_the_request() -> None:
 
 
 async def test_bad_logits_end_one_request_only() -> None:
-    def status_of(request_id: str, known: int) -> int:
+    def status_of(request_id: str, known: int) -> engine_pb2.RowStatus:
         return engine_pb2.NON_FINITE if request_id == "r2" and known > 14 else engine_pb2.OK
 
     async with (
@@ -212,7 +213,7 @@ async def test_bad_requests_name_the_parameter(
         message.MergeFrom(pb.GenerateRequest(**{name: value}))
     error = await code_of(refusing.generate(message))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert dict(error.trailing_metadata())["surestep-param"] == param
+    assert trailing(error)["surestep-param"] == param
 
 
 async def test_a_prompt_without_room_for_output_is_too_large(refusing: Client) -> None:
