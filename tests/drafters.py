@@ -21,24 +21,23 @@ from surestep_worker.spec.config import SpeculativeConfig
 
 
 class Truth:
-    """The full token ids of every request of a test. Prompts must differ from one another."""
+    """The full token ids of every request of a test. None may begin with the prompt of another."""
 
     def __init__(self) -> None:
         self.vocab_size = 2
         self.stop_id = 0
-        self._full: list[list[int]] = []
+        self._after: dict[tuple[int, ...], list[int]] = {}
 
     def learn(self, requests: Iterable[list[int]], *, vocab_size: int, stop_id: int) -> None:
         """Replace everything known by `requests`, each prompt and output as one list."""
         self.vocab_size, self.stop_id = vocab_size, stop_id
-        self._full = [list(ids) for ids in requests]
+        self._after = {
+            tuple(ids[:length]): ids[length:] for ids in requests for length in range(1, len(ids))
+        }
 
     def continuation(self, known: list[int]) -> list[int]:
         """What follows `known`; nothing if no request begins like that."""
-        for full in self._full:
-            if len(full) > len(known) and full[: len(known)] == known:
-                return full[len(known) :]
-        return []
+        return self._after.get(tuple(known), [])
 
 
 TRUTH = Truth()

@@ -60,6 +60,7 @@ class Decoding:
         n = len(requests)
         width = max(len(r.prompt) + r.max_tokens for r in requests) + 20
         self._model = model
+        self._requests = requests
         self._slots = SamplingSlots(n, VOCAB)
         self._tokens = torch.zeros(n, width, dtype=torch.int32)
         self._length = torch.tensor([len(r.prompt) for r in requests])
@@ -114,7 +115,7 @@ class Decoding:
         start = int(self._length[slot])
         self._tokens[slot, start : start + len(emitted)] = emitted.int()
         self._length[slot] += len(emitted)
-        stopped = self._slots.stops.contains(torch.tensor([slot]), emitted[-1:].view(1, 1)).item()
+        stopped = int(emitted[-1]) in self._requests[slot].params.stop_token_ids
         if stopped or self._length[slot] == self._max_len[slot]:
             self._open[slot] = False
             self._slots.free(slot)

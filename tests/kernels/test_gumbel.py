@@ -96,16 +96,16 @@ def test_minus_infinity_never_wins() -> None:
     z = torch.full((5000, 8), -math.inf)
     z[:, 5] = -1e30
     ids = gumbel_argmax(z, torch.zeros(5000, dtype=torch.int64), torch.arange(5000))
-    assert ids.unique().tolist() == [5]
+    assert set(ids.tolist()) == {5}
 
 
 def test_lowest_id_wins_ties() -> None:
     """Where the noise is lost in the rounding of huge logits, all scores are equal."""
     z = torch.full((50, 6), 1e30)
     seeds, positions = torch.zeros(50, dtype=torch.int64), torch.arange(50)
-    assert gumbel_argmax(z, seeds, positions).unique().tolist() == [0]
+    assert set(gumbel_argmax(z, seeds, positions).tolist()) == {0}
     ids = torch.tensor([40, 7, 30, 9, 8, 7000]).expand(50, 6)
-    assert gumbel_argmax(z, seeds, positions, ids).unique().tolist() == [7]
+    assert set(gumbel_argmax(z, seeds, positions, ids).tolist()) == {7}
 
 
 def test_chunks_do_not_show() -> None:

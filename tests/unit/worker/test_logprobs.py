@@ -65,13 +65,13 @@ def test_chunks_do_not_show() -> None:
 def test_only_emitted_tokens_of_rows_that_want_them() -> None:
     """Windows of 3, 1, 2 and 1 rows; the second wants nothing, the last emits nothing."""
     slots = SamplingSlots(5, V)
-    for slot, p in {
+    for tenant, p in {
         4: params(want_logprobs=True, num_top_logprobs=2),
         1: params(),
         0: params(want_logprobs=True),
         3: params(want_logprobs=True, num_top_logprobs=5),
     }.items():
-        slots.admit(slot, p, 1)
+        slots.admit(tenant, p, 1)
     logits = torch.randn(7, V, generator=torch.Generator().manual_seed(8))
     verdict = Verdict(
         tokens=torch.tensor([[11, 12, 13], [21, 0, 0], [31, 32, 0], [41, 0, 0]]),

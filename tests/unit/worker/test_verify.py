@@ -57,12 +57,11 @@ def _verify(windows: list[Window], slot: int) -> Verdict:
 
 
 def _check(verdict: Verdict, windows: list[Window], slot: int) -> None:
+    tokens, n_accepted = verdict.tokens.tolist(), verdict.n_accepted.tolist()
+    n_emitted, status = verdict.n_emitted.tolist(), verdict.status.tolist()
     for r, window in enumerate(windows):
-        emitted, accepted, status = _by_loop(window, slot != NO_STOP)
-        got = verdict.tokens[r, : verdict.n_emitted[r]].tolist()
-        assert (got, verdict.n_accepted[r], verdict.status[r]) == (emitted, accepted, status), (
-            window
-        )
+        got = (tokens[r][: n_emitted[r]], n_accepted[r], status[r])
+        assert got == _by_loop(window, slot != NO_STOP), window
 
 
 @pytest.mark.parametrize("slot", [NO_STOP, ONE_STOP, MANY_STOPS])

@@ -33,6 +33,7 @@ class BadWords:
         if not params.bad_words:
             return
         words = [list(word.token_ids) for word in params.bad_words]
+        assert all(words), "the gateway refuses empty bad words"
         width = max(len(word) for word in words) - 1
         self._words[slot] = _Words(
             torch.tensor([[0] * (width + 1 - len(word)) + word[:-1] for word in words]).long(),

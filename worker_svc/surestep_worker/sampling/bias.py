@@ -36,5 +36,5 @@ class TokenBias:
         self.active[slot] = False
 
     def apply(self, z: torch.Tensor, rows: Rows) -> None:
-        for row, slot in enumerate(rows.slot.tolist()):
-            z[row] += self._bias[slot]
+        slots, which = torch.unique(rows.slot, return_inverse=True)
+        z += torch.stack([self._bias[slot] for slot in slots.tolist()])[which]

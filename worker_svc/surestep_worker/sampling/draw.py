@@ -48,11 +48,12 @@ class Draws:
         """One id per row of the logits z f32[N,V], whose row maxima are peak f32[N] -> i64[N]."""
         gap = (peak.unsqueeze(1) - z).div_(self._temperature[rows.slot].unsqueeze(1))
         cut = self._truncates[rows.slot]
-        if cut.all():
-            return self._draw_from_head(gap, rows, _HEAD)
-        ids = gumbel_argmax(gap.neg(), self._seed[rows.slot], rows.length)
+        ids = torch.zeros_like(rows.length)
         if cut.any():
             ids[cut] = self._draw_from_head(gap[cut], rows.pick(cut), _HEAD)
+        if not cut.all():
+            z, some = gap[~cut].neg_(), rows.pick(~cut)
+            ids[~cut] = gumbel_argmax(z, self._seed[some.slot], some.length)
         return ids
 
     def _draw_from_head(self, gap: torch.Tensor, rows: Rows, width: int) -> torch.Tensor:
@@ -70,7 +71,7 @@ class Draws:
     def _candidates(
         self, gap: torch.Tensor, head: Head, slot: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """How many of the head may be drawn i64[N], whether no wider head adds any bool[N].
+        """How many of the head may be drawn i64[N]; whether no wider head adds any bool[N].
 
         Every rule keeps a leading part. top_p measures the mass that min_p and top_k left, and
         keeps a token when the mass in front of it is below p.
