@@ -15,7 +15,9 @@
 
 enum {
     SPAN = 64,        /* positions per step of the online softmax */
-    TILE_QUERIES = 6, /* queries that share the loads: 12 accumulators of 16 registers */
+    GROUP = 8,        /* positions that lie side by side in a block, one vector of keys */
+    TILE_QUERIES = 6, /* queries that share the loads */
+    WIDE_QUERIES = 3, /* up to so many, a tile takes four vectors of keys or values, else two */
     TASK_QUERIES = 36,
     MAX_HEAD_DIM = 256,
 };
@@ -36,6 +38,7 @@ typedef struct {
     const int32_t *table;
     long kv_head;
     int count;
+    long keys[SPAN / GROUP], values[SPAN / GROUP]; /* cache index of each group of the span */
     float max[TASK_QUERIES], correction[TASK_QUERIES];
     f8 sum[TASK_QUERIES];
     float q[TASK_QUERIES][MAX_HEAD_DIM];
@@ -43,44 +46,45 @@ typedef struct {
     float acc[TASK_QUERIES][MAX_HEAD_DIM];
 } query_tile;
 
-/* Index in a cache of the first element of `position` for this head. */
-INLINE long key_index(const query_tile *t, long position)
+/* Look up where the positions base..base+n lie. */
+static void find_groups(query_tile *t, long base, long n)
 {
     const attention_job *j = t->j;
-    long head = (long)t->table[position / j->block_size] * j->kv_heads + t->kv_head;
-    return head * j->head_dim * j->block_size + position % j->block_size;
-}
-
-INLINE long value_index(const query_tile *t, long position)
-{
-    const attention_job *j = t->j;
-    long head = (long)t->table[position / j->block_size] * j->kv_heads + t->kv_head;
-    return (head * j->block_size + position % j->block_size) * j->head_dim;
-}
-
-/* scores[first..][0..n) of the positions base..base+n, 16 at a time. */
-INLINE void score(query_tile *t, int first, const int queries, long base, long n, const int dtype)
-{
-    const attention_job *j = t->j;
-    for (long p = 0; p < n; p += 16) {
-        long low = key_index(t, base + p), high = p + 8 < n ? key_index(t, base + p + 8) : low;
-        f8 acc[TILE_QUERIES][2];
-#pragma GCC unroll 8
-        for (int i = 0; i < queries; i++) acc[i][0] = acc[i][1] = (f8){0};
-        for (long d = 0; d < j->head_dim; d++) {
-            f8 k0 = load8(j->k_cache, low + d * j->block_size, dtype);
-            f8 k1 = load8(j->k_cache, high + d * j->block_size, dtype);
-#pragma GCC unroll 8
-            for (int i = 0; i < queries; i++) {
-                f8 q = splat8(t->q[first + i][d]);
-                acc[i][0] = fma8(k0, q, acc[i][0]);
-                acc[i][1] = fma8(k1, q, acc[i][1]);
-            }
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < queries; i++)
-            memcpy(&t->scores[first + i][p], acc[i], sizeof acc[i]);
+    for (long g = 0; g * GROUP < n; g++) {
+        long block = (base + g * GROUP) / j->block_size, offset = (base + g * GROUP) % j->block_size;
+        long head = ((long)t->table[block] * j->kv_heads + t->kv_head) * j->head_dim * j->block_size;
+        t->keys[g] = head + offset;
+        t->values[g] = head + offset * j->head_dim;
     }
+}
+
+/* scores of the groups of keys from g: one vector of positions each. */
+INLINE void score(query_tile *t, int first, const int queries, const int vectors, long g, long groups,
+                  const int dtype)
+{
+    const long row = t->j->block_size;
+    long keys[4];
+    f8 acc[TILE_QUERIES][4];
+    for (int v = 0; v < vectors; v++) keys[v] = t->keys[g + v < groups ? g + v : groups - 1];
+#pragma GCC unroll 8
+    for (int i = 0; i < queries; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) acc[i][v] = splat8(0);
+    for (long d = 0; d < t->j->head_dim; d++) {
+        f8 key[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) key[v] = load8(t->j->k_cache, keys[v] + d * row, dtype);
+#pragma GCC unroll 8
+        for (int i = 0; i < queries; i++) {
+            f8 q = splat8(t->q[first + i][d]);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) acc[i][v] = fma8(key[v], q, acc[i][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < queries; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) store8(t->scores[first + i], (g + v) * GROUP, acc[i][v], F32);
 }
 
 /* scores -> weights e^(score - max); updates the running max and sum of query i. */
@@ -104,59 +108,61 @@ static __attribute__((noinline)) void soften(query_tile *t, int i, long n)
 }
 
 /* acc = acc * correction + weights V over n positions, for `vectors` * 8 dims from d. */
-INLINE void add_values(query_tile *t, int first, const int queries, const int vectors, long d,
-                       const long *values, long n, const int dtype)
+INLINE void add_values(query_tile *t, int first, const int queries, const int vectors, long d, long n,
+                       const int dtype)
 {
-    f8 acc[TILE_QUERIES][2];
+    f8 acc[TILE_QUERIES][4];
 #pragma GCC unroll 8
     for (int i = 0; i < queries; i++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
             acc[i][v] = load8(t->acc[first + i], d + v * 8, F32) * t->correction[first + i];
     for (long p = 0; p < n; p++) {
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++) {
-            f8 value = load8(t->j->v_cache, values[p] + d + v * 8, dtype);
+        long from = t->values[p / GROUP] + p % GROUP * t->j->head_dim + d;
+        f8 value[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) value[v] = load8(t->j->v_cache, from + v * 8, dtype);
 #pragma GCC unroll 8
-            for (int i = 0; i < queries; i++)
-                acc[i][v] = fma8(value, splat8(t->scores[first + i][p]), acc[i][v]);
+        for (int i = 0; i < queries; i++) {
+            f8 weight = splat8(t->scores[first + i][p]);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) acc[i][v] = fma8(value[v], weight, acc[i][v]);
         }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < queries; i++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) store8(t->acc[first + i], d + v * 8, acc[i][v], F32);
 }
 
 /* One span for `queries` queries that all see its first n positions. */
-INLINE void attend_span(query_tile *t, int first, const int queries, long base, long n,
-                        const int dtype)
+INLINE void attend_span(query_tile *t, int first, const int queries, long n, const int dtype)
 {
-    long values[SPAN], d = 0;
-    score(t, first, queries, base, n, dtype);
+    const int vectors = queries <= WIDE_QUERIES ? 4 : 2;
+    long groups = (n + GROUP - 1) / GROUP, d = 0;
+    for (long g = 0; g < groups; g += vectors) score(t, first, queries, vectors, g, groups, dtype);
     for (int i = first; i < first + queries; i++) soften(t, i, n);
-    for (long p = 0; p < n; p++) values[p] = value_index(t, base + p);
-    for (; d + 16 <= t->j->head_dim; d += 16)
-        add_values(t, first, queries, 2, d, values, n, dtype);
-    if (d < t->j->head_dim) add_values(t, first, queries, 1, d, values, n, dtype);
+    for (; d + vectors * 8 <= t->j->head_dim; d += vectors * 8)
+        add_values(t, first, queries, vectors, d, n, dtype);
+    for (; d < t->j->head_dim; d += 8) add_values(t, first, queries, 1, d, n, dtype);
 }
 
-static void attend(query_tile *t, int first, int queries, long base, long n)
+static void attend(query_tile *t, int first, int queries, long n)
 {
 #define ATTEND(count) \
     case count: \
-        if (t->j->dtype == BF16) attend_span(t, first, count, base, n, BF16); \
-        else attend_span(t, first, count, base, n, F32); \
+        if (t->j->dtype == BF16) attend_span(t, first, count, n, BF16); \
+        else attend_span(t, first, count, n, F32); \
         break;
     switch (queries) { ATTEND(1) ATTEND(2) ATTEND(3) ATTEND(4) ATTEND(5) ATTEND(6) }
 #undef ATTEND
 }
 
 /* Queries from..to in pieces that fit the registers. */
-static void attend_all(query_tile *t, int from, int to, long base, long n)
+static void attend_all(query_tile *t, int from, int to, long n)
 {
     for (int i = from; i < to; i += TILE_QUERIES)
-        attend(t, i, to - i < TILE_QUERIES ? to - i : TILE_QUERIES, base, n);
+        attend(t, i, to - i < TILE_QUERIES ? to - i : TILE_QUERIES, n);
 }
 
 /* Index in q (with its stride) or out of the first element of query i. */
@@ -166,25 +172,28 @@ INLINE long query_index(const query_tile *t, long first_token, int i, long strid
     return (first_token + i / t->j->group) * stride + head * t->j->head_dim;
 }
 
-static void begin(query_tile *t, long first_token)
+INLINE void begin(query_tile *t, long first_token, const int dtype)
 {
     const attention_job *j = t->j;
     for (int i = 0; i < t->count; i++) {
         long from = query_index(t, first_token, i, j->q_stride);
         t->max[i] = -INFINITY;
-        t->sum[i] = (f8){0};
-        memset(t->acc[i], 0, (size_t)j->head_dim * sizeof(float));
-        for (long d = 0; d < j->head_dim; d++) t->q[i][d] = load1(j->q, from + d, j->dtype) * j->scale;
+        t->sum[i] = splat8(0);
+        for (long d = 0; d < j->head_dim; d += 8) {
+            store8(t->q[i], d, load8(j->q, from + d, dtype) * j->scale, F32);
+            store8(t->acc[i], d, splat8(0), F32);
+        }
     }
 }
 
-static void finish(const query_tile *t, long first_token)
+INLINE void finish(const query_tile *t, long first_token, const int dtype)
 {
     const attention_job *j = t->j;
     for (int i = 0; i < t->count; i++) {
         long to = query_index(t, first_token, i, j->kv_heads * j->group * j->head_dim);
         float total = sum_lanes(t->sum[i]);
-        for (long d = 0; d < j->head_dim; d++) store1(j->out, to + d, t->acc[i][d] / total, j->dtype);
+        for (long d = 0; d < j->head_dim; d += 8)
+            store8(j->out, to + d, load8(t->acc[i], d, F32) / total, dtype);
     }
 }
 
@@ -200,17 +209,21 @@ static void attention_task(const void *job, long index)
     t.table = j->block_tables + row * j->table_width;
     t.kv_head = index % j->kv_heads;
     t.count = tokens * group;
-    begin(&t, first_token);
+    if (j->dtype == BF16) begin(&t, first_token, BF16);
+    else begin(&t, first_token, F32);
     long seen = j->start[row] + tile[1] + 1; /* positions that the first token sees */
     for (long base = 0; base < seen + tokens - 1; base += SPAN) {
         /* Tokens that see the whole span share it; the others take what they see of it. */
         long partial = base + SPAN - seen;
         int alone = (int)(partial < 0 ? 0 : partial > tokens ? tokens : partial);
-        attend_all(&t, alone * group, t.count, base, SPAN);
+        long end = seen + tokens - 1 - base; /* positions of the span that the last token sees */
+        find_groups(&t, base, end < SPAN ? end : SPAN);
+        attend_all(&t, alone * group, t.count, SPAN);
         for (int i = 0; i < alone; i++)
-            if (seen + i > base) attend_all(&t, i * group, (i + 1) * group, base, seen + i - base);
+            if (seen + i > base) attend_all(&t, i * group, (i + 1) * group, seen + i - base);
     }
-    finish(&t, first_token);
+    if (j->dtype == BF16) finish(&t, first_token, BF16);
+    else finish(&t, first_token, F32);
 }
 
 /* q and out [cu_rows[rows], kv_heads * group, head_dim]; q's token stride in elements. */

@@ -22,11 +22,11 @@
 #endif
 
 #if defined(__AVX512F__)
-enum { LANES = 16, MAX_ROWS = 12 }; /* 32 registers */
+enum { LANES = 16, MAX_ROWS = 12, TASK_PANELS = 1 }; /* 32 registers */
 #else
-enum { LANES = 8, MAX_ROWS = 5 }; /* 16 registers */
+enum { LANES = 8, MAX_ROWS = 5, TASK_PANELS = 2 }; /* 16 registers */
 #endif
-enum { PANEL = 2 * LANES, TASK_PANELS = 4 };
+enum { PANEL = 2 * LANES };
 
 /* Bytes to prefetch ahead; panels follow each other in memory. Measured: 512 to 4096 are close. */
 enum { AHEAD = 2048 };
@@ -50,12 +50,16 @@ INLINE vf fma_lanes(vf a, float x, vf c)
 typedef struct {
     const char *w;
     const float *bias; /* [panels * PANEL] or NULL */
-    const float *x;    /* rows of a tile side by side: [tile][k][row of the tile] */
+    const char *x;     /* [m, k], each row padded to x_stride bytes */
     void *y;           /* [m, n] */
     long m, n, k;      /* k as packed */
+    long x_stride;
     int dtype, y_dtype;
     long tiles, block_tiles, groups;
 } linear_job;
+
+/* Bytes of an element of x as the tiles read it. */
+INLINE int x_size(const int dtype) { return dtype == BF16 && HAS_DOT ? 2 : 4; }
 
 /* Rows 0..m are cut into tiles of nearly equal height: a short last tile would be slow. */
 INLINE long tile_start(const linear_job *j, long tile)
@@ -73,42 +77,43 @@ INLINE vu load_lanes(const char *w, int half)
     return bits;
 }
 
-/* One step over k for one panel: acc[r][h] += w[h] * x[r]. */
-INLINE void multiply_add(vf acc[][2], vf w0, vf w1, const float *x, const int rows)
+/* One step over k for one panel: acc[r][h] += w[h] * x[r]; x has its rows `stride` bytes apart. */
+INLINE void multiply_add(vf acc[][2], vf w0, vf w1, const char *x, long stride, const int rows)
 {
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
-        acc[r][0] = fma_lanes(w0, x[r], acc[r][0]);
-        acc[r][1] = fma_lanes(w1, x[r], acc[r][1]);
+        float value = *(const float *)(x + r * stride);
+        acc[r][0] = fma_lanes(w0, value, acc[r][0]);
+        acc[r][1] = fma_lanes(w1, value, acc[r][1]);
     }
 }
 
-INLINE void step_f32(vf acc[][2], const char *w, const float *x, const int rows)
+INLINE void step_f32(vf acc[][2], const char *w, const char *x, long stride, const int rows)
 {
-    multiply_add(acc, (vf)load_lanes(w, 0), (vf)load_lanes(w, 1), x, rows);
+    multiply_add(acc, (vf)load_lanes(w, 0), (vf)load_lanes(w, 1), x, stride, rows);
 }
 
 /* Two steps over k. */
 #if HAS_DOT
-/* x holds a pair of bf16 per row. */
-INLINE void step_bf16(vf acc[][2], const char *w, const float *x, const int rows)
+/* x is bf16: two of its elements are one operand. */
+INLINE void step_bf16(vf acc[][2], const char *w, const char *x, long stride, const int rows)
 {
     __m512bh w0 = (__m512bh)load_lanes(w, 0), w1 = (__m512bh)load_lanes(w, 1);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
-        __m512bh pair = (__m512bh)_mm512_set1_epi32(((const int *)x)[r]);
+        __m512bh pair = (__m512bh)_mm512_set1_epi32(*(const int *)(x + r * stride));
         acc[r][0] = (vf)_mm512_dpbf16_ps((__m512)acc[r][0], w0, pair);
         acc[r][1] = (vf)_mm512_dpbf16_ps((__m512)acc[r][1], w1, pair);
     }
 }
 #else
-/* x holds the rows of k, then the rows of k + 1. */
-INLINE void step_bf16(vf acc[][2], const char *w, const float *x, const int rows)
+/* x is fp32. */
+INLINE void step_bf16(vf acc[][2], const char *w, const char *x, long stride, const int rows)
 {
-    multiply_add(acc, (vf)(load_lanes(w, 0) << 16), (vf)(load_lanes(w, 1) << 16), x, rows);
+    multiply_add(acc, (vf)(load_lanes(w, 0) << 16), (vf)(load_lanes(w, 1) << 16), x, stride, rows);
     __asm__ volatile("" ::: "memory"); /* load again rather than spill an accumulator */
     multiply_add(acc, (vf)(load_lanes(w, 0) & 0xffff0000), (vf)(load_lanes(w, 1) & 0xffff0000),
-                 x + rows, rows);
+                 x + sizeof(float), stride, rows);
 }
 #endif
 
@@ -140,16 +145,15 @@ INLINE void tile(const linear_job *j, long row, long panel, const int rows, cons
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) acc[p][r][0] = acc[p][r][1] = (vf){0};
 
-    const int per_step = dtype == BF16 ? 2 : 1, x_width = dtype == BF16 && HAS_DOT ? 2 : 1;
-    const long steps = j->k / per_step, stride = panel_bytes(j);
-    const char *w = j->w + panel * stride;
-    const float *x = j->x + row * j->k / x_width;
-    for (long s = 0; s < steps; s++, w += PANEL * 4, x += rows * per_step / x_width) {
+    const int per_step = dtype == BF16 ? 2 : 1, x_step = per_step * x_size(dtype);
+    const long steps = j->k / per_step, stride = panel_bytes(j), x_stride = j->x_stride;
+    const char *w = j->w + panel * stride, *x = j->x + row * x_stride;
+    for (long s = 0; s < steps; s++, w += PANEL * 4, x += x_step) {
 #pragma GCC unroll 8
         for (int p = 0; p < panels; p++) {
             __builtin_prefetch(w + p * stride + AHEAD);
-            if (dtype == BF16) step_bf16(acc[p], w + p * stride, x, rows);
-            else step_f32(acc[p], w + p * stride, x, rows);
+            if (dtype == BF16) step_bf16(acc[p], w + p * stride, x, x_stride, rows);
+            else step_f32(acc[p], w + p * stride, x, x_stride, rows);
         }
     }
 #pragma GCC unroll 16
@@ -163,7 +167,7 @@ INLINE void tile(const linear_job *j, long row, long panel, const int rows, cons
 }
 
 /* Panels worked on together, for enough independent chains with few rows. */
-INLINE int panels_for(long rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+INLINE int panels_for(long rows) { return rows <= 3 ? TASK_PANELS : 1; }
 
 #define TILE(r, p) \
     case (r) * 8 + (p): \
@@ -174,9 +178,10 @@ INLINE int panels_for(long rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 static void run_tile(const linear_job *j, long row, long panel, long rows, int panels)
 {
     switch (rows * 8 + panels) {
-        TILE(1, 4) TILE(2, 2) TILE(3, 2)
         TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1) TILE(5, 1)
-#if defined(__AVX512F__)
+#if !defined(__AVX512F__)
+        TILE(1, 2) TILE(2, 2) TILE(3, 2)
+#else
         TILE(6, 1) TILE(7, 1) TILE(8, 1) TILE(9, 1) TILE(10, 1) TILE(11, 1) TILE(12, 1)
 #endif
     }
@@ -200,27 +205,36 @@ static void linear_task(const void *job, long index)
     }
 }
 
-/* x [m, k] to the order in which the tiles read it, widened where they compute in fp32. */
-static void arrange_rows(const linear_job *j, float *out, const void *x, long k, int dtype)
+typedef struct {
+    const linear_job *linear;
+    const void *x;
+    char *out;
+    long k;
+    int dtype;
+} widen_job;
+
+enum { WIDEN_ROWS = 16 };
+
+/* Rows of x [m, k] as the tiles read them: fp32, or bf16 for the dot product; then a zero or more. */
+static void widen_task(const void *job, long index)
 {
-    for (long t = 0; t < j->tiles; t++) {
-        long row = tile_start(j, t), rows = tile_start(j, t + 1) - row;
-        if (HAS_DOT && dtype == BF16) {
-            uint16_t *pairs = (uint16_t *)(out + row * (j->k / 2));
-            for (long r = 0; r < rows; r++)
-                for (long c = 0; c < j->k; c++)
-                    pairs[(c / 2 * rows + r) * 2 + c % 2] =
-                        c < k ? ((const uint16_t *)x)[(row + r) * k + c] : 0;
+    const widen_job *j = job;
+    long first = index * WIDEN_ROWS, end = first + WIDEN_ROWS;
+    for (long row = first; row < end && row < j->linear->m; row++) {
+        char *out = j->out + row * j->linear->x_stride;
+        if (x_size(j->dtype) == element_size(j->dtype)) {
+            long size = x_size(j->dtype);
+            memcpy(out, element(j->x, row * j->k, j->dtype), (size_t)(j->k * size));
+            memset(out + j->k * size, 0, (size_t)size);
         } else {
-            float *wide = out + row * j->k;
-            for (long r = 0; r < rows; r++)
-                for (long c = 0; c < j->k; c++)
-                    wide[c * rows + r] = c < k ? load1(x, (row + r) * k + c, dtype) : 0;
+            long c = 0;
+            for (; c + 8 <= j->k; c += 8) store8(out, c, load8(j->x, row * j->k + c, BF16), F32);
+            for (; c <= j->k; c++) store1(out, c, c < j->k ? load1(j->x, row * j->k + c, BF16) : 0, F32);
         }
     }
 }
 
-static float *scratch(size_t bytes)
+static char *scratch(size_t bytes)
 {
     static _Thread_local struct { void *data; size_t size; } kept;
     if (kept.size < bytes) {
@@ -242,11 +256,14 @@ void surestep_linear(void *y, const void *x, const void *w, const float *bias, l
                     .dtype = dtype, .y_dtype = y_dtype};
     j.tiles = (m + MAX_ROWS - 1) / MAX_ROWS;
     j.groups = (n + PANEL * TASK_PANELS - 1) / (PANEL * TASK_PANELS);
-    j.block_tiles = BLOCK_BYTES / (MAX_ROWS * j.k * 4);
+    /* One cache line more than the row: rows of 2^n elements would share one cache set. */
+    j.x_stride = (j.k * x_size(dtype) + 63) / 64 * 64 + 64;
+    j.block_tiles = BLOCK_BYTES / (MAX_ROWS * j.x_stride);
     if (j.block_tiles < 1) j.block_tiles = 1;
-    float *arranged = scratch((size_t)(m * j.k) * sizeof(float));
-    arrange_rows(&j, arranged, x, k, dtype);
-    j.x = arranged;
+    char *wide = scratch((size_t)(m * j.x_stride));
+    widen_job widen = {&j, x, wide, k, dtype};
+    parallel_for(widen_task, &widen, (m + WIDEN_ROWS - 1) / WIDEN_ROWS);
+    j.x = wide;
     parallel_for(linear_task, &j, j.groups * ((j.tiles + j.block_tiles - 1) / j.block_tiles));
 }
 

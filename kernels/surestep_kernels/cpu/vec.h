@@ -51,13 +51,23 @@ INLINE const void *element(const void *base, long index, const int dtype)
     return (const char *)base + index * element_size(dtype);
 }
 
+/* bf16 to fp32. */
+INLINE f8 widen8(h8 narrow)
+{
+#if defined(__AVX2__)
+    return (f8)((u8x)_mm256_cvtepu16_epi32((__m128i)narrow) << 16);
+#else
+    return (f8)(__builtin_convertvector(narrow, u8x) << 16);
+#endif
+}
+
 INLINE f8 load8(const void *base, long index, const int dtype)
 {
     f8 wide;
     if (dtype == BF16) {
         h8 narrow;
         memcpy(&narrow, element(base, index, dtype), sizeof narrow);
-        return (f8)(__builtin_convertvector(narrow, u8x) << 16);
+        return widen8(narrow);
     }
     memcpy(&wide, element(base, index, dtype), sizeof wide);
     return wide;
@@ -87,18 +97,18 @@ INLINE void store1(void *base, long index, float x, const int dtype)
     else ((float *)base)[index] = x;
 }
 
-INLINE h8 round8(f8 x)
+/* The same for 8 lanes; the bits lie in the lower halves. */
+INLINE u8x round8(f8 x)
 {
-    u8x bits = (u8x)x;
+    u8x bits = (u8x)x, nan = (u8x)(x != x);
     u8x rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    u8x nan = (u8x)(x != x);
-    return __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), h8);
+    return (rounded & ~nan) | (nan & 0x7fc0);
 }
 
 INLINE void store8(void *base, long index, f8 x, const int dtype)
 {
     if (dtype == BF16) {
-        h8 narrow = round8(x);
+        h8 narrow = __builtin_convertvector(round8(x), h8);
         memcpy((char *)base + index * 2, &narrow, sizeof narrow);
     } else {
         memcpy((char *)base + index * 4, &x, sizeof x);
@@ -109,7 +119,7 @@ INLINE void store8(void *base, long index, f8 x, const int dtype)
 INLINE f8 rounded8(f8 x, const int dtype)
 {
     if (dtype == F32) return x;
-    return (f8)(__builtin_convertvector(round8(x), u8x) << 16);
+    return (f8)(round8(x) << 16);
 }
 
 INLINE f8 select8(i8x mask, f8 yes, f8 no)
