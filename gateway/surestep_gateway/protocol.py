@@ -51,7 +51,11 @@ class GenerationBody(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Positive | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stop: str | Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: (
+        Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+        | Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)]
+        | None
+    ) = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
@@ -159,7 +163,11 @@ def parse(kind: type[B], raw: bytes) -> B:
 
 
 def _first_problem(error: ValidationError) -> InvalidRequest:
-    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    # A field of several types has a problem per type. That it is of another type says least.
+    same_field = [one for one in problems if one["loc"][:1] == problems[0]["loc"][:1]]
+    precise = [one for one in same_field if not one["type"].endswith("_type")]
+    problem = (precise or problems)[0]
     if problem["type"] == "json_invalid":
         return InvalidRequest(f"the body is not valid JSON: {problem['msg']}")
     param = _dotted(problem["loc"])

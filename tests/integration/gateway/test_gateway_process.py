@@ -1,0 +1,138 @@
+"""`python -m surestep_gateway`: starts fast and light, drains on SIGTERM, fails with a status."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_scheduler import LENGTH, GenerateChunk, GenerateRequest, running, start, tokens
+
+Process = asyncio.subprocess.Process
+
+
+@asynccontextmanager
+async def gateway(model: Path, port: int, scheduler_port: int) -> AsyncIterator[Process]:
+    """A gateway process that is gone afterwards."""
+    environ = os.environ | {
+        "SURESTEP_MODEL": str(model),
+        "SURESTEP_PORT": str(port),
+        "SURESTEP_SCHEDULER_ADDRESS": f"127.0.0.1:{scheduler_port}",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "surestep_gateway"), env=environ, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+async def until_ready(client: httpx.AsyncClient, process: Process) -> None:
+    async with asyncio.timeout(60):
+        while process.returncode is None:
+            try:
+                if (await client.get("/health/ready")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.02)
+    pytest.fail("the gateway ended")
+
+
+async def test_sigterm_lets_open_requests_finish(model: Path) -> None:
+    go = asyncio.Event()
+
+    async def script(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        yield start()
+        yield tokens([70])
+        async with asyncio.timeout(30):
+            await go.wait()
+        yield tokens([71], finish=LENGTH)
+
+    port = free_port()
+    async with (
+        running(script=script) as scheduler,
+        gateway(model, port, scheduler.port) as process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+    ):
+        await until_ready(client, process)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(client.post("/v1/completions", json={"prompt": "x"}))
+            await scheduler.until(lambda fake: fake.num_open == 1)
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(10):
+                while (await client.get("/health/ready")).status_code != 503:
+                    await asyncio.sleep(0.01)
+            go.set()
+        assert task.result().json()["usage"]["completion_tokens"] == 2
+        async with asyncio.timeout(20):
+            assert await process.wait() == 0
+
+
+async def test_a_second_signal_does_not_wait(model: Path) -> None:
+    async def script(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        yield start()
+        await asyncio.sleep(60)
+
+    port = free_port()
+    async with (
+        running(script=script) as scheduler,
+        gateway(model, port, scheduler.port) as process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+    ):
+        await until_ready(client, process)
+        request = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "x"}))
+        await scheduler.until(lambda fake: fake.num_open == 1)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            await asyncio.sleep(0.05)  # two signals at once are one signal
+        async with asyncio.timeout(20):
+            assert await process.wait() == 0
+        request.cancel()
+        await asyncio.wait([request], timeout=10)
+
+
+@pytest.mark.parametrize("fault", ["port", "model"])
+async def test_fatal_errors_have_a_status_and_one_line(
+    model: Path, tmp_path: Path, fault: str
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1] if fault == "port" else free_port()
+        folder = tmp_path if fault == "model" else model
+        async with gateway(folder, port, 1) as process, asyncio.timeout(30):
+            _, stderr = await process.communicate()
+    assert process.returncode == 1
+    text = stderr.decode()
+    assert "Traceback" not in text
+    assert ("cannot listen on" if fault == "port" else "tokenizer.json not found") in text
+
+
+async def test_heavy_packages_stay_out(model: Path) -> None:
+    code = (
+        "import sys, surestep_gateway.server\n"
+        "sys.exit(', '.join({'torch', 'numpy', 'transformers'} & sys.modules.keys()) or 0)"
+    )
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, env=environ)
+    async with asyncio.timeout(30):
+        assert await process.wait() == 0
