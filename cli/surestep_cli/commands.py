@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rich.console import Console
+from surestep_common.errors import InvalidRequest
 
 from .model_source import resolve
 
 
-def fetch(model: str | None, console: Console) -> None:
-    """Print the folder of `model` on stdout, alone on its line for use in scripts."""
+def fetch(model: str | None, link: Path | None, console: Console) -> None:
+    """Print the folder of `model` on stdout, alone on its line for use in scripts.
+
+    With `link`, that path becomes a symbolic link to the folder. Raises InvalidRequest when
+    something else is there.
+    """
     folder = resolve(model, console)
+    if link is not None:
+        _point(link, folder.path)
     Console(soft_wrap=True, highlight=False).print(str(folder.path), markup=False)
 
 
@@ -22,3 +30,11 @@ def import_gguf(gguf: Path, folder: Path, console: Console) -> None:
     with console.status("loading the converter") as status:
         convert(gguf, folder, lambda stage: status.update(f"{gguf.name}: {stage}"))
     console.print(f"{gguf.name} converted into {folder}", markup=False, soft_wrap=True)
+
+
+def _point(link: Path, target: Path) -> None:
+    if link.exists() and not link.is_symlink():
+        raise InvalidRequest(f"{link} exists and is no symbolic link", param="link")
+    fresh = link.with_name(f".{link.name}.{os.getpid()}")
+    fresh.symlink_to(target)
+    fresh.replace(link)  # a reader sees the old target or the new one

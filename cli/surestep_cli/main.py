@@ -63,12 +63,15 @@ class Fetch(Settings):
     model: CliPositionalArg[str | None] = Field(
         default=None, description="folder or hub id; none = the default model"
     )
+    link: Path | None = Field(
+        default=None, description="symbolic link to create or to point to the folder"
+    )
 
     def run(self, console: Console) -> int:
         """Exit status."""
         from .commands import fetch
 
-        fetch(self.model, console)
+        fetch(self.model, self.link, console)
         return 0
 
 

@@ -29,12 +29,12 @@ class ModelFolder(NamedTuple):
 
 
 def resolve(model: str | None, console: Console) -> ModelFolder:
-    """Folder of `model`: a folder, a hub id, or None for the default model.
+    """Folder of `model`: a folder, a hub id, or nothing for the default model.
 
     Downloads and converts what is missing and shows the progress on `console`. Raises NotFound when
     there is no such model and Unavailable when the network is needed and not there.
     """
-    if model is None:
+    if not model:
         return ModelFolder(DEFAULT_MODEL, _default_model(console))
     folder = Path(model).expanduser()
     if folder.exists() or model.startswith(("/", ".", "~")):

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from surestep_cli.commands import fetch
 from surestep_cli.model_source import DEFAULT_MODEL, resolve
-from surestep_common.errors import NotFound, Unavailable
+from surestep_common.errors import InvalidRequest, NotFound, Unavailable
 
 QUIET = Console(quiet=True)
 
@@ -62,3 +63,16 @@ def test_a_gguf_file_says_what_to_do(tmp_path: Path) -> None:
     path.touch()
     with pytest.raises(NotFound, match="surestep import-gguf"):
         resolve(str(path), QUIET)
+
+
+def test_fetch_leaves_a_link(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    link = folder.parent / "served"
+    link.symlink_to("/nowhere")
+    fetch(str(folder), link, QUIET)
+    assert link.resolve() == folder
+    assert capsys.readouterr().out == f"{folder}\n"
+
+
+def test_fetch_replaces_no_folder(folder: Path) -> None:
+    with pytest.raises(InvalidRequest, match="no symbolic link"):
+        fetch(str(folder), folder, QUIET)
