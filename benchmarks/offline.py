@@ -141,7 +141,7 @@ async def engine(
 ) -> AsyncIterator[tuple[generate_pb2_grpc.SchedulerStub, float | None]]:
     """The scheduler, launched if asked, and the seconds its first token took if so."""
     async with contextlib.AsyncExitStack() as stack:
-        stub = generate_pb2_grpc.SchedulerStub(
+        stub = generate_pb2_grpc.SchedulerStub(  # type: ignore[no-untyped-call]
             await stack.enter_async_context(connect(args.scheduler))
         )
         if args.launch is None:
