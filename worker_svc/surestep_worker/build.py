@@ -145,7 +145,7 @@ def _log_progress() -> Progress:
         share = done / total
         if share - logged >= _PROGRESS_STEP or (done == total and logged < 1):
             logged = share
-            logger.info("loading weights: %d of %d MB", done >> 20, total >> 20)
+            logger.info("loading weights: %d of %d MB", done >> 20, max(total >> 20, 1))
 
     return progress
 
