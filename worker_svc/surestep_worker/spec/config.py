@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from surestep_common.errors import InvalidRequest
 
-from . import DRAFTERS
+from .registry import DRAFTERS
 
 
 def _known_method(name: str) -> str:
