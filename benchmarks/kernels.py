@@ -1,6 +1,6 @@
 """Speed of the CPU kernels at the shapes of the default model; one JSON line per op and shape.
 
-    PYTHONPATH=common:kernels python benchmarks/kernels.py [--threads 2] [--reference] [--ops linear]
+    PYTHONPATH=common:kernels python benchmarks/kernels.py [--threads 2] [--reference] [--ops OP]
 
 The `step` lines are a whole model step (30 layers and the logits) of M rows, one per sequence,
 with 256 positions of context each. Times are the best of several runs: the machine is shared.
@@ -137,9 +137,8 @@ def step_cases(kernels: KernelSet) -> Iterator[Case]:
 
     for m in (1, 5, 8, 32):
         s = Sequences(kernels, m, 1, CONTEXT)
-        yield Case(
-            "step", f"M={m}", lambda x=rand(m, HIDDEN), s=s: step(x, s), megabytes, m * megabytes
-        )
+        x = rand(m, HIDDEN)
+        yield Case("step", f"M={m}", lambda x=x, s=s: step(x, s), megabytes, m * megabytes)
 
 
 CASES = {"row": row_cases, "linear": linear_cases, "attention": attention_cases, "step": step_cases}

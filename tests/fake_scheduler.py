@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -228,5 +229,5 @@ async def running(**options: Any) -> AsyncIterator[FakeScheduler]:
 def partitions(ids: Sequence[int], cuts: Sequence[int]) -> Iterator[list[int]]:
     """`ids` cut into runs at the given places."""
     edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(ids)}), len(ids)]
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in itertools.pairwise(edges):
         yield list(ids[begin:end])

@@ -26,7 +26,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class PromptPositions:
-    """Prompt tokens whose log-probabilities are wanted: each is predicted by the token before it."""
+    """Prompt tokens whose log-probabilities are wanted, each predicted by the token before."""
 
     row: IntArray  # [P] index into the plan's rows, ascending
     slot: IntArray  # [P]
@@ -53,8 +53,8 @@ def gather(
 ) -> Gathered:
     """Build the batch.
 
-    `n_drafts` [R] drafts stand behind the known tokens of their slot; `wants_prompt` [S] tells which
-    slots want log-probabilities of their prompt.
+    `n_drafts` [R] drafts stand behind the known tokens of their slot; `wants_prompt` [S] tells
+    which slots want log-probabilities of their prompt.
     """
     consumed = np.where(rows.is_prefill, rows.num_tokens, 1 + n_drafts)
     cu = _offsets(consumed)

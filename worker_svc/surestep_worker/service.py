@@ -89,7 +89,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(runner, request_iterator, results))
                 tasks.create_task(self._write(results, context))
-        except* Exception as group:
+        except* Exception as group:  # noqa: BLE001  # the first one is raised again
             # The first failure is the cause; the others follow from the cancelled stream.
             raise group.exceptions[0] from None
 

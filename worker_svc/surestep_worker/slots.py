@@ -46,7 +46,7 @@ class Slots:
         self._log_accepted = np.zeros((num_slots, _LOG_DEPTH), dtype=np.int64)
 
     def admit(self, admission: pb.Admission) -> None:
-        """Start a tenancy. Raises InternalError when the slot is taken or the tenancy is not new."""
+        """Start a tenancy. Raises InternalError when the slot is taken or the tenancy is old."""
         slot = admission.slot
         if self.occupied[slot] or admission.slot_epoch <= self.tenancy[slot]:
             raise InternalError(f"slot {slot} cannot start tenancy {admission.slot_epoch}")
@@ -95,7 +95,7 @@ class Slots:
     def commit(
         self, step: int, slot: IntArray, consumed: IntArray, accepted: IntArray, emitted: IntArray
     ) -> None:
-        """Advance by committed tokens only. `emitted` [R]: new tokens already written by `append`."""
+        """Advance by committed tokens only; `append` has written the `emitted` [R] new ones."""
         self.committed[slot] += consumed
         self.known[slot] += emitted
         self.last_step[slot] = step

@@ -59,7 +59,7 @@ class Bench:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110  # other processes make it true
+            while not condition():  # other processes make it true
                 await asyncio.sleep(0.02)
 
 
