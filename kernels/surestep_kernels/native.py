@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from .linear import PackedLinear
 
-BF16 = torch.bfloat16
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as in cpu/vec.h
 BLOCK_MULTIPLE = 8  # positions of a KV block, and dims of a head, that one vector covers
 
 _P, _L, _I, _F = c_void_p, c_long, c_int, c_float
@@ -69,43 +68,43 @@ class NativeOps:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See rms_norm_reference."""
         rows, width = x.shape
-        assert _is_plain(x, weight.dtype)
-        assert len(weight) == width
-        out = torch.empty_like(x)
-        bf16 = _is_bf16(x)
+        assert x.is_contiguous()
+        assert x.dtype is weight.dtype
+        assert weight.numel() == width
+        out, dtype = torch.empty_like(x), DTYPE_CODES[x.dtype]
         pointers = out.data_ptr(), x.data_ptr(), None, weight.data_ptr()
-        self.c_rms_norm(*pointers, eps, rows, width, bf16)
+        self.c_rms_norm(*pointers, eps, rows, width, dtype)
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See add_rms_norm_reference."""
-        rows, width = x.shape
-        assert _is_plain(x, weight.dtype)
-        assert _is_plain(residual, x.dtype)
-        assert len(weight) == width
-        assert residual.shape == x.shape
-        out = torch.empty_like(x)
-        bf16 = _is_bf16(x)
+        rows, width = shape = x.shape
+        assert x.is_contiguous()
+        assert residual.is_contiguous()
+        assert x.dtype is residual.dtype is weight.dtype
+        assert residual.shape == shape
+        assert weight.numel() == width
+        out, dtype = torch.empty_like(x), DTYPE_CODES[x.dtype]
         pointers = out.data_ptr(), x.data_ptr(), residual.data_ptr(), weight.data_ptr()
-        self.c_rms_norm(*pointers, eps, rows, width, bf16)
+        self.c_rms_norm(*pointers, eps, rows, width, dtype)
         return out
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """See silu_and_mul_reference."""
         rows, width = x.shape
         assert x.is_contiguous()
-        out = x.new_empty((rows, width // 2))
-        self.c_silu_and_mul(out.data_ptr(), x.data_ptr(), rows, width // 2, _is_bf16(x))
+        out, dtype = x.new_empty(rows, width // 2), DTYPE_CODES[x.dtype]
+        self.c_silu_and_mul(out.data_ptr(), x.data_ptr(), rows, width // 2, dtype)
         return out
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         """Weight [N, K] to panels of columns that stream from memory (layout: cpu/linear.c)."""
         rows, columns = weight.shape
-        panel, bf16 = self.c_panel_width(), _is_bf16(weight)
+        panel, dtype = self.c_panel_width(), DTYPE_CODES[weight.dtype]
         padded = -(-rows // panel) * panel
-        data = weight.new_empty(padded * (columns + columns % 2 * bf16))
+        data = weight.new_empty(padded * (columns + columns % 2))
         source = weight.contiguous()
-        self.c_pack_linear(data.data_ptr(), source.data_ptr(), rows, columns, bf16)
+        self.c_pack_linear(data.data_ptr(), source.data_ptr(), rows, columns, dtype)
         if bias is not None:
             bias = functional.pad(bias.float(), (0, padded - rows))
         return PackedLinear(data, bias, in_features=columns, out_features=rows)
@@ -115,24 +114,30 @@ class NativeOps:
     ) -> Tensor:
         """See linear_reference; sums in fp32 and rounds once, to out_dtype."""
         rows, columns = x.shape
-        assert _is_plain(x, packed.data.dtype)
+        data, width = packed.data, packed.out_features
+        assert x.is_contiguous()
+        assert x.dtype is data.dtype
         assert columns == packed.in_features
-        out = x.new_empty((rows, packed.out_features), dtype=out_dtype or x.dtype)
-        bias = packed.bias.data_ptr() if packed.bias is not None else None
-        pointers = out.data_ptr(), x.data_ptr(), packed.data.data_ptr(), bias
-        self.c_linear(*pointers, rows, packed.out_features, columns, _is_bf16(x), _is_bf16(out))
+        if out_dtype is None:
+            out = x.new_empty(rows, width)
+        else:
+            out = x.new_empty(rows, width, dtype=out_dtype)
+        bias = None if packed.bias is None else packed.bias.data_ptr()
+        dtypes = DTYPE_CODES[x.dtype], DTYPE_CODES[out.dtype]
+        pointers = out.data_ptr(), x.data_ptr(), data.data_ptr(), bias
+        self.c_linear(*pointers, rows, width, columns, *dtypes)
         return out
 
     def rotary(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         """See rotary_reference. q and k may be slices of one projection."""
         rows, q_heads, head_dim = q.shape
-        assert _is_sliced(q, k.dtype)
-        assert _is_sliced(k, q.dtype)
-        assert _is_plain(positions, torch.int64)
-        assert _is_plain(cos_sin, torch.float32)
+        strides, kv_heads = (_token_stride(q), _token_stride(k)), k.shape[1]
+        assert q.dtype is k.dtype
+        assert positions.dtype is torch.int64
+        assert cos_sin.dtype is torch.float32
+        assert cos_sin.is_contiguous()
         pointers = q.data_ptr(), k.data_ptr(), positions.data_ptr(), cos_sin.data_ptr()
-        strides = q.stride(0), k.stride(0)
-        self.c_rotary(*pointers, rows, *strides, q_heads, k.shape[1], head_dim, _is_bf16(q))
+        self.c_rotary(*pointers, rows, *strides, q_heads, kv_heads, head_dim, DTYPE_CODES[q.dtype])
 
     def kv_cache_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
@@ -147,14 +152,15 @@ class NativeOps:
     ) -> None:
         """See store_kv_reference. k and v may be slices of one projection."""
         rows, heads, head_dim = k.shape
-        assert _is_sliced(k, k_cache.dtype)
-        assert _is_sliced(v, v_cache.dtype)
-        assert _is_plain(k_cache, v_cache.dtype)
-        assert _is_plain(kv_slots, torch.int64)
+        strides, block_size = (_token_stride(k), _token_stride(v)), k_cache.shape[2]
+        assert k.dtype is v.dtype is k_cache.dtype is v_cache.dtype
+        assert k_cache.is_contiguous()
+        assert v_cache.is_contiguous()
+        assert kv_slots.dtype is torch.int64
         caches = k_cache.data_ptr(), v_cache.data_ptr()
         inputs = k.data_ptr(), v.data_ptr(), kv_slots.data_ptr()
-        sizes = rows, k.stride(0), v.stride(0), heads, head_dim, k_cache.shape[2]
-        self.c_store_kv(*caches, *inputs, *sizes, _is_bf16(k))
+        sizes = rows, *strides, heads, head_dim, block_size
+        self.c_store_kv(*caches, *inputs, *sizes, DTYPE_CODES[k.dtype])
 
     def paged_attention(
         self,
@@ -168,17 +174,16 @@ class NativeOps:
     ) -> Tensor:
         """See paged_attention_reference. q may be a slice of a projection."""
         tokens, heads, head_dim = q.shape
-        kv_heads, block_size = k_cache.shape[1:3]
-        assert _is_sliced(q, k_cache.dtype)
-        assert _is_plain(block_tables, torch.int32)
-        assert _is_plain(cu_rows, torch.int32)
-        assert _is_plain(start, torch.int32)
-        out = q.new_empty((tokens, heads, head_dim))
-        tensors = out, q, k_cache, v_cache, block_tables, cu_rows, start
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        table = len(start), block_tables.shape[1]
-        sizes = q.stride(0), kv_heads, heads // kv_heads, head_dim, block_size
-        self.c_paged_attention(*pointers, *table, *sizes, scale, _is_bf16(q))
+        _, kv_heads, block_size, _ = k_cache.shape
+        assert q.dtype is k_cache.dtype is v_cache.dtype
+        assert block_tables.dtype is cu_rows.dtype is start.dtype is torch.int32
+        assert block_tables.is_contiguous()
+        out = q.new_empty(tokens, heads, head_dim)
+        pointers = out.data_ptr(), q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()
+        tables = block_tables.data_ptr(), cu_rows.data_ptr(), start.data_ptr()
+        sizes = _token_stride(q), kv_heads, heads // kv_heads, head_dim, block_size
+        dtype = DTYPE_CODES[q.dtype]
+        self.c_paged_attention(*pointers, *tables, *block_tables.shape, *sizes, scale, dtype)
         return out
 
 
@@ -189,15 +194,9 @@ def _bind(library: CDLL, op: str, arguments: list[Any]) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _is_bf16(x: Tensor) -> int:
-    assert x.dtype in DTYPES
-    return int(x.dtype is BF16)
-
-
-def _is_plain(x: Tensor, dtype: torch.dtype) -> bool:
-    return x.dtype is dtype and x.is_contiguous()
-
-
-def _is_sliced(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the heads of a token lie side by side; tokens may be further apart."""
-    return x.dtype is dtype and x.stride()[1:] == (x.shape[2], 1)
+def _token_stride(x: Tensor) -> int:
+    """Elements from token to token of x [T, H, D], whose heads must lie side by side."""
+    stride = x.stride()
+    assert stride[2] == 1
+    assert stride[1] == x.shape[2]
+    return stride[0]
