@@ -141,14 +141,12 @@ async def engine(
 ) -> AsyncIterator[tuple[generate_pb2_grpc.SchedulerStub, float | None]]:
     """The scheduler, launched if asked, and the seconds its first token took if so."""
     async with contextlib.AsyncExitStack() as stack:
-        stub = generate_pb2_grpc.SchedulerStub(  # type: ignore[no-untyped-call]
-            await stack.enter_async_context(connect(args.scheduler))
-        )
-        if args.launch is None:
-            yield stub, None
-            return
-        log_path = Path(tempfile.gettempdir()) / "offline-launch.log"
-        server = await stack.enter_async_context(launched(args.launch, log_path))
+        server = None
+        if args.launch is not None:  # before the channel: gRPC and fork do not like each other
+            log_path = Path(tempfile.gettempdir()) / "offline-launch.log"
+            server = await stack.enter_async_context(launched(args.launch, log_path))
+        channel = await stack.enter_async_context(connect(args.scheduler))
+        stub = generate_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
 
         async def probe() -> bool:
             request = next(requests(args, 0, drafts=True))
@@ -158,7 +156,7 @@ async def engine(
             except grpc.aio.AioRpcError:
                 return False
 
-        yield stub, await server.first_token(probe, args.timeout)
+        yield stub, await server.first_token(probe, args.timeout) if server else None
 
 
 def _medians(rounds: list[Round]) -> dict[str, float]:
