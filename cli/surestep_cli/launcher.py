@@ -26,7 +26,7 @@ from .ports import free_address, is_free
 from .serve_settings import ServeSettings
 from .startup import Startup
 
-# Logs appear as they are written; gRPC need not prepare for forks: an exec follows each of them.
+# Logs appear as they are written; gRPC need not prepare for forks, because an exec follows each.
 _PROCESS = {"PYTHONUNBUFFERED": "1", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 _STOP_GRACE_S = 10.0  # for scheduler and workers, which have nothing to do once the gateway is done
 _INTERRUPTED = 130  # exit status after a second Ctrl-C

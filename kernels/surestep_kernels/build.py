@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import platform
 import subprocess
 import tempfile
 import time
 from pathlib import Path
+
+from surestep_common.config import cache_dir
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +55,8 @@ def build_library(cache: Path | None = None, compiler: str = "cc") -> Path:
 
 
 def default_cache() -> Path:
-    """`$XDG_CACHE_HOME/surestep/kernels`, or the same under `~/.cache`."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "surestep" / "kernels"
+    """Where compiled kernels are kept between runs."""
+    return cache_dir() / "kernels"
 
 
 def build_key() -> str:
