@@ -167,6 +167,7 @@ _GAUGES = (
         "Share of KV blocks in use, 0 to 1.",
         lambda s: s.num_blocks_used / max(1, s.num_blocks_total),
     ),
+    _Reading("surestep:slots_used", "Slots held by requests.", lambda s: s.num_slots_used),
     _Reading("surestep:step_time_p50_seconds", "Median step.", lambda s: s.step_time_p50_s),
     _Reading("surestep:step_time_p99_seconds", "Slow step.", lambda s: s.step_time_p99_s),
 )
