@@ -47,7 +47,7 @@ def step(model: Model, kv: KVCache, rows: Sequence[Row]) -> list[Tensor]:
     """Forward all rows in one batch; returns each row's logits f32[num_tokens, V]."""
     batch = pack(rows, kv.spec.block_size)
     logits = model.logits(model.forward(batch, kv)[batch.logits_index])
-    return list(logits.split([len(row.tokens) for row in rows]))
+    return list(torch.split(logits, [len(row.tokens) for row in rows]))
 
 
 def generate(
