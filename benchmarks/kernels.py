@@ -1,6 +1,6 @@
 """Speed of the CPU kernels at the shapes of the default model; one JSON line per op and shape.
 
-    PYTHONPATH=common:kernels python benchmarks/kernels.py [--threads 2] [--reference] [--ops OP]
+    PYTHONPATH=common:kernels python benchmarks/kernels.py [--threads 2] [--reference] [--ops step]
 
 The `step` lines are a whole model step (30 layers and the logits) of M rows, one per sequence,
 with 256 positions of context each. Times are the best of several runs: the machine is shared.
@@ -12,6 +12,8 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 576, 1536, 30, 9, 3, 64, 49152
 QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+SHAPES = ((QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))  # N, K
 BLOCK_SIZE, CONTEXT, DTYPE = 16, 256, torch.bfloat16
 
 
@@ -27,121 +30,103 @@ class Case(NamedTuple):
     op: str
     shape: str
     run: Callable[[], object]
-    megabytes: float  # read from memory at least
-    mflop: float
+    megabytes: float = 0.0  # read from memory at least
+    mflop: float = 0.0
 
 
-def best_seconds(run: Callable[[], object], budget: float = 0.4) -> float:
-    """Shortest of as many runs as fit the budget, after one that warms up."""
-    run()
-    times: list[float] = []
-    while len(times) < 3 or (sum(times) < budget and len(times) < 300):
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
-    return min(times)
+class Sequences(NamedTuple):
+    """Paged caches of some sequences, and the batch of their newest tokens."""
+
+    k_cache: Tensor
+    v_cache: Tensor
+    tables: Tensor
+    bounds: Tensor
+    start: Tensor
+    positions: Tensor
+    slots: Tensor
+
+    def attend(self, kernels: KernelSet, q: Tensor) -> Tensor:
+        return kernels.paged_attention(q, *self[:5], HEAD_DIM**-0.5)
+
+
+def make_sequences(kernels: KernelSet, rows: int, tokens: int, context: int) -> Sequences:
+    pages = context // BLOCK_SIZE
+    shape = kernels.kv_cache_shape(rows * pages + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    tables = (torch.arange(rows * pages, dtype=torch.int32) + 1).view(rows, pages)
+    bounds = torch.arange(rows + 1, dtype=torch.int32) * tokens
+    start = torch.full((rows,), context - tokens, dtype=torch.int32)
+    positions = torch.full((rows * tokens,), context - 1)
+    slots = tables[:, -1].long().repeat_interleave(tokens) * BLOCK_SIZE + BLOCK_SIZE - 1
+    return Sequences(rand(*shape), rand(*shape), tables, bounds, start, positions, slots)
 
 
 def rand(*shape: int) -> Tensor:
-    return torch.randn(*shape).to(DTYPE)
+    return (torch.randn(*shape) * 0.05).to(DTYPE)
 
 
 def linear_cases(kernels: KernelSet) -> Iterator[Case]:
-    for n, k in ((QKV, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER), (VOCAB, HIDDEN)):
-        copies = [kernels.pack_linear(rand(n, k) * 0.05) for _ in range(max(1, 40 * QKV // n))]
+    for n, k in (*SHAPES, (VOCAB, HIDDEN)):
+        weights = cycle([kernels.pack_linear(rand(n, k)) for _ in range(-(-40_000 // n))])
         for m in (1, 5, 8, 32, 256):
-            x, turn = rand(m, k), iter(range(10**9))
-            yield Case(
-                "linear",
-                f"M={m} N={n} K={k}",
-                lambda x=x, turn=turn, w=copies: kernels.linear(x, w[next(turn) % len(w)]),
-                n * k * 2e-6,
-                2e-6 * m * n * k,
-            )
+            x = rand(m, k)
+            run = lambda x=x, w=weights: kernels.linear(x, next(w))  # noqa: E731
+            yield Case("linear", f"M={m} N={n} K={k}", run, n * k * 2e-6, 2e-6 * m * n * k)
 
 
 def row_cases(kernels: KernelSet) -> Iterator[Case]:
-    table = torch.randn(4096, HEAD_DIM)
+    table, weight = torch.randn(4096, HEAD_DIM), rand(HIDDEN)
     for m in (1, 32, 256):
-        x, y, w = rand(m, HIDDEN), rand(m, HIDDEN), rand(HIDDEN)
-        yield Case(
-            "add_rms_norm",
-            f"M={m}",
-            lambda x=x, y=y, w=w: kernels.add_rms_norm(x, y, w, 1e-5),
-            0,
-            0,
-        )
-        gates = rand(m, 2 * INNER)
-        yield Case("silu_and_mul", f"M={m}", lambda x=gates: kernels.silu_and_mul(x), 0, 0)
-        q, k, at = rand(m, HEADS, HEAD_DIM), rand(m, KV_HEADS, HEAD_DIM), torch.arange(m)
-        yield Case(
-            "rotary", f"M={m}", lambda q=q, k=k, at=at: kernels.rotary(q, k, at, table), 0, 0
-        )
-
-
-class Sequences:
-    """Paged caches of M sequences with `tokens` query tokens each."""
-
-    def __init__(self, kernels: KernelSet, rows: int, tokens: int, context: int) -> None:
-        pages = -(-context // BLOCK_SIZE)
-        shape = kernels.kv_cache_shape(rows * pages + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
-        self.kernels = kernels
-        self.k_cache, self.v_cache = rand(*shape), rand(*shape)
-        self.tables = (torch.arange(rows * pages, dtype=torch.int32) + 1).view(rows, pages)
-        self.bounds = torch.arange(rows + 1, dtype=torch.int32) * tokens
-        self.start = torch.full((rows,), context - tokens, dtype=torch.int32)
-        self.slots = self.tables[:, -1].long().repeat_interleave(tokens) * BLOCK_SIZE
-        self.positions = torch.full((rows * tokens,), context - 1)
-
-    def attend(self, q: Tensor) -> Tensor:
-        caches = self.k_cache, self.v_cache
-        return self.kernels.paged_attention(
-            q, *caches, self.tables, self.bounds, self.start, HEAD_DIM**-0.5
-        )
+        x, q, k, at = rand(m, HIDDEN), rand(m, HEADS, HEAD_DIM), rand(m, KV_HEADS, HEAD_DIM), m
+        add = partial(kernels.add_rms_norm, x, rand(m, HIDDEN), weight, 1e-5)
+        yield Case("add_rms_norm", f"M={m}", add)
+        yield Case("silu_and_mul", f"M={m}", partial(kernels.silu_and_mul, rand(m, 2 * INNER)))
+        yield Case("rotary", f"M={m}", partial(kernels.rotary, q, k, torch.arange(at), table))
 
 
 def attention_cases(kernels: KernelSet) -> Iterator[Case]:
     for rows, tokens, context in ((1, 1, 256), (1, 5, 1024), (32, 1, 256), (1, 256, 1024)):
-        sequences, q = (
-            Sequences(kernels, rows, tokens, context),
-            rand(rows * tokens, HEADS, HEAD_DIM),
-        )
+        s = make_sequences(kernels, rows, tokens, context)
         elements = rows * context * KV_HEADS * HEAD_DIM
         mflop = 4e-6 * elements * tokens * HEADS / KV_HEADS
-        shape = f"R={rows} q={tokens} L={context}"
-        yield Case(
-            "paged_attention", shape, lambda s=sequences, q=q: s.attend(q), elements * 4e-6, mflop
-        )
+        run = partial(s.attend, kernels, rand(rows * tokens, HEADS, HEAD_DIM))
+        yield Case("attention", f"R={rows} q={tokens} L={context}", run, elements * 4e-6, mflop)
 
 
 def step_cases(kernels: KernelSet) -> Iterator[Case]:
-    shapes = ((QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))
-    layers = [[kernels.pack_linear(rand(n, k) * 0.03) for n, k in shapes] for _ in range(LAYERS)]
+    layers = [[kernels.pack_linear(rand(n, k)) for n, k in SHAPES] for _ in range(LAYERS)]
     head, norm = kernels.pack_linear(rand(VOCAB, HIDDEN)), rand(HIDDEN)
     table = torch.randn(4096, HEAD_DIM)
-    megabytes = (sum(n * k for n, k in shapes) * LAYERS + VOCAB * HIDDEN) * 2e-6
+    megabytes = (sum(n * k for n, k in SHAPES) * LAYERS + VOCAB * HIDDEN) * 2e-6
 
     def step(x: Tensor, s: Sequences) -> Tensor:
         residual = torch.zeros_like(x)
         for qkv, out, gate_up, down in layers:
-            heads = kernels.linear(kernels.add_rms_norm(x, residual, norm, 1e-5), qkv).view(
-                len(x), -1, HEAD_DIM
-            )
-            q, k, v = heads.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+            x = kernels.linear(kernels.add_rms_norm(x, residual, norm, 1e-5), qkv)
+            q, k, v = x.view(len(x), -1, HEAD_DIM).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
             kernels.rotary(q, k, s.positions, table)
             kernels.store_kv(k, v, s.k_cache, s.v_cache, s.slots)
-            x = kernels.linear(s.attend(q).view(len(x), -1), out)
+            x = kernels.linear(s.attend(kernels, q).view(len(x), -1), out)
             x = kernels.linear(kernels.add_rms_norm(x, residual, norm, 1e-5), gate_up)
             x = kernels.linear(kernels.silu_and_mul(x), down)
         return kernels.linear(kernels.add_rms_norm(x, residual, norm, 1e-5), head, torch.float32)
 
     for m in (1, 5, 8, 32):
-        s = Sequences(kernels, m, 1, CONTEXT)
-        x = rand(m, HIDDEN)
-        yield Case("step", f"M={m}", lambda x=x, s=s: step(x, s), megabytes, m * megabytes)
+        run = partial(step, rand(m, HIDDEN), make_sequences(kernels, m, 1, CONTEXT))
+        yield Case("step", f"M={m}", run, megabytes, m * megabytes)
 
 
 CASES = {"row": row_cases, "linear": linear_cases, "attention": attention_cases, "step": step_cases}
+
+
+def best_seconds(run: Callable[[], object], budget: float = 0.5) -> float:
+    """Shortest of as many runs as fit the budget, after one that warms up."""
+    run()
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < budget:
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return min(times)
 
 
 def main() -> None:
@@ -152,16 +137,19 @@ def main() -> None:
     args = parser.parse_args()
     kernels = load_kernels("cpu", cpu_kernels="reference" if args.reference else "auto")
     kernels.set_num_threads(args.threads)
+    about = {"kernels": kernels.name, "threads": args.threads}
     for case in (case for name in args.ops for case in CASES[name](kernels)):
         seconds = best_seconds(case.run)
+        rates = {"gb_s": case.megabytes / seconds / 1e3, "gflop_s": case.mflop / seconds / 1e3}
+        rounded = {name: round(rate, 1) for name, rate in rates.items() if rate}
         line = {
             "op": case.op,
             "shape": case.shape,
-            "kernels": kernels.name,
-            "threads": args.threads,
+            **about,
+            "us": round(seconds * 1e6, 1),
+            **rounded,
         }
-        line |= {"us": round(seconds * 1e6, 1), "gb_s": round(case.megabytes / seconds / 1e3, 1)}
-        print(json.dumps(line | {"gflop_s": round(case.mflop / seconds / 1e3, 1)}), flush=True)
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":
