@@ -7,7 +7,6 @@ Settings travel in the environment: every service gets the same variables and re
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
 from collections.abc import Mapping
@@ -21,10 +20,11 @@ from surestep_common.config import ENV_PREFIX, child_environ, state_dir
 from surestep_common.errors import SurestepError, Unavailable
 
 from .child import Child, ChildFailedError, Command
-from .model_source import ModelFolder, resolve
-from .ports import free_address, is_free
+from .model_source import resolve
+from .ports import is_free
 from .serve_settings import ServeSettings
 from .startup import Startup
+from .wiring import wiring
 
 # Logs appear as they are written; gRPC need not prepare for forks, because an exec follows each.
 _PROCESS = {"PYTHONUNBUFFERED": "1", "GRPC_ENABLE_FORK_SUPPORT": "0"}
@@ -91,40 +91,10 @@ def _services(settings: Mapping[str, str], ranks: int, log_dir: Path) -> Service
     )
 
 
-def wiring(settings: ServeSettings, model: ModelFolder) -> dict[str, str]:
-    """Variables for all services: the user's settings, and free addresses where there are none."""
-    ranks = settings.tensor_parallel_size
-
-    def address(field: str, width: int = 1) -> str:
-        given = field in settings.model_fields_set
-        return str(getattr(settings, field)) if given else free_address(width)
-
-    scheduler = address("scheduler_listen")
-    supervisor = address("supervisor_listen", ranks)
-    wired = {
-        "model": str(model.path),
-        "port": str(settings.port or free_address().rsplit(":", 1)[1]),
-        "served_model_name": ",".join(settings.served_model_name) or model.name,
-        "scheduler_listen": scheduler,
-        "scheduler_address": scheduler,
-        "supervisor_listen": supervisor,
-        "supervisor_addresses": json.dumps(consecutive(supervisor, ranks)),
-        "worker_listen": address("worker_listen", ranks),
-        "tp_master": address("tp_master"),
-    }
-    return {**settings.environ(), **{ENV_PREFIX + k.upper(): v for k, v in wired.items()}}
-
-
 def _url(host: str, port: str) -> str:
     """How clients on this machine reach a server that listens on `host`."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
     return f"http://{reachable}:{port}"
-
-
-def consecutive(address: str, count: int) -> list[str]:
-    """`address` and the ones on the next ports."""
-    host, port = address.rsplit(":", 1)
-    return [f"{host}:{int(port) + i}" for i in range(count)]
 
 
 class Launcher:
@@ -192,4 +162,6 @@ class Launcher:
             self._killed = True
             for child in self._services.all:
                 child.kill()
+        else:
+            self._startup.say("Stopping when the open requests are done; Ctrl-C stops at once")
         self._stop.set()

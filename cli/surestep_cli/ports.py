@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import socket
+from collections.abc import Mapping
 
 from surestep_common.errors import Unavailable
 
@@ -13,14 +15,18 @@ _RANGE = range(20_000, 32_000)  # below the ports that Linux hands out to outgoi
 _ATTEMPTS = 100
 
 
-def free_address(width: int = 1) -> str:
-    """`host:port` such that `width` ports from there on are free now. Raises Unavailable."""
+def free_addresses(widths: Mapping[str, int]) -> dict[str, str]:
+    """For each name a `host:port` from which on so many ports are free. Raises Unavailable."""
+    total = sum(widths.values())
     rng = random.SystemRandom()
     for _ in range(_ATTEMPTS):
-        port = rng.randrange(_RANGE.start, _RANGE.stop - width)
-        if all(is_free(_LOOPBACK, port + i) for i in range(width)):
-            return f"{_LOOPBACK}:{port}"
-    raise Unavailable(f"found no {width} free ports in {_RANGE.start}-{_RANGE.stop}")
+        first = rng.randrange(_RANGE.start, _RANGE.stop - total)
+        if all(is_free(_LOOPBACK, first + i) for i in range(total)):
+            starts = itertools.accumulate(widths.values(), initial=first)
+            return {
+                name: f"{_LOOPBACK}:{start}" for name, start in zip(widths, starts, strict=False)
+            }
+    raise Unavailable(f"found no {total} free ports in {_RANGE.start}-{_RANGE.stop}")
 
 
 def is_free(host: str, port: int) -> bool:

@@ -53,8 +53,12 @@ class Startup:
                     await asyncio.wait_for(stop.wait(), _POLL_S)
                 if stop.is_set():
                     return False
-        self._console.print(f"Ready after {time.monotonic() - began:.1f} s")
+        self.say(f"Ready after {time.monotonic() - began:.1f} s")
         return True
+
+    def say(self, line: str) -> None:
+        """Tell the user something in passing."""
+        self._console.print(line, markup=False)
 
     def announce(self, api_key: str | None) -> None:
         """Print the URL, a command to try and where the logs are."""
@@ -67,7 +71,7 @@ class Startup:
             f"Serving {self._name} at {self._url}/v1",
             f"Try:  curl {self._url}/v1/chat/completions {flags} -d '{json.dumps(body)}'",
             f"Logs: {next(iter(self._logs)).parent}",
-            "Stop: Ctrl-C finishes open requests, twice stops at once",
+            "Stop: Ctrl-C",
         ):
             out.print(line, markup=False)
 

@@ -17,7 +17,7 @@ import stand_in_service
 from rich.console import Console
 from surestep_cli.child import Child, Command
 from surestep_cli.launcher import Launcher, Services
-from surestep_cli.ports import free_address
+from surestep_cli.ports import free_addresses
 from surestep_cli.startup import Startup
 from surestep_common.errors import Unavailable
 
@@ -31,7 +31,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.journal = folder / "journal"
-        self.port = free_address().rsplit(":", 1)[1]
+        self.port = free_addresses({"gateway": 1})["gateway"].rpartition(":")[2]
 
     def child(self, name: str, behaviour: str) -> Child:
         argv = (sys.executable, SCRIPT, behaviour, name, str(self.journal), self.port)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from surestep_cli.launcher import wiring
 from surestep_cli.main import Serve
 from surestep_cli.model_source import ModelFolder
+from surestep_cli.wiring import wiring
 from surestep_gateway.config import GatewaySettings
 from surestep_scheduler.config import SchedulerSettings
 from surestep_worker.config import WorkerSettings

@@ -69,7 +69,7 @@ def test_switches_have_two_flags() -> None:
 
 def test_frozen() -> None:
     with pytest.raises(ValidationError):
-        Service.load([]).port = 1  # type: ignore[misc]
+        Service.load([]).port = 1
 
 
 def test_services_ignore_the_keys_of_others(config_file: Path) -> None:

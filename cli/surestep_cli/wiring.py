@@ -1,0 +1,42 @@
+"""Which service listens where, and how the others hear of it."""
+
+from __future__ import annotations
+
+import json
+
+from surestep_common.config import ENV_PREFIX
+
+from .model_source import ModelFolder
+from .ports import free_addresses
+from .serve_settings import ServeSettings
+
+
+def wiring(settings: ServeSettings, model: ModelFolder) -> dict[str, str]:
+    """Variables for all services: the user's settings, and free addresses where there are none."""
+    ranks = settings.tensor_parallel_size
+    free = free_addresses(
+        {
+            "port": 1,
+            "scheduler_listen": 1,
+            "tp_master": 1,
+            "supervisor_listen": ranks,
+            "worker_listen": ranks,
+        }
+    )
+    given = {name: str(getattr(settings, name)) for name in free.keys() & settings.model_fields_set}
+    listen = {**free, **given}
+    wired = {
+        **listen,
+        "model": str(model.path),
+        "port": str(settings.port or free["port"].rpartition(":")[2]),
+        "served_model_name": ",".join(settings.served_model_name) or model.name,
+        "scheduler_address": listen["scheduler_listen"],
+        "supervisor_addresses": json.dumps(consecutive(listen["supervisor_listen"], ranks)),
+    }
+    return {**settings.environ(), **{ENV_PREFIX + k.upper(): v for k, v in wired.items()}}
+
+
+def consecutive(address: str, count: int) -> list[str]:
+    """`address` and the ones on the next ports."""
+    host, _, port = address.rpartition(":")
+    return [f"{host}:{int(port) + i}" for i in range(count)]
