@@ -19,6 +19,9 @@ DECODE: Final = 3
 VERIFY: Final = 4
 CATCH_UP: Final = 5
 
+_DECODING = frozenset((DECODE, VERIFY))
+_SAMPLING = frozenset((PREFILL_LAST, DECODE, VERIFY))
+
 
 class LedgerError(InternalError):
     """Scheduler and worker disagree, or one of them broke the protocol."""
@@ -69,7 +72,7 @@ def check_plan_row(
         raise LedgerError(f"plan says {accepted} drafts were accepted, the log {logged_accepted}")
     if depends_on_step != last_step:
         raise LedgerError(f"row continues step {depends_on_step}, but {last_step} was the last one")
-    if mode in (DECODE, VERIFY):
+    if mode in _DECODING:
         if num_tokens or (mode == VERIFY) != (k_cap > 0) or len_hi < prefill_len:
             raise LedgerError(
                 f"mode {mode} with {num_tokens} known tokens and k_cap {k_cap}, {len_hi} of "
@@ -125,10 +128,10 @@ def check_result_row(
         if n_emitted:
             raise LedgerError(f"{n_emitted} tokens emitted by a failed row")
         return 0
-    if mode in (PREFILL, CATCH_UP):
-        if n_emitted:
-            raise LedgerError(f"{n_emitted} tokens emitted by mode {mode}")
-        return num_tokens if mode == PREFILL else 0
-    if n_emitted != n_accepted + 1 and not (0 < n_emitted <= n_accepted and ends_with_stop):
-        raise LedgerError(f"{n_emitted} tokens emitted for {n_accepted} accepted drafts")
-    return num_tokens if mode == PREFILL_LAST else n_emitted
+    if mode in _SAMPLING:
+        if n_emitted != n_accepted + 1 and not (0 < n_emitted <= n_accepted and ends_with_stop):
+            raise LedgerError(f"{n_emitted} tokens emitted for {n_accepted} accepted drafts")
+        return num_tokens if mode == PREFILL_LAST else n_emitted
+    if n_emitted:
+        raise LedgerError(f"{n_emitted} tokens emitted by mode {mode}")
+    return num_tokens if mode == PREFILL else 0

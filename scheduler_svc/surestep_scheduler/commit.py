@@ -7,7 +7,7 @@ from surestep_common.invariants import LedgerError, check_digests, check_result_
 
 from . import prefix
 from .messages import Outcome, Plan
-from .sequence import Logprobs, Output, Sequence, Tenancy
+from .sequence import Finish, Logprobs, Output, Sequence, Tenancy
 from .state import SchedulerState
 
 
@@ -23,11 +23,12 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     plan = state.in_flight[0]
     check_step(plan.step, outcome.step)
     check_digests(outcome.step, outcome.digests)
-    _check_rows(plan, outcome)
+    _check_columns(plan, outcome)
     outputs = _apply_rows(state, plan, outcome)
     state.in_flight.popleft()
     state.applied_step = plan.step
     state.counters.steps += 1
+    state.counters.generation_tokens += sum(len(output.token_ids) for output in outputs)
     for output in outputs:
         if output.finish is not None or output.error is not None:
             reason = output.finish.name.lower() if output.finish is not None else "error"
@@ -37,7 +38,7 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     return outputs
 
 
-def _check_rows(plan: Plan, outcome: Outcome) -> None:
+def _check_columns(plan: Plan, outcome: Outcome) -> None:
     if outcome.slot != plan.slot or outcome.slot_epoch != plan.slot_epoch:
         raise LedgerError(f"step {plan.step}: the result's rows are not the plan's")
     columns = (outcome.ok, outcome.len_before, outcome.n_drafts, outcome.n_accepted)
@@ -48,84 +49,95 @@ def _check_rows(plan: Plan, outcome: Outcome) -> None:
 
 
 def _apply_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> list[Output]:
-    outputs = []
-    start = 0
-    for row, tenancy in enumerate(plan.rows):
-        end = start + outcome.n_emitted[row]
-        if tenancy.open:
-            output = _apply_row(state, plan, outcome, row, outcome.token_ids[start:end])
-            if output is not None:
-                outputs.append(output)
-        start = end
+    """Settle and commit every row; the one loop over rows, so that it looks everything up once."""
+    outputs, windows, num_drafts = list[Output](), list[int](), 0
+    step, token_ids, end = plan.step, outcome.token_ids, 0
+    columns = zip(
+        plan.rows, plan.mode, plan.num_tokens, plan.k_cap, plan.width, outcome.ok,
+        outcome.len_before, outcome.n_drafts, outcome.n_accepted, outcome.n_emitted, strict=True,
+    )  # fmt: skip
+    for row, columns_of_row in enumerate(columns):
+        tenancy, mode, num_tokens, k_cap, width, ok, before, drafts, accepted, count = (
+            columns_of_row
+        )
+        start, end = end, end + count
+        if not tenancy.open:
+            continue
+        emitted = token_ids[start:end]
+        stops = not tenancy.stop_ids.isdisjoint(emitted)
+        advance = check_result_row(
+            mode=mode,
+            num_tokens=num_tokens,
+            k_cap=k_cap,
+            ok=ok,
+            len_before=before,
+            n_drafts=drafts,
+            n_accepted=accepted,
+            n_emitted=count,
+            ends_with_stop=stops,
+            committed=tenancy.committed,
+        )
+        tenancy.ledger.settle(width, advance)
+        tenancy.committed += advance
+        tenancy.len_hi -= width - advance
+        tenancy.applied_step = step
+        tenancy.accepted = accepted
+        if outcome.prompt_logprobs:
+            _collect(tenancy.seq, outcome.prompt_logprobs.get(row))
+        if not ok:
+            error = ModelFault("the model's logits were not usable")
+            outputs.append(Output(tenancy.seq, [], error=error))
+            continue
+        if emitted:
+            output = _emit(tenancy, emitted, stops, outcome.logprobs.get(row))
+            outputs.append(output)
+            if drafts:
+                # Drafts behind a stop id were never emitted.
+                emitted_drafts = accepted if accepted < count else count
+                output.seq.num_drafts += drafts
+                output.seq.num_accepted += emitted_drafts
+                windows.append(emitted_drafts)
+                num_drafts += drafts
+        if tenancy.committed >= tenancy.publish_at:
+            _publish(state, tenancy)
+    state.counters.windows.update(windows)
+    state.counters.draft_tokens += num_drafts
     return outputs
 
 
-def _apply_row(
-    state: SchedulerState, plan: Plan, outcome: Outcome, row: int, emitted: list[int]
-) -> Output | None:
-    tenancy, width = plan.rows[row], plan.width[row]
-    seq = tenancy.seq
-    stop_ids = seq.request.stop_ids
-    advance = check_result_row(
-        mode=plan.mode[row],
-        num_tokens=plan.num_tokens[row],
-        k_cap=plan.k_cap[row],
-        ok=outcome.ok[row],
-        len_before=outcome.len_before[row],
-        n_drafts=outcome.n_drafts[row],
-        n_accepted=outcome.n_accepted[row],
-        n_emitted=len(emitted),
-        ends_with_stop=bool(emitted) and emitted[-1] in stop_ids,
-        committed=tenancy.committed,
-    )
-    tenancy.ledger.settle(width, advance)
-    tenancy.committed += advance
-    tenancy.len_hi -= width - advance
-    tenancy.applied_step = plan.step
-    tenancy.accepted = outcome.n_accepted[row]
-    if not outcome.ok[row]:
-        return Output(seq, [], error=ModelFault("the model's logits were not usable"))
-    if row in outcome.prompt_logprobs:
-        _collect(seq, outcome.prompt_logprobs[row])
-    if not emitted:
-        _publish(state, tenancy)
-        return None
-    if not stop_ids.isdisjoint(emitted[:-1]):
-        raise LedgerError(f"step {plan.step}: tokens behind a stop id")
-    _count(state, seq, len(emitted), outcome.n_drafts[row], outcome.n_accepted[row])
-    seq.tokens += emitted
-    _publish(state, tenancy)
-    prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
-    return Output(seq, emitted, outcome.logprobs.get(row), prompt_logprobs, seq.finish())
-
-
-def _collect(seq: Sequence, logprobs: Logprobs) -> None:
-    if not seq.needs_prompt_logprobs:
+def _collect(seq: Sequence, logprobs: Logprobs | None) -> None:
+    if logprobs is None or not seq.needs_prompt_logprobs:
         return
     if seq.prompt_logprobs is None:
         seq.prompt_logprobs = Logprobs()
     seq.prompt_logprobs.extend(logprobs)
 
 
-def _count(
-    state: SchedulerState, seq: Sequence, n_emitted: int, n_drafts: int, n_accepted: int
-) -> None:
-    counters = state.counters
-    counters.generation_tokens += n_emitted
+def _emit(tenancy: Tenancy, emitted: list[int], stops: bool, logprobs: Logprobs | None) -> Output:
+    """Append tokens to the sequence. `stops`: there is a stop id among them, so it must be last."""
+    seq = tenancy.seq
+    finish = None
+    if stops:
+        finish = Finish.STOP
+        if not tenancy.stop_ids.isdisjoint(emitted[:-1]):
+            raise LedgerError(f"step {tenancy.applied_step}: tokens behind a stop id")
+    tokens = seq.tokens
+    tokens += emitted
+    if finish is None and len(tokens) >= tenancy.max_len:
+        finish = Finish.LENGTH
     seq.num_steps += 1
     seq.fruitless_replays = 0
-    if n_drafts:
-        n_accepted = min(n_accepted, n_emitted)  # drafts behind a stop id were never emitted
-        counters.windows[n_accepted] += 1
-        counters.draft_tokens += n_drafts
-        seq.num_drafts += n_drafts
-        seq.num_accepted += n_accepted
+    if seq.prompt_logprobs is None:
+        return Output(seq, emitted, logprobs, None, finish)
+    prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
+    return Output(seq, emitted, logprobs, prompt_logprobs, finish)
 
 
 def _publish(state: SchedulerState, tenancy: Tenancy) -> None:
     """Share blocks full of committed tokens: nothing in flight can write them again."""
-    full = tenancy.committed // state.limits.block_size
-    if full > tenancy.num_published and state.limits.enable_prefix_caching:
-        seq, since = tenancy.seq, tenancy.num_published
+    size = state.limits.block_size
+    since, full = tenancy.publish_at // size - 1, tenancy.committed // size
+    tenancy.publish_at = (full + 1) * size
+    if state.limits.enable_prefix_caching:
+        seq = tenancy.seq
         prefix.publish(state.pool, seq.chain, seq.tokens, tenancy.blocks, since, full)
-        tenancy.num_published = full

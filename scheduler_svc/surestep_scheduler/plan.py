@@ -53,7 +53,7 @@ def _admission(tenancy: Tenancy) -> pb.Admission:
 
 def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
     """One outcome from the results of all ranks for a step, in rank order. Raises LedgerError."""
-    first = results[0]
+    first, ok = results[0], pb.OK
     if any((r.epoch, r.step) != (first.epoch, first.step) for r in results):
         raise LedgerError(f"ranks answer different steps: {[(r.epoch, r.step) for r in results]}")
     return Outcome(
@@ -62,7 +62,7 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
         digests=[result.digest for result in results],
         slot=list(first.slot),
         slot_epoch=list(first.slot_epoch),
-        ok=[status == pb.OK for status in first.status],
+        ok=[status == ok for status in first.status],
         len_before=list(first.len_before),
         n_drafts=list(first.n_drafts),
         n_accepted=list(first.n_accepted),

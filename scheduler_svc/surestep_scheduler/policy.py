@@ -83,8 +83,9 @@ class _Step:
         for tenancy in ready:
             if not tenancy.open:  # gave up its blocks to an earlier one
                 continue
-            k = min(share, tenancy.draft_cap, tenancy.max_len - tenancy.len_hi - 2)
-            if tenancy.len_hi + k + 1 > tenancy.capacity:
+            len_hi = tenancy.len_hi
+            k = min(share, tenancy.draft_cap, tenancy.max_len - len_hi - 2)
+            if len_hi + k + 1 > tenancy.capacity:
                 grown = self._grow(tenancy, k)
                 if grown is None:
                     continue

@@ -21,20 +21,20 @@ class PrefixChain:
         self._block_size = block_size
         self._keys = [blake2b(salt.encode(), digest_size=16).digest()]
 
-    def keys(self, tokens: Sequence[int], count: int) -> list[bytes]:
-        """Keys of the first `count` blocks; `tokens` must hold them and never change."""
-        assert count * self._block_size <= len(tokens)
-        for index in range(len(self._keys) - 1, count):
+    def keys(self, tokens: Sequence[int], since: int, upto: int) -> list[bytes]:
+        """Keys of blocks since..upto-1; `tokens` must hold them and never change."""
+        assert upto * self._block_size <= len(tokens)
+        for index in range(len(self._keys) - 1, upto):
             start = index * self._block_size
             content = array("I", tokens[start : start + self._block_size]).tobytes()
             self._keys.append(blake2b(self._keys[index] + content, digest_size=16).digest())
-        return self._keys[1 : count + 1]
+        return self._keys[since + 1 : upto + 1]
 
 
 def match(pool: BlockPool, chain: PrefixChain, tokens: Sequence[int], block_size: int) -> list[int]:
     """Blocks that hold a prefix of `tokens` already, leaving at least one token to compute."""
     blocks = []
-    for key in chain.keys(tokens, (len(tokens) - 1) // block_size):
+    for key in chain.keys(tokens, 0, (len(tokens) - 1) // block_size):
         block = pool.lookup(key)
         if block is None:
             break
@@ -51,5 +51,5 @@ def publish(
     upto: int,
 ) -> None:
     """Make blocks[since:upto], all of them full of committed tokens, findable."""
-    for block, key in zip(blocks[since:upto], chain.keys(tokens, upto)[since:], strict=True):
+    for block, key in zip(blocks[since:upto], chain.keys(tokens, since, upto), strict=True):
         pool.publish(block, key)

@@ -73,12 +73,6 @@ class Sequence:
     num_replays: int = 0
     fruitless_replays: int = 0  # replays since the newest token
 
-    def finish(self) -> Finish | None:
-        """Whether the newest token, an emitted one, ends the request."""
-        if self.tokens[-1] in self.request.stop_ids:
-            return Finish.STOP
-        return Finish.LENGTH if len(self.tokens) >= self.max_len else None
-
     @property
     def prompt_len(self) -> int:
         """Tokens of the prompt."""
@@ -109,7 +103,8 @@ class Tenancy:
     draft_cap: int  # most drafts per row
     committed: int
     len_hi: int
-    num_published: int  # leading blocks that went through the prefix cache
+    publish_at: int  # committed length at which the next block is full
+    stop_ids: frozenset[int]  # of the request
     planned_step: int = 0  # newest step with a row of this tenancy; 0 = none
     applied_step: int = 0  # newest step whose result was applied; 0 = none
     accepted: int = 0  # drafts accepted in `applied_step`

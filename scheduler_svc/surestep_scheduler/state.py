@@ -130,7 +130,8 @@ class SchedulerState:
             draft_cap=_draft_cap(seq.request, self.limits),
             committed=len(cached) * size,
             len_hi=len(cached) * size,
-            num_published=len(cached),
+            publish_at=(len(cached) + 1) * size,
+            stop_ids=seq.request.stop_ids,
         )
         self._start(seq, tenancy, now)
         return tenancy
