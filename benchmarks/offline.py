@@ -146,7 +146,7 @@ async def engine(
             log_path = Path(tempfile.gettempdir()) / "offline-launch.log"
             server = await stack.enter_async_context(launched(args.launch, log_path))
         channel = await stack.enter_async_context(connect(args.scheduler))
-        stub = generate_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
+        stub = generate_pb2_grpc.SchedulerStub(channel)
 
         async def probe() -> bool:
             request = next(requests(args, 0, drafts=True))

@@ -139,7 +139,7 @@ def failing(error: Exception, after: Sequence[int] = ()) -> Script:
 
 
 @dataclass
-class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # type: ignore[misc]  # untyped base
+class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
     """`script` answers each Generate call; the lists record what happened."""
 
     script: Script = emulating

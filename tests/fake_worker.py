@@ -61,7 +61,7 @@ class FakeWorker(WorkerServicer):
     async def start(self, address: str = "127.0.0.1:0") -> str:
         """Listen; returns host:port."""
         self._server = Server([pb.DESCRIPTOR.services_by_name["Worker"]])
-        add_WorkerServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+        add_WorkerServicer_to_server(  # generated
             self, self._server.grpc
         )
         port = await self._server.start(address)
@@ -147,7 +147,7 @@ class FakeSupervisor(SupervisorServicer):
     async def start(self) -> str:
         """Start the rank, and listen."""
         self._address = await self.worker.start()
-        add_SupervisorServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+        add_SupervisorServicer_to_server(  # generated
             self, self._server.grpc
         )
         return f"127.0.0.1:{await self._server.start('127.0.0.1:0')}"

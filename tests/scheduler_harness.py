@@ -89,7 +89,7 @@ class Answer(NamedTuple):
 
 def stub_of(channel: grpc.aio.Channel) -> Any:
     """Typed stubs know no aio calls."""
-    return SchedulerStub(channel)  # type: ignore[no-untyped-call]
+    return SchedulerStub(channel)
 
 
 @asynccontextmanager

@@ -63,7 +63,7 @@ class Stack:
     def is_ready(self) -> bool:
         """Whether /health/ready says so."""
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(self.url + "/health/ready", timeout=2).status_code == 200
+            return httpx.get(self.url + "/health/ready", timeout=2).is_success
         return False
 
     def tail(self) -> str:

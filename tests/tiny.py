@@ -72,7 +72,7 @@ def make_tiny_checkpoint(
         **config,
     )
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(parameters, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model = AutoModelForCausalLM.from_config(parameters, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
@@ -96,7 +96,7 @@ def make_tiny_tokenizer(path: Path, vocab: int, max_length: int) -> TokenizersBa
         show_progress=False,
     )
     bpe.train_from_iterator(_CORPUS, trainer)
-    tokenizer = TokenizersBackend(  # type: ignore[no-untyped-call]
+    tokenizer = TokenizersBackend(
         tokenizer_object=bpe,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",

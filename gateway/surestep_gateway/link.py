@@ -34,7 +34,7 @@ class SchedulerLink:
         self._serving = asyncio.Event()
         self._info: generate_pb2.SchedulerInfo | None = None
         self._channel = connect(address)
-        self._stub: Any = generate_pb2_grpc.SchedulerStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub: Any = generate_pb2_grpc.SchedulerStub(self._channel)
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
         self._watching: grpc.aio.UnaryStreamCall[Any, Any] | None = None
 

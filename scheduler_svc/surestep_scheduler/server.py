@@ -27,7 +27,7 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
     host, _, _ = settings.scheduler_listen.rpartition(":")
     async with asyncio.TaskGroup() as tasks:
         service = SchedulerService(engine, settings.scheduler_listen)
-        add_SchedulerServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+        add_SchedulerServicer_to_server(  # generated
             service, server.grpc
         )
         port = await server.start(settings.scheduler_listen)

@@ -21,7 +21,7 @@ class Supervisors:
     def __init__(self, addresses: Sequence[str]) -> None:
         self._channels = [connect(address) for address in addresses]
         self._stubs: list[Any] = [
-            SupervisorStub(channel)  # type: ignore[no-untyped-call]  # generated
+            SupervisorStub(channel)  # generated
             for channel in self._channels
         ]
 

@@ -22,7 +22,7 @@ class WorkerGroup:
     def __init__(self, addresses: Sequence[str]) -> None:
         self._channels = [connect(address) for address in addresses]
         self._stubs: list[Any] = [
-            WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
+            WorkerStub(channel)  # generated
             for channel in self._channels
         ]
         self._calls: list[Any] = []  # stub types know no aio calls

@@ -56,7 +56,7 @@ class ToyScheduler(generate_pb2_grpc.SchedulerServicer):
 async def start_scheduler(port: int) -> tuple[Server, int]:
     """A listening ToyScheduler and its port."""
     server = Server([generate_pb2.DESCRIPTOR.services_by_name["Scheduler"]])
-    generate_pb2_grpc.add_SchedulerServicer_to_server(ToyScheduler(), server.grpc)  # type: ignore[no-untyped-call]
+    generate_pb2_grpc.add_SchedulerServicer_to_server(ToyScheduler(), server.grpc)
     return server, await server.start(f"127.0.0.1:{port}")
 
 

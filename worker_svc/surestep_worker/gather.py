@@ -68,7 +68,7 @@ def gather(
     blocks = slots.block_tables[token_slot, positions // block_size].astype(np.int64)
     num_table = -(-int((start + consumed).max(initial=1)) // block_size)
 
-    def tensor(array: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]  # any dtype
+    def tensor(array: np.ndarray) -> torch.Tensor:  # any dtype
         return torch.from_numpy(array).to(device)
 
     batch = StepBatch(

@@ -34,12 +34,12 @@ class Rows:
     @property
     def is_prefill(self) -> BoolArray:
         """Rows that consume known tokens named by `num_tokens`."""
-        return (self.mode == pb.PREFILL) | (self.mode == pb.PREFILL_LAST)
+        return np.isin(self.mode, (pb.PREFILL, pb.PREFILL_LAST))
 
     @property
     def is_sampled(self) -> BoolArray:
         """Rows that choose at least one token."""
-        return self.mode != pb.PREFILL
+        return np.not_equal(self.mode, pb.PREFILL)
 
 
 def read_rows(plan: pb.StepPlan) -> Rows:

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from surestep_common.errors import InvalidRequest, Unavailable
@@ -67,7 +67,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._runner = runner
 
     async def Info(
-        self, request: pb.WorkerInfoRequest, context: grpc.aio.ServicerContext
+        self, request: pb.WorkerInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.WorkerInfo:
         """Facts of this rank. Raises Unavailable while the model loads."""
         self._loaded()
@@ -78,7 +78,9 @@ class WorkerService(pb_grpc.WorkerServicer):
         return info
 
     async def Run(
-        self, request_iterator: AsyncIterator[pb.StepPlan], context: grpc.aio.ServicerContext
+        self,
+        request_iterator: AsyncIterator[pb.StepPlan],
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         """Execute plans in order and write one result each, until the stream or the epoch ends."""
         runner = self._loaded()
@@ -120,7 +122,7 @@ class WorkerService(pb_grpc.WorkerServicer):
     async def _write(
         self,
         results: asyncio.Queue[asyncio.Future[pb.StepResult] | None],
-        context: grpc.aio.ServicerContext,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         while (future := await results.get()) is not None:
             result = await future

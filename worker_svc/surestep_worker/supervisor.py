@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -91,7 +92,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             await process.wait()
 
     async def Status(
-        self, request: pb.SupervisorStatusRequest, context: grpc.aio.ServicerContext
+        self, request: pb.SupervisorStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.SupervisorStatus:
         """What the supervisor knows of its rank."""
         state = pb.DEAD
@@ -108,7 +109,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         )
 
     async def Restart(
-        self, request: pb.RestartRequest, context: grpc.aio.ServicerContext
+        self, request: pb.RestartRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RestartResponse:
         """Dump stacks, kill. The `run` loop respawns."""
         process = self._process

@@ -3,10 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_scheduler import STOP, emulated, replay
+from fake_scheduler import emulated, replay
 from gateway_stack import Stack
 from surestep_gateway.sampling import sibling_seed
 from surestep_gateway.tokenizer import Tokenizer
+from surestep_proto.generate_pb2 import STOP
 
 USER = [{"role": "user", "content": "hello"}]
 CHAT = "/v1/chat/completions"

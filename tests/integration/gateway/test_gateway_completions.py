@@ -109,7 +109,8 @@ async def test_special_tokens_can_be_kept(stack: Stack, tokenizer: Tokenizer) ->
 
 
 async def _special(request: Any) -> Any:
-    from fake_scheduler import LENGTH, start, tokens
+    from fake_scheduler import start, tokens
+    from surestep_proto.generate_pb2 import LENGTH
 
     yield start()
     yield tokens([1])

@@ -6,20 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from fake_scheduler import (
-    LENGTH,
-    GenerateChunk,
-    GenerateRequest,
-    default_info,
-    emulated,
-    emulating,
-    failing,
-    start,
-    tokens,
-)
+from fake_scheduler import default_info, emulated, emulating, failing, start, tokens
 from gateway_stack import Events, Stack, StartStack
 from surestep_common.errors import QueueFull, Unavailable
 from surestep_gateway.tokenizer import Tokenizer
+from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hello"}]

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import os
 
-from fake_scheduler import SchedulerStats
 from gateway_stack import Stack, StartStack
 from prometheus_client.parser import text_string_to_metric_families
 from surestep_gateway.tokenizer import Tokenizer
+from surestep_proto.generate_pb2 import SchedulerStats
 
 SCHEDULER_NAMES = {
     "vllm:num_requests_running": 1.0,

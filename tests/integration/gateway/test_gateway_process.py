@@ -13,7 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_scheduler import LENGTH, GenerateChunk, GenerateRequest, running, start, tokens
+from fake_scheduler import running, start, tokens
+from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 Process = asyncio.subprocess.Process
 

@@ -19,7 +19,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 gguf = pytest.importorskip("gguf", reason="the import-gguf extra is not installed")
 
-_BYTES = sorted(bytes_to_unicode().values())  # type: ignore[no-untyped-call]
+_BYTES = sorted(bytes_to_unicode().values())
 HIDDEN, INTERMEDIATE, HEADS, LAYERS = 64, 96, 4, 1
 TOKENS = [*SPECIAL_TOKENS, *_BYTES, "ĠĠ"]
 CONTROL, NORMAL = 3, 1

@@ -50,7 +50,8 @@ async def stub(
 
 
 async def status(stub: pb_grpc.SupervisorStub) -> pb.SupervisorStatus:
-    return await stub.Status(pb.SupervisorStatusRequest(), timeout=TIMEOUT_S)
+    now: pb.SupervisorStatus = await stub.Status(pb.SupervisorStatusRequest(), timeout=TIMEOUT_S)
+    return now
 
 
 async def ready(stub: pb_grpc.SupervisorStub, *, restarts: int) -> pb.SupervisorStatus:

@@ -30,4 +30,4 @@ def test_variables_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
-        settings().port = 1  # type: ignore[misc]
+        settings().port = 1

@@ -37,10 +37,10 @@ def random_case(rng: np.random.Generator) -> tuple[Rows, np.ndarray, Slots]:
         end = committed + max(num_tokens, 1 + n_drafts)
         slots.extend(slot, np.array([free.pop() for _ in range(-(-end // BLOCK))]))
         columns.append((slot, mode, num_tokens, n_drafts))
-    slot, mode, num_tokens, n_drafts = (np.array(column) for column in zip(*columns, strict=True))
-    zeros = np.zeros_like(slot)
-    rows = Rows(slot, zeros, mode, num_tokens, zeros, zeros, n_drafts, zeros, zeros, zeros)
-    return rows, n_drafts, slots
+    slots_of, modes, lengths, drafts = np.array(columns).T
+    zeros = np.zeros_like(slots_of)
+    rows = Rows(slots_of, zeros, modes, lengths, zeros, zeros, drafts, zeros, zeros, zeros)
+    return rows, drafts, slots
 
 
 def test_gather_equals_the_row_by_row_definition() -> None:
@@ -48,7 +48,7 @@ def test_gather_equals_the_row_by_row_definition() -> None:
     for _ in range(200):
         rows, n_drafts, slots = random_case(rng)
         gathered = gather(rows, n_drafts, slots, np.zeros(6, dtype=np.bool_), torch.device("cpu"))
-        tokens, positions, kv_slots, logits_index, lengths = [], [], [], [], []
+        tokens, positions, kv_slots, logits_index, lengths = (list[int]() for _ in range(5))
         for row, slot in enumerate(rows.slot):
             start = int(slots.committed[slot])
             prefill = rows.mode[row] in (pb.PREFILL, pb.PREFILL_LAST)

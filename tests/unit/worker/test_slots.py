@@ -6,14 +6,22 @@ import numpy as np
 import pytest
 from surestep_common.errors import InternalError
 from surestep_proto import engine_pb2 as pb
+from surestep_worker.plan import IntArray
 from surestep_worker.slots import NULL_BLOCK, Slots
 
-I = lambda *values: np.array(values, dtype=np.int64)  # noqa: E731, E741
+
+def I(*values: int) -> IntArray:  # noqa: E743
+    return np.array(values, dtype=np.int64)
 
 
-def admission(slot: int, tenancy: int, ids: list[int], **fields: int) -> pb.Admission:
+def admission(slot: int, tenancy: int, ids: list[int], num_cached: int = 0) -> pb.Admission:
     return pb.Admission(
-        slot=slot, slot_epoch=tenancy, token_ids=ids, prompt_len=len(ids), max_len=16, **fields
+        slot=slot,
+        slot_epoch=tenancy,
+        token_ids=ids,
+        prompt_len=len(ids),
+        max_len=16,
+        num_cached=num_cached,
     )
 
 
