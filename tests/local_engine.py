@@ -34,6 +34,7 @@ class Answer:
     error: SurestepError | None = None
     num_drafts: int = 0
     num_accepted: int = 0
+    num_preemptions: int = 0
 
 
 class LocalEngine:
@@ -107,10 +108,12 @@ class LocalEngine:
         answer.token_ids += output.token_ids
         if output.logprobs is not None:
             answer.logprobs.extend(output.logprobs)
-        if output.seq.prompt_logprobs is not None:
-            answer.prompt_logprobs = output.seq.prompt_logprobs
+        if output.prompt_logprobs is not None:
+            answer.prompt_logprobs = output.prompt_logprobs
         answer.finish, answer.error = output.finish, output.error
-        answer.num_drafts, answer.num_accepted = output.seq.num_drafts, output.seq.num_accepted
+        seq = output.seq
+        answer.num_drafts, answer.num_accepted = seq.num_drafts, seq.num_accepted
+        answer.num_preemptions = seq.num_preemptions
 
 
 def one_rank(runner: Runner, epoch: int = 1) -> Step:

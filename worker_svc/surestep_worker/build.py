@@ -70,7 +70,7 @@ def build_runner(settings: WorkerSettings) -> Built:
         max_model_len=settings.max_model_len,
         progress=_log_progress(),
     )
-    return assemble(settings, model, tp, kernels, _speculation(settings))
+    return assemble(settings, model, tp, kernels)
 
 
 def assemble(
@@ -78,10 +78,9 @@ def assemble(
     model: Model,
     tp: TensorParallel,
     kernels: KernelSet,
-    speculation: Speculation,
 ) -> Built:
     """A runner around a loaded model."""
-    config = model.config
+    config, speculation = model.config, _speculation(settings)
     max_model_len = settings.max_model_len or config.max_length
     kv = _allocate_kv(settings, model, kernels, max_model_len)
     parts = Parts(

@@ -142,7 +142,7 @@ async def test_no_body_is_answered_with_a_server_error(start_stack: StartStack) 
         assert response.status_code < 500, (body, response.text)
         if response.status_code != 200:
             assert response.json()["error"]["message"], body
-        elif body.get("stream"):
+        elif body.get("stream") and path != "/tokenize":
             assert response.text.endswith("data: [DONE]\n\n"), body
 
     loop = asyncio.get_running_loop()

@@ -1,0 +1,64 @@
+"""Speculation never changes a token: every drafter, window, depth, parameter and neighbourhood.
+
+Expected is what a request answers alone, at depth 0, without speculation. Each test serves the
+requests of all sampling parameters together (tests/parity_cases.py) and compares every one.
+"""
+
+from __future__ import annotations
+
+import pytest
+from local_engine import Answer
+from parity import NEIGHBOURS, ParityBench
+from parity_cases import TEMPERATURES
+
+DRAFTERS = ("ngram", "oracle", "garbage", "eos-mid", "ragged", "none")
+SPECULATION = [
+    ("none", 0),
+    *((name, k) for k in range(1, 6) for name in (*DRAFTERS, *(f"flip-{j}" for j in range(k)))),
+]
+DEPTHS = (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    return ParityBench(tmp_path_factory.mktemp("parity"))
+
+
+def total(answers: dict[str, Answer], name: str) -> int:
+    return sum(getattr(answer, name) for answer in answers.values())
+
+
+@pytest.mark.parametrize("where", NEIGHBOURS)
+@pytest.mark.parametrize(("drafter", "k"), SPECULATION)
+def test_speculation_changes_nothing(bench: ParityBench, drafter: str, k: int, where: str) -> None:
+    for depth in DEPTHS:
+        answers = bench.run(where, drafter=drafter, k=k, depth=depth)
+        for name, expected in bench.expected.items():
+            assert same(answers[name], expected), f"{name} at depth {depth}: {answers[name]}"
+        drafted, accepted = total(answers, "num_drafts"), total(answers, "num_accepted")
+        assert (drafted > 0) == (drafter != "none")
+        assert (accepted == drafted) or drafter not in ("oracle", "ragged")
+        assert (total(answers, "num_preemptions") > 0) == (where == "preempted")
+
+
+def same(answer: Answer, expected: Answer) -> bool:
+    """Equal in tokens, in why they ended, and in every reported log-probability."""
+    return (
+        (answer.token_ids, answer.finish, answer.error)
+        == (expected.token_ids, expected.finish, None)
+        and answer.logprobs == expected.logprobs
+        and answer.prompt_logprobs == expected.prompt_logprobs
+    )
+
+
+def test_every_parameter_changes_the_answer_it_is_compared_by(bench: ParityBench) -> None:
+    """Or equality would hold with the parameter ignored."""
+    without_effect = {
+        name
+        for name, answer in bench.expected.items()
+        if answer.token_ids == bench.plain[name] and not answer.logprobs.token_id
+    }
+    greedy = {f"{name}@0.0" for name in ("top_k", "top_p", "min_p", "seed")}
+    both = {f"{name}@{t}" for name in ("plain", "prompt_logprobs") for t in TEMPERATURES}
+    assert without_effect == greedy | both
+    assert all(bench.expected[f"prompt_logprobs@{t}"].prompt_logprobs for t in TEMPERATURES)

@@ -1,0 +1,109 @@
+"""One tiny model behind the real scheduler core and the real runner, in any arrangement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drafters import TRUTH
+from local_engine import Answer, LocalEngine, one_rank
+from parity_cases import EOS, TOTAL_LEN, VOCAB, make_requests, strangers
+from surestep_kernels import load_kernels
+from surestep_scheduler.sequence import Request
+from surestep_worker.build import Built, assemble
+from surestep_worker.config import WorkerSettings
+from surestep_worker.kv_cache import bytes_per_block
+from surestep_worker.models import load_model
+from surestep_worker.tp import TensorParallel
+from tiny import make_tiny_checkpoint
+
+BLOCK_SIZE = 8
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """What runs beside a request."""
+
+    num_slots: int
+    max_model_len: int = 4 * TOTAL_LEN
+    num_strangers: int = 0
+    step_tokens: int = 64  # max_num_batched_tokens
+    num_sequences: int | None = None  # at full length, for which there are KV blocks; None = all
+
+
+NEIGHBOURS = {
+    "alone": Neighbours(num_slots=1),
+    "mixed": Neighbours(num_slots=8, num_strangers=12, step_tokens=24),
+    "near max_model_len": Neighbours(num_slots=12, max_model_len=TOTAL_LEN),
+    "preempted": Neighbours(num_slots=10, num_sequences=4, step_tokens=40),
+}
+
+
+class ParityBench:
+    """A model, the requests of the matrix, and what they answer alone without speculation."""
+
+    def __init__(self, folder: Path) -> None:
+        make_tiny_checkpoint(
+            folder, vocab=VOCAB, hidden=32, heads=2, kv_heads=1, intermediate=48, seed=7
+        )
+        self._kernels, self._tp = load_kernels("cpu"), TensorParallel()
+        self._model = load_model(
+            folder, dtype="auto", device="cpu", tp=self._tp, kernels=self._kernels
+        )
+        self.plain: dict[str, list[int]] = {}  # answers without the parameter
+        self.requests = make_requests(self._probe)
+        self.expected = self._alone(self.requests)
+        TRUTH.learn(
+            [r.prompt_ids + self.expected[r.id].token_ids for r in self.requests],
+            vocab_size=VOCAB,
+            stop_id=EOS,
+        )
+
+    def run(self, where: str, *, drafter: str, k: int, depth: int) -> dict[str, Answer]:
+        """Serve the requests of the matrix among neighbours; the strangers' answers are dropped."""
+        neighbours = NEIGHBOURS[where]
+        others = strangers(neighbours.num_strangers)
+        answers = self._serve(_interleave(self.requests, others), neighbours, drafter, k, depth)
+        return {request.id: answers[request.id] for request in self.requests}
+
+    def build(self, neighbours: Neighbours, drafter: str, k: int) -> Built:
+        """A fresh runner around the model."""
+        spec = self._model.kv_spec(BLOCK_SIZE)
+        blocks = 1 + (neighbours.num_sequences or 100) * -(-TOTAL_LEN // BLOCK_SIZE)
+        settings = WorkerSettings(
+            max_num_seqs=neighbours.num_slots,
+            max_model_len=neighbours.max_model_len,
+            block_size=BLOCK_SIZE,
+            kv_cache_memory=blocks * bytes_per_block(spec, self._kernels) / 2**30,
+            speculative_config={"method": drafter, "num_speculative_tokens": k},
+        )
+        return assemble(settings, self._model, self._tp, self._kernels)
+
+    def _probe(self, request: Request) -> list[int]:
+        self.plain[request.id] = self._alone([request])[request.id].token_ids
+        return self.plain[request.id]
+
+    def _alone(self, requests: Sequence[Request]) -> dict[str, Answer]:
+        return self._serve(requests, NEIGHBOURS["alone"], "none", 0, 0)
+
+    def _serve(
+        self, requests: Sequence[Request], neighbours: Neighbours, drafter: str, k: int, depth: int
+    ) -> dict[str, Answer]:
+        built = self.build(neighbours, drafter, k)
+        engine = LocalEngine(
+            one_rank(built.runner),
+            built.facts,
+            depth=depth,
+            max_num_batched_tokens=neighbours.step_tokens,
+        )
+        return engine.run(requests, arrive_every=1 if neighbours.num_strangers else 0)
+
+
+def _interleave(requests: Sequence[Request], others: Sequence[Request]) -> list[Request]:
+    """Spread `others` evenly among `requests`."""
+    both = [
+        *enumerate(requests),
+        *((i * len(requests) / len(others), x) for i, x in enumerate(others)),
+    ]
+    return [request for _, request in sorted(both, key=lambda item: item[0])]
