@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 
+import grpc
 import pytest
 from surestep_common import errors, rpc
 from surestep_proto import engine_pb2 as pb
