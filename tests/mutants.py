@@ -21,6 +21,9 @@ from surestep_worker.sampling import Verdict
 from surestep_worker.slots import Slots
 from surestep_worker.spec import Drafts
 
+PERTURBED_STEP = 9
+PERTURBED_LEN = 20  # tokens
+
 Mutant = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Mutant] = {}
 
@@ -175,3 +178,37 @@ def accepted_if_any_draft_equals(patch: pytest.MonkeyPatch) -> None:
         )
 
     _around(patch, product, "verify", verify)
+
+
+RANK_MUTANTS: dict[str, Mutant] = {}  # put into one rank of several
+
+
+def _rank_mutant(mutate: Mutant) -> Mutant:
+    RANK_MUTANTS[mutate.__name__] = mutate
+    return mutate
+
+
+@_rank_mutant
+def rank_local_gate(patch: pytest.MonkeyPatch) -> None:
+    """A rank that is near its limit does not draft, while the others do (#49027, #44185)."""
+
+    def draft(original: Any, self: Any, rows: Rows) -> Any:
+        if self._slots.committed.max() < PERTURBED_LEN:
+            return original(self, rows)
+        ids = torch.zeros(len(rows), self._parts.max_draft_tokens, dtype=torch.int64)
+        return Drafts(ids, torch.zeros(len(rows), dtype=torch.int64))
+
+    _around(patch, product.Runner, "_draft", draft)
+
+
+@_rank_mutant
+def one_bit_of_one_step(patch: pytest.MonkeyPatch) -> None:
+    """The last bit of one hidden value is another than on the other ranks."""
+
+    def forward(original: Any, self: Any, gathered: Any) -> torch.Tensor:
+        hidden: torch.Tensor = original(self, gathered)
+        if self._step == PERTURBED_STEP:
+            hidden.view(torch.int32)[0, 0] ^= 1
+        return hidden
+
+    _around(patch, product.Runner, "_forward", forward)
