@@ -58,7 +58,8 @@ def load_kernels(device: str, cpu_kernels: Literal["auto", "reference"] = "auto"
     """The fastest kernels that run on `device` ("cpu", "cuda" or "cuda:0").
 
     On the CPU the C kernels are compiled when they are first used; where that is impossible, or
-    with cpu_kernels="reference", the torch references serve. Threads: as many as torch uses.
+    with cpu_kernels="reference", the torch references serve. They use one thread until
+    `set_num_threads`.
     """
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
@@ -74,7 +75,7 @@ def load_native() -> KernelSet | None:
     except (BuildError, OSError) as error:
         logger.warning("no C kernels, the much slower torch references serve: %s", error)
         return None
-    ops.set_num_threads(torch.get_num_threads())
+    ops.set_num_threads(1)
     return KernelSet(
         name="C",
         set_num_threads=ops.set_num_threads,

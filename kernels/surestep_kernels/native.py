@@ -61,9 +61,13 @@ class NativeOps:
         return cls(**functions)
 
     def set_num_threads(self, num_threads: int) -> None:
-        """Threads of one op, the caller included; torch's own ops follow."""
+        """Threads of one op, the caller included.
+
+        torch gets one: its few ops here are small, and its OpenMP threads spin between them, which
+        costs far more than they bring as soon as another process wants the cores.
+        """
         self.c_set_num_threads(num_threads)
-        torch.set_num_threads(num_threads)
+        torch.set_num_threads(1)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See rms_norm_reference."""

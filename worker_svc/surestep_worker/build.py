@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from typing import NamedTuple
 
 import torch
@@ -51,9 +52,8 @@ def build_runner(settings: WorkerSettings) -> Built:
     """
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
-    if settings.cpu_threads:
-        torch.set_num_threads(settings.cpu_threads)
     kernels = load_kernels(settings.device)
+    kernels.set_num_threads(settings.cpu_threads or _share_of_cores(settings))
     tp = TensorParallel.connect(
         settings.rank,
         settings.tensor_parallel_size,
@@ -71,6 +71,11 @@ def build_runner(settings: WorkerSettings) -> Built:
         progress=_log_progress(),
     )
     return assemble(settings, model, tp, kernels)
+
+
+def _share_of_cores(settings: WorkerSettings) -> int:
+    """Cores this process may run on, shared among the ranks."""
+    return max(1, len(os.sched_getaffinity(0)) // settings.tensor_parallel_size)
 
 
 def assemble(

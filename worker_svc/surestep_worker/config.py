@@ -43,7 +43,7 @@ class WorkerSettings(Settings):
         description='JSON, e.g. {"method":"ngram","num_speculative_tokens":4}; none = off',
     )
     cpu_threads: int = Field(
-        default=0, ge=0, description="compute threads of a rank; 0 = as many as cores"
+        default=0, ge=0, description="compute threads of a rank; 0 = its share of the cores"
     )
     rank: int = Field(default=0, ge=0, description="index of this rank")
     worker_listen: str = Field(
