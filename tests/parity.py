@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drafters import TRUTH
-from local_engine import Answer, LocalEngine, one_rank
+from local_engine import Answer, LocalEngine, Step, one_rank
 from parity_cases import EOS, TOTAL_LEN, VOCAB, make_requests, strangers
 from surestep_kernels import load_kernels
+from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.sequence import Request
 from surestep_worker.build import Built, assemble
 from surestep_worker.config import WorkerSettings
@@ -40,17 +41,36 @@ NEIGHBOURS = {
 }
 
 
+def make_model(folder: Path) -> None:
+    """The checkpoint of the matrix: two layers, two heads that share keys and values."""
+    make_tiny_checkpoint(
+        folder, vocab=VOCAB, hidden=32, heads=2, kv_heads=1, intermediate=48, seed=7
+    )
+
+
+def build_runner(
+    folder: Path, tp: TensorParallel, neighbours: Neighbours, drafter: str, k: int
+) -> Built:
+    """Load the checkpoint and put a runner around it."""
+    kernels = load_kernels("cpu")
+    model = load_model(folder, dtype="auto", device="cpu", tp=tp, kernels=kernels)
+    blocks = 1 + (neighbours.num_sequences or 100) * -(-TOTAL_LEN // BLOCK_SIZE)
+    settings = WorkerSettings(
+        max_num_seqs=neighbours.num_slots,
+        max_model_len=neighbours.max_model_len,
+        block_size=BLOCK_SIZE,
+        kv_cache_memory=blocks * bytes_per_block(model.kv_spec(BLOCK_SIZE), kernels) / 2**30,
+        speculative_config={"method": drafter, "num_speculative_tokens": k},
+    )
+    return assemble(settings, model, tp, kernels)
+
+
 class ParityBench:
     """A model, the requests of the matrix, and what they answer alone without speculation."""
 
     def __init__(self, folder: Path) -> None:
-        make_tiny_checkpoint(
-            folder, vocab=VOCAB, hidden=32, heads=2, kv_heads=1, intermediate=48, seed=7
-        )
-        self._kernels, self._tp = load_kernels("cpu"), TensorParallel()
-        self._model = load_model(
-            folder, dtype="auto", device="cpu", tp=self._tp, kernels=self._kernels
-        )
+        make_model(folder)
+        self.folder = folder
         self.plain: dict[str, list[int]] = {}  # answers without the parameter
         self.requests = make_requests(self._probe)
         self.expected = self._alone(self.requests)
@@ -67,19 +87,6 @@ class ParityBench:
         answers = self._serve(_interleave(self.requests, others), neighbours, drafter, k, depth)
         return {request.id: answers[request.id] for request in self.requests}
 
-    def build(self, neighbours: Neighbours, drafter: str, k: int) -> Built:
-        """A fresh runner around the model."""
-        spec = self._model.kv_spec(BLOCK_SIZE)
-        blocks = 1 + (neighbours.num_sequences or 100) * -(-TOTAL_LEN // BLOCK_SIZE)
-        settings = WorkerSettings(
-            max_num_seqs=neighbours.num_slots,
-            max_model_len=neighbours.max_model_len,
-            block_size=BLOCK_SIZE,
-            kv_cache_memory=blocks * bytes_per_block(spec, self._kernels) / 2**30,
-            speculative_config={"method": drafter, "num_speculative_tokens": k},
-        )
-        return assemble(settings, self._model, self._tp, self._kernels)
-
     def _probe(self, request: Request) -> list[int]:
         self.plain[request.id] = self._alone([request])[request.id].token_ids
         return self.plain[request.id]
@@ -90,14 +97,16 @@ class ParityBench:
     def _serve(
         self, requests: Sequence[Request], neighbours: Neighbours, drafter: str, k: int, depth: int
     ) -> dict[str, Answer]:
-        built = self.build(neighbours, drafter, k)
-        engine = LocalEngine(
-            one_rank(built.runner),
-            built.facts,
-            depth=depth,
-            max_num_batched_tokens=neighbours.step_tokens,
-        )
-        return engine.run(requests, arrive_every=1 if neighbours.num_strangers else 0)
+        built = build_runner(self.folder, TensorParallel(), neighbours, drafter, k)
+        return serve(one_rank(built.runner), built.facts, requests, neighbours, depth)
+
+
+def serve(
+    step: Step, facts: pb.WorkerInfo, requests: Sequence[Request], where: Neighbours, depth: int
+) -> dict[str, Answer]:
+    """Answers of `requests`, which arrive one a step if there are strangers, else all at once."""
+    engine = LocalEngine(step, facts, depth=depth, max_num_batched_tokens=where.step_tokens)
+    return engine.run(requests, arrive_every=1 if where.num_strangers else 0)
 
 
 def _interleave(requests: Sequence[Request], others: Sequence[Request]) -> list[Request]:

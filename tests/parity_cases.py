@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from surestep_proto import engine_pb2 as pb
@@ -25,7 +26,7 @@ def make_requests(probe: Probe) -> list[Request]:
     a parameter that changes nothing would prove nothing.
     """
     rng = random.Random(SEED)
-    requests = []
+    requests = list[Request]()
     for temperature in TEMPERATURES:
         for name in _VARIANTS:
             first = 3 + len(requests)  # no prompt begins another
@@ -81,6 +82,10 @@ def _words(answer: list[int]) -> list[pb.TokenSequence]:
     return [pb.TokenSequence(token_ids=answer[4:6]), pb.TokenSequence(token_ids=answer[9:10])]
 
 
+def _always(params: dict[str, Any], answer: list[int]) -> dict[str, Any]:
+    return params
+
+
 _SHAPES: dict[str, Any] = {
     "top_k": 12,
     "top_p": 0.7,
@@ -92,7 +97,7 @@ _SHAPES: dict[str, Any] = {
 
 _VARIANTS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "plain": lambda answer: {},
-    **{name: lambda answer, n=name: {n: _SHAPES[n]} for name in _SHAPES},
+    **{name: partial(_always, {name: value}) for name, value in _SHAPES.items()},
     "seed": lambda answer: {"seed": 2**64 - 1},
     "logit_bias": lambda answer: {"logit_bias": {answer[3]: -40.0, 17: 6.0, 90: 3.0}},
     "min_tokens": lambda answer: {"min_tokens": 12, "stop_token_ids": [EOS, _stop_at(3, answer)]},

@@ -34,12 +34,14 @@ class Rows:
     @property
     def is_prefill(self) -> BoolArray:
         """Rows that consume known tokens named by `num_tokens`."""
-        return np.isin(self.mode, (pb.PREFILL, pb.PREFILL_LAST))
+        mask: BoolArray = (self.mode == pb.PREFILL) | (self.mode == pb.PREFILL_LAST)
+        return mask
 
     @property
     def is_sampled(self) -> BoolArray:
         """Rows that choose at least one token."""
-        return np.not_equal(self.mode, pb.PREFILL)
+        mask: BoolArray = self.mode != pb.PREFILL
+        return mask
 
 
 def read_rows(plan: pb.StepPlan) -> Rows:

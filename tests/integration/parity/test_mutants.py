@@ -1,0 +1,54 @@
+"""The parity matrix and the ledger are able to fail: each known bug, put back, is caught."""
+
+from __future__ import annotations
+
+import pytest
+from mutants import MUTANTS
+from parity import ParityBench
+from surestep_common.invariants import LedgerError
+
+RUNS = [("oracle", 3), ("flip-1", 3), ("ragged", 5), ("eos-mid", 4)]
+
+# What sees the bug: a check while the engine runs, or else only the comparison of tokens.
+SEEN_BY_A_CHECK = {
+    "counts_by_batch_row": LedgerError,
+    "minus_one_as_an_id": IndexError,
+    "rejected_drafts_stay": LedgerError,
+    "mode_guessed_from_token_counts": LedgerError,
+    "tokens_behind_a_stop_id": LedgerError,
+    "counts_of_the_step_before": None,
+    "accepted_if_any_draft_equals": None,
+    "parameters_dropped_at_draft_positions": None,
+    "history_without_drafts": None,
+    "noise_by_batch_row": None,
+}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    return ParityBench(tmp_path_factory.mktemp("mutants"))
+
+
+def wrong_answers(bench: ParityBench) -> set[str]:
+    """Requests that one of RUNS answers otherwise than alone without speculation."""
+    wrong = set()
+    for drafter, k in RUNS:
+        answers = bench.run("mixed", drafter=drafter, k=k, depth=1)
+        wrong |= {n for n, a in answers.items() if a.token_ids != bench.expected[n].token_ids}
+    return wrong
+
+
+def test_nothing_is_wrong_without_a_mutant(bench: ParityBench) -> None:
+    assert wrong_answers(bench) == set()
+    assert set(SEEN_BY_A_CHECK) == set(MUTANTS)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_caught(bench: ParityBench, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[name](monkeypatch)
+    error = SEEN_BY_A_CHECK[name]
+    if error is not None:
+        with pytest.raises(error):
+            wrong_answers(bench)
+    else:
+        assert wrong_answers(bench)

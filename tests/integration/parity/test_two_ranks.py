@@ -1,0 +1,44 @@
+"""Two ranks answer what one answers; a rank that strays is found out at once."""
+
+from __future__ import annotations
+
+import pytest
+from mutants import PERTURBED_STEP
+from parity import NEIGHBOURS, ParityBench, serve
+from surestep_common.invariants import LedgerError
+from two_ranks import RankFailed, RankSetup, free_address, two_ranks
+
+WHERE = NEIGHBOURS["near max_model_len"]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    return ParityBench(tmp_path_factory.mktemp("two-ranks"))
+
+
+def setup_of(bench: ParityBench, drafter: str, k: int, mutant: str = "") -> RankSetup:
+    truth = [r.prompt_ids + bench.expected[r.id].token_ids for r in bench.requests]
+    return RankSetup(bench.folder, free_address(), WHERE, drafter, k, truth, mutant)
+
+
+@pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("ngram", 4), ("ragged", 3)])
+def test_two_ranks_equal_one(bench: ParityBench, drafter: str, k: int) -> None:
+    with two_ranks(setup_of(bench, drafter, k)) as (step, facts):
+        answers = serve(step, facts, bench.requests, WHERE, depth=1)
+    for name, expected in bench.expected.items():
+        assert answers[name].token_ids == expected.token_ids, name
+    assert (sum(answer.num_accepted for answer in answers.values()) > 0) == (k > 0)
+
+
+def test_a_changed_bit_is_found_in_its_own_step(bench: ParityBench) -> None:
+    found = pytest.raises(LedgerError, match=f"step {PERTURBED_STEP}: rank 1 has digest")
+    setup = setup_of(bench, "ragged", 3, "one_bit_of_one_step")
+    with two_ranks(setup) as (step, facts), found:
+        serve(step, facts, bench.requests, WHERE, depth=1)
+
+
+def test_a_gate_of_one_rank_is_no_silent_hang(bench: ParityBench) -> None:
+    found = pytest.raises((LedgerError, RankFailed))
+    setup = setup_of(bench, "ragged", 3, "rank_local_gate")
+    with two_ranks(setup) as (step, facts), found:
+        serve(step, facts, bench.requests, WHERE, depth=1)

@@ -1,0 +1,98 @@
+"""Two real ranks in processes of their own, joined by gloo; plans go in and results come out."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from drafters import TRUTH
+from local_engine import Step
+from mutants import RANK_MUTANTS
+from parity import Neighbours, build_runner
+from surestep_proto import engine_pb2 as pb
+from surestep_worker.tp import TensorParallel
+from torch import multiprocessing
+
+START_S = 60.0
+STEP_S = 10.0
+
+
+class RankFailed(Exception):
+    """A rank raised, or did not answer in STEP_S."""
+
+
+class RankSetup(NamedTuple):
+    """What every rank is told."""
+
+    folder: Path
+    address: str
+    neighbours: Neighbours
+    drafter: str
+    k: int
+    truth: list[list[int]]  # for the drafters that know it
+    mutant: str  # of rank 1; empty = none
+
+
+def rank_main(rank: int, setup: RankSetup, pipe: Connection) -> None:
+    """Answer plans until the pipe closes."""
+    torch.set_num_threads(1)
+    if rank == 1 and setup.mutant:
+        RANK_MUTANTS[setup.mutant](pytest.MonkeyPatch())
+    TRUTH.learn(setup.truth, vocab_size=2, stop_id=0)
+    tp = TensorParallel.connect(rank, 2, setup.address, "cpu", START_S)
+    built = build_runner(setup.folder, tp, setup.neighbours, setup.drafter, setup.k)
+    built.runner.open(1)
+    pipe.send_bytes(built.facts.SerializeToString())
+    while True:
+        plan = pb.StepPlan.FromString(pipe.recv_bytes())
+        pipe.send_bytes(built.runner.step(plan).SerializeToString())
+
+
+@contextmanager
+def two_ranks(setup: RankSetup) -> Iterator[tuple[Step, pb.WorkerInfo]]:
+    """A step function over both ranks, and the facts of rank 0."""
+    spawn = multiprocessing.get_context("spawn")
+    pipes = [spawn.Pipe() for _ in range(2)]
+    ranks = [
+        spawn.Process(target=rank_main, args=(rank, setup, pipes[rank][1])) for rank in range(2)
+    ]
+    ours = [pipe for pipe, _ in pipes]
+
+    def step(plan: pb.StepPlan) -> list[pb.StepResult]:
+        for pipe in ours:
+            pipe.send_bytes(plan.SerializeToString())
+        return [pb.StepResult.FromString(message) for message in _answers(ours, STEP_S)]
+
+    try:
+        for rank, (_, theirs) in zip(ranks, pipes, strict=True):
+            rank.start()
+            theirs.close()
+        yield step, pb.WorkerInfo.FromString(_answers(ours, START_S)[0])
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def _answers(pipes: Sequence[Connection], timeout_s: float) -> list[bytes]:
+    messages = []
+    for rank, pipe in enumerate(pipes):
+        try:
+            if not pipe.poll(timeout_s):
+                raise RankFailed(f"rank {rank} did not answer in {timeout_s} s")
+            messages.append(pipe.recv_bytes())
+        except EOFError:
+            raise RankFailed(f"rank {rank} ended") from None
+    return messages
