@@ -7,7 +7,7 @@ ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS base
 RUN command -v python3 && python3 -c 'import venv, ensurepip' \
- || (apt-get update && apt-get install -y --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*)
+ || (apt-get update && apt-get install -y --no-install-recommends python3 python3-venv && apt-get clean && rm -rf /var/lib/apt/lists/*)
 RUN useradd --system --uid 10001 --create-home surestep
 ENV PATH=/opt/surestep/bin:$PATH PYTHONUNBUFFERED=1 GRPC_ENABLE_FORK_SUPPORT=0
 
@@ -55,7 +55,7 @@ CMD ["python", "-m", "surestep_gateway"]
 
 # The C kernels are compiled for the processor they meet, when a rank first starts: hence gcc.
 FROM base AS worker
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && apt-get clean && rm -rf /var/lib/apt/lists/*
 COPY --from=build-worker /opt/surestep /opt/surestep
 RUN install -d -o surestep -g surestep /models
 USER surestep
