@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
@@ -41,9 +42,20 @@ class KVCache:
         self.spec = spec
         self.num_blocks = num_blocks
         self.layers = [
-            LayerCache(*(torch.zeros(shape, dtype=spec.dtype, device=device) for _ in "kv"))
+            LayerCache(_zeros(shape, spec.dtype, device), _zeros(shape, spec.dtype, device))
             for _ in range(spec.num_layers)
         ]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Zeros; on the CPU as untouched pages of the system's, which cost nothing until they are used.
+
+    Filling gigabytes here would be the largest part of a worker's recovery.
+    """
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(pages).view(dtype).view(shape)
 
 
 def bytes_per_block(spec: KVSpec, kernels: KernelSet) -> int:
