@@ -8,17 +8,20 @@ tokens, and a shadow table of page owners names the culprit first.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+import numpy as np
 from fake_model import ROOT, Drafter, FakeModel, StatusOf, advance, ragged
 from surestep_common.invariants import (
     DECODE,
     PREFILL,
     PREFILL_LAST,
     VERIFY,
-    check_plan_row,
-    check_result_row,
+    IntArray,
+    check_plan_rows,
+    check_result_rows,
     check_step,
 )
 from surestep_proto import engine_pb2 as pb
@@ -84,6 +87,7 @@ class FakeEngine:
         assert len(set(plan.slot)) == len(plan.slot), "two rows for a slot"
         width = sum(n or 1 + k for n, k in zip(plan.num_tokens, plan.k_cap, strict=True))
         assert 0 < width <= self.model.max_step_tokens
+        self._check_rows(plan)
         for row in range(len(plan.slot)):
             self._run_row(plan, row, result)
         result.digest = self._digest(result)
@@ -121,24 +125,29 @@ class FakeEngine:
             self._kv[block] = [None] * self.model.block_size
         slot.blocks.append(block)
 
+    def _check_rows(self, plan: pb.StepPlan) -> None:
+        slots = [self.slots[index] for index in plan.slot]
+        assert [slot.admission.slot_epoch for slot in slots] == list(plan.slot_epoch)
+        logged = zip(slots, plan.accepted_step, strict=True)
+        check_plan_rows(
+            slot=_column(plan.slot),
+            mode=_column(plan.mode),
+            num_tokens=_column(plan.num_tokens),
+            len_lo=_column(plan.len_lo),
+            len_hi=_column(plan.len_hi),
+            k_cap=_column(plan.k_cap),
+            accepted=_column(plan.accepted),
+            depends_on_step=_column(plan.depends_on_step),
+            length=_column(slot.length for slot in slots),
+            capacity=_column(len(slot.blocks) * self.model.block_size for slot in slots),
+            prefill_len=_column(len(slot.admission.token_ids) for slot in slots),
+            max_len=_column(slot.admission.max_len for slot in slots),
+            logged_accepted=_column(slot.log.get(step, -1) for slot, step in logged),
+            last_step=_column(slot.last_step for slot in slots),
+        )
+
     def _run_row(self, plan: pb.StepPlan, row: int, result: pb.StepResult) -> None:
         slot, mode = self.slots[plan.slot[row]], int(plan.mode[row])
-        assert slot.admission.slot_epoch == plan.slot_epoch[row]
-        check_plan_row(
-            mode=mode,
-            num_tokens=plan.num_tokens[row],
-            len_lo=plan.len_lo[row],
-            len_hi=plan.len_hi[row],
-            k_cap=plan.k_cap[row],
-            accepted=plan.accepted[row],
-            depends_on_step=plan.depends_on_step[row],
-            length=slot.length,
-            capacity=len(slot.blocks) * self.model.block_size,
-            prefill_len=len(slot.admission.token_ids),
-            max_len=slot.admission.max_len,
-            logged_accepted=slot.log.get(plan.accepted_step[row]),
-            last_step=slot.last_step,
-        )
         before = slot.length
         drafts = self._draft(slot, plan.k_cap[row]) if mode == VERIFY else []
         emitted, status = self._window(slot, mode, plan.num_tokens[row], drafts, plan, result, row)
@@ -147,7 +156,8 @@ class FakeEngine:
         stop = next((i for i, token in enumerate(emitted) if token in stop_ids), None)
         if stop is not None:
             emitted = emitted[: stop + 1]
-        slot.length += check_result_row(
+        slot.length += _check_result(
+            slot=plan.slot[row],
             mode=mode,
             num_tokens=plan.num_tokens[row],
             k_cap=plan.k_cap[row],
@@ -248,6 +258,20 @@ class FakeEngine:
         return pb.StepResult(
             epoch=result.epoch, step=result.step, rank=self.rank, digest=result.digest
         )
+
+
+def _column(values: Iterable[int]) -> IntArray:
+    return np.array(list(values), dtype=np.int64)
+
+
+def _check_result(*, ok: bool, ends_with_stop: bool, **columns: int) -> int:
+    """By how many tokens the slot of a row advances."""
+    advance = check_result_rows(
+        ok=np.array([ok]),
+        ends_with_stop=np.array([ends_with_stop]),
+        **{name: _column([value]) for name, value in columns.items()},
+    )
+    return int(advance[0])
 
 
 def _add_logprob(columns: pb.LogprobColumns, row: int, token: int, num_top: int) -> None:

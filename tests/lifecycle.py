@@ -158,7 +158,8 @@ class Lifecycle(RuleBasedStateMachine):
             for tenancy in earlier.rows if earlier is not plan else ():
                 assert tenancy.slot not in cached, "slot is still in use"
                 foreign = [block for block in tenancy.blocks if block in given]
-                assert all(tenancy.open and given[block] == tenancy.slot for block in foreign)
+                running = self.state.slots.open[tenancy.slot]
+                assert all(running and given[block] == tenancy.slot for block in foreign)
 
     def execute(self) -> None:
         if self.sent:

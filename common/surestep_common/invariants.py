@@ -1,5 +1,6 @@
 """The invariants of the step protocol, as pure functions that scheduler and worker both call.
 
+Rows are checked by columns, a few vector operations for all of them: parallel int64 arrays [R].
 Each side passes what it knows itself (its own committed length, its own log of accepted counts), so
 that a fault on one side cannot hide behind a copy it sent to the other. A broken invariant raises
 LedgerError, which is fatal to the epoch: it is never repaired.
@@ -10,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from .errors import InternalError
 
 # The values of DecodeMode in engine.proto, so that pure code needs no generated module.
@@ -19,8 +23,8 @@ DECODE: Final = 3
 VERIFY: Final = 4
 CATCH_UP: Final = 5
 
-_DECODING = frozenset((DECODE, VERIFY))
-_SAMPLING = frozenset((PREFILL_LAST, DECODE, VERIFY))
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 class LedgerError(InternalError):
@@ -42,96 +46,95 @@ def check_digests(step: int, digests: Sequence[int]) -> None:
             )
 
 
-def check_plan_row(
+def require(holds: BoolArray, slot: IntArray, message: str, *columns: IntArray) -> None:
+    """Raise LedgerError for the first failing row [R]: `message` with its values of `columns`."""
+    if not holds.all():
+        row = int(holds.argmin())
+        values = (int(column[row]) for column in columns)
+        raise LedgerError(f"slot {slot[row]}: {message.format(*values)}")
+
+
+def check_plan_rows(
     *,
-    mode: int,
-    num_tokens: int,
-    len_lo: int,
-    len_hi: int,
-    k_cap: int,
-    accepted: int,
-    depends_on_step: int,
-    length: int,
-    capacity: int,
-    prefill_len: int,
-    max_len: int,
-    logged_accepted: int | None,
-    last_step: int,
+    slot: IntArray,
+    mode: IntArray,
+    num_tokens: IntArray,
+    len_lo: IntArray,
+    len_hi: IntArray,
+    k_cap: IntArray,
+    accepted: IntArray,
+    depends_on_step: IntArray,
+    length: IntArray,
+    capacity: IntArray,
+    prefill_len: IntArray,
+    max_len: IntArray,
+    logged_accepted: IntArray,
+    last_step: IntArray,
 ) -> None:
-    """Invariants 2, 3 and 5 for one row of a plan, and that its mode follows from the state.
+    """Invariants 2, 3 and 5 for the rows of a plan, and that their modes follow from the state.
 
-    The first seven arguments are the row's columns. The rest is the caller's own knowledge, in
-    tokens unless said: `length` committed, `capacity` covered by the slot's blocks, `prefill_len`
-    given at admission, `max_len` of the request, `logged_accepted` drafts it recorded for the
-    row's `accepted_step` (0 when that is 0; None when it has no such entry), `last_step` it planned
-    or ran for this tenancy (0 = none).
+    The first eight arguments are the plan's columns. The rest is the caller's own knowledge of each
+    row's slot, in tokens unless said: `length` committed, `capacity` covered by the slot's blocks,
+    `prefill_len` given at admission, `max_len` of the request, `logged_accepted` drafts it recorded
+    for the row's `accepted_step` (0 when that is 0; -1 when it has no such entry), `last_step` it
+    planned or ran for this tenancy (0 = none).
     """
-    if not len_lo <= length <= len_hi:
-        raise LedgerError(f"committed length {length} outside [{len_lo}, {len_hi}]")
-    if accepted != logged_accepted:
-        raise LedgerError(f"plan says {accepted} drafts were accepted, the log {logged_accepted}")
-    if depends_on_step != last_step:
-        raise LedgerError(f"row continues step {depends_on_step}, but {last_step} was the last one")
-    if mode in _DECODING:
-        if num_tokens or (mode == VERIFY) != (k_cap > 0) or len_hi < prefill_len:
-            raise LedgerError(
-                f"mode {mode} with {num_tokens} known tokens and k_cap {k_cap}, {len_hi} of "
-                f"{prefill_len} prefilled"
-            )
-        end = len_hi + k_cap + 1
-        if end >= max_len:
-            raise LedgerError(f"row could reach {end + 1} known tokens of at most {max_len}")
-    else:
-        end = len_hi + num_tokens
-        _check_prefill(mode, num_tokens, k_cap, end, prefill_len)
-    if end > capacity:
-        raise LedgerError(f"blocks cover {capacity} tokens, the row may write {end}")
+    inside = (len_lo <= length) & (length <= len_hi)
+    require(inside, slot, "committed length {} outside [{}, {}]", length, len_lo, len_hi)
+    message = "plan says {} drafts were accepted, the log {}"
+    require(accepted == logged_accepted, slot, message, accepted, logged_accepted)
+    message = "row continues step {}, but {} was the last one"
+    require(depends_on_step == last_step, slot, message, depends_on_step, last_step)
+
+    verify, prefill_last = mode == VERIFY, mode == PREFILL_LAST
+    decoding, prefilling = verify | (mode == DECODE), prefill_last | (mode == PREFILL)
+    require(decoding | prefilling, slot, "mode {} cannot be planned here", mode)
+    end = len_hi + np.where(decoding, k_cap + 1, num_tokens)
+    consistent = np.where(
+        decoding,
+        (num_tokens == 0) & (verify == (k_cap > 0)) & (len_hi >= prefill_len),
+        (num_tokens > 0) & (k_cap == 0) & (prefill_last == (end == prefill_len)),
+    )
+    message = "mode {} with {} known tokens and k_cap {}, {} of {} prefilled"
+    require(consistent, slot, message, mode, num_tokens, k_cap, len_hi, prefill_len)
+    limit = np.where(decoding, max_len - 1, prefill_len)
+    require(end <= limit, slot, "mode {} could end at token {} of at most {}", mode, end, limit)
+    require(end <= capacity, slot, "blocks cover {} tokens, the row may write {}", capacity, end)
 
 
-def _check_prefill(mode: int, num_tokens: int, k_cap: int, end: int, prefill_len: int) -> None:
-    if num_tokens < 1 or k_cap:
-        raise LedgerError(f"prefill row of {num_tokens} tokens with k_cap {k_cap}")
-    if mode == PREFILL_LAST:
-        fits = end == prefill_len
-    elif mode == PREFILL:
-        fits = end < prefill_len
-    else:
-        raise LedgerError(f"mode {mode} cannot be planned here")
-    if not fits:
-        raise LedgerError(f"mode {mode} ends at token {end} of {prefill_len}")
-
-
-def check_result_row(
+def check_result_rows(
     *,
-    mode: int,
-    num_tokens: int,
-    k_cap: int,
-    ok: bool,
-    len_before: int,
-    n_drafts: int,
-    n_accepted: int,
-    n_emitted: int,
-    ends_with_stop: bool,
-    committed: int,
-) -> int:
-    """Invariants 2 and 4 for one row of a result; returns by how many tokens the slot advances.
+    slot: IntArray,
+    mode: IntArray,
+    num_tokens: IntArray,
+    k_cap: IntArray,
+    ok: BoolArray,
+    len_before: IntArray,
+    n_drafts: IntArray,
+    n_accepted: IntArray,
+    n_emitted: IntArray,
+    ends_with_stop: BoolArray,
+    committed: IntArray,
+) -> IntArray:
+    """Invariants 2 and 4 for the rows of a result; returns by how many tokens each slot advances.
 
-    `mode`, `num_tokens` and `k_cap` are the planned row's; `ok` is status == OK; `ends_with_stop`
+    `mode`, `num_tokens` and `k_cap` are the planned rows'; `ok` is status == OK; `ends_with_stop`
     tells whether the last emitted id is a stop id of the request; `committed` is the caller's own
     length before the row, in tokens.
     """
-    if len_before != committed:
-        raise LedgerError(f"row ran from length {len_before}, committed are {committed}")
-    if not 0 <= n_accepted <= n_drafts <= k_cap:
-        raise LedgerError(f"{n_accepted} accepted of {n_drafts} drafts of at most {k_cap}")
-    if not ok:
-        if n_emitted:
-            raise LedgerError(f"{n_emitted} tokens emitted by a failed row")
-        return 0
-    if mode in _SAMPLING:
-        if n_emitted != n_accepted + 1 and not (0 < n_emitted <= n_accepted and ends_with_stop):
-            raise LedgerError(f"{n_emitted} tokens emitted for {n_accepted} accepted drafts")
-        return num_tokens if mode == PREFILL_LAST else n_emitted
-    if n_emitted:
-        raise LedgerError(f"{n_emitted} tokens emitted by mode {mode}")
-    return num_tokens if mode == PREFILL else 0
+    message = "row ran from length {}, committed are {}"
+    require(len_before == committed, slot, message, len_before, committed)
+    ordered = (n_accepted >= 0) & (n_accepted <= n_drafts) & (n_drafts <= k_cap)
+    message = "{} accepted of {} drafts of at most {}"
+    require(ordered, slot, message, n_accepted, n_drafts, k_cap)
+
+    prefill, prefill_last = mode == PREFILL, mode == PREFILL_LAST
+    sampling = ok & (prefill_last | (mode == DECODE) | (mode == VERIFY))
+    cut = ends_with_stop & (n_emitted > 0) & (n_emitted <= n_accepted)
+    whole = n_emitted == n_accepted + 1
+    message = "{} tokens emitted for {} accepted drafts"
+    require(~sampling | whole | cut, slot, message, n_emitted, n_accepted)
+    message = "{} tokens emitted by a failed row or by mode {}"
+    require(sampling | (n_emitted == 0), slot, message, n_emitted, mode)
+    consumed = np.where(prefill | prefill_last, num_tokens, n_emitted)
+    return np.where(ok, consumed, 0)

@@ -1,34 +1,50 @@
-"""The token ledger of one tenancy: every scheduled token ends accepted, rejected or discarded."""
+"""The token ledger: every scheduled token of a tenancy ends accepted, rejected or discarded."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import numpy as np
+from surestep_common.invariants import IntArray, LedgerError
 
-from surestep_common.invariants import LedgerError
 
-
-@dataclass(slots=True)
 class Ledger:
-    """Counts of tokens (positions of planned rows), kept apart from the lengths they must match."""
+    """Counts of tokens (positions of planned rows) by slot [num_slots], for its newest tenancy.
 
-    scheduled: int = 0
-    accepted: int = 0
-    rejected: int = 0
-    discarded: int = 0
+    Kept apart from the lengths they must match.
+    """
 
-    def settle(self, width: int, advance: int) -> None:
-        """A row of `width` scheduled tokens committed the first `advance` of them."""
-        self.accepted += advance
-        self.rejected += width - advance
+    def __init__(self, num_slots: int) -> None:
+        self.scheduled = np.zeros(num_slots, dtype=np.int64)
+        self.accepted = np.zeros(num_slots, dtype=np.int64)
+        self.rejected = np.zeros(num_slots, dtype=np.int64)
+        self.discarded = np.zeros(num_slots, dtype=np.int64)
 
-    def check(self, *, in_flight: int, committed: int) -> None:
+    def open(self, slot: int) -> None:
+        """A tenancy begins."""
+        for column in (self.scheduled, self.accepted, self.rejected, self.discarded):
+            column[slot] = 0
+
+    def schedule(self, slot: IntArray, width: IntArray) -> None:
+        """Rows [R] of `width` tokens each are planned."""
+        self.scheduled[slot] += width
+
+    def settle(self, slot: IntArray, width: IntArray, advance: IntArray) -> None:
+        """Rows [R] of `width` scheduled tokens each committed the first `advance` of them."""
+        self.accepted[slot] += advance
+        self.rejected[slot] += width - advance
+
+    def check(self, slot: int, *, in_flight: int, committed: int) -> None:
         """Invariant 6 for a tenancy that computed `committed` tokens and waits for `in_flight`."""
-        settled = self.accepted + self.rejected + self.discarded
-        if self.scheduled != settled + in_flight or self.accepted != committed or in_flight < 0:
-            raise LedgerError(f"{self} with {in_flight} tokens in flight, {committed} committed")
+        scheduled, accepted = int(self.scheduled[slot]), int(self.accepted[slot])
+        rejected, discarded = int(self.rejected[slot]), int(self.discarded[slot])
+        settled = accepted + rejected + discarded
+        if scheduled != settled + in_flight or accepted != committed or in_flight < 0:
+            raise LedgerError(
+                f"slot {slot}: {scheduled} tokens scheduled, {accepted} accepted, {rejected} "
+                f"rejected, {discarded} discarded with {in_flight} in flight, {committed} committed"
+            )
 
-    def close(self, *, in_flight: int, committed: int) -> None:
+    def close(self, slot: int, *, in_flight: int, committed: int) -> None:
         """The tenancy ends; what is in flight will be discarded when its results arrive."""
-        self.check(in_flight=in_flight, committed=committed)
-        self.discarded += in_flight
-        self.check(in_flight=0, committed=committed)
+        self.check(slot, in_flight=in_flight, committed=committed)
+        self.discarded[slot] += in_flight
+        self.check(slot, in_flight=0, committed=committed)

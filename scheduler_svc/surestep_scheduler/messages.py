@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from surestep_common.invariants import BoolArray, IntArray
+
 from .sequence import Logprobs, Tenancy
 
 
@@ -24,7 +26,7 @@ class Extend(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. Row columns are parallel; see StepPlan in engine.proto for their meaning."""
+    """One step. Row columns are parallel [R]; see StepPlan in engine.proto for their meaning."""
 
     epoch: int
     step: int
@@ -32,38 +34,38 @@ class Plan:
     admissions: list[Tenancy]
     extends: list[Extend]
     rows: list[Tenancy]
-    slot: list[int]
-    slot_epoch: list[int]
-    mode: list[int]
-    num_tokens: list[int]
-    len_lo: list[int]
-    len_hi: list[int]
-    k_cap: list[int]
-    accepted_step: list[int]
-    accepted: list[int]
-    depends_on_step: list[int]
-    width: list[int]  # tokens each row schedules: num_tokens, or k_cap + 1
+    slot: IntArray
+    slot_epoch: IntArray
+    mode: IntArray
+    num_tokens: IntArray
+    len_lo: IntArray
+    len_hi: IntArray
+    k_cap: IntArray
+    accepted_step: IntArray
+    accepted: IntArray
+    depends_on_step: IntArray
+    width: IntArray  # tokens each row schedules: num_tokens, or k_cap + 1
 
     @property
     def num_step_tokens(self) -> int:
         """Input rows of the step, drafts included."""
-        return sum(self.width)
+        return int(self.width.sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the ranks report for one step. Row columns are parallel and in the plan's order."""
+    """What the ranks report for one step. Row columns are parallel [R], in the plan's order."""
 
     epoch: int
     step: int
     digests: list[int]  # one per rank
-    slot: list[int]
-    slot_epoch: list[int]
-    ok: list[bool]
-    len_before: list[int]
-    n_drafts: list[int]
-    n_accepted: list[int]
-    n_emitted: list[int]
+    slot: IntArray
+    slot_epoch: IntArray
+    ok: BoolArray
+    len_before: IntArray
+    n_drafts: IntArray
+    n_accepted: IntArray
+    n_emitted: IntArray
     token_ids: list[int]  # CSR by n_emitted
     logprobs: dict[int, Logprobs]  # by row
     prompt_logprobs: dict[int, Logprobs]  # by row

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from surestep_common.invariants import LedgerError
+import numpy as np
+from surestep_common.invariants import IntArray, LedgerError
 from surestep_proto import engine_pb2 as pb
 
 from .messages import Outcome, Plan
@@ -23,17 +24,17 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
         extend_slots=[extend.slot for extend in plan.extends],
         extend_counts=[len(extend.blocks) for extend in plan.extends],
         block_ids=[block for extend in plan.extends for block in extend.blocks],
-        slot=plan.slot,
-        slot_epoch=plan.slot_epoch,
-        num_tokens=plan.num_tokens,
-        len_lo=plan.len_lo,
-        len_hi=plan.len_hi,
-        k_cap=plan.k_cap,
-        accepted_step=plan.accepted_step,
-        accepted=plan.accepted,
-        depends_on_step=plan.depends_on_step,
+        slot=plan.slot.tolist(),
+        slot_epoch=plan.slot_epoch.tolist(),
+        num_tokens=plan.num_tokens.tolist(),
+        len_lo=plan.len_lo.tolist(),
+        len_hi=plan.len_hi.tolist(),
+        k_cap=plan.k_cap.tolist(),
+        accepted_step=plan.accepted_step.tolist(),
+        accepted=plan.accepted.tolist(),
+        depends_on_step=plan.depends_on_step.tolist(),
     )
-    message.mode.extend(plan.mode)  # type: ignore[arg-type]  # ints are enum values on the wire
+    message.mode.extend(plan.mode.tolist())  # ints are enum values on the wire
     return message
 
 
@@ -46,31 +47,35 @@ def _admission(tenancy: Tenancy) -> pb.Admission:
         token_ids=seq.tokens,
         prompt_len=seq.prompt_len,
         num_cached=tenancy.num_cached,
-        max_len=tenancy.max_len,
+        max_len=seq.max_len,
         sampling=seq.request.sampling,
     )
 
 
 def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
     """One outcome from the results of all ranks for a step, in rank order. Raises LedgerError."""
-    first, ok = results[0], pb.OK
+    first = results[0]
     if any((r.epoch, r.step) != (first.epoch, first.step) for r in results):
         raise LedgerError(f"ranks answer different steps: {[(r.epoch, r.step) for r in results]}")
     return Outcome(
         epoch=first.epoch,
         step=first.step,
         digests=[result.digest for result in results],
-        slot=list(first.slot),
-        slot_epoch=list(first.slot_epoch),
-        ok=[status == ok for status in first.status],
-        len_before=list(first.len_before),
-        n_drafts=list(first.n_drafts),
-        n_accepted=list(first.n_accepted),
-        n_emitted=list(first.n_emitted),
+        slot=_column(first.slot),
+        slot_epoch=_column(first.slot_epoch),
+        ok=_column(first.status) == pb.OK,
+        len_before=_column(first.len_before),
+        n_drafts=_column(first.n_drafts),
+        n_accepted=_column(first.n_accepted),
+        n_emitted=_column(first.n_emitted),
         token_ids=list(first.token_ids),
         logprobs=_by_row(first.logprobs),
         prompt_logprobs=_by_row(first.prompt_logprobs),
     )
+
+
+def _column(values: object) -> IntArray:
+    return np.array(values, dtype=np.int64)
 
 
 def _by_row(columns: pb.LogprobColumns) -> dict[int, Logprobs]:

@@ -12,12 +12,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence as Seq
 
+import numpy as np
 from surestep_common.invariants import (
     DECODE,
     PREFILL,
     PREFILL_LAST,
     VERIFY,
-    check_plan_row,
+    IntArray,
+    check_plan_rows,
 )
 
 from .messages import Extend, Plan
@@ -33,7 +35,7 @@ def schedule(state: SchedulerState, now: float) -> Plan | None:
     `now` is in seconds on the clock of `SchedulerState.add`.
     """
     step = _Step(state)
-    ready, prefilling = _split(state.running)
+    ready, prefilling = _split(state)
     prompts = list(heapq.merge(prefilling, state.waiting[: len(state.free_slots)], key=_order))
     budget = state.limits.max_num_batched_tokens
     budget -= step.add_decodes(ready, budget, crowded=bool(prompts))
@@ -45,18 +47,24 @@ def _order(seq: Sequence) -> tuple[float, int]:
     return seq.order
 
 
-def _split(running: list[Tenancy]) -> tuple[list[Tenancy], list[Sequence]]:
+def _split(state: SchedulerState) -> tuple[list[Tenancy], list[Sequence]]:
     """Requests that can decode now, and those whose prompt is not planned to its end.
 
     A request that everything in flight may bring to its last token but one has to wait.
     """
-    ready, prefilling = [], []
-    for tenancy in running:
-        if tenancy.len_hi < tenancy.prefill_len:
-            prefilling.append(tenancy.seq)
-        elif tenancy.len_hi + 2 <= tenancy.max_len:
-            ready.append(tenancy)
-    return ready, prefilling
+    slots, running = state.slots, state.running
+    slot = _slots_of(running)
+    len_hi = slots.len_hi[slot]
+    prefilling = len_hi < slots.prefill_len[slot]
+    ready = ~prefilling & (len_hi + 2 <= slots.max_len[slot])
+    return (
+        [running[row] for row in np.flatnonzero(ready).tolist()],
+        [running[row].seq for row in np.flatnonzero(prefilling).tolist()],
+    )
+
+
+def _slots_of(tenancies: Seq[Tenancy]) -> IntArray:
+    return np.array([tenancy.slot for tenancy in tenancies], dtype=np.int64)
 
 
 class _Step:
@@ -67,7 +75,7 @@ class _Step:
         self._admissions: list[Tenancy] = []
         self._extends: list[Extend] = []
         self._decodes: list[Tenancy] = []
-        self._caps: list[int] = []  # k_cap, parallel to _decodes
+        self._caps: IntArray = np.zeros(0, dtype=np.int64)  # k_cap, parallel to _decodes
         self._prefills: list[Tenancy] = []
         self._chunks: list[int] = []  # tokens, parallel to _prefills
 
@@ -78,42 +86,39 @@ class _Step:
         """
         if not ready:
             return 0
+        slots, slot = self._state.slots, _slots_of(ready)
         spare = budget - len(ready)
         share = (spare // 2 if crowded else spare) // len(ready)
-        for tenancy in ready:
-            if not tenancy.open:  # gave up its blocks to an earlier one
-                continue
-            len_hi = tenancy.len_hi
-            k = min(share, tenancy.draft_cap, tenancy.max_len - len_hi - 2)
-            if len_hi + k + 1 > tenancy.capacity:
-                grown = self._grow(tenancy, k)
-                if grown is None:
-                    continue
-                k = grown
-            self._decodes.append(tenancy)
-            self._caps.append(k)
-        return len(self._decodes) + sum(self._caps)
+        room = slots.max_len[slot] - slots.len_hi[slot] - 2
+        caps = np.minimum(np.minimum(slots.draft_cap[slot], share), room)
+        covered = slots.capacity[slot] - slots.len_hi[slot] - 1  # drafts that need no new block
+        for row in np.flatnonzero(caps > covered).tolist():
+            if slots.open[slot[row]]:  # did not give up its blocks to an earlier one
+                caps[row] = self._grow(ready[row], int(caps[row]), int(covered[row]))
+        kept = slots.open[slot] & (caps >= 0)
+        self._decodes = [ready[row] for row in np.flatnonzero(kept).tolist()]
+        self._caps = caps[kept]
+        return len(self._decodes) + int(self._caps.sum())
 
-    def _grow(self, tenancy: Tenancy, k: int) -> int | None:
-        """Get blocks for a row of up to `k` drafts; returns how many they cover, if any row."""
+    def _grow(self, tenancy: Tenancy, k: int, covered: int) -> int:
+        """Get blocks for a row of up to `k` drafts; returns how many it may have, -1 for no row."""
         state, size = self._state, self._state.limits.block_size
-        while True:
-            missing = -(-(tenancy.len_hi + k + 1 - tenancy.capacity) // size)
+        while k > covered:
+            missing = -(-(k - covered) // size)
             if missing <= state.pool.num_available:
-                if missing > 0:
-                    blocks = state.extend(tenancy, missing)
-                    self._extends.append(Extend(tenancy.slot, blocks))
-                return k
+                self._extends.append(Extend(tenancy.slot, state.extend(tenancy, missing)))
+                break
             if k > 0:
                 k -= 1
             elif state.quarantine:  # blocks come back with the next result
-                return None
+                return -1
             else:
                 # The last in the order. Rows are added in order, so it has none in this plan.
                 victim = state.running[-1]
                 state.preempt(victim)
                 if victim is tenancy:
-                    return None
+                    return -1
+        return k
 
     def add_prefills(self, prompts: Seq[Sequence], budget: int, now: float) -> None:
         """Chunks for prompts in their order, admitting those that wait while there is room."""
@@ -127,12 +132,15 @@ class _Step:
             if tenancy is None:  # those behind must not overtake it
                 admitting = False
                 continue
-            wanted = tenancy.prefill_len - tenancy.len_hi
-            chunk = min(wanted, max(left // 2, _MIN_CHUNK), left)
+            chunk = min(self._uncomputed(tenancy), max(left // 2, _MIN_CHUNK), left)
             self._prefills.append(tenancy)
             self._chunks.append(chunk)
             left -= chunk
         self._top_up(left)
+
+    def _uncomputed(self, tenancy: Tenancy) -> int:
+        slots, slot = self._state.slots, tenancy.slot
+        return int(slots.prefill_len[slot] - slots.len_hi[slot])
 
     def _admit(self, seq: Sequence, now: float) -> Tenancy | None:
         tenancy = self._state.admit(seq, now)
@@ -144,16 +152,24 @@ class _Step:
     def _top_up(self, left: int) -> None:
         """Hand out what the shares left over, first come first served."""
         for index, tenancy in enumerate(self._prefills):
-            more = min(left, tenancy.prefill_len - tenancy.len_hi - self._chunks[index])
+            more = min(left, self._uncomputed(tenancy) - self._chunks[index])
             self._chunks[index] += more
             left -= more
 
     def finish(self) -> Plan | None:
         """Fill the columns, check them, and count the rows as scheduled."""
-        state, rows = self._state, self._decodes + self._prefills
+        state, slots, rows = self._state, self._state.slots, self._decodes + self._prefills
         if not rows:
             return None
-        no_drafts = [0] * len(self._prefills)
+        slot, num_decodes = _slots_of(rows), len(self._decodes)
+        k_cap, num_tokens = np.zeros((2, len(rows)), dtype=np.int64)
+        k_cap[:num_decodes] = self._caps
+        num_tokens[num_decodes:] = self._chunks
+        len_hi, prefill_len = slots.len_hi[slot], slots.prefill_len[slot]
+        mode = np.where(len_hi + num_tokens == prefill_len, PREFILL_LAST, PREFILL)
+        mode[:num_decodes] = np.where(self._caps > 0, VERIFY, DECODE)
+        width = num_tokens + k_cap
+        width[:num_decodes] += 1
         plan = Plan(
             epoch=state.epoch,
             step=state.planned_step + 1,
@@ -161,56 +177,42 @@ class _Step:
             admissions=self._admissions,
             extends=self._extends,
             rows=rows,
-            slot=[t.slot for t in rows],
-            slot_epoch=[t.slot_epoch for t in rows],
-            mode=[VERIFY if k else DECODE for k in self._caps]
-            + [
-                PREFILL_LAST if t.len_hi + chunk == t.prefill_len else PREFILL
-                for t, chunk in zip(self._prefills, self._chunks, strict=True)
-            ],
-            num_tokens=[0] * len(self._decodes) + self._chunks,
-            len_lo=[t.committed for t in rows],
-            len_hi=[t.len_hi for t in rows],
-            k_cap=self._caps + no_drafts,
-            accepted_step=[t.applied_step for t in rows],
-            accepted=[t.accepted for t in rows],
-            depends_on_step=[t.planned_step for t in rows],
-            width=[k + 1 for k in self._caps] + self._chunks,
+            slot=slot,
+            slot_epoch=slots.slot_epoch[slot],
+            mode=mode,
+            num_tokens=num_tokens,
+            len_lo=slots.committed[slot],
+            len_hi=len_hi,
+            k_cap=k_cap,
+            accepted_step=slots.applied_step[slot],
+            accepted=slots.accepted[slot],
+            depends_on_step=slots.planned_step[slot],
+            width=width,
         )
         state.freed = []
-        _check(plan)
-        _commit(state, plan)
+        _check(plan, state)
+        slots.plan(plan.step, slot, width)
+        state.planned_step = plan.step
+        state.in_flight.append(plan)
         return plan
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: Plan, state: SchedulerState) -> None:
     """The scheduler's side of the invariants, before the plan leaves."""
-    columns = zip(
-        plan.rows, plan.mode, plan.num_tokens, plan.len_lo, plan.len_hi, plan.k_cap, plan.accepted,
-        plan.depends_on_step, strict=True,
-    )  # fmt: skip
-    for tenancy, mode, num_tokens, len_lo, len_hi, k_cap, accepted, depends_on_step in columns:
-        check_plan_row(
-            mode=mode,
-            num_tokens=num_tokens,
-            len_lo=len_lo,
-            len_hi=len_hi,
-            k_cap=k_cap,
-            accepted=accepted,
-            depends_on_step=depends_on_step,
-            length=tenancy.committed,
-            capacity=tenancy.capacity,
-            prefill_len=tenancy.prefill_len,
-            max_len=tenancy.max_len,
-            logged_accepted=tenancy.accepted,
-            last_step=tenancy.planned_step,
-        )
-
-
-def _commit(state: SchedulerState, plan: Plan) -> None:
-    for tenancy, width in zip(plan.rows, plan.width, strict=True):
-        tenancy.len_hi += width
-        tenancy.planned_step = plan.step
-        tenancy.ledger.scheduled += width
-    state.planned_step = plan.step
-    state.in_flight.append(plan)
+    slots, slot = state.slots, plan.slot
+    check_plan_rows(
+        slot=slot,
+        mode=plan.mode,
+        num_tokens=plan.num_tokens,
+        len_lo=plan.len_lo,
+        len_hi=plan.len_hi,
+        k_cap=plan.k_cap,
+        accepted=plan.accepted,
+        depends_on_step=plan.depends_on_step,
+        length=slots.committed[slot],
+        capacity=slots.capacity[slot],
+        prefill_len=slots.prefill_len[slot],
+        max_len=slots.max_len[slot],
+        logged_accepted=slots.accepted[slot],
+        last_step=slots.planned_step[slot],
+    )

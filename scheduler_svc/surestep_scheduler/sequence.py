@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from surestep_common.errors import SurestepError
 
-from .ledger import Ledger
 from .prefix import PrefixChain
 
 
@@ -84,43 +83,15 @@ class Sequence:
         return self.request.want_prompt_logprobs and self.num_steps == 0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tenancy:
-    """One stay of a sequence in a slot. Lengths in tokens.
-
-    `committed` counts tokens whose KV is valid by the applied results, `len_hi` the same if
-    everything in flight is accepted; the difference is what is in flight.
-    """
+    """One stay of a sequence in a slot; its numbers are the slot's line of the SlotTable."""
 
     seq: Sequence
     slot: int
     slot_epoch: int
-    blocks: list[int]
-    capacity: int  # covered by `blocks`
-    prefill_len: int  # known at admission
-    num_cached: int
-    max_len: int  # of the request
-    draft_cap: int  # most drafts per row
-    committed: int
-    len_hi: int
-    publish_at: int  # committed length at which the next block is full
-    stop_ids: frozenset[int]  # of the request
-    planned_step: int = 0  # newest step with a row of this tenancy; 0 = none
-    applied_step: int = 0  # newest step whose result was applied; 0 = none
-    accepted: int = 0  # drafts accepted in `applied_step`
-    open: bool = True  # False once the slot is given up; late results are dropped
-    ledger: Ledger = field(default_factory=Ledger)
-
-    def check(self) -> None:
-        """Raise when lengths, blocks and ledger of a running tenancy do not fit together."""
-        assert self.open
-        assert self.seq.tenancy is self
-        assert self.num_cached <= self.committed <= self.len_hi <= self.capacity
-        assert self.applied_step <= self.planned_step
-        assert self.committed <= self.prefill_len or self.committed == len(self.seq.tokens) - 1
-        self.ledger.check(
-            in_flight=self.len_hi - self.committed, committed=self.committed - self.num_cached
-        )
+    num_cached: int  # tokens whose KV was there at admission
+    blocks: list[int]  # grows
 
 
 class Output(NamedTuple):

@@ -14,6 +14,7 @@ from .counters import Counters
 from .limits import Limits
 from .messages import Freed, Plan
 from .sequence import Request, Sequence, Tenancy
+from .slots import SlotTable
 
 _MAX_RETRY_AFTER_S = 60.0
 
@@ -35,6 +36,7 @@ class SchedulerState:
     def _reset_workers(self) -> None:
         """Nothing is known to be on the workers: an epoch begins."""
         self.pool = BlockPool(self.limits.num_blocks)
+        self.slots = SlotTable(self.limits.num_slots)
         self.free_slots = list(range(self.limits.num_slots - 1, -1, -1))
         self.quarantine: list[Tenancy] = []
         self.freed: list[Freed] = []  # for the next plan
@@ -122,16 +124,18 @@ class SchedulerState:
             seq=seq,
             slot=slot,
             slot_epoch=self._slot_epochs[slot],
-            blocks=cached + self.pool.allocate(missing),
-            capacity=(len(cached) + missing) * size,
-            prefill_len=len(seq.tokens),
             num_cached=len(cached) * size,
+            blocks=cached + self.pool.allocate(missing),
+        )
+        self.slots.admit(
+            slot,
+            tenancy.slot_epoch,
+            num_cached=tenancy.num_cached,
+            prefill_len=len(seq.tokens),
             max_len=seq.max_len,
             draft_cap=_draft_cap(seq.request, self.limits),
-            committed=len(cached) * size,
-            len_hi=len(cached) * size,
-            publish_at=(len(cached) + 1) * size,
-            stop_ids=seq.request.stop_ids,
+            capacity=len(tenancy.blocks) * size,
+            publish_at=tenancy.num_cached + size,
         )
         self._start(seq, tenancy, now)
         return tenancy
@@ -155,11 +159,7 @@ class SchedulerState:
 
     def release(self, tenancy: Tenancy) -> None:
         """End a tenancy: close its ledger and give slot and blocks back when it is safe."""
-        tenancy.ledger.close(
-            in_flight=tenancy.len_hi - tenancy.committed,
-            committed=tenancy.committed - tenancy.num_cached,
-        )
-        tenancy.open = False
+        self.slots.close(tenancy.slot)
         tenancy.seq.tenancy = None
         self.running.remove(tenancy)
         self.freed.append(Freed(tenancy.slot, tenancy.slot_epoch))
@@ -168,7 +168,8 @@ class SchedulerState:
 
     def sweep(self) -> None:
         """Reuse what no plan in flight touches any more."""
-        done = [t for t in self.quarantine if t.planned_step <= self.applied_step]
+        planned_step = self.slots.planned_step
+        done = [t for t in self.quarantine if planned_step[t.slot] <= self.applied_step]
         for tenancy in done:
             self.quarantine.remove(tenancy)
             self.free_slots.append(tenancy.slot)
@@ -188,8 +189,8 @@ class SchedulerState:
     def extend(self, tenancy: Tenancy, num_blocks: int) -> list[int]:
         """Append blocks to a running tenancy and return them."""
         blocks = self.pool.allocate(num_blocks)
-        tenancy.blocks += blocks
-        tenancy.capacity += num_blocks * self.limits.block_size
+        tenancy.blocks.extend(blocks)
+        self.slots.capacity[tenancy.slot] += num_blocks * self.limits.block_size
         return blocks
 
     # -- epochs --------------------------------------------------------------------------------
@@ -241,14 +242,19 @@ class SchedulerState:
         assert set(seqs) == set(self.open.values())
         assert all(seq.tenancy is None for seq in self.waiting)
         for tenancy in self.running:
-            tenancy.check()
+            assert tenancy.seq.tenancy is tenancy
+            self.slots.check(tenancy.slot)
+            committed = int(self.slots.committed[tenancy.slot])
+            known = len(tenancy.seq.tokens)
+            assert committed <= self.slots.prefill_len[tenancy.slot] or committed == known - 1
+            assert self.slots.capacity[tenancy.slot] == len(tenancy.blocks) * self.limits.block_size
             pending = sum(
                 width
                 for plan in self.in_flight
                 for row, width in zip(plan.rows, plan.width, strict=True)
                 if row is tenancy
             )
-            assert pending == tenancy.len_hi - tenancy.committed, "tokens in flight"
+            assert pending == self.slots.len_hi[tenancy.slot] - committed, "tokens in flight"
 
 
 def _order(seq: Sequence) -> tuple[float, int]:

@@ -28,7 +28,17 @@ _NO_TORCH = {
 # The policy core decides from its arguments alone: no I/O, no clock, no tensors.
 _PURE = {
     f"scheduler_svc/surestep_scheduler/{name}.py"
-    for name in ("policy", "blocks", "prefix", "ledger", "sequence", "state", "plan", "commit")
+    for name in (
+        "policy",
+        "blocks",
+        "prefix",
+        "ledger",
+        "sequence",
+        "slots",
+        "state",
+        "plan",
+        "commit",
+    )
 }
 _IMPURE = {"torch", "grpc", "asyncio", "time", "socket", "os", "threading", "logging", "random"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surestep_common.invariants import LedgerError, check_plan_row
+from surestep_common.invariants import check_plan_rows, require
 
 from .plan import Rows
 from .slots import Slots
@@ -10,36 +10,25 @@ from .slots import Slots
 
 def check_rows(rows: Rows, slots: Slots, max_draft_tokens: int) -> None:
     """Raises LedgerError when a row contradicts the slot it means."""
-    columns = zip(
-        rows.slot.tolist(),
-        rows.slot_epoch.tolist(),
-        rows.mode.tolist(),
-        rows.num_tokens.tolist(),
-        rows.len_lo.tolist(),
-        rows.len_hi.tolist(),
-        rows.k_cap.tolist(),
-        rows.accepted.tolist(),
-        rows.depends_on_step.tolist(),
-        slots.accepted_at(rows.slot, rows.accepted_step).tolist(),
-        strict=True,
+    slot = rows.slot
+    held = slots.occupied[slot] & (slots.tenancy[slot] == rows.slot_epoch)
+    require(held, slot, "it does not hold tenancy {}", rows.slot_epoch)
+    require(
+        rows.k_cap <= max_draft_tokens, slot, f"k_cap {{}} exceeds {max_draft_tokens}", rows.k_cap
     )
-    for slot, tenancy, mode, num_tokens, lo, hi, k_cap, accepted, depends_on, logged in columns:
-        if not slots.occupied[slot] or slots.tenancy[slot] != tenancy:
-            raise LedgerError(f"slot {slot} does not hold tenancy {tenancy}")
-        if k_cap > max_draft_tokens:
-            raise LedgerError(f"k_cap {k_cap} exceeds {max_draft_tokens}")
-        check_plan_row(
-            mode=mode,
-            num_tokens=num_tokens,
-            len_lo=lo,
-            len_hi=hi,
-            k_cap=k_cap,
-            accepted=accepted,
-            depends_on_step=depends_on,
-            length=int(slots.committed[slot]),
-            capacity=int(slots.num_blocks[slot]) * slots.block_size,
-            prefill_len=int(slots.admitted_len[slot]),
-            max_len=int(slots.max_len[slot]),
-            logged_accepted=None if logged < 0 else logged,
-            last_step=int(slots.last_step[slot]),
-        )
+    check_plan_rows(
+        slot=slot,
+        mode=rows.mode,
+        num_tokens=rows.num_tokens,
+        len_lo=rows.len_lo,
+        len_hi=rows.len_hi,
+        k_cap=rows.k_cap,
+        accepted=rows.accepted,
+        depends_on_step=rows.depends_on_step,
+        length=slots.committed[slot],
+        capacity=slots.num_blocks[slot] * slots.block_size,
+        prefill_len=slots.admitted_len[slot],
+        max_len=slots.max_len[slot],
+        logged_accepted=slots.accepted_at(slot, rows.accepted_step),
+        last_step=slots.last_step[slot],
+    )

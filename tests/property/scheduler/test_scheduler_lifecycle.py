@@ -89,7 +89,7 @@ class LateResultsCount(SchedulerState):
 
     def release(self, tenancy: Tenancy) -> None:
         super().release(tenancy)
-        tenancy.open = True
+        self.slots.open[tenancy.slot] = True
 
 
 @pytest.mark.parametrize("mutant", [NoQuarantine, StaleCache, LateResultsCount])

@@ -1,0 +1,87 @@
+"""The numbers of all tenancies, one line per slot, so that a step is a few vector operations."""
+
+from __future__ import annotations
+
+import numpy as np
+from surestep_common.invariants import IntArray
+
+from .ledger import Ledger
+
+
+class SlotTable:
+    """Structure of arrays [num_slots], lengths in tokens.
+
+    A line describes the newest tenancy of its slot: it stays as it was when the tenancy ends, and
+    the slot is given to nobody else while a plan in flight still means it.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.open = np.zeros(num_slots, dtype=np.bool_)  # False: late results are dropped
+        self.slot_epoch = np.zeros(num_slots, dtype=np.int64)
+        # Constant during a tenancy.
+        self.num_cached = np.zeros(num_slots, dtype=np.int64)  # committed at admission
+        self.prefill_len = np.zeros(num_slots, dtype=np.int64)  # known at admission
+        self.max_len = np.zeros(num_slots, dtype=np.int64)  # of the request
+        self.draft_cap = np.zeros(num_slots, dtype=np.int64)  # most drafts per row
+        # How far it is.
+        self.capacity = np.zeros(num_slots, dtype=np.int64)  # covered by its blocks
+        self.committed = np.zeros(num_slots, dtype=np.int64)  # KV is valid by the applied results
+        self.len_hi = np.zeros(num_slots, dtype=np.int64)  # if all in flight is accepted
+        self.publish_at = np.zeros(num_slots, dtype=np.int64)  # `committed` fills the next block
+        self.planned_step = np.zeros(num_slots, dtype=np.int64)  # newest step with a row of it
+        self.applied_step = np.zeros(num_slots, dtype=np.int64)  # newest step applied; 0 = none
+        self.accepted = np.zeros(num_slots, dtype=np.int64)  # drafts accepted in `applied_step`
+        self.ledger = Ledger(num_slots)
+
+    def admit(
+        self, slot: int, slot_epoch: int, *, num_cached: int, prefill_len: int, max_len: int,
+        draft_cap: int, capacity: int, publish_at: int,
+    ) -> None:  # fmt: skip
+        """A tenancy begins with `num_cached` tokens committed."""
+        self.open[slot] = True
+        self.slot_epoch[slot] = slot_epoch
+        self.num_cached[slot] = self.committed[slot] = self.len_hi[slot] = num_cached
+        self.prefill_len[slot] = prefill_len
+        self.max_len[slot] = max_len
+        self.draft_cap[slot] = draft_cap
+        self.capacity[slot] = capacity
+        self.publish_at[slot] = publish_at
+        self.planned_step[slot] = self.applied_step[slot] = self.accepted[slot] = 0
+        self.ledger.open(slot)
+
+    def plan(self, step: int, slot: IntArray, width: IntArray) -> None:
+        """Rows [R] of `width` tokens are in flight from now on."""
+        self.ledger.schedule(slot, width)
+        self.len_hi[slot] += width
+        self.planned_step[slot] = step
+
+    def settle(
+        self, step: int, slot: IntArray, width: IntArray, advance: IntArray, accepted: IntArray
+    ) -> None:
+        """Rows [R] of `width` tokens are in flight no more: the first `advance` are committed."""
+        self.ledger.settle(slot, width, advance)
+        self.committed[slot] += advance
+        self.len_hi[slot] -= width - advance
+        self.applied_step[slot] = step
+        self.accepted[slot] = accepted
+
+    def close(self, slot: int) -> None:
+        """A tenancy ends. Raises LedgerError when its books do not balance."""
+        self.ledger.close(slot, **self._lengths(slot))
+        self.open[slot] = False
+
+    def check(self, slot: int) -> None:
+        """Raise when lengths and ledger of a running tenancy do not fit together."""
+        assert self.open[slot]
+        assert self.num_cached[slot] <= self.committed[slot] <= self.len_hi[slot]
+        assert self.len_hi[slot] <= self.capacity[slot]
+        assert self.committed[slot] < self.publish_at[slot]
+        assert self.applied_step[slot] <= self.planned_step[slot]
+        self.ledger.check(slot, **self._lengths(slot))
+
+    def _lengths(self, slot: int) -> dict[str, int]:
+        committed = int(self.committed[slot])
+        return {
+            "in_flight": int(self.len_hi[slot]) - committed,
+            "committed": committed - int(self.num_cached[slot]),
+        }
