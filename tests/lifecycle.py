@@ -193,10 +193,12 @@ class Lifecycle(RuleBasedStateMachine):
             assert seq.request.id in self.broken
             return
         expected = self.expected(seq)
-        assert seq.tokens == expected[: len(seq.tokens)]
+        assert list(seq.tokens) == expected[: len(seq.tokens)]
         if output.finish is not None:
-            assert seq.tokens == expected
-        if seq.request.want_prompt_logprobs and seq.num_steps == 1 and seq.prompt_len > 1:
+            assert list(seq.tokens) == expected
+        known_before = len(seq.tokens) - len(output.token_ids)
+        is_first = known_before == seq.prompt_len + len(seq.request.emitted_ids)
+        if seq.request.want_prompt_logprobs and is_first and seq.prompt_len > 1:
             assert output.prompt_logprobs is not None
             assert output.prompt_logprobs.token_id == seq.request.prompt_ids[1:]
 

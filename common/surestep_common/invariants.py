@@ -48,8 +48,10 @@ def check_digests(step: int, digests: Sequence[int]) -> None:
 
 def require(holds: BoolArray, slot: IntArray, message: str, *columns: IntArray) -> None:
     """Raise LedgerError for the first failing row [R]: `message` with its values of `columns`."""
-    if not holds.all():
-        row = int(holds.argmin())
+    if not len(slot):
+        return
+    row = int(holds.argmin())
+    if not holds[row]:
         values = (int(column[row]) for column in columns)
         raise LedgerError(f"slot {slot[row]}: {message.format(*values)}")
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
-from itertools import pairwise
+from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
 from surestep_common.errors import ModelFault
 from surestep_common.invariants import (
+    PREFILL_LAST,
+    BoolArray,
     IntArray,
     LedgerError,
     check_digests,
@@ -34,10 +38,12 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     check_step(plan.step, outcome.step)
     check_digests(outcome.step, outcome.digests)
     _check_columns(plan, outcome)
-    outputs = _apply_rows(state, plan, outcome)
+    rows = _live_rows(state, plan, outcome)
+    _settle(state, plan, outcome, rows)
+    outputs = _emit(state, outcome, rows)
+    _publish(state, rows)
     state.in_flight.popleft()
     state.applied_step = plan.step
-    state.counters.steps += 1
     for output in outputs:
         if output.finish is not None or output.error is not None:
             reason = output.finish.name.lower() if output.finish is not None else "error"
@@ -58,66 +64,98 @@ def _check_columns(plan: Plan, outcome: Outcome) -> None:
         raise LedgerError(f"step {plan.step}: token ids and counts differ")
 
 
-def _apply_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> list[Output]:
-    """Settle and commit the rows whose tenancies are open."""
-    live = np.flatnonzero(state.slots.open[plan.slot])
-    slot, ok, n_accepted = plan.slot[live], outcome.ok[live], outcome.n_accepted[live]
-    n_emitted = outcome.n_emitted[live]
-    rows = live.tolist()
-    tenancies = [plan.rows[row] for row in rows]
-    ends = np.cumsum(outcome.n_emitted).tolist()
-    windows = [outcome.token_ids[start:end] for start, end in pairwise([0, *ends])]
-    windows = [windows[row] for row in rows]
-    stops = _stops(plan.step, tenancies, windows)
-    advance = check_result_rows(
-        slot=slot,
-        mode=plan.mode[live],
-        num_tokens=plan.num_tokens[live],
-        k_cap=plan.k_cap[live],
-        ok=ok,
-        len_before=outcome.len_before[live],
-        n_drafts=outcome.n_drafts[live],
-        n_accepted=n_accepted,
-        n_emitted=n_emitted,
-        ends_with_stop=np.array(stops, dtype=np.bool_),
-        committed=state.slots.committed[slot],
+class _Rows(NamedTuple):
+    """The rows of a step whose tenancies are open; parallel columns [R]."""
+
+    planned: IntArray  # row of the plan
+    tenancies: list[Tenancy]
+    windows: list[array[int]]  # emitted ids
+    slot: IntArray
+    mode: IntArray
+    ok: BoolArray
+    n_drafts: IntArray
+    n_accepted: IntArray
+    n_emitted: IntArray
+    stopped: BoolArray  # the window ends with a stop id of its request
+
+
+def _live_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> _Rows:
+    planned = np.flatnonzero(state.slots.open[plan.slot])
+    tenancies: list[Tenancy] = plan.rows[planned].tolist()
+    end = outcome.n_emitted.cumsum()
+    bounds = zip((end - outcome.n_emitted)[planned].tolist(), end[planned].tolist(), strict=True)
+    windows = [outcome.token_ids[first:last] for first, last in bounds]
+    return _Rows(
+        planned=planned,
+        tenancies=tenancies,
+        windows=windows,
+        slot=plan.slot[planned],
+        mode=plan.mode[planned],
+        ok=outcome.ok[planned],
+        n_drafts=outcome.n_drafts[planned],
+        n_accepted=outcome.n_accepted[planned],
+        n_emitted=outcome.n_emitted[planned],
+        stopped=_stopped(plan.step, tenancies, windows),
     )
-    state.slots.settle(plan.step, slot, plan.width[live], advance, n_accepted)
-    verified = ok * outcome.n_drafts[live]
-    accepted = np.minimum(n_accepted, n_emitted)  # drafts behind a stop id were never emitted
-    state.counters.windows.update(accepted[verified > 0].tolist())
-    state.counters.draft_tokens += int(verified.sum())
-    state.counters.generation_tokens += int(n_emitted.sum())
-    outputs = []
-    columns = zip(
-        rows, tenancies, windows, stops, ok.tolist(), verified.tolist(), accepted.tolist(),
-        strict=True,
-    )  # fmt: skip
-    for row, tenancy, emitted, stopped, usable, num_drafts, num_accepted in columns:
-        seq = tenancy.seq
-        if outcome.prompt_logprobs:
-            _collect(seq, outcome.prompt_logprobs.get(row))
-        if not usable:
-            error = ModelFault("the model's logits were not usable")
-            outputs.append(Output(seq, [], error=error))
-        elif emitted:
-            seq.num_drafts += num_drafts
-            seq.num_accepted += num_accepted
-            outputs.append(_emit(seq, emitted, stopped, outcome.logprobs.get(row)))
-    _publish(state, slot, tenancies)
-    return outputs
 
 
-def _stops(step: int, tenancies: Seq[Tenancy], windows: Seq[list[int]]) -> list[bool]:
-    """Which windows end with a stop id of their request. Raises LedgerError if one goes on."""
-    stops = [
-        not tenancy.seq.request.stop_ids.isdisjoint(window)
-        for tenancy, window in zip(tenancies, windows, strict=True)
-    ]
-    for tenancy, window, stopped in zip(tenancies, windows, stops, strict=True):
-        if stopped and not tenancy.seq.request.stop_ids.isdisjoint(window[:-1]):
+def _stopped(step: int, tenancies: Seq[Tenancy], windows: Seq[array[int]]) -> BoolArray:
+    """Which windows hold a stop id of their request. Raises LedgerError if one goes on behind."""
+    rows = zip(tenancies, windows, strict=True)
+    stopped = [not tenancy.stop_ids.isdisjoint(window) for tenancy, window in rows]
+    for tenancy, window in compress(zip(tenancies, windows, strict=True), stopped):
+        if not tenancy.stop_ids.isdisjoint(window[:-1]):
             raise LedgerError(f"step {step}, slot {tenancy.slot}: tokens behind a stop id")
-    return stops
+    return np.array(stopped, dtype=np.bool_)
+
+
+def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: _Rows) -> None:
+    """Check the rows against the scheduler's own books, then write them down."""
+    slots, planned = state.slots, rows.planned
+    advance = check_result_rows(
+        slot=rows.slot,
+        mode=rows.mode,
+        num_tokens=plan.num_tokens[planned],
+        k_cap=plan.k_cap[planned],
+        ok=rows.ok,
+        len_before=outcome.len_before[planned],
+        n_drafts=rows.n_drafts,
+        n_accepted=rows.n_accepted,
+        n_emitted=rows.n_emitted,
+        ends_with_stop=rows.stopped,
+        committed=slots.committed[rows.slot],
+    )
+    slots.settle(plan.step, rows.slot, plan.width[planned], advance, rows.n_accepted)
+    drafts = rows.n_drafts * rows.ok
+    # Drafts behind a stop id were never emitted.
+    accepted = np.minimum(rows.n_accepted, rows.n_emitted)
+    slots.count(rows.slot, rows.n_emitted > 0, drafts, accepted)
+    state.counters.count(rows.n_emitted, drafts, accepted)
+
+
+def _emit(state: SchedulerState, outcome: Outcome, rows: _Rows) -> list[Output]:
+    """Hand the tokens to their sequences. What few rows need is found by column."""
+    outputs = []
+    for tenancy, window in zip(rows.tenancies, rows.windows, strict=True):
+        seq = tenancy.seq
+        seq.tokens.extend(window)
+        outputs.append(Output(seq, window))
+    slots, emits = state.slots, rows.n_emitted > 0
+    full = emits & (slots.committed[rows.slot] + 1 >= slots.max_len[rows.slot])
+    for row in full.nonzero()[0].tolist():
+        outputs[row].finish = Finish.LENGTH
+    for row in rows.stopped.nonzero()[0].tolist():
+        outputs[row].finish = Finish.STOP
+    for row in (~rows.ok).nonzero()[0].tolist():
+        outputs[row].error = ModelFault("the model's logits were not usable")
+    if outcome.logprobs or outcome.prompt_logprobs:
+        for output, row in zip(outputs, rows.planned.tolist(), strict=True):
+            output.logprobs = outcome.logprobs.get(row)
+            _collect(output.seq, outcome.prompt_logprobs.get(row))
+    for row in (rows.mode == PREFILL_LAST).nonzero()[0].tolist():
+        seq = rows.tenancies[row].seq
+        outputs[row].prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
+    return list(compress(outputs, emits | ~rows.ok))
 
 
 def _collect(seq: Sequence, logprobs: Logprobs | None) -> None:
@@ -128,29 +166,15 @@ def _collect(seq: Sequence, logprobs: Logprobs | None) -> None:
     seq.prompt_logprobs.extend(logprobs)
 
 
-def _emit(seq: Sequence, emitted: list[int], stopped: bool, logprobs: Logprobs | None) -> Output:
-    """Append tokens to the sequence."""
-    seq.tokens += emitted
-    seq.num_steps += 1
-    seq.fruitless_replays = 0
-    finish = None
-    if stopped:
-        finish = Finish.STOP
-    elif len(seq.tokens) >= seq.max_len:
-        finish = Finish.LENGTH
-    prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
-    return Output(seq, emitted, logprobs, prompt_logprobs, finish)
-
-
-def _publish(state: SchedulerState, slot: IntArray, tenancies: Seq[Tenancy]) -> None:
+def _publish(state: SchedulerState, rows: _Rows) -> None:
     """Share blocks full of committed tokens: nothing in flight can write them again."""
     slots, size = state.slots, state.limits.block_size
-    ready = np.flatnonzero(slots.committed[slot] >= slots.publish_at[slot])
-    since = slots.publish_at[slot[ready]] // size - 1
-    full = slots.committed[slot[ready]] // size
-    slots.publish_at[slot[ready]] = (full + 1) * size
+    ready = (slots.committed[rows.slot] >= slots.publish_at[rows.slot]).nonzero()[0]
+    slot = rows.slot[ready]
+    since, full = slots.publish_at[slot] // size - 1, slots.committed[slot] // size
+    slots.publish_at[slot] = (full + 1) * size
     if not state.limits.enable_prefix_caching:
         return
     for row, first, end in zip(ready.tolist(), since.tolist(), full.tolist(), strict=True):
-        seq, blocks = tenancies[row].seq, tenancies[row].blocks
+        seq, blocks = rows.tenancies[row].seq, rows.tenancies[row].blocks
         prefix.publish(state.pool, seq.chain, seq.tokens, blocks, first, end)

@@ -6,6 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import numpy as np
+from surestep_common.invariants import IntArray
+
 
 @dataclass(slots=True)
 class Counters:
@@ -24,6 +27,14 @@ class Counters:
     draft_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     windows: Counter[int] = field(default_factory=Counter)  # windows with drafts, by accepted count
+
+    def count(self, emitted: IntArray, drafts: IntArray, accepted: IntArray) -> None:
+        """A step whose rows [R] emitted, verified and accepted so many tokens."""
+        self.steps += 1
+        self.generation_tokens += int(emitted.sum())
+        self.draft_tokens += int(drafts.sum())
+        windows = np.bincount(accepted[drafts > 0])
+        self.windows.update(dict(enumerate(windows.tolist())))
 
     @property
     def num_drafts(self) -> int:

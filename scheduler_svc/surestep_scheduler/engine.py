@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
@@ -225,7 +226,7 @@ class Engine:
         await self._set_state(generate_pb2.RECOVERING)
         for seq in self.core.fence():
             message = "the request ran in every one of several worker failures"
-            self._deliver(Output(seq, [], error=InternalError(message)))
+            self._deliver(Output(seq, array("I"), error=InternalError(message)))
         pids = [info.pid for info in self.infos]
         await self.supervisors.restart(reason, pids, self._settings.restart_timeout_s)
 

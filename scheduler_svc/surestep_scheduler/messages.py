@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from surestep_common.invariants import BoolArray, IntArray
 
 from .sequence import Logprobs, Tenancy
@@ -33,7 +36,7 @@ class Plan:
     freed: list[Freed]
     admissions: list[Tenancy]
     extends: list[Extend]
-    rows: list[Tenancy]
+    rows: npt.NDArray[np.object_]  # tenancies
     slot: IntArray
     slot_epoch: IntArray
     mode: IntArray
@@ -66,6 +69,6 @@ class Outcome:
     n_drafts: IntArray
     n_accepted: IntArray
     n_emitted: IntArray
-    token_ids: list[int]  # CSR by n_emitted
+    token_ids: array[int]  # uint32; CSR by n_emitted
     logprobs: dict[int, Logprobs]  # by row
     prompt_logprobs: dict[int, Logprobs]  # by row

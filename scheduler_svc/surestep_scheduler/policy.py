@@ -47,20 +47,20 @@ def _order(seq: Sequence) -> tuple[float, int]:
     return seq.order
 
 
-def _split(state: SchedulerState) -> tuple[list[Tenancy], list[Sequence]]:
-    """Requests that can decode now, and those whose prompt is not planned to its end.
+def _split(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
+    """Slots that can decode now, and requests whose prompt is not planned to its end.
 
     A request that everything in flight may bring to its last token but one has to wait.
     """
-    slots, running = state.slots, state.running
-    slot = _slots_of(running)
+    slots, slot = state.slots, _slots_of(state.running)
     len_hi = slots.len_hi[slot]
     prefilling = len_hi < slots.prefill_len[slot]
     ready = ~prefilling & (len_hi + 2 <= slots.max_len[slot])
-    return (
-        [running[row] for row in np.flatnonzero(ready).tolist()],
-        [running[row].seq for row in np.flatnonzero(prefilling).tolist()],
-    )
+    return slot[ready], [tenancy.seq for tenancy in slots.tenancy[slot[prefilling]]]
+
+
+def _blocks(num_tokens: IntArray, block_size: int) -> IntArray:
+    return -(-num_tokens // block_size)
 
 
 def _slots_of(tenancies: Seq[Tenancy]) -> IntArray:
@@ -74,50 +74,54 @@ class _Step:
         self._state = state
         self._admissions: list[Tenancy] = []
         self._extends: list[Extend] = []
-        self._decodes: list[Tenancy] = []
-        self._caps: IntArray = np.zeros(0, dtype=np.int64)  # k_cap, parallel to _decodes
+        self._decodes = np.zeros(0, dtype=np.int64)  # slots
+        self._caps = np.zeros(0, dtype=np.int64)  # k_cap, parallel to _decodes
         self._prefills: list[Tenancy] = []
         self._chunks: list[int] = []  # tokens, parallel to _prefills
 
-    def add_decodes(self, ready: list[Tenancy], budget: int, *, crowded: bool) -> int:
+    def add_decodes(self, slot: IntArray, budget: int, *, crowded: bool) -> int:
         """One row for each request that decodes; returns the tokens they take.
 
         `crowded`: prompts wait, so that drafts may only have half of what is left.
         """
-        if not ready:
+        if not len(slot):
             return 0
-        slots, slot = self._state.slots, _slots_of(ready)
-        spare = budget - len(ready)
-        share = (spare // 2 if crowded else spare) // len(ready)
+        state, slots = self._state, self._state.slots
+        spare = budget - len(slot)
+        share = (spare // 2 if crowded else spare) // len(slot)
         room = slots.max_len[slot] - slots.len_hi[slot] - 2
-        caps = np.minimum(np.minimum(slots.draft_cap[slot], share), room)
+        caps = np.minimum(np.minimum(slots.draft_cap[slot], room), share)
         covered = slots.capacity[slot] - slots.len_hi[slot] - 1  # drafts that need no new block
-        for row in np.flatnonzero(caps > covered).tolist():
-            if slots.open[slot[row]]:  # did not give up its blocks to an earlier one
-                caps[row] = self._grow(ready[row], int(caps[row]), int(covered[row]))
+        short = np.flatnonzero(caps > covered)
+        missing = _blocks(caps[short] - covered[short], state.limits.block_size)
+        if missing.sum() <= state.pool.num_available:
+            self._extends += state.extend(slot[short], missing)
+        else:
+            for row in short.tolist():
+                caps[row] = self._grow(slot[row : row + 1], int(caps[row]), int(covered[row]))
         kept = slots.open[slot] & (caps >= 0)
-        self._decodes = [ready[row] for row in np.flatnonzero(kept).tolist()]
-        self._caps = caps[kept]
+        self._decodes, self._caps = slot[kept], caps[kept]
         return len(self._decodes) + int(self._caps.sum())
 
-    def _grow(self, tenancy: Tenancy, k: int, covered: int) -> int:
-        """Get blocks for a row of up to `k` drafts; returns how many it may have, -1 for no row."""
-        state, size = self._state, self._state.limits.block_size
-        while k > covered:
-            missing = -(-(k - covered) // size)
-            if missing <= state.pool.num_available:
-                self._extends.append(Extend(tenancy.slot, state.extend(tenancy, missing)))
-                break
+    def _grow(self, slot: IntArray, k: int, covered: int) -> int:
+        """Blocks are scarce: drafts are given up for them first, then requests.
+
+        `slot` [1] wants `k` drafts and its blocks cover `covered`; -1 is no room for a row at all.
+        Returns the drafts it may have, -1 for no row.
+        """
+        state = self._state
+        while state.slots.open[slot[0]] and k > covered:
+            missing = _blocks(np.array([k - covered]), state.limits.block_size)
+            if missing[0] <= state.pool.num_available:
+                self._extends += state.extend(slot, missing)
+                return k
             if k > 0:
                 k -= 1
             elif state.quarantine:  # blocks come back with the next result
                 return -1
             else:
                 # The last in the order. Rows are added in order, so it has none in this plan.
-                victim = state.running[-1]
-                state.preempt(victim)
-                if victim is tenancy:
-                    return -1
+                state.preempt(state.running[-1])
         return k
 
     def add_prefills(self, prompts: Seq[Sequence], budget: int, now: float) -> None:
@@ -158,11 +162,11 @@ class _Step:
 
     def finish(self) -> Plan | None:
         """Fill the columns, check them, and count the rows as scheduled."""
-        state, slots, rows = self._state, self._state.slots, self._decodes + self._prefills
-        if not rows:
+        state, slots, num_decodes = self._state, self._state.slots, len(self._decodes)
+        slot = np.concatenate((self._decodes, _slots_of(self._prefills)))
+        if not len(slot):
             return None
-        slot, num_decodes = _slots_of(rows), len(self._decodes)
-        k_cap, num_tokens = np.zeros((2, len(rows)), dtype=np.int64)
+        k_cap, num_tokens = np.zeros((2, len(slot)), dtype=np.int64)
         k_cap[:num_decodes] = self._caps
         num_tokens[num_decodes:] = self._chunks
         len_hi, prefill_len = slots.len_hi[slot], slots.prefill_len[slot]
@@ -176,7 +180,7 @@ class _Step:
             freed=state.freed,
             admissions=self._admissions,
             extends=self._extends,
-            rows=rows,
+            rows=slots.tenancy[slot],
             slot=slot,
             slot_epoch=slots.slot_epoch[slot],
             mode=mode,

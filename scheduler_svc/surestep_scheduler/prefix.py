@@ -8,7 +8,6 @@ A key therefore names the whole prefix up to and including its block. The salt k
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from hashlib import blake2b
 
 from .blocks import BlockPool
@@ -21,17 +20,17 @@ class PrefixChain:
         self._block_size = block_size
         self._keys = [blake2b(salt.encode(), digest_size=16).digest()]
 
-    def keys(self, tokens: Sequence[int], since: int, upto: int) -> list[bytes]:
+    def keys(self, tokens: array[int], since: int, upto: int) -> list[bytes]:
         """Keys of blocks since..upto-1; `tokens` must hold them and never change."""
         assert upto * self._block_size <= len(tokens)
         for index in range(len(self._keys) - 1, upto):
             start = index * self._block_size
-            content = array("I", tokens[start : start + self._block_size]).tobytes()
+            content = tokens[start : start + self._block_size].tobytes()
             self._keys.append(blake2b(self._keys[index] + content, digest_size=16).digest())
         return self._keys[since + 1 : upto + 1]
 
 
-def match(pool: BlockPool, chain: PrefixChain, tokens: Sequence[int], block_size: int) -> list[int]:
+def match(pool: BlockPool, chain: PrefixChain, tokens: array[int], block_size: int) -> list[int]:
     """Blocks that hold a prefix of `tokens` already, leaving at least one token to compute."""
     blocks = []
     for key in chain.keys(tokens, 0, (len(tokens) - 1) // block_size):
@@ -45,7 +44,7 @@ def match(pool: BlockPool, chain: PrefixChain, tokens: Sequence[int], block_size
 def publish(
     pool: BlockPool,
     chain: PrefixChain,
-    tokens: Sequence[int],
+    tokens: array[int],
     blocks: list[int],
     since: int,
     upto: int,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from surestep_common.errors import SurestepError
 
@@ -56,7 +57,7 @@ class Sequence:
     """A request and its tokens. It holds a tenancy while it runs and waits otherwise."""
 
     request: Request
-    tokens: list[int]  # prompt and everything emitted
+    tokens: array[int]  # uint32; prompt and everything emitted
     max_len: int  # tokens never exceed this
     order: tuple[float, int]  # smaller runs first and is preempted last
     arrival: float  # seconds on the scheduler's clock
@@ -92,13 +93,15 @@ class Tenancy:
     slot_epoch: int
     num_cached: int  # tokens whose KV was there at admission
     blocks: list[int]  # grows
+    stop_ids: frozenset[int]  # of the request
 
 
-class Output(NamedTuple):
+@dataclass(slots=True)
+class Output:
     """What one applied result means for one request."""
 
     seq: Sequence
-    token_ids: list[int]
+    token_ids: array[int]
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None  # with the first tokens only
     finish: Finish | None = None

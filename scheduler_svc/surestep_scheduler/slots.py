@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from surestep_common.invariants import IntArray
+from surestep_common.invariants import BoolArray, IntArray
 
 from .ledger import Ledger
+from .sequence import Tenancy
 
 
 class SlotTable:
@@ -17,6 +18,7 @@ class SlotTable:
 
     def __init__(self, num_slots: int) -> None:
         self.open = np.zeros(num_slots, dtype=np.bool_)  # False: late results are dropped
+        self.tenancy = np.full(num_slots, None, dtype=np.object_)
         self.slot_epoch = np.zeros(num_slots, dtype=np.int64)
         # Constant during a tenancy.
         self.num_cached = np.zeros(num_slots, dtype=np.int64)  # committed at admission
@@ -31,15 +33,27 @@ class SlotTable:
         self.planned_step = np.zeros(num_slots, dtype=np.int64)  # newest step with a row of it
         self.applied_step = np.zeros(num_slots, dtype=np.int64)  # newest step applied; 0 = none
         self.accepted = np.zeros(num_slots, dtype=np.int64)  # drafts accepted in `applied_step`
+        # What the sequence is told when the tenancy ends.
+        self.num_steps = np.zeros(num_slots, dtype=np.int64)  # that emitted
+        self.num_drafts = np.zeros(num_slots, dtype=np.int64)
+        self.num_accepted = np.zeros(num_slots, dtype=np.int64)  # and emitted
         self.ledger = Ledger(num_slots)
 
     def admit(
-        self, slot: int, slot_epoch: int, *, num_cached: int, prefill_len: int, max_len: int,
-        draft_cap: int, capacity: int, publish_at: int,
-    ) -> None:  # fmt: skip
-        """A tenancy begins with `num_cached` tokens committed."""
+        self,
+        tenancy: Tenancy,
+        *,
+        prefill_len: int,
+        max_len: int,
+        draft_cap: int,
+        capacity: int,
+        publish_at: int,
+    ) -> None:
+        """A tenancy begins."""
+        slot, num_cached = tenancy.slot, tenancy.num_cached
         self.open[slot] = True
-        self.slot_epoch[slot] = slot_epoch
+        self.tenancy[slot] = tenancy
+        self.slot_epoch[slot] = tenancy.slot_epoch
         self.num_cached[slot] = self.committed[slot] = self.len_hi[slot] = num_cached
         self.prefill_len[slot] = prefill_len
         self.max_len[slot] = max_len
@@ -47,6 +61,7 @@ class SlotTable:
         self.capacity[slot] = capacity
         self.publish_at[slot] = publish_at
         self.planned_step[slot] = self.applied_step[slot] = self.accepted[slot] = 0
+        self.num_steps[slot] = self.num_drafts[slot] = self.num_accepted[slot] = 0
         self.ledger.open(slot)
 
     def plan(self, step: int, slot: IntArray, width: IntArray) -> None:
@@ -64,6 +79,12 @@ class SlotTable:
         self.len_hi[slot] -= width - advance
         self.applied_step[slot] = step
         self.accepted[slot] = accepted
+
+    def count(self, slot: IntArray, emits: BoolArray, drafts: IntArray, accepted: IntArray) -> None:
+        """Figures of rows [R]: whether tokens were emitted, drafts verified and accepted."""
+        self.num_steps[slot] += emits
+        self.num_drafts[slot] += drafts
+        self.num_accepted[slot] += accepted
 
     def close(self, slot: int) -> None:
         """A tenancy ends. Raises LedgerError when its books do not balance."""

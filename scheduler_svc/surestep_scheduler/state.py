@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
 from collections import deque
 from itertools import count
 
 from surestep_common.errors import InvalidRequest, QueueFull, RequestTooLarge
+from surestep_common.invariants import IntArray
 
 from . import prefix
 from .blocks import BlockPool
 from .counters import Counters
 from .limits import Limits
-from .messages import Freed, Plan
+from .messages import Extend, Freed, Plan
 from .sequence import Request, Sequence, Tenancy
 from .slots import SlotTable
 
@@ -79,7 +81,7 @@ class SchedulerState:
             raise InvalidRequest("no tokens are left to emit", param="max_tokens")
         return Sequence(
             request=request,
-            tokens=tokens,
+            tokens=array("I", tokens),
             max_len=min(len(request.prompt_ids) + request.max_tokens, longest),
             order=(now + request.priority * self.limits.priority_aging_s, next(self._arrivals)),
             arrival=now,
@@ -126,11 +128,10 @@ class SchedulerState:
             slot_epoch=self._slot_epochs[slot],
             num_cached=len(cached) * size,
             blocks=cached + self.pool.allocate(missing),
+            stop_ids=seq.request.stop_ids,
         )
         self.slots.admit(
-            slot,
-            tenancy.slot_epoch,
-            num_cached=tenancy.num_cached,
+            tenancy,
             prefill_len=len(seq.tokens),
             max_len=seq.max_len,
             draft_cap=_draft_cap(seq.request, self.limits),
@@ -160,11 +161,20 @@ class SchedulerState:
     def release(self, tenancy: Tenancy) -> None:
         """End a tenancy: close its ledger and give slot and blocks back when it is safe."""
         self.slots.close(tenancy.slot)
+        self._count(tenancy)
         tenancy.seq.tenancy = None
         self.running.remove(tenancy)
         self.freed.append(Freed(tenancy.slot, tenancy.slot_epoch))
         self.quarantine.append(tenancy)
         self.sweep()
+
+    def _count(self, tenancy: Tenancy) -> None:
+        seq, slots, slot = tenancy.seq, self.slots, tenancy.slot
+        seq.num_steps += int(slots.num_steps[slot])
+        seq.num_drafts += int(slots.num_drafts[slot])
+        seq.num_accepted += int(slots.num_accepted[slot])
+        if slots.num_steps[slot]:
+            seq.fruitless_replays = 0
 
     def sweep(self) -> None:
         """Reuse what no plan in flight touches any more."""
@@ -186,12 +196,16 @@ class SchedulerState:
         seq.prompt_logprobs = None
         insort(self.waiting, seq, key=_order)
 
-    def extend(self, tenancy: Tenancy, num_blocks: int) -> list[int]:
-        """Append blocks to a running tenancy and return them."""
-        blocks = self.pool.allocate(num_blocks)
-        tenancy.blocks.extend(blocks)
-        self.slots.capacity[tenancy.slot] += num_blocks * self.limits.block_size
-        return blocks
+    def extend(self, slot: IntArray, num_blocks: IntArray) -> list[Extend]:
+        """Append blocks to running tenancies [R]. The caller checks that there are enough."""
+        blocks, end = self.pool.allocate(int(num_blocks.sum())), 0
+        self.slots.capacity[slot] += num_blocks * self.limits.block_size
+        extends = []
+        for tenancy, more in zip(self.slots.tenancy[slot], num_blocks.tolist(), strict=True):
+            start, end = end, end + more
+            tenancy.blocks.extend(blocks[start:end])
+            extends.append(Extend(tenancy.slot, blocks[start:end]))
+        return extends
 
     # -- epochs --------------------------------------------------------------------------------
 
