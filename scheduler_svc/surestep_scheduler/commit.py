@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence as Seq
 from itertools import compress
 from typing import NamedTuple
 
@@ -37,7 +36,7 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     plan = state.in_flight[0]
     check_step(plan.step, outcome.step)
     check_digests(outcome.step, outcome.digests)
-    _check_columns(plan, outcome)
+    _check_columns(plan, outcome, state.limits.vocab_size)
     rows = _live_rows(state, plan, outcome)
     _settle(state, plan, outcome, rows)
     outputs = _emit(state, outcome, rows)
@@ -53,7 +52,7 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     return outputs
 
 
-def _check_columns(plan: Plan, outcome: Outcome) -> None:
+def _check_columns(plan: Plan, outcome: Outcome, vocab_size: int) -> None:
     same = np.array_equal(outcome.slot, plan.slot)
     if not same or not np.array_equal(outcome.slot_epoch, plan.slot_epoch):
         raise LedgerError(f"step {plan.step}: the result's rows are not the plan's")
@@ -62,6 +61,10 @@ def _check_columns(plan: Plan, outcome: Outcome) -> None:
         raise LedgerError(f"step {plan.step}: columns of unequal length")
     if len(outcome.token_ids) != outcome.n_emitted.sum():
         raise LedgerError(f"step {plan.step}: token ids and counts differ")
+    if outcome.token_ids.max(initial=0) >= vocab_size:
+        raise LedgerError(
+            f"step {plan.step}: token id {outcome.token_ids.max()} of a vocabulary of {vocab_size}"
+        )
 
 
 class _Rows(NamedTuple):
@@ -69,44 +72,47 @@ class _Rows(NamedTuple):
 
     planned: IntArray  # row of the plan
     tenancies: list[Tenancy]
-    windows: list[array[int]]  # emitted ids
     slot: IntArray
     mode: IntArray
     ok: BoolArray
     n_drafts: IntArray
     n_accepted: IntArray
     n_emitted: IntArray
+    end: IntArray  # of its window in `token_ids`
     stopped: BoolArray  # the window ends with a stop id of its request
 
 
 def _live_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> _Rows:
-    planned = np.flatnonzero(state.slots.open[plan.slot])
-    tenancies: list[Tenancy] = plan.rows[planned].tolist()
-    end = outcome.n_emitted.cumsum()
-    bounds = zip((end - outcome.n_emitted)[planned].tolist(), end[planned].tolist(), strict=True)
-    windows = [outcome.token_ids[first:last] for first, last in bounds]
+    planned = state.slots.open[plan.slot].nonzero()[0]
     return _Rows(
         planned=planned,
-        tenancies=tenancies,
-        windows=windows,
+        tenancies=plan.rows[planned].tolist(),
         slot=plan.slot[planned],
         mode=plan.mode[planned],
         ok=outcome.ok[planned],
         n_drafts=outcome.n_drafts[planned],
         n_accepted=outcome.n_accepted[planned],
         n_emitted=outcome.n_emitted[planned],
-        stopped=_stopped(plan.step, tenancies, windows),
+        end=outcome.n_emitted.cumsum()[planned],
+        stopped=_stopped(state, plan, outcome)[planned],
     )
 
 
-def _stopped(step: int, tenancies: Seq[Tenancy], windows: Seq[array[int]]) -> BoolArray:
-    """Which windows hold a stop id of their request. Raises LedgerError if one goes on behind."""
-    rows = zip(tenancies, windows, strict=True)
-    stopped = [not tenancy.stop_ids.isdisjoint(window) for tenancy, window in rows]
-    for tenancy, window in compress(zip(tenancies, windows, strict=True), stopped):
-        if not tenancy.stop_ids.isdisjoint(window[:-1]):
-            raise LedgerError(f"step {step}, slot {tenancy.slot}: tokens behind a stop id")
-    return np.array(stopped, dtype=np.bool_)
+def _stopped(state: SchedulerState, plan: Plan, outcome: Outcome) -> BoolArray:
+    """Rows whose window holds a stop id of their request. Raises LedgerError if it goes on."""
+    stopped = np.zeros(len(plan.rows), dtype=np.bool_)
+    suspects = state.stop_ids[outcome.token_ids].nonzero()[0]
+    if not len(suspects):
+        return stopped
+    end = outcome.n_emitted.cumsum()
+    for row in np.unique(end.searchsorted(suspects, side="right")).tolist():
+        tenancy = plan.rows[row]
+        window = outcome.token_ids[end[row] - outcome.n_emitted[row] : end[row]].tolist()
+        stopped[row] = not tenancy.stop_ids.isdisjoint(window)
+        is_open = state.slots.open[tenancy.slot]
+        if is_open and not tenancy.stop_ids.isdisjoint(window[:-1]):
+            raise LedgerError(f"step {plan.step}, slot {tenancy.slot}: tokens behind a stop id")
+    return stopped
 
 
 def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: _Rows) -> None:
@@ -135,9 +141,10 @@ def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: _Rows) ->
 
 def _emit(state: SchedulerState, outcome: Outcome, rows: _Rows) -> list[Output]:
     """Hand the tokens to their sequences. What few rows need is found by column."""
-    outputs = []
-    for tenancy, window in zip(rows.tenancies, rows.windows, strict=True):
-        seq = tenancy.seq
+    outputs, token_ids = [], array("I", outcome.token_ids.tobytes())
+    bounds = zip((rows.end - rows.n_emitted).tolist(), rows.end.tolist(), strict=True)
+    for tenancy, (start, end) in zip(rows.tenancies, bounds, strict=True):
+        seq, window = tenancy.seq, token_ids[start:end]
         seq.tokens.extend(window)
         outputs.append(Output(seq, window))
     slots, emits = state.slots, rows.n_emitted > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,6 +68,6 @@ class Outcome:
     n_drafts: IntArray
     n_accepted: IntArray
     n_emitted: IntArray
-    token_ids: array[int]  # uint32; CSR by n_emitted
+    token_ids: npt.NDArray[np.uint32]  # CSR by n_emitted
     logprobs: dict[int, Logprobs]  # by row
     prompt_logprobs: dict[int, Logprobs]  # by row

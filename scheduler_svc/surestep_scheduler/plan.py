@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -69,7 +68,7 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
         n_drafts=_column(first.n_drafts),
         n_accepted=_column(first.n_accepted),
         n_emitted=_column(first.n_emitted),
-        token_ids=array("I", np.array(first.token_ids, dtype=np.uint32).tobytes()),
+        token_ids=np.array(first.token_ids, dtype=np.uint32),
         logprobs=_by_row(first.logprobs),
         prompt_logprobs=_by_row(first.prompt_logprobs),
     )

@@ -22,12 +22,12 @@ class PrefixChain:
 
     def keys(self, tokens: array[int], since: int, upto: int) -> list[bytes]:
         """Keys of blocks since..upto-1; `tokens` must hold them and never change."""
-        assert upto * self._block_size <= len(tokens)
-        for index in range(len(self._keys) - 1, upto):
-            start = index * self._block_size
-            content = tokens[start : start + self._block_size].tobytes()
-            self._keys.append(blake2b(self._keys[index] + content, digest_size=16).digest())
-        return self._keys[since + 1 : upto + 1]
+        size, keys = self._block_size, self._keys
+        assert upto * size <= len(tokens)
+        for start in range((len(keys) - 1) * size, upto * size, size):
+            content = tokens[start : start + size].tobytes()
+            keys.append(blake2b(keys[-1] + content, digest_size=16).digest())
+        return keys[since + 1 : upto + 1]
 
 
 def match(pool: BlockPool, chain: PrefixChain, tokens: array[int], block_size: int) -> list[int]:
@@ -50,5 +50,5 @@ def publish(
     upto: int,
 ) -> None:
     """Make blocks[since:upto], all of them full of committed tokens, findable."""
-    for block, key in zip(blocks[since:upto], chain.keys(tokens, since, upto), strict=True):
-        pool.publish(block, key)
+    for index, key in enumerate(chain.keys(tokens, since, upto), since):
+        pool.publish(blocks[index], key)

@@ -7,6 +7,7 @@ from bisect import insort
 from collections import deque
 from itertools import count
 
+import numpy as np
 from surestep_common.errors import InvalidRequest, QueueFull, RequestTooLarge
 from surestep_common.invariants import IntArray
 
@@ -39,6 +40,8 @@ class SchedulerState:
         """Nothing is known to be on the workers: an epoch begins."""
         self.pool = BlockPool(self.limits.num_blocks)
         self.slots = SlotTable(self.limits.num_slots)
+        # Ids at which some request of this epoch stops: few, so that few tokens need a closer look.
+        self.stop_ids = np.zeros(self.limits.vocab_size, dtype=np.bool_)
         self.free_slots = list(range(self.limits.num_slots - 1, -1, -1))
         self.quarantine: list[Tenancy] = []
         self.freed: list[Freed] = []  # for the next plan
@@ -138,6 +141,7 @@ class SchedulerState:
             capacity=len(tenancy.blocks) * size,
             publish_at=tenancy.num_cached + size,
         )
+        self.stop_ids[list(tenancy.stop_ids)] = True
         self._start(seq, tenancy, now)
         return tenancy
 
