@@ -142,8 +142,8 @@ def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: _Rows) ->
 def _emit(state: SchedulerState, outcome: Outcome, rows: _Rows) -> list[Output]:
     """Hand the tokens to their sequences. What few rows need is found by column."""
     outputs, token_ids = [], array("I", outcome.token_ids.tobytes())
-    bounds = zip((rows.end - rows.n_emitted).tolist(), rows.end.tolist(), strict=True)
-    for tenancy, (start, end) in zip(rows.tenancies, bounds, strict=True):
+    starts, ends = (rows.end - rows.n_emitted).tolist(), rows.end.tolist()
+    for tenancy, start, end in zip(rows.tenancies, starts, ends, strict=True):
         seq, window = tenancy.seq, token_ids[start:end]
         seq.tokens.extend(window)
         outputs.append(Output(seq, window))
@@ -162,7 +162,7 @@ def _emit(state: SchedulerState, outcome: Outcome, rows: _Rows) -> list[Output]:
     for row in (rows.mode == PREFILL_LAST).nonzero()[0].tolist():
         seq = rows.tenancies[row].seq
         outputs[row].prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
-    return list(compress(outputs, emits | ~rows.ok))
+    return list(compress(outputs, (emits | ~rows.ok).tolist()))
 
 
 def _collect(seq: Sequence, logprobs: Logprobs | None) -> None:
