@@ -1,4 +1,4 @@
-"""Models by the architecture name of their config.json."""
+"""Loads a model: which architecture names are served, and how each becomes a Model."""
 
 from __future__ import annotations
 
