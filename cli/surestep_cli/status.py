@@ -70,7 +70,7 @@ def rows(status: dict[str, Any]) -> Iterator[Row]:
         number = supervisor["rank"]
         restarts = supervisor["restarts"]
         state = f"UP, {restarts} restarts" if restarts else "UP"
-        yield Row(f"supervisor {number}", str(supervisor["pid"]), _NONE, state)
+        yield Row(f"supervisor {number}", str(supervisor["pid"]), supervisor["address"], state)
         yield _rank(number, supervisor, ranks.pop(number, None))
     for number, rank in sorted(ranks.items()):  # ranks without a supervisor
         yield _rank(number, {"rank_state": "READY", "rank_address": _NONE}, rank)

@@ -278,7 +278,7 @@ class SupervisorStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SupervisorStatus(_message.Message):
-    __slots__ = ("pid", "rank", "rank_state", "rank_pid", "rank_address", "restarts", "last_exit")
+    __slots__ = ("pid", "rank", "rank_state", "rank_pid", "rank_address", "restarts", "last_exit", "address")
     PID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     RANK_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +286,7 @@ class SupervisorStatus(_message.Message):
     RANK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     LAST_EXIT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     pid: int
     rank: int
     rank_state: RankState
@@ -293,7 +294,8 @@ class SupervisorStatus(_message.Message):
     rank_address: str
     restarts: int
     last_exit: str
-    def __init__(self, pid: _Optional[int] = ..., rank: _Optional[int] = ..., rank_state: _Optional[_Union[RankState, str]] = ..., rank_pid: _Optional[int] = ..., rank_address: _Optional[str] = ..., restarts: _Optional[int] = ..., last_exit: _Optional[str] = ...) -> None: ...
+    address: str
+    def __init__(self, pid: _Optional[int] = ..., rank: _Optional[int] = ..., rank_state: _Optional[_Union[RankState, str]] = ..., rank_pid: _Optional[int] = ..., rank_address: _Optional[str] = ..., restarts: _Optional[int] = ..., last_exit: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class RestartRequest(_message.Message):
     __slots__ = ("reason", "expected_pid")

@@ -16,6 +16,8 @@ from .config import SchedulerSettings
 from .engine import Engine
 from .service import SchedulerService
 
+_LAST_WORDS_S = 1.0  # for statuses that are on their way
+
 logger = logging.getLogger(__name__)
 
 
@@ -38,7 +40,9 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
             yield service.address
         finally:
             await engine.drain()
-            await server.stop(settings.drain_timeout_s)
+            # The port stays open meanwhile: whoever asks is told that this scheduler drains.
+            await service.wait_until_quiet(settings.drain_timeout_s)
+            await server.stop(_LAST_WORDS_S)
             loop.cancel()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from surestep_common.errors import DeadlineExceeded
@@ -26,6 +27,26 @@ class SchedulerService(SchedulerServicer):
     def __init__(self, engine: Engine, address: str) -> None:
         self._engine = engine
         self.address = address  # the bound one, once the server has started
+        self._num_calls = 0  # of Generate
+        self._quiet = asyncio.Event()  # no call of Generate is open
+        self._quiet.set()
+
+    async def wait_until_quiet(self, timeout_s: float) -> None:
+        """Return when no request is open, or when the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._quiet.wait()
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._num_calls += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self._num_calls -= 1
+            if not self._num_calls:
+                self._quiet.set()
 
     async def Generate(
         self, request: pb.GenerateRequest, context: Any
@@ -38,18 +59,19 @@ class SchedulerService(SchedulerServicer):
             yield _ended_chunk(finish)
             return
         opened = self._engine.submit(parsed)
-        try:
-            done = False
-            while not done:
-                outputs = await _within(opened, context.time_remaining())
-                done = outputs[-1].finish is not None
-                tokens = [output for output in outputs if output.error is None]
-                if tokens:
-                    yield _chunk(opened, tokens)
-                if outputs[-1].error is not None:
-                    raise outputs[-1].error
-        finally:
-            self._engine.close(opened)
+        with self._counted():
+            try:
+                done = False
+                while not done:
+                    outputs = await _within(opened, context.time_remaining())
+                    done = outputs[-1].finish is not None
+                    tokens = [output for output in outputs if output.error is None]
+                    if tokens:
+                        yield _chunk(opened, tokens)
+                    if outputs[-1].error is not None:
+                        raise outputs[-1].error
+            finally:
+                self._engine.close(opened)
 
     async def Info(self, request: pb.SchedulerInfoRequest, context: Any) -> pb.SchedulerInfo:
         """Facts of the served model. Raises Unavailable until every rank is ready."""

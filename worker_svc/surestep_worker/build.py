@@ -114,6 +114,7 @@ def assemble(
         drafter=speculation.name,
         max_draft_tokens=speculation.max_drafts,
         eos_token_ids=config.eos_token_ids,
+        weight_bytes=model.weight_bytes,
         kv_cache_bytes=kv.num_blocks * bytes_per_block(kv.spec, kernels),
     )
     _log_facts(facts)

@@ -9,6 +9,9 @@ import numpy.typing as npt
 from surestep_common.errors import InvalidRequest
 from surestep_proto import engine_pb2 as pb
 
+# CATCH_UP is for drafters with state of their own.
+_MODES = frozenset((pb.PREFILL, pb.PREFILL_LAST, pb.DECODE, pb.VERIFY))
+
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -61,9 +64,9 @@ def read_rows(plan: pb.StepPlan) -> Rows:
     for name in Rows.__slots__:
         if len(getattr(rows, name)) != len(rows):
             raise InvalidRequest(f"plan column {name} is not parallel to slot", param=name)
-    if len(np.unique(rows.slot)) != len(rows):
+    if len(set(plan.slot)) != len(rows):
         raise InvalidRequest("a slot has more than one row", param="slot")
-    if not np.isin(rows.mode, (pb.PREFILL, pb.PREFILL_LAST, pb.DECODE, pb.VERIFY)).all():
+    if not _MODES.issuperset(plan.mode):
         raise InvalidRequest("unknown or unsupported decode mode", param="mode")
     return rows
 

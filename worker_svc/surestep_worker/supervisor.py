@@ -32,8 +32,10 @@ STACK_DUMP_SIGNAL = signal.SIGUSR1  # ranks register faulthandler on it
 class Supervisor(pb_grpc.SupervisorServicer):
     """Keeps one child process alive. `run` owns the child; the RPCs only look and ask."""
 
-    def __init__(self, command: Sequence[str], rank: int, rank_address: str) -> None:
+    def __init__(self, command: Sequence[str], rank: int, rank_address: str, address: str) -> None:
+        """`command` starts the rank, whose service is at `rank_address`; ours is at `address`."""
         self._command = command
+        self._address = address
         self._rank = rank
         self._rank_address = rank_address
         self._process: asyncio.subprocess.Process | None = None
@@ -100,6 +102,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             state = pb.READY if self._ready else pb.STARTING
         return pb.SupervisorStatus(
             pid=os.getpid(),
+            address=self._address,
             rank=self._rank,
             rank_state=state,
             rank_pid=self._process.pid if self._process is not None else 0,

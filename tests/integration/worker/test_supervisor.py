@@ -38,7 +38,8 @@ async def stub(
 ) -> AsyncIterator[pb_grpc.SupervisorStub]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     address = free_address()
-    supervisor = Supervisor([sys.executable, str(STAND_IN), address, str(stacks)], 0, address)
+    command = [sys.executable, str(STAND_IN), address, str(stacks)]
+    supervisor = Supervisor(command, 0, address, "127.0.0.1:7")
     server = rpc.Server([pb.DESCRIPTOR.services_by_name["Supervisor"]])
     pb_grpc.add_SupervisorServicer_to_server(supervisor, server.grpc)
     port = await server.start("127.0.0.1:0")
@@ -77,6 +78,7 @@ async def test_a_killed_rank_is_replaced(stub: pb_grpc.SupervisorStub) -> None:
     os.kill(first.rank_pid, signal.SIGKILL)
     second = await ready(stub, restarts=1)
     assert second.rank_pid != first.rank_pid
+    assert second.address == "127.0.0.1:7"
     assert second.last_exit == f"pid {first.rank_pid}: signal SIGKILL"
 
 

@@ -12,6 +12,7 @@ GATEWAY = {"pid": 1, "address": "g:1", "state": "SERVING", "scheduler_address": 
 def scheduler(**changes: Any) -> dict[str, Any]:
     supervisor = {
         "pid": 3,
+        "address": "v:3",
         "rank": 0,
         "rank_state": "READY",
         "rank_pid": 4,
@@ -29,7 +30,7 @@ def test_everything_runs() -> None:
     assert table == [
         ("gateway", "1", "g:1", "SERVING", "-", "-"),
         ("scheduler", "2", "s:2", "SERVING", "3", "0.2 s ago (#9)"),
-        ("supervisor 0", "3", "-", "UP, 2 restarts", "-", "-"),
+        ("supervisor 0", "3", "v:3", "UP, 2 restarts", "-", "-"),
         ("rank 0", "4", "r:4", "READY", "3", "0.2 s ago (#9)"),
     ]
 

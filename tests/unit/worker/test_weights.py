@@ -29,6 +29,10 @@ def load(path: Path, progress: Progress | None = None, dtype: str = "auto") -> M
     )
 
 
+def file_size(path: Path) -> int:
+    return (path / "model.safetensors").stat().st_size
+
+
 def edit(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     tensors = load_file(path / "model.safetensors")
     change(tensors)
@@ -131,6 +135,12 @@ def test_progress_counts_the_bytes_of_the_file(checkpoint: Path) -> None:
     assert calls[-1] == (total, total)
     assert {of for _, of in calls} == {total}
     assert [done for done, _ in calls] == sorted({done for done, _ in calls})
+
+
+def test_a_model_knows_its_size(checkpoint: Path) -> None:
+    with (checkpoint / "model.safetensors").open("rb") as file:
+        header = 8 + int.from_bytes(file.read(8), "little")
+    assert load(checkpoint).weight_bytes == file_size(checkpoint) - header
 
 
 def test_dtype_is_converted(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ class DenseModel:
         self._norm = weights.take("norm")
         head = self._embedding if config.tie_word_embeddings else weights.take("lm_head")
         self._lm_head = kernels.pack_linear(head, None)
+        self.weight_bytes = weights.bytes_taken
 
     def kv_spec(self, block_size: int) -> KVSpec:
         """What this rank's KV cache must hold, in blocks of `block_size` tokens."""

@@ -1,4 +1,4 @@
-"""Models by the architecture name of their config.json."""
+"""Loads a model: which architecture names are served, and how each becomes a Model."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Model(Protocol):
     """What the runner needs of a model: one rank's part of it."""
 
     config: ModelConfig
+    weight_bytes: int  # of this rank's parameters
 
     def kv_spec(self, block_size: int) -> KVSpec:
         """What this rank's KV cache must hold."""

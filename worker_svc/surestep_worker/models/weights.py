@@ -80,6 +80,7 @@ class Weights:
         self._device = device
         self._progress = progress or (lambda done, total: None)
         self._done = 0
+        self.bytes_taken = 0  # of the parameters as this rank keeps them
         with contextlib.ExitStack() as stack:
             self._files = _open_all(path, stack)
             sources = [source for parameter in table.values() for source in parameter.sources]
@@ -115,6 +116,7 @@ class Weights:
             self._done += self._bytes(source)
             self._progress(self._done, self._total)
         parameter[row:] = 0
+        self.bytes_taken += parameter.nbytes
         return parameter
 
     def _read(self, source: Source) -> Tensor:

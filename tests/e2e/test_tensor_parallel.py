@@ -1,0 +1,59 @@
+"""Two ranks behind `surestep serve` answer what one answers, also after one of them died."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.conftest import FLAGS, SPECULATION
+from openai import OpenAI
+from stack import Stack, serve
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    flags = (*FLAGS, "--speculative-config", SPECULATION, "--tensor-parallel-size", "2")
+    with serve(tiny_model, tmp_path_factory.mktemp("pair-logs"), *flags) as running:
+        yield running
+
+
+def answer(stack: Stack, temperature: float, kill: int | None = None) -> list[int]:
+    """Token ids of one stream; with `kill`, that process is killed after its tenth token."""
+    client = OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0, timeout=90)
+    stream = client.completions.create(
+        model=client.models.list().data[0].id,
+        prompt="abcabc abc",
+        max_tokens=80,
+        temperature=temperature,
+        seed=5,
+        stream=True,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    ids: list[int] = []
+    for chunk in stream:
+        for choice in chunk.choices:
+            ids += getattr(choice, "token_ids", None) or []
+        if kill and len(ids) >= 10:
+            os.kill(kill, signal.SIGKILL)
+            kill = None
+    assert kill is None
+    return ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_two_ranks_equal_one(stack: Stack, pair: Stack, temperature: float) -> None:
+    ids = answer(pair, temperature)
+    assert len(ids) == 80
+    assert ids == answer(stack, temperature)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_death_of_either_rank_changes_nothing(stack: Stack, pair: Stack, rank: int) -> None:
+    ranks = pair.status()["scheduler"]["ranks"]
+    assert [facts["rank"] for facts in ranks] == [0, 1]
+    assert answer(pair, 0.8, kill=ranks[rank]["pid"]) == answer(stack, 0.8)
