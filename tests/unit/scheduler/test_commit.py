@@ -1,0 +1,106 @@
+"""A result that breaks an invariant is refused whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from surestep_common.invariants import LedgerError
+from surestep_proto import engine_pb2 as pb
+from surestep_scheduler.commit import apply
+from surestep_scheduler.limits import Limits
+from surestep_scheduler.messages import Outcome
+from surestep_scheduler.plan import from_proto
+from surestep_scheduler.policy import schedule
+from surestep_scheduler.sequence import Finish, Request
+from surestep_scheduler.state import SchedulerState
+
+STOP = 9
+VOCAB = 50
+
+
+@pytest.fixture
+def state() -> SchedulerState:
+    """Two requests whose prompts, of five tokens, are planned."""
+    limits = Limits(
+        num_slots=2,
+        num_blocks=16,
+        block_size=4,
+        max_model_len=32,
+        vocab_size=VOCAB,
+        max_num_batched_tokens=32,
+        max_draft_tokens=3,
+        max_queue_len=2,
+        pipeline_depth=1,
+    )
+    state = SchedulerState(limits)
+    state.open_epoch(1, limits)
+    for name in "ab":
+        request = Request(
+            id=name,
+            prompt_ids=[1, 2, 3, 4, 5],
+            emitted_ids=[],
+            max_tokens=20,
+            stop_ids=frozenset([STOP]),
+            sampling=pb.SamplingParams(),
+        )
+        state.add(request, now=0.0)
+    assert schedule(state, now=0.0)
+    return state
+
+
+def answer(
+    state: SchedulerState, windows: list[list[int]], accepted: list[int], drafts: int = 3
+) -> Outcome:
+    """What a rank reports for the oldest plan in flight."""
+    plan = state.in_flight[0]
+    result = pb.StepResult(
+        epoch=plan.epoch,
+        step=plan.step,
+        slot=plan.slot.tolist(),
+        slot_epoch=plan.slot_epoch.tolist(),
+        status=[pb.OK] * len(windows),
+        len_before=state.slots.committed[plan.slot].tolist(),
+        n_drafts=np.minimum(plan.k_cap, drafts).tolist(),
+        n_accepted=accepted,
+        n_emitted=map(len, windows),
+        token_ids=[token for window in windows for token in window],
+    )
+    return from_proto([result])
+
+
+def emitted(state: SchedulerState) -> list[list[int]]:
+    return [list(seq.tokens[5:]) for seq in state.open.values()]
+
+
+@pytest.mark.parametrize(
+    ("second", "accepted", "message"),
+    [
+        ([11, 12], 2, "2 tokens emitted for 2 accepted drafts"),
+        ([11, STOP, 12], 2, "tokens behind a stop id"),
+        ([11, VOCAB], 1, "token id 50 of a vocabulary of 50"),
+    ],
+)
+def test_nothing_is_committed(
+    state: SchedulerState, second: list[int], accepted: int, message: str
+) -> None:
+    apply(state, answer(state, [[6], [7]], [0, 0]))
+    assert schedule(state, now=0.0)
+    with pytest.raises(LedgerError, match=message):
+        apply(state, answer(state, [[10, 11], second], [1, accepted]))
+    assert emitted(state) == [[6], [7]]
+    state.check()
+    assert state.fence() == []
+    assert [seq.num_steps for seq in state.open.values()] == [1, 1]
+
+
+def test_only_the_request_that_stops_ends(state: SchedulerState) -> None:
+    apply(state, answer(state, [[6], [7]], [0, 0]))
+    assert schedule(state, now=0.0)
+    outputs = apply(state, answer(state, [[10, 11, STOP], [12]], [3, 0]))
+    assert [list(output.token_ids) for output in outputs] == [[10, 11, STOP], [12]]
+    assert [output.finish for output in outputs] == [Finish.STOP, None]
+    assert list(state.open) == ["b"]
+    first = outputs[0].seq
+    assert (first.num_steps, first.num_drafts, first.num_accepted) == (2, 3, 3)
+    assert +state.counters.windows == {0: 1, 3: 1}
+    state.check()
