@@ -20,7 +20,7 @@ from surestep_common.invariants import (
 )
 
 # Rows of slots 7, 5, 8, 6: a piece of a prompt, its end, a decode step and a window of 3 drafts.
-PLAN = {
+PLAN: dict[str, list[int]] = {
     "slot": [7, 5, 8, 6],
     "mode": [PREFILL, PREFILL_LAST, DECODE, VERIFY],
     "num_tokens": [4, 6, 0, 0],
@@ -36,7 +36,7 @@ PLAN = {
     "logged_accepted": [0, 0, 1, 2],
     "last_step": [0, 3, 4, 4],
 }
-RESULT = {
+RESULT: dict[str, list[int]] = {
     "slot": [7, 5, 8, 6],
     "mode": [PREFILL, PREFILL_LAST, DECODE, VERIFY],
     "num_tokens": [4, 6, 0, 0],
