@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from surestep_common.rpc import Server
+from surestep_common.tasks import end
 from surestep_proto import generate_pb2
 from surestep_proto.generate_pb2_grpc import add_SchedulerServicer_to_server
 
@@ -43,7 +44,7 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
             # The port stays open meanwhile: whoever asks is told that this scheduler drains.
             await service.wait_until_quiet(settings.drain_timeout_s)
             await server.stop(_LAST_WORDS_S)
-            loop.cancel()
+            await end(loop)
 
 
 async def serve(settings: SchedulerSettings) -> None:

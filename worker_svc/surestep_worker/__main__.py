@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 
 import uvloop
 from surestep_common import log, rpc
+from surestep_common.tasks import end
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
 
@@ -30,9 +30,7 @@ async def supervise(settings: WorkerSettings) -> None:
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(supervisor.run())
         await stop.wait()
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        await end(running)
     await server.stop(grace_s=0)
 
 

@@ -30,9 +30,9 @@ MODEL = FakeModel()
 MESSAGES = [make_request(i, 1 + i, 90, stop_token_ids=[]) for i in range(24)]
 EXPECTED = [expected(MODEL, message) for message in MESSAGES]
 IMPATIENT = {
-    "step_deadline_floor_s": 0.3,
-    "step_deadline_ceiling_s": 0.5,
-    "step_warmup_s": 0.5,
+    "step_deadline_floor_s": 1.5,
+    "step_deadline_ceiling_s": 2.0,
+    "step_warmup_s": 2.0,
     "step_warmup_steps": 1,
 }
 
