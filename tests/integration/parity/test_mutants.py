@@ -24,11 +24,6 @@ SEEN_BY_A_CHECK = {
 }
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    return ParityBench(tmp_path_factory.mktemp("mutants"))
-
-
 def wrong_answers(bench: ParityBench) -> set[str]:
     """Requests that one of RUNS answers otherwise than alone without speculation."""
     wrong = set()

@@ -19,11 +19,6 @@ SPECULATION = [
 DEPTHS = (0, 1, 2)
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    return ParityBench(tmp_path_factory.mktemp("parity"))
-
-
 def total(answers: dict[str, Answer], name: str) -> int:
     return sum(getattr(answer, name) for answer in answers.values())
 

@@ -16,7 +16,7 @@ GREEDY = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0}
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
     """Expectations of the sound model; then the embedding of one token becomes NaN."""
     bench = ParityBench(tmp_path_factory.mktemp("poison"))
     path = bench.folder / "model.safetensors"
@@ -36,12 +36,12 @@ def run(bench: ParityBench, drafter: str, k: int, depth: int) -> dict[str, Answe
 
 
 @pytest.mark.parametrize(("drafter", "k", "depth"), [("none", 0, 0), ("ragged", 4, 2)])
-def test_only_the_poisoned_end(bench: ParityBench, drafter: str, k: int, depth: int) -> None:
-    answers = run(bench, drafter, k, depth)
+def test_only_the_poisoned_end(poisoned: ParityBench, drafter: str, k: int, depth: int) -> None:
+    answers = run(poisoned, drafter, k, depth)
     for name, answer in answers.items():
         if name.startswith("poisoned"):
             assert isinstance(answer.error, ModelFault), name
             assert answer.token_ids == []
-        elif POISON not in bench.expected[name].token_ids:
+        elif POISON not in poisoned.expected[name].token_ids:
             assert answer.error is None, name
-            assert answer.token_ids == bench.expected[name].token_ids, name
+            assert answer.token_ids == poisoned.expected[name].token_ids, name

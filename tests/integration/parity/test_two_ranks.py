@@ -11,11 +11,6 @@ from two_ranks import RankFailed, RankSetup, free_address, two_ranks
 WHERE = NEIGHBOURS["near max_model_len"]
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
-    return ParityBench(tmp_path_factory.mktemp("two-ranks"))
-
-
 def setup_of(bench: ParityBench, drafter: str, k: int, mutant: str = "") -> RankSetup:
     truth = [r.prompt_ids + bench.expected[r.id].token_ids for r in bench.requests]
     return RankSetup(bench.folder, free_address(), WHERE, drafter, k, truth, mutant)
