@@ -21,6 +21,7 @@ class Paused:
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.sent = asyncio.Event()  # the tokens are on their way
         self.go = asyncio.Event()
 
     async def __call__(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
@@ -29,6 +30,7 @@ class Paused:
         ids = emulated(request)
         for token in ids[: self.count]:
             yield tokens([token])
+        self.sent.set()
         async with asyncio.timeout(30):
             await self.go.wait()
         yield tokens(ids[self.count :], finish=LENGTH)
@@ -211,10 +213,10 @@ async def test_resuming_has_an_end(start_stack: StartStack) -> None:
 
 async def test_a_scheduler_that_stays_away(start_stack: StartStack) -> None:
     stack = await start_stack(resume_timeout_s=0.3)
-    stack.scheduler.script = Paused(2)
+    stack.scheduler.script = paused = Paused(2)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(stack.stream(CHAT, messages=USER, max_tokens=9))
-        await stack.scheduler.until(lambda fake: fake.num_open == 1)
+        await paused.sent.wait()
         await stack.scheduler.stop()
     events = task.result()
     assert not events.done
