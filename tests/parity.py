@@ -15,7 +15,7 @@ from surestep_scheduler.sequence import Request
 from surestep_worker.build import Built, assemble
 from surestep_worker.config import WorkerSettings
 from surestep_worker.kv_cache import bytes_per_block
-from surestep_worker.models import load_model
+from surestep_worker.models import Model, load_model
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
 
@@ -48,12 +48,16 @@ def make_model(folder: Path) -> None:
     )
 
 
+def load(folder: Path, tp: TensorParallel) -> Model:
+    """This rank's part of the checkpoint."""
+    return load_model(folder, dtype="auto", device="cpu", tp=tp, kernels=load_kernels("cpu"))
+
+
 def build_runner(
-    folder: Path, tp: TensorParallel, neighbours: Neighbours, drafter: str, k: int
+    model: Model, tp: TensorParallel, neighbours: Neighbours, drafter: str, k: int
 ) -> Built:
-    """Load the checkpoint and put a runner around it."""
+    """A fresh runner around the model."""
     kernels = load_kernels("cpu")
-    model = load_model(folder, dtype="auto", device="cpu", tp=tp, kernels=kernels)
     blocks = 1 + (neighbours.num_sequences or 100) * -(-TOTAL_LEN // BLOCK_SIZE)
     settings = WorkerSettings(
         max_num_seqs=neighbours.num_slots,
@@ -71,6 +75,8 @@ class ParityBench:
     def __init__(self, folder: Path) -> None:
         make_model(folder)
         self.folder = folder
+        self._tp = TensorParallel()
+        self._model = load(folder, self._tp)
         self.plain: dict[str, list[int]] = {}  # answers without the parameter
         self.requests = make_requests(self._probe)
         self.expected = self._alone(self.requests)
@@ -97,7 +103,7 @@ class ParityBench:
     def _serve(
         self, requests: Sequence[Request], neighbours: Neighbours, drafter: str, k: int, depth: int
     ) -> dict[str, Answer]:
-        built = build_runner(self.folder, TensorParallel(), neighbours, drafter, k)
+        built = build_runner(self._model, self._tp, neighbours, drafter, k)
         return serve(one_rank(built.runner), built.facts, requests, neighbours, depth)
 
 

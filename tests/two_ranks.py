@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -14,7 +13,7 @@ import torch
 from drafters import TRUTH
 from local_engine import Step
 from mutants import RANK_MUTANTS
-from parity import Neighbours, build_runner
+from parity import Neighbours, build_runner, load
 from surestep_proto import engine_pb2 as pb
 from surestep_worker.tp import TensorParallel
 from torch import multiprocessing
@@ -46,7 +45,7 @@ def rank_main(rank: int, setup: RankSetup, pipe: Connection) -> None:
         RANK_MUTANTS[setup.mutant](pytest.MonkeyPatch())
     TRUTH.learn(setup.truth, vocab_size=2, stop_id=0)
     tp = TensorParallel.connect(rank, 2, setup.address, "cpu", START_S)
-    built = build_runner(setup.folder, tp, setup.neighbours, setup.drafter, setup.k)
+    built = build_runner(load(setup.folder, tp), tp, setup.neighbours, setup.drafter, setup.k)
     built.runner.open(1)
     pipe.send_bytes(built.facts.SerializeToString())
     while True:
@@ -78,12 +77,6 @@ def two_ranks(setup: RankSetup) -> Iterator[tuple[Step, pb.WorkerInfo]]:
         for rank in ranks:
             rank.kill()
             rank.join()
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def _answers(pipes: Sequence[Connection], timeout_s: float) -> list[bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import launch
 import offline
 import online
 import peers
+import ports
 import psutil
 import pytest
 from integration import toy_servers
@@ -27,9 +27,7 @@ def _children_import_what_we_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    return ports.free_port()
 
 
 def toy(kind: str, port: int) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fake_scheduler import running, start, tokens
+from ports import free_port
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 Process = asyncio.subprocess.Process
@@ -37,13 +38,6 @@ async def gateway(model: Path, port: int, scheduler_port: int) -> AsyncIterator[
         if process.returncode is None:
             process.kill()
         await process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 async def until_ready(client: httpx.AsyncClient, process: Process) -> None:

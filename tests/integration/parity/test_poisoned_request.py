@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from local_engine import Answer, one_rank
-from parity import NEIGHBOURS, ParityBench, build_runner, serve
+from parity import NEIGHBOURS, ParityBench, build_runner, load, serve
 from parity_cases import make_request
 from safetensors.torch import load_file, save_file
 from surestep_common.errors import ModelFault
@@ -29,7 +29,8 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
 def run(bench: ParityBench, drafter: str, k: int, depth: int) -> dict[str, Answer]:
     """Few blocks, so that others soon reuse those that the poisoned requests wrote NaN into."""
     where = NEIGHBOURS["preempted"]
-    built = build_runner(bench.folder, TensorParallel(), where, drafter, k)
+    tp = TensorParallel()
+    built = build_runner(load(bench.folder, tp), tp, where, drafter, k)
     poisoned = [make_request(f"poisoned {i}", [50 + i, POISON, 7], GREEDY) for i in range(6)]
     mixed = [*poisoned[:3], *bench.requests[:12], *poisoned[3:], *bench.requests[12:]]
     return serve(one_rank(built.runner), built.facts, mixed, where, depth)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from mutants import PERTURBED_STEP
 from parity import NEIGHBOURS, ParityBench, serve
+from ports import free_address
 from surestep_common.invariants import LedgerError
-from two_ranks import RankFailed, RankSetup, free_address, two_ranks
+from two_ranks import RankFailed, RankSetup, two_ranks
 
 WHERE = NEIGHBOURS["near max_model_len"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
 import torch
+from ports import free_address
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_worker.models import load_model
@@ -15,12 +15,6 @@ from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
 from torch import multiprocessing
 from tp_rank import TIMEOUT_S, VARIANTS, lonely_main, rank_main, run_steps
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def join_all(processes: list[SpawnProcess]) -> None:
