@@ -21,7 +21,6 @@ PREFILL: Final = 1
 PREFILL_LAST: Final = 2
 DECODE: Final = 3
 VERIFY: Final = 4
-CATCH_UP: Final = 5
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

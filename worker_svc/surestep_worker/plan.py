@@ -9,7 +9,6 @@ import numpy.typing as npt
 from surestep_common.errors import InvalidRequest
 from surestep_proto import engine_pb2 as pb
 
-# CATCH_UP is for drafters with state of their own.
 _MODES = frozenset((pb.PREFILL, pb.PREFILL_LAST, pb.DECODE, pb.VERIFY))
 
 IntArray = npt.NDArray[np.int64]

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from surestep_common.invariants import (
-    CATCH_UP,
     DECODE,
     PREFILL,
     PREFILL_LAST,
@@ -76,7 +75,7 @@ def test_a_right_plan_passes() -> None:
         (3, {"accepted": 1}, "slot 6: plan says 1 drafts were accepted, the log 2"),
         (3, {"logged_accepted": -1}, "slot 6: plan says 2 drafts were accepted, the log -1"),
         (3, {"last_step": 5}, "slot 6: row continues step 4, but 5 was the last one"),
-        (1, {"mode": CATCH_UP}, "slot 5: mode 5 cannot be planned here"),
+        (1, {"mode": 5}, "slot 5: mode 5 cannot be planned here"),
         (1, {"mode": 0}, "slot 5: mode 0 cannot be planned here"),
         (2, {"num_tokens": 1}, "slot 8: mode 3 with 1 known tokens"),
         (2, {"k_cap": 1}, "slot 8: mode 3 with 0 known tokens and k_cap 1"),
