@@ -11,12 +11,19 @@ import torch
 from torch import Tensor
 
 from .build import BuildError, build_library
+from .causal_conv import causal_conv_reference
+from .gated_delta import gated_delta_reference
 from .kv_cache import kv_cache_shape, store_kv_reference
 from .linear import Linear, PackLinear, linear_reference, pack_linear_reference
+from .mul_sigmoid import mul_sigmoid_reference
 from .native import NativeOps
+from .native_recurrent import NativeRecurrentOps
 from .paged_attention import paged_attention_reference
+from .recurrent import ConvState, DeltaState, RecurrentRows
 from .rms_norm import add_rms_norm_reference, rms_norm_reference
+from .rms_norm_gated import rms_norm_gated_reference
 from .rotary import rotary_reference
+from .route import Route, route_reference
 from .silu_and_mul import silu_and_mul_reference
 
 logger = logging.getLogger(__name__)
@@ -37,6 +44,11 @@ class KernelSet:
     store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     paged_attention: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float], Tensor]
     silu_and_mul: Callable[[Tensor], Tensor]
+    causal_conv: Callable[[Tensor, Tensor, ConvState, RecurrentRows], Tensor]
+    gated_delta: Callable[[Tensor, Tensor, Tensor, Tensor, DeltaState, RecurrentRows], Tensor]
+    rms_norm_gated: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    mul_sigmoid: Callable[[Tensor, Tensor], None]
+    route: Route
 
 
 REFERENCE = KernelSet(
@@ -51,6 +63,11 @@ REFERENCE = KernelSet(
     store_kv=store_kv_reference,
     paged_attention=paged_attention_reference,
     silu_and_mul=silu_and_mul_reference,
+    causal_conv=causal_conv_reference,
+    gated_delta=gated_delta_reference,
+    rms_norm_gated=rms_norm_gated_reference,
+    mul_sigmoid=mul_sigmoid_reference,
+    route=route_reference,
 )
 
 
@@ -71,7 +88,8 @@ def load_kernels(device: str, cpu_kernels: Literal["auto", "reference"] = "auto"
 def load_native() -> KernelSet | None:
     """The C kernels, or None after a warning that says why not."""
     try:
-        ops = NativeOps.load(build_library())
+        library = build_library()
+        ops, recurrent = NativeOps.load(library), NativeRecurrentOps.load(library)
     except (BuildError, OSError) as error:
         logger.warning("no C kernels, the much slower torch references serve: %s", error)
         return None
@@ -88,4 +106,9 @@ def load_native() -> KernelSet | None:
         store_kv=ops.store_kv,
         paged_attention=ops.paged_attention,
         silu_and_mul=ops.silu_and_mul,
+        causal_conv=recurrent.causal_conv,
+        gated_delta=recurrent.gated_delta,
+        rms_norm_gated=recurrent.rms_norm_gated,
+        mul_sigmoid=recurrent.mul_sigmoid,
+        route=recurrent.route,
     )

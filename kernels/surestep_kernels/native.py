@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .dtypes import DTYPE_CODES
 from .linear import PackedLinear
 
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as in cpu/vec.h
 BLOCK_MULTIPLE = 8  # positions of a KV block, and dims of a head, that one vector covers
 
 _P, _L, _I, _F = c_void_p, c_long, c_int, c_float
 _SIGNATURES: dict[str, list[Any]] = {
     "rms_norm": [_P, _P, _P, _P, _F, _L, _L, _I],
     "silu_and_mul": [_P, _P, _L, _L, _I],
-    "rotary": [_P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _I],
+    "rotary": [_P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _I],
     "store_kv": [_P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _I],
 }
 _SIGNATURES_UNLOCKED: dict[str, list[Any]] = {
@@ -73,7 +73,7 @@ class NativeOps:
         """See rms_norm_reference."""
         rows, width = x.shape
         assert x.is_contiguous()
-        assert x.dtype is weight.dtype
+        assert weight.dtype is torch.float32
         assert weight.numel() == width
         out, dtype = torch.empty_like(x), DTYPE_CODES[x.dtype]
         pointers = out.data_ptr(), x.data_ptr(), None, weight.data_ptr()
@@ -85,7 +85,8 @@ class NativeOps:
         rows, width = shape = x.shape
         assert x.is_contiguous()
         assert residual.is_contiguous()
-        assert x.dtype is residual.dtype is weight.dtype
+        assert x.dtype is residual.dtype
+        assert weight.dtype is torch.float32
         assert residual.shape == shape
         assert weight.numel() == width
         out, dtype = torch.empty_like(x), DTYPE_CODES[x.dtype]
@@ -141,7 +142,8 @@ class NativeOps:
         assert cos_sin.dtype is torch.float32
         assert cos_sin.is_contiguous()
         pointers = q.data_ptr(), k.data_ptr(), positions.data_ptr(), cos_sin.data_ptr()
-        self.c_rotary(*pointers, rows, *strides, q_heads, kv_heads, head_dim, DTYPE_CODES[q.dtype])
+        sizes = rows, *strides, q_heads, kv_heads, head_dim, cos_sin.shape[1]
+        self.c_rotary(*pointers, *sizes, DTYPE_CODES[q.dtype])
 
     def kv_cache_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int

@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise each row of x [T, H] and scale it by weight [H]; returns [T, H] in x's dtype.
+    """Normalise each row of x [T, H] and scale it by weight f32[H]; returns [T, H] in x's dtype.
 
     The row is rounded to x's dtype before the scale, as the published models were trained.
     """
     wide = x.float()
     inverse = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (wide * inverse).to(x.dtype) * weight
+    return ((wide * inverse).to(x.dtype) * weight).to(x.dtype)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -13,7 +13,7 @@ SIZES = [(1, 1), (3, 7), (1, 576), (33, 100), (70, 2048)]
 def test_equals_the_reference(
     native: KernelSet, reference: KernelSet, rows: int, width: int, dtype: torch.dtype
 ) -> None:
-    x, weight = torch.randn(rows, width).to(dtype), torch.randn(width).to(dtype)
+    x, weight = torch.randn(rows, width).to(dtype), torch.randn(width)
     assert_close(native.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
 
 
@@ -22,7 +22,7 @@ def test_equals_the_reference(
 def test_adds_to_the_residual_in_place(
     native: KernelSet, reference: KernelSet, rows: int, width: int, dtype: torch.dtype
 ) -> None:
-    x, weight = torch.randn(rows, width).to(dtype), torch.randn(width).to(dtype)
+    x, weight = torch.randn(rows, width).to(dtype), torch.randn(width)
     residual = torch.randn(rows, width).to(dtype)
     expected_residual = residual.clone()
     expected = reference.add_rms_norm(x, expected_residual, weight, 1e-5)
@@ -32,7 +32,7 @@ def test_adds_to_the_residual_in_place(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_does_not_depend_on_the_others(native: KernelSet, dtype: torch.dtype) -> None:
-    x, weight = torch.randn(200, 577).to(dtype), torch.randn(577).to(dtype)
+    x, weight = torch.randn(200, 577).to(dtype), torch.randn(577)
     native.set_num_threads(2)
     together = native.rms_norm(x, weight, 1e-5)
     native.set_num_threads(1)

@@ -36,6 +36,21 @@ def test_equals_the_reference_on_slices_of_a_projection(
     assert torch.equal(qkv[:, heads + kv_heads :], expected[:, heads + kv_heads :])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_partial_rotation_leaves_the_rest_of_each_head(
+    native: KernelSet, reference: KernelSet, dtype: torch.dtype
+) -> None:
+    q, k = torch.randn(7, 3, 64).to(dtype), torch.randn(7, 1, 64).to(dtype)
+    q_expected, k_expected = q.clone(), k.clone()
+    before, positions, table = q.clone(), torch.arange(1, 8), rotation_table(16)
+    native.rotary(q, k, positions, table)
+    reference.rotary(q_expected, k_expected, positions, table)
+    assert_close(q, q_expected)
+    assert_close(k, k_expected)
+    assert torch.equal(q[..., 16:], before[..., 16:])
+    assert not torch.equal(q[..., :16], before[..., :16])
+
+
 def test_position_zero_changes_nothing_and_lengths_are_kept(native: KernelSet) -> None:
     q, k = torch.randn(2, 4, 64), torch.randn(2, 2, 64)
     before = q.clone()

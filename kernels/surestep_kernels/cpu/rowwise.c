@@ -39,7 +39,8 @@ static void run_rows(task_fn task, const void *job, const row_range *range)
 typedef struct {
     row_range range;
     void *out, *residual; /* residual may be NULL */
-    const void *x, *weight;
+    const void *x;
+    const float *weight;
     float eps;
 } norm_job;
 
@@ -68,12 +69,12 @@ INLINE void norm_row(const norm_job *j, long row, const int dtype)
     float inverse = 1.0f / sqrtf((sum_lanes(squares) + tail) / (float)width + j->eps);
     for (i = 0; i + 8 <= width; i += 8) {
         f8 v = rounded8(load8(x, base + i, dtype) * inverse, dtype);
-        store8(j->out, base + i, v * load8(j->weight, i, dtype), dtype);
+        store8(j->out, base + i, v * load8(j->weight, i, F32), dtype);
     }
     for (; i < width; i++) {
         float v[1];
         store1(v, 0, load1(x, base + i, dtype) * inverse, dtype);
-        store1(j->out, base + i, load1(v, 0, dtype) * load1(j->weight, i, dtype), dtype);
+        store1(j->out, base + i, load1(v, 0, dtype) * j->weight[i], dtype);
     }
 }
 
@@ -84,7 +85,7 @@ static void norm_task(const void *job, long index)
 }
 
 /* out = norm(x) * weight, all [rows, width]; with a residual, residual += x and its norm. */
-void surestep_rms_norm(void *out, const void *x, void *residual, const void *weight, float eps,
+void surestep_rms_norm(void *out, const void *x, void *residual, const float *weight, float eps,
                        long rows, long width, int dtype)
 {
     norm_job j = {make_range(rows, width, dtype), out, residual, x, weight, eps};
@@ -137,7 +138,7 @@ typedef struct {
     void *q, *k;
     const int64_t *positions;
     const float *cos_sin;
-    long q_stride, k_stride, q_heads, k_heads, head_dim;
+    long q_stride, k_stride, q_heads, k_heads, head_dim, rotary_dim;
 } rotary_job;
 
 INLINE void rotate_head(void *x, long base, const float *cos_sin, long half, const int dtype)
@@ -159,11 +160,11 @@ INLINE void rotate_head(void *x, long base, const float *cos_sin, long half, con
 
 INLINE void rotary_row(const rotary_job *j, long row, const int dtype)
 {
-    const float *cos_sin = j->cos_sin + j->positions[row] * j->head_dim;
+    const float *cos_sin = j->cos_sin + j->positions[row] * j->rotary_dim;
     for (long h = 0; h < j->q_heads; h++)
-        rotate_head(j->q, row * j->q_stride + h * j->head_dim, cos_sin, j->head_dim / 2, dtype);
+        rotate_head(j->q, row * j->q_stride + h * j->head_dim, cos_sin, j->rotary_dim / 2, dtype);
     for (long h = 0; h < j->k_heads; h++)
-        rotate_head(j->k, row * j->k_stride + h * j->head_dim, cos_sin, j->head_dim / 2, dtype);
+        rotate_head(j->k, row * j->k_stride + h * j->head_dim, cos_sin, j->rotary_dim / 2, dtype);
 }
 
 static void rotary_task(const void *job, long index)
@@ -172,13 +173,14 @@ static void rotary_task(const void *job, long index)
     FOR_ROWS(row, j->range, index) BY_DTYPE(j->range.dtype, rotary_row, j, row);
 }
 
-/* q [rows, q_heads, head_dim] and k likewise, rotated in place; strides in elements. */
+/* q [rows, q_heads, head_dim] and k likewise, the first rotary_dim of each head rotated in place;
+ * strides in elements. */
 void surestep_rotary(void *q, void *k, const int64_t *positions, const float *cos_sin, long rows,
                      long q_stride, long k_stride, long q_heads, long k_heads, long head_dim,
-                     int dtype)
+                     long rotary_dim, int dtype)
 {
     rotary_job j = {make_range(rows, (q_heads + k_heads) * head_dim, dtype), q, k, positions,
-                    cos_sin, q_stride, k_stride, q_heads, k_heads, head_dim};
+                    cos_sin, q_stride, k_stride, q_heads, k_heads, head_dim, rotary_dim};
     run_rows(rotary_task, &j, &j.range);
 }
 

@@ -1,0 +1,42 @@
+"""The causal depthwise convolution in front of a gated delta layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .recurrent import ConvState, RecurrentRows
+
+
+def causal_conv_reference(
+    x: Tensor, weight: Tensor, conv: ConvState, rows: RecurrentRows
+) -> Tensor:
+    """silu of the convolution of x [T, C] with weight f32[taps, C], tap `taps - 1` on the newest.
+
+    Returns [T, C]; `conv` advances as described in recurrent.py.
+    """
+    keep = len(weight) - 1
+    outputs = []
+    for r in range(len(rows.slots)):
+        slot, pending = int(rows.slots[r]), int(rows.pending[r])
+        copy_at, line = int(rows.snapshot_after[r]), int(rows.snapshot_line[r])
+        x_row = x[int(rows.cu_rows[r]) : int(rows.cu_rows[r + 1])]
+        inputs = conv.inputs[slot]
+        if 0 < copy_at <= pending:
+            conv.snapshots[line] = inputs[copy_at : copy_at + keep]
+        history = inputs[pending : pending + keep]
+        if rows.start[r] == 0:
+            history = torch.zeros_like(history)
+        sequence = torch.cat((history, x_row))
+        windows = sequence.float().unfold(0, keep + 1, 1)  # [n, C, taps]
+        total = (windows * weight.t()).sum(dim=-1).to(x.dtype)
+        # torch rounds vectors and their remainders differently: token by token all are alike.
+        outputs += [functional.silu(token.float()).to(x.dtype) for token in total]
+        if rows.window[r]:
+            inputs[: len(sequence)] = sequence
+            continue
+        if copy_at > pending:
+            conv.snapshots[line] = sequence[copy_at - pending :][:keep]
+        inputs[:keep] = sequence[len(x_row) :]
+    return torch.stack(outputs)

@@ -1,0 +1,55 @@
+"""Gated norm, output gate and routing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_cases import DTYPES, assert_close
+from surestep_kernels import KernelSet
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rms_norm_gated(native: KernelSet, reference: KernelSet, dtype: torch.dtype) -> None:
+    x, projection = torch.randn(37, 3, 24).to(dtype), torch.randn(37, 100).to(dtype)
+    gate, weight = projection[:, 9:81].view(37, 3, 24), torch.randn(24)
+    out = native.rms_norm_gated(x, gate, weight, 1e-6)
+    assert_close(out, reference.rms_norm_gated(x, gate, weight, 1e-6))
+    rows = [native.rms_norm_gated(x[i : i + 1], gate[i : i + 1], weight, 1e-6) for i in range(37)]
+    assert torch.equal(out, torch.cat(rows))
+
+
+@pytest.mark.parametrize("gate_width", [1, 40])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_mul_sigmoid(
+    native: KernelSet, reference: KernelSet, gate_width: int, dtype: torch.dtype
+) -> None:
+    x, projection = torch.randn(37, 40).to(dtype), torch.randn(37, 64).to(dtype)
+    gate = projection[:, 3 : 3 + gate_width]
+    alone = [row.clone() for row in x.split(1)]
+    expected = x.clone()
+    native.mul_sigmoid(x, gate)
+    reference.mul_sigmoid(expected, gate)
+    assert_close(x, expected)
+    for i, row in enumerate(alone):
+        native.mul_sigmoid(row, gate[i : i + 1])
+    assert torch.equal(x, torch.cat(alone))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("num_experts", "top_k"), [(4, 4), (7, 2), (64, 8)])
+def test_route(
+    native: KernelSet, reference: KernelSet, num_experts: int, top_k: int, normalize: bool
+) -> None:
+    logits = torch.randn(33, num_experts) * 3
+    weights, experts = native.route(logits, top_k, normalize=normalize)
+    expected, chosen = reference.route(logits, top_k, normalize=normalize)
+    assert torch.equal(experts, chosen)
+    torch.testing.assert_close(weights, expected)
+    alone = [native.route(row, top_k, normalize=normalize)[0] for row in logits.split(1)]
+    assert torch.equal(weights, torch.cat(alone))
+
+
+def test_the_lowest_expert_wins_a_tie(native: KernelSet, reference: KernelSet) -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, 2.0]])
+    for kernels in (native, reference):
+        assert kernels.route(logits, 2, normalize=True)[1].tolist() == [[1, 2]]
