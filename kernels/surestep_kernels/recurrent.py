@@ -1,8 +1,8 @@
 """What recurrent ops are given besides their inputs: the rows of a batch, and the state they own.
 
-Each slot holds one committed *state* and up to W *records* of its last window. A row first folds the
-`pending` records of accepted tokens into the state and then runs its own tokens: those of a prompt
-advance the state at once, those of a window are recorded. So the state only ever advances by
+Each slot holds one committed *state* and up to W *records* of its last window. A row first folds
+the `pending` records of accepted tokens into the state and then runs its own tokens: those of a
+prompt advance the state at once, those of a window are recorded. So the state only ever advances by
 committed tokens, and decode, verification and prefill are one computation.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class RecurrentRows(NamedTuple):
-    """R rows. Row r owns the tokens cu_rows[r]:cu_rows[r+1] and the slot slots[r]; no slot twice."""
+    """R rows. Row r owns tokens cu_rows[r]:cu_rows[r+1] and the slot slots[r]; no slot twice."""
 
     slots: Tensor  # i64[R]
     cu_rows: Tensor  # i32[R+1]

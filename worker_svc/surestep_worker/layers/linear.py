@@ -6,6 +6,7 @@ them needs one all-reduce (Megatron-LM, Shoeybi et al., 2019).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,17 +53,20 @@ class Sharding:
         return Parameter((rows, width), (Source(name, (vocab_size, width), keep),))
 
     def columns(
-        self, name: str, outputs: dict[str, Part], inputs: int, *, bias: bool
+        self, name: str, outputs: Sequence[tuple[str, Part]], inputs: int, *, bias: bool
     ) -> dict[str, Parameter]:
-        """Column-parallel layers of one input, merged in the given order."""
-        rows = sum(part.size for part in outputs.values())
+        """Column-parallel layers of one input, merged in the given order.
+
+        A layer may be named more than once, with another part of it each time.
+        """
+        rows = sum(part.size for _, part in outputs)
         weight = Parameter(
             (rows, inputs),
-            tuple(Source(f"{n}.weight", (p.total, inputs), p.keep) for n, p in outputs.items()),
+            tuple(Source(f"{n}.weight", (p.total, inputs), p.keep) for n, p in outputs),
         )
         if not bias:
             return {f"{name}.weight": weight}
-        biases = tuple(Source(f"{n}.bias", (p.total,), p.keep) for n, p in outputs.items())
+        biases = tuple(Source(f"{n}.bias", (p.total,), p.keep) for n, p in outputs)
         return {f"{name}.weight": weight, f"{name}.bias": Parameter((rows,), biases)}
 
     def rows(

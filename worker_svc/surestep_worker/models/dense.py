@@ -36,7 +36,7 @@ class DenseModel:
         self._num_kv_heads = max(1, config.num_kv_heads // tp.size)
         self._embedding = weights.take("embedding")
         self._layers = [take_layer(f"{i}.", weights, kernels) for i in range(config.num_layers)]
-        self._norm = weights.take("norm")
+        self._norm = weights.take("norm", torch.float32)
         head = self._embedding if config.tie_word_embeddings else weights.take("lm_head")
         self._lm_head = kernels.pack_linear(head, None)
         self.weight_bytes = weights.bytes_taken

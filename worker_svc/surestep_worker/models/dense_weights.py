@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from surestep_kernels import KernelSet, PackedLinear
 from torch import Tensor
 
@@ -24,12 +25,12 @@ def ignored(config: ModelConfig) -> tuple[str, ...]:
 class Layer(NamedTuple):
     """Weights of one layer on this rank."""
 
-    input_norm: Tensor  # [H]
+    input_norm: Tensor  # f32[H]
     qkv: PackedLinear
-    q_norm: Tensor | None  # [D]
-    k_norm: Tensor | None  # [D]
+    q_norm: Tensor | None  # f32[D]
+    k_norm: Tensor | None  # f32[D]
     o: PackedLinear
-    post_norm: Tensor  # [H]
+    post_norm: Tensor  # f32[H]
     gate_up: PackedLinear
     down: PackedLinear
 
@@ -53,8 +54,8 @@ def _layer_table(to: str, at: str, config: ModelConfig, shard: Sharding) -> dict
     q = shard.part(config.num_heads, head_dim)
     kv = shard.part(config.num_kv_heads, head_dim)
     mlp = shard.part(config.intermediate_size)
-    qkv = {f"{at}self_attn.{name}_proj": part for name, part in (("q", q), ("k", kv), ("v", kv))}
-    gate_up = {f"{at}mlp.{name}_proj": mlp for name in ("gate", "up")}
+    qkv = [(f"{at}self_attn.{name}_proj", part) for name, part in (("q", q), ("k", kv), ("v", kv))]
+    gate_up = [(f"{at}mlp.{name}_proj", mlp) for name in ("gate", "up")]
     table = {
         f"{to}input_norm": shard.whole(f"{at}input_layernorm.weight", width),
         f"{to}post_norm": shard.whole(f"{at}post_attention_layernorm.weight", width),
@@ -73,15 +74,15 @@ def take_layer(to: str, weights: Weights, kernels: KernelSet) -> Layer:
     """Read one layer, packing each weight before the next is read."""
 
     def vector(name: str) -> Tensor | None:
-        return weights.take(to + name) if to + name in weights else None
+        return weights.take(to + name, torch.float32) if to + name in weights else None
 
     return Layer(
-        input_norm=weights.take(to + "input_norm"),
+        input_norm=weights.take(to + "input_norm", torch.float32),
         qkv=take_linear(weights, to + "qkv", kernels),
         q_norm=vector("q_norm"),
         k_norm=vector("k_norm"),
         o=take_linear(weights, to + "o", kernels),
-        post_norm=weights.take(to + "post_norm"),
+        post_norm=weights.take(to + "post_norm", torch.float32),
         gate_up=take_linear(weights, to + "gate_up", kernels),
         down=take_linear(weights, to + "down", kernels),
     )
