@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from zlib import crc32
 
 import torch
-from surestep_worker.spec import DRAFTERS, Drafts
+from surestep_worker.spec import DRAFTERS, Drafts, Target
 from surestep_worker.spec.config import SpeculativeConfig
 
 
@@ -46,7 +46,7 @@ TRUTH = Truth()
 class _PerRow:
     """A drafter that looks at one row at a time."""
 
-    def __init__(self, config: SpeculativeConfig) -> None:
+    def __init__(self, config: SpeculativeConfig, target: Target) -> None:
         self.num_drafts = config.num_speculative_tokens
 
     def draft(self, known: list[int], cap: int) -> list[int]:
@@ -90,8 +90,8 @@ class Garbage(_PerRow):
 class Flip(_PerRow):
     """The oracle, wrong at position `at`, right again behind it."""
 
-    def __init__(self, config: SpeculativeConfig, at: int) -> None:
-        super().__init__(config)
+    def __init__(self, config: SpeculativeConfig, target: Target, at: int) -> None:
+        super().__init__(config, target)
         self._at = at
 
     def draft(self, known: list[int], cap: int) -> list[int]:
@@ -100,7 +100,7 @@ class Flip(_PerRow):
 
 
 for _at in range(5):
-    DRAFTERS.register(f"flip-{_at}")(lambda config, at=_at: Flip(config, at))
+    DRAFTERS.register(f"flip-{_at}")(lambda config, target, at=_at: Flip(config, target, at))
 
 
 @DRAFTERS.register("eos-mid")

@@ -87,8 +87,10 @@ def rejected_drafts_stay(patch: pytest.MonkeyPatch) -> None:
         drafted = np.where(rows.mode == pb.VERIFY, 1 + n_drafts, 0)
         return original(rows, n_drafts, *rest)
 
-    def commit(original: Any, self: Slots, step: int, slot: Any, consumed: Any, *rest: Any) -> None:
-        original(self, step, slot, np.maximum(consumed, drafted), *rest)
+    def commit(
+        original: Any, self: Slots, step: int, slot: Any, folded: Any, consumed: Any, *rest: Any
+    ) -> None:
+        original(self, step, slot, folded, np.maximum(consumed, drafted), *rest)
 
     _around(patch, product, "gather", gather)
     _around(patch, Slots, "commit", commit)

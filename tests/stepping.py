@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
+from surestep_kernels.recurrent import RecurrentRows
 from surestep_worker.batch import StepBatch
+from surestep_worker.caches import Caches
 from surestep_worker.kv_cache import NULL_BLOCK, KVCache
 from surestep_worker.models import Model
 from torch import Tensor
@@ -18,6 +20,9 @@ class Row(NamedTuple):
     tokens: Sequence[int]
     start: int
     blocks: Sequence[int]
+    slot: int = 0  # of recurrent state, with `pending` records of the last window to fold
+    pending: int = 0
+    window: bool = False  # tokens that may still be rejected
 
 
 def pack(rows: Sequence[Row], block_size: int) -> StepBatch:
@@ -39,14 +44,28 @@ def pack(rows: Sequence[Row], block_size: int) -> StepBatch:
         block_tables=torch.tensor(tables, dtype=torch.int32),
         kv_slots=torch.tensor(kv_slots),
         logits_index=torch.arange(int(counts.sum())),
+        recurrent=RecurrentRows(
+            slots=torch.tensor([row.slot for row in rows]),
+            cu_rows=counts.cumsum(0).to(torch.int32),
+            start=_column(row.start for row in rows),
+            pending=_column(row.pending for row in rows),
+            window=_column(int(row.window) for row in rows),
+            snapshot_after=_column(0 for _ in rows),
+            snapshot_line=_column(0 for _ in rows),
+        ),
     )
 
 
+def _column(values: Iterable[int]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.int32)
+
+
 @torch.inference_mode()
-def step(model: Model, kv: KVCache, rows: Sequence[Row]) -> list[Tensor]:
+def step(model: Model, kv: KVCache | Caches, rows: Sequence[Row]) -> list[Tensor]:
     """Forward all rows in one batch; returns each row's logits f32[num_tokens, V]."""
-    batch = pack(rows, kv.spec.block_size)
-    logits = model.logits(model.forward(batch, kv)[batch.logits_index])
+    caches = kv if isinstance(kv, Caches) else Caches(kv)
+    batch = pack(rows, caches.kv.spec.block_size)
+    logits = model.logits(model.forward(batch, caches)[batch.logits_index])
     return list(torch.split(logits, [len(row.tokens) for row in rows]))
 
 

@@ -10,6 +10,7 @@ import torch
 from stepping import Row, pack
 from surestep_common.errors import Unavailable
 from surestep_kernels import load_kernels
+from surestep_worker.caches import Caches
 from surestep_worker.digest import fingerprint
 from surestep_worker.kv_cache import KVCache
 from surestep_worker.models import load_model
@@ -36,7 +37,7 @@ def run_steps(path: Path, tp: TensorParallel) -> dict[str, Tensor]:
     kernels = load_kernels("cpu")
     model = load_model(path, dtype="auto", device="cpu", tp=tp, kernels=kernels)
     kv = KVCache(model.kv_spec(BLOCK_SIZE), 5, kernels, "cpu")
-    hidden = [model.forward(pack(rows, BLOCK_SIZE), kv) for rows in STEPS]
+    hidden = [model.forward(pack(rows, BLOCK_SIZE), Caches(kv)) for rows in STEPS]
     return {
         "logits": torch.cat([model.logits(h) for h in hidden]),
         "fingerprints": torch.tensor([fingerprint(h) for h in hidden]),

@@ -3,8 +3,8 @@
     S = decay S;  delta = beta (v - S^T k);  S = S + k delta^T;  o = S^T q
 
 with q and k normalised to length 1, q scaled by dk^-1/2, beta = sigmoid(b) and
-decay = exp(-exp(A_log) softplus(a + dt_bias)). S is f32 and so is all arithmetic. A record of a token
-is (k, delta, decay); folding it repeats the update of S without the products that found delta.
+decay = exp(-exp(A_log) softplus(a + dt_bias)). S is f32 and so is all arithmetic. The record of a
+token is (k, delta, decay); folding it repeats the update of S without the products behind delta.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def gated_delta_reference(
         _prepare(x, ba, a_log, dt_bias, delta)
         for x, ba in zip(qkv.float(), beta_and_decay.float(), strict=True)
     ]
-    _, v_heads, k_dim, v_dim = delta.state.shape
+    _, v_heads, _, v_dim = delta.state.shape
     out = torch.empty(len(qkv), v_heads, v_dim)
     for r in range(len(rows.slots)):
         slot, pending = int(rows.slots[r]), int(rows.pending[r])

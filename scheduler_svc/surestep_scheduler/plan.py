@@ -33,6 +33,7 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
         accepted_step=plan.accepted_step.tolist(),
         accepted=plan.accepted.tolist(),
         depends_on_step=plan.depends_on_step.tolist(),
+        catch_up=[0] * len(plan.slot),
     )
     message.mode.extend(plan.mode.tolist())  # ints are enum values on the wire
     return message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from surestep_kernels.recurrent import RecurrentRows
 from torch import Tensor
 
 
@@ -18,3 +19,4 @@ class StepBatch:
     block_tables: Tensor  # i32[R, B] KV blocks in order of position, NULL_BLOCK behind the last
     kv_slots: Tensor  # i64[T] block * block_size + offset that receives the token's key and value
     logits_index: Tensor  # i64[N] tokens (indices into T) whose logits are wanted
+    recurrent: RecurrentRows | None = None  # for models with recurrent layers

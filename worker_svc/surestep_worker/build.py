@@ -12,21 +12,25 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet, load_kernels
 from surestep_proto import engine_pb2 as pb
 
+from .caches import Caches
 from .config import WorkerSettings
 from .kv_cache import KVCache, blocks_that_fit, bytes_per_block
 from .models import Model, load_model
 from .models.weights import Progress
+from .recurrent import RecurrentCache
 from .runner import Parts, Runner
 from .sampling import SamplingSlots
 from .slots import Slots
-from .spec import DRAFTERS, Drafter
+from .spec import DRAFTERS, Drafter, StatefulDrafter, Target
 from .spec.config import SpeculativeConfig
 from .tp import TensorParallel
 
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
+_MIB = 1 << 20
 _TP_TIMEOUT_S = 60.0  # a rank that does not arrive at a collective; step deadlines are far shorter
+_SNAPSHOTS_PER_SLOT = 8  # more would outlive the blocks of their prefixes
 _PROGRESS_STEP = 0.1  # of the checkpoint, between two log lines
 
 
@@ -37,14 +41,6 @@ class Built(NamedTuple):
     facts: pb.WorkerInfo
 
 
-class Speculation(NamedTuple):
-    """How this rank drafts. Off: no name, no drafter, no drafts."""
-
-    name: str = ""
-    drafter: Drafter | None = None
-    max_drafts: int = 0
-
-
 def build_runner(settings: WorkerSettings) -> Built:
     """Load the model and allocate everything a rank needs.
 
@@ -52,6 +48,7 @@ def build_runner(settings: WorkerSettings) -> Built:
     """
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
+    speculation = _speculation(settings)
     kernels = load_kernels(settings.device)
     kernels.set_num_threads(settings.cpu_threads or _share_of_cores(settings))
     tp = TensorParallel.connect(
@@ -68,6 +65,8 @@ def build_runner(settings: WorkerSettings) -> Built:
         tp=tp,
         kernels=kernels,
         max_model_len=settings.max_model_len,
+        mtp=speculation is not None and speculation.method == "mtp",
+        expert_parallel=settings.enable_expert_parallel,
         progress=_log_progress(),
     )
     return assemble(settings, model, tp, kernels)
@@ -87,19 +86,24 @@ def assemble(
     """A runner around a loaded model."""
     config, speculation = model.config, _speculation(settings)
     max_model_len = settings.max_model_len or config.max_length
+    max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
     kv = _allocate_kv(settings, model, kernels, max_model_len)
+    caches = Caches(kv, _allocate_recurrent(settings, model, max_drafts))
+    slots = Slots(settings.max_num_seqs, max_model_len, max_drafts, settings.block_size)
+    sampling = SamplingSlots(settings.max_num_seqs, config.vocab_size)
+    target = Target(model, caches, slots, sampling, tp)
+    drafter = _drafter(speculation, target)
     parts = Parts(
         model=model,
-        kv=kv,
-        slots=Slots(
-            settings.max_num_seqs, max_model_len, speculation.max_drafts, settings.block_size
-        ),
-        sampling=SamplingSlots(settings.max_num_seqs, config.vocab_size),
-        drafter=speculation.drafter,
-        max_draft_tokens=speculation.max_drafts,
+        caches=caches,
+        slots=slots,
+        sampling=sampling,
+        drafter=drafter,
+        max_draft_tokens=max_drafts,
         tp=tp,
         device=torch.device(settings.device),
     )
+    recurrent = caches.recurrent
     facts = pb.WorkerInfo(
         model_path=str(settings.model),
         architecture=config.architecture,
@@ -111,11 +115,15 @@ def assemble(
         num_blocks=kv.num_blocks,
         block_size=settings.block_size,
         max_step_tokens=settings.max_num_batched_tokens,
-        drafter=speculation.name,
-        max_draft_tokens=speculation.max_drafts,
+        drafter=speculation.method if speculation is not None else "",
+        max_draft_tokens=max_drafts,
         eos_token_ids=config.eos_token_ids,
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=kv.num_blocks * bytes_per_block(kv.spec, kernels),
+        drafter_has_state=isinstance(drafter, StatefulDrafter),
+        recurrent=recurrent is not None,
+        num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
+        state_bytes_per_slot=recurrent.slot_bytes if recurrent is not None else 0,
     )
     _log_facts(facts)
     return Built(Runner(parts), facts)
@@ -131,14 +139,34 @@ def _allocate_kv(
     return KVCache(spec, min(fit, useful), kernels, settings.device)
 
 
-def _speculation(settings: WorkerSettings) -> Speculation:
+def _allocate_recurrent(
+    settings: WorkerSettings, model: Model, max_drafts: int
+) -> RecurrentCache | None:
+    """A state and the records of a window per slot, and snapshots for the memory given."""
+    spec = model.recurrent_spec()
+    if spec is None:
+        return None
+    budget = int(settings.snapshot_memory * _GIB) // spec.snapshot_bytes
+    useful = _SNAPSHOTS_PER_SLOT * settings.max_num_seqs
+    return RecurrentCache(
+        spec,
+        num_slots=settings.max_num_seqs,
+        window=max_drafts + 1,
+        num_snapshots=min(budget, useful),
+        device=settings.device,
+    )
+
+
+def _speculation(settings: WorkerSettings) -> SpeculativeConfig | None:
+    """How this rank drafts; None if it does not."""
     if settings.speculative_config is None:
-        return Speculation()
+        return None
     config = SpeculativeConfig.from_json(json.dumps(settings.speculative_config))
-    if config.num_speculative_tokens == 0:
-        return Speculation()
-    drafter = DRAFTERS.get(config.method)(config)
-    return Speculation(config.method, drafter, config.num_speculative_tokens)
+    return config if config.num_speculative_tokens else None
+
+
+def _drafter(config: SpeculativeConfig | None, target: Target) -> Drafter | None:
+    return DRAFTERS.get(config.method)(config, target) if config is not None else None
 
 
 def _log_progress() -> Progress:
@@ -168,3 +196,10 @@ def _log_facts(facts: pb.WorkerInfo) -> None:
         facts.drafter or "none",
         facts.max_draft_tokens,
     )
+    if facts.recurrent:
+        logger.info(
+            "recurrent state: %.2f MiB per slot (1 state, %d records), %d snapshots",
+            facts.state_bytes_per_slot / _MIB,
+            facts.max_draft_tokens + 1,
+            facts.num_snapshots,
+        )

@@ -35,6 +35,14 @@ class WorkerSettings(Settings):
     )
     block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
     kv_cache_memory: float = Field(default=2.0, gt=0, description="GiB for KV blocks on each rank")
+    snapshot_memory: float = Field(
+        default=1.0,
+        ge=0,
+        description="GiB on each rank for recurrent-state snapshots, the prefix cache of hybrids",
+    )
+    enable_expert_parallel: bool = Field(
+        default=False, description="ranks share out whole experts, not the columns of each"
+    )
     tensor_parallel_size: int = Field(
         default=1, ge=1, le=64, description="ranks that share one model"
     )

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from surestep_kernels.recurrent import RecurrentRows
 from surestep_proto import engine_pb2 as pb
 
 from .batch import StepBatch
 from .plan import BoolArray, IntArray, Rows
 from .slots import Slots
+from .state_rows import StateColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,16 @@ def gather(
     n_drafts: IntArray,
     slots: Slots,
     wants_prompt: BoolArray,
+    state: StateColumns | None,
     device: torch.device,
 ) -> Gathered:
     """Build the batch.
 
     `n_drafts` [R] drafts stand behind the known tokens of their slot; `wants_prompt` [S] tells
-    which slots want log-probabilities of their prompt.
+    which slots want log-probabilities of their prompt; `state` is for recurrent layers.
     """
-    consumed = np.where(rows.is_prefill, rows.num_tokens, 1 + n_drafts)
-    cu = _offsets(consumed)
+    consumed = tokens_consumed(rows, n_drafts)
+    cu = offsets(consumed)
     start = slots.committed[rows.slot]
     row = np.repeat(np.arange(len(rows)), consumed)
     positions = start[row] + np.arange(cu[-1]) - cu[row]
@@ -79,6 +82,7 @@ def gather(
         block_tables=tensor(slots.block_tables[rows.slot, :num_table]),
         kv_slots=tensor(blocks * block_size + positions % block_size),
         logits_index=tensor(np.concatenate((sampled, prompt.predictor))),
+        recurrent=RecurrentRows(*(tensor(column) for column in state)) if state else None,
     )
     return Gathered(batch, consumed, windows, prompt)
 
@@ -89,7 +93,7 @@ def _windows(
     """Sampled positions: the last token of PREFILL_LAST, every token of DECODE and VERIFY."""
     row = np.flatnonzero(rows.is_sampled)
     width = 1 + n_drafts[row]
-    window_cu = _offsets(width)
+    window_cu = offsets(width)
     window = np.repeat(np.arange(len(row)), width)
     offset = np.arange(window_cu[-1]) - window_cu[window]
     first = np.where(rows.mode[row] == pb.PREFILL_LAST, cu[row + 1] - 1, cu[row])
@@ -119,5 +123,12 @@ def _prompt_positions(
     )
 
 
-def _offsets(counts: IntArray) -> IntArray:
+def tokens_consumed(rows: Rows, n_drafts: IntArray) -> IntArray:
+    """Input tokens of each row [R]."""
+    consumed: IntArray = np.where(rows.is_prefill, rows.num_tokens, 1 + n_drafts)
+    return consumed
+
+
+def offsets(counts: IntArray) -> IntArray:
+    """First element of each of R groups i64[R+1], the total behind them."""
     return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)

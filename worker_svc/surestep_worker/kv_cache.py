@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
 from torch import Tensor
+
+from .pages import zero_pages
 
 NULL_BLOCK = 0  # never allocated: padding of block tables points here
 
@@ -24,6 +25,8 @@ class KVSpec:
     head_dim: int
     block_size: int  # tokens
     dtype: torch.dtype
+    # Width of the hidden state kept for every position, the input of a drafter; 0 = none are kept.
+    hidden_size: int = 0
 
 
 class LayerCache(NamedTuple):
@@ -42,25 +45,17 @@ class KVCache:
         self.spec = spec
         self.num_blocks = num_blocks
         self.layers = [
-            LayerCache(_zeros(shape, spec.dtype, device), _zeros(shape, spec.dtype, device))
+            LayerCache(*(zero_pages(shape, spec.dtype, device) for _ in LayerCache._fields))
             for _ in range(spec.num_layers)
         ]
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    """Zeros; on the CPU as untouched pages of the system's, which cost nothing until they are used.
-
-    Filling gigabytes here would be the largest part of a worker's recovery.
-    """
-    if device != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(pages).view(dtype).view(shape)
+        hidden = (num_blocks * spec.block_size, spec.hidden_size)
+        self.hidden = zero_pages(hidden, spec.dtype, device)  # by flat slot, as kv_slots name them
 
 
 def bytes_per_block(spec: KVSpec, kernels: KernelSet) -> int:
-    """Memory of one block over all layers, keys and values, padding of the layout included."""
-    return 2 * spec.num_layers * math.prod(_shape(spec, 1, kernels)) * spec.dtype.itemsize
+    """Memory of one block over all layers, keys, values and hidden states."""
+    elements = 2 * spec.num_layers * math.prod(_shape(spec, 1, kernels))
+    return (elements + spec.block_size * spec.hidden_size) * spec.dtype.itemsize
 
 
 def blocks_that_fit(budget_bytes: int, spec: KVSpec, kernels: KernelSet) -> int:

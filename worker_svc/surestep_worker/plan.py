@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ class Rows:
     accepted_step: IntArray
     accepted: IntArray
     depends_on_step: IntArray
+    catch_up: IntArray
 
     def __len__(self) -> int:
         return len(self.slot)
@@ -46,6 +48,30 @@ class Rows:
         return mask
 
 
+class ArmedSnapshots(NamedTuple):
+    """Snapshots to take when a slot's state has advanced to exactly `length` tokens. All [N]."""
+
+    slot: IntArray
+    length: IntArray
+    id: IntArray  # 1..num_snapshots
+
+
+def read_snapshots(plan: pb.StepPlan, num_snapshots: int) -> ArmedSnapshots:
+    """Snapshots that `plan` arms. Raises InvalidRequest for columns or ids that make no sense."""
+    armed = ArmedSnapshots(
+        _column(plan.snapshot_slots), _column(plan.snapshot_lens), _column(plan.snapshot_ids)
+    )
+    if len({len(column) for column in armed}) > 1:
+        raise InvalidRequest("snapshot columns are not parallel", param="snapshot_slots")
+    if not set(plan.snapshot_slots) <= set(plan.slot):
+        raise InvalidRequest("a snapshot of a slot without a row", param="snapshot_slots")
+    if len(set(plan.snapshot_slots)) != len(armed.slot):
+        raise InvalidRequest("a slot has more than one snapshot", param="snapshot_slots")
+    if not all(0 < x <= num_snapshots for x in plan.snapshot_ids):
+        raise InvalidRequest("a snapshot id that does not exist", param="snapshot_ids")
+    return armed
+
+
 def read_rows(plan: pb.StepPlan) -> Rows:
     """Rows of `plan`. Raises InvalidRequest when columns differ in length or a mode is unknown."""
     rows = Rows(
@@ -59,6 +85,7 @@ def read_rows(plan: pb.StepPlan) -> Rows:
         accepted_step=_column(plan.accepted_step),
         accepted=_column(plan.accepted),
         depends_on_step=_column(plan.depends_on_step),
+        catch_up=_column(plan.catch_up),
     )
     for name in Rows.__slots__:
         if len(getattr(rows, name)) != len(rows):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surestep_common.invariants import check_plan_rows, require
+from surestep_common.invariants import VERIFY, check_plan_rows, require
 
 from .plan import Rows
 from .slots import Slots
@@ -32,3 +32,11 @@ def check_rows(rows: Rows, slots: Slots, max_draft_tokens: int) -> None:
         logged_accepted=slots.accepted_at(slot, rows.accepted_step),
         last_step=slots.last_step[slot],
     )
+
+
+def check_caught_up(rows: Rows, slots: Slots) -> None:
+    """Raises LedgerError when a row is to draft from a drafter's state that lags behind."""
+    slot = rows.slot
+    upto, length = slots.draft_upto[slot], slots.committed[slot]
+    ready = (rows.mode != VERIFY) | (upto == length)
+    require(ready, slot, "the drafter is at {} of {} tokens and is to draft", upto, length)

@@ -11,15 +11,16 @@ import torch
 from surestep_common.errors import InternalError, InvalidRequest
 from surestep_proto import engine_pb2 as pb
 
-from .gather import Gathered, gather
-from .kv_cache import KVCache
+from .caches import Caches
+from .gather import Gathered, gather, offsets, tokens_consumed
 from .models import Model
-from .plan import IntArray, Rows, read_rows
-from .plan_check import check_rows
+from .plan import IntArray, Rows, read_rows, read_snapshots
+from .plan_check import check_caught_up, check_rows
 from .result import StepOutcome, digest, fill_logprobs, fill_rows
 from .sampling import SamplingSlots, Verdict, sample, verify
 from .slots import Slots
-from .spec import Drafter, Drafts
+from .spec import Drafter, Drafts, StatefulDrafter
+from .state_rows import StateRows, state_rows
 from .tp import TensorParallel
 
 
@@ -27,7 +28,7 @@ class Parts(NamedTuple):
     """What a runner is made of; each part is used for what its name says and nothing else."""
 
     model: Model
-    kv: KVCache
+    caches: Caches
     slots: Slots
     sampling: SamplingSlots
     drafter: Drafter | None
@@ -78,12 +79,15 @@ class Runner:
         """Execute one plan. Raises LedgerError or InvalidRequest; the epoch is then over."""
         clock = StepClock()
         rows = self._apply(plan)
+        self._catch_up(rows)
         drafts = self._draft(rows)
+        state = self._state_rows(plan, rows, drafts)
         gathered = gather(
             rows,
             drafts.counts.numpy(),
             self._slots,
             self._parts.sampling.logprobs.prompt.numpy(),
+            state.columns if state is not None else None,
             self._parts.device,
         )
         clock.prepare_us = clock.lap()
@@ -91,8 +95,10 @@ class Runner:
         logits = self._parts.model.logits(hidden).float() if len(hidden) else hidden
         clock.forward_us = clock.lap()
         verdict = self._choose(gathered, drafts, logits)
-        outcome = self._commit(rows, gathered, drafts, verdict)
+        outcome = self._commit(rows, gathered, drafts, verdict, state)
         result = self._report(plan, rows, gathered, outcome, verdict, hidden, logits)
+        if state is not None:
+            result.snapshot_ids_taken.extend(state.snapshot_ids.tolist())
         clock.sample_us = clock.lap()
         result.timings.prepare_us = clock.prepare_us
         result.timings.forward_us = clock.forward_us
@@ -111,6 +117,7 @@ class Runner:
             self._parts.sampling.free(slot)
         for admission in plan.admissions:
             self._slots.admit(admission)
+            self._restore(admission)
             self._parts.sampling.admit(admission.slot, admission.sampling, admission.prompt_len)
         self._extend(plan)
         rows = read_rows(plan)
@@ -118,16 +125,46 @@ class Runner:
         self._step = plan.step
         return rows
 
+    def _restore(self, admission: pb.Admission) -> None:
+        """Recurrent state behind a cached prefix comes from the snapshot of exactly its length."""
+        recurrent = self._parts.caches.recurrent
+        if recurrent is None or not admission.num_cached:
+            return
+        if not 0 < admission.snapshot_id <= recurrent.num_snapshots:
+            raise InternalError(f"slot {admission.slot}: a cached prefix without its snapshot")
+        recurrent.restore(admission.snapshot_id, admission.slot)
+
     def _extend(self, plan: pb.StepPlan) -> None:
         block_ids = np.array(plan.block_ids, dtype=np.int64)
         if (
             len(block_ids)
-            and not 0 < block_ids.min() <= block_ids.max() < self._parts.kv.num_blocks
+            and not 0 < block_ids.min() <= block_ids.max() < self._parts.caches.kv.num_blocks
         ):
             raise InternalError("plan names a block outside the pool")
         ends = np.cumsum(np.array(plan.extend_counts, dtype=np.int64))
         for slot, count, end in zip(plan.extend_slots, plan.extend_counts, ends, strict=True):
             self._slots.extend(slot, block_ids[end - count : end])
+
+    def _catch_up(self, rows: Rows) -> None:
+        """The drafter's own state follows the committed tokens, as far as the plan says."""
+        drafter, slots = self._parts.drafter, self._slots
+        if not isinstance(drafter, StatefulDrafter):
+            return
+        start = slots.draft_upto[rows.slot]
+        count = np.minimum(rows.catch_up, slots.committed[rows.slot] - start)
+        lags = count > 0
+        if lags.any():
+            drafter.catch_up(rows.slot[lags], start[lags], count[lags])
+            slots.draft_upto[rows.slot] += count
+        check_caught_up(rows, slots)
+
+    def _state_rows(self, plan: pb.StepPlan, rows: Rows, drafts: Drafts) -> StateRows | None:
+        recurrent = self._parts.caches.recurrent
+        if recurrent is None:
+            return None
+        armed = read_snapshots(plan, recurrent.num_snapshots)
+        consumed = tokens_consumed(rows, drafts.counts.numpy())
+        return state_rows(rows, consumed, offsets(consumed), self._slots, armed)
 
     def _draft(self, rows: Rows) -> Drafts:
         """Drafts of every row [R, K]; rank 0 proposes, so that all ranks hold the same."""
@@ -138,7 +175,7 @@ class Runner:
             return Drafts(ids, counts)
         slot = rows.slot[verify_rows]
         packed = torch.zeros(len(slot), ids.shape[1] + 1, dtype=torch.int64)
-        if self._parts.tp.rank == 0:
+        if self._parts.tp.rank == 0 or isinstance(self._parts.drafter, StatefulDrafter):
             packed[:, :-1], packed[:, -1] = self._propose(slot, rows.k_cap[verify_rows])
         self._parts.tp.broadcast(packed)
         ids[verify_rows], counts[verify_rows] = packed[:, :-1], packed[:, -1]
@@ -164,7 +201,10 @@ class Runner:
         batch = gathered.batch
         if not len(batch.token_ids):  # the plan only frees slots
             return torch.empty(0, 0)
-        hidden = self._parts.model.forward(batch, self._parts.kv)
+        caches = self._parts.caches
+        hidden = self._parts.model.forward(batch, caches)
+        if caches.kv.spec.hidden_size:  # what a drafter with state will draft from
+            caches.kv.hidden[batch.kv_slots] = hidden
         return hidden[batch.logits_index]
 
     def _choose(self, gathered: Gathered, drafts: Drafts, logits: torch.Tensor) -> Verdict:
@@ -198,7 +238,12 @@ class Runner:
         )
 
     def _commit(
-        self, rows: Rows, gathered: Gathered, drafts: Drafts, verdict: Verdict
+        self,
+        rows: Rows,
+        gathered: Gathered,
+        drafts: Drafts,
+        verdict: Verdict,
+        state: StateRows | None,
     ) -> StepOutcome:
         """State advances by what was emitted, never by what was hoped for."""
         windows = gathered.windows
@@ -211,8 +256,18 @@ class Runner:
         consumed: IntArray = np.where(rows.is_prefill, gathered.consumed, outcome.n_emitted)
         consumed[outcome.status != pb.OK] = 0  # a failed row advances nothing
         self._slots.append(windows.slot, verdict.tokens.numpy(), verdict.n_emitted.numpy())
-        self._slots.commit(self._step, rows.slot, consumed, outcome.n_accepted, outcome.n_emitted)
+        folded = outcome.len_before if state is None else state.folded
+        counts = consumed, outcome.n_accepted, outcome.n_emitted
+        self._slots.commit(self._step, rows.slot, folded, *counts)
+        self._observe(rows, outcome)
         return outcome
+
+    def _observe(self, rows: Rows, outcome: StepOutcome) -> None:
+        """A drafter with state learns how its drafts fared."""
+        drafted = outcome.n_drafts > 0
+        if isinstance(self._parts.drafter, StatefulDrafter) and drafted.any():
+            counts = outcome.n_drafts[drafted], outcome.n_accepted[drafted]
+            self._parts.drafter.observe(rows.slot[drafted], *counts)
 
     def _report(
         self,
@@ -230,5 +285,6 @@ class Runner:
         result.digest = digest(outcome, verdict, self._slots.committed[rows.slot], hidden)
         if tp.rank == 0:
             fill_rows(result, rows, outcome, verdict)
+            result.draft_upto.extend(self._slots.draft_upto[rows.slot].tolist())
             fill_logprobs(result, gathered, verdict, logits, self._parts.sampling.logprobs)
         return result

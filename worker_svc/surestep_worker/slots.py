@@ -40,6 +40,8 @@ class Slots:
         self.prompt_len = np.zeros(num_slots, dtype=np.int64)
         self.admitted_len = np.zeros(num_slots, dtype=np.int64)  # tokens known at admission
         self.max_len = np.zeros(num_slots, dtype=np.int64)
+        self.folded = np.zeros(num_slots, dtype=np.int64)  # tokens that the recurrent state holds
+        self.draft_upto = np.zeros(num_slots, dtype=np.int64)  # positions the drafter's state holds
         self.last_step = np.zeros(num_slots, dtype=np.int64)  # newest step that ran this tenancy
         # The worker's half of the double entry: accepted counts by step, newest _LOG_DEPTH steps.
         self._log_step = np.zeros((num_slots, _LOG_DEPTH), dtype=np.int64)
@@ -53,11 +55,14 @@ class Slots:
         count = len(admission.token_ids)
         if not admission.num_cached < count <= min(admission.max_len, self.tokens.shape[1]):
             raise InternalError(f"slot {slot}: {count} tokens do not fit the admission")
+        if admission.draft_valid > max(admission.num_cached - 1, 0):
+            raise InternalError(f"slot {slot}: the drafter's state is ahead of the cached prefix")
         self.occupied[slot] = True
         self.tenancy[slot] = admission.slot_epoch
         self._tokens[slot, :count] = admission.token_ids
         self.known[slot] = self.admitted_len[slot] = count
-        self.committed[slot] = admission.num_cached
+        self.committed[slot] = self.folded[slot] = admission.num_cached
+        self.draft_upto[slot] = admission.draft_valid
         self.prompt_len[slot] = admission.prompt_len
         self.max_len[slot] = admission.max_len
         self._forget(slot)
@@ -92,10 +97,21 @@ class Slots:
         row, position = np.nonzero(np.arange(ids.shape[1]) < counts[:, None])
         self._tokens[slot[row], self.known[slot[row]] + position] = ids[row, position]
 
+    def write_token(self, slot: IntArray, place: IntArray, ids: torch.Tensor) -> None:
+        """Put one draft [R] at an index of each slot's line."""
+        self._tokens[slot, place] = ids.numpy()
+
     def commit(
-        self, step: int, slot: IntArray, consumed: IntArray, accepted: IntArray, emitted: IntArray
+        self,
+        step: int,
+        slot: IntArray,
+        folded: IntArray,
+        consumed: IntArray,
+        accepted: IntArray,
+        emitted: IntArray,
     ) -> None:
         """Advance by committed tokens only; `append` has written the `emitted` [R] new ones."""
+        self.folded[slot] = folded
         self.committed[slot] += consumed
         self.known[slot] += emitted
         self.last_step[slot] = step

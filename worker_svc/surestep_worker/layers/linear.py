@@ -33,6 +33,7 @@ class Sharding:
     """Builds the table entries of one rank."""
 
     tp: TensorParallel
+    expert_parallel: bool = False  # ranks share out whole experts, not the columns of each
 
     def part(self, count: int, unit: int = 1) -> Part:
         """This rank's share of `count` things of `unit` elements; with fewer things than ranks,

@@ -69,29 +69,29 @@ class ModelConfig:
         """
         raw = read_json(path / "config.json")
         architecture = architecture_of(raw)
-        traits = _lookup(architecture, DENSE_ARCHITECTURES)
-        _refuse_unserved(raw)
-        heads = _required(raw, "num_attention_heads")
+        traits = lookup(architecture, DENSE_ARCHITECTURES)
+        refuse_unserved(raw)
+        heads = required(raw, "num_attention_heads")
         attention_bias = bool(raw.get("attention_bias", False))
         return cls(
             architecture=architecture,
-            vocab_size=_required(raw, "vocab_size"),
-            hidden_size=_required(raw, "hidden_size"),
-            intermediate_size=_required(raw, "intermediate_size"),
-            num_layers=_required(raw, "num_hidden_layers"),
+            vocab_size=required(raw, "vocab_size"),
+            hidden_size=required(raw, "hidden_size"),
+            intermediate_size=required(raw, "intermediate_size"),
+            num_layers=required(raw, "num_hidden_layers"),
             num_heads=heads,
             num_kv_heads=raw.get("num_key_value_heads") or heads,
-            head_dim=raw.get("head_dim") or _required(raw, "hidden_size") // heads,
-            max_position=_required(raw, "max_position_embeddings"),
-            rms_norm_eps=_required(raw, "rms_norm_eps"),
-            rope=_rope(raw),
+            head_dim=raw.get("head_dim") or required(raw, "hidden_size") // heads,
+            max_position=required(raw, "max_position_embeddings"),
+            rms_norm_eps=required(raw, "rms_norm_eps"),
+            rope=read_rope(raw),
             sliding_window=_sliding_window(raw, traits),
             qkv_bias=attention_bias if traits.qkv_bias is None else traits.qkv_bias,
             o_bias=attention_bias and traits.qkv_bias is None,
             mlp_bias=bool(raw.get("mlp_bias", False)),
             qk_norm=traits.qk_norm,
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            eos_token_ids=_eos_token_ids(path, raw),
+            eos_token_ids=read_eos_token_ids(path, raw),
             checkpoint_dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
         )
 
@@ -132,7 +132,7 @@ def resolve_dtype(dtype: str, config: ModelConfig) -> torch.dtype:
         if dtype == "float16":
             logger.info("the checkpoint is float16; computing in bfloat16")
             dtype = "bfloat16"
-    return _lookup(dtype, _DTYPES, "dtype")
+    return lookup(dtype, _DTYPES, "dtype")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -156,19 +156,22 @@ def architecture_of(raw: Mapping[str, Any]) -> str:
     return str(names[0])
 
 
-def _lookup(name: str, known: Mapping[str, T], param: str = "architecture") -> T:
+def lookup(name: str, known: Mapping[str, T], param: str = "architecture") -> T:
+    """known[name]. Raises InvalidRequest, naming what is known, without it."""
     if name not in known:
         raise InvalidRequest(f"unknown {param} '{name}'; known: {', '.join(known)}", param=param)
     return known[name]
 
 
-def _required(raw: Mapping[str, Any], key: str) -> Any:
+def required(raw: Mapping[str, Any], key: str) -> Any:
+    """raw[key]. Raises InvalidRequest when it is missing or null."""
     if raw.get(key) is None:
         raise InvalidRequest(f"config.json lacks {key}", param="model")
     return raw[key]
 
 
-def _refuse_unserved(raw: Mapping[str, Any]) -> None:
+def refuse_unserved(raw: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for features that no model here serves."""
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise InvalidRequest(f"quantized weights ({method}) are not supported", param="model")
@@ -177,7 +180,7 @@ def _refuse_unserved(raw: Mapping[str, Any]) -> None:
             raise InvalidRequest(f"{key} {raw[key]} is not supported", param="model")
 
 
-def _rope(raw: Mapping[str, Any]) -> RopeConfig:
+def read_rope(raw: Mapping[str, Any]) -> RopeConfig:
     """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
@@ -187,13 +190,13 @@ def _rope(raw: Mapping[str, Any]) -> RopeConfig:
     if kind == "default":
         return RopeConfig(theta=theta)
     if kind == "linear":
-        return RopeConfig(theta=theta, linear_factor=float(_required(scaling, "factor")))
+        return RopeConfig(theta=theta, linear_factor=float(required(scaling, "factor")))
     if kind == "llama3":
         llama3 = Llama3Scaling(
-            factor=float(_required(scaling, "factor")),
-            low_freq_factor=float(_required(scaling, "low_freq_factor")),
-            high_freq_factor=float(_required(scaling, "high_freq_factor")),
-            original_max_position=_required(scaling, "original_max_position_embeddings"),
+            factor=float(required(scaling, "factor")),
+            low_freq_factor=float(required(scaling, "low_freq_factor")),
+            high_freq_factor=float(required(scaling, "high_freq_factor")),
+            original_max_position=required(scaling, "original_max_position_embeddings"),
         )
         return RopeConfig(theta=theta, llama3=llama3)
     raise InvalidRequest(
@@ -210,7 +213,7 @@ def _sliding_window(raw: Mapping[str, Any], traits: Traits) -> int | None:
     return window
 
 
-def _eos_token_ids(path: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
+def read_eos_token_ids(path: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
     """Of generation_config.json, which lists the end of a turn too; else of config.json."""
     generation_path = path / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}

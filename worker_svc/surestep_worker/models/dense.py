@@ -7,12 +7,14 @@ from surestep_kernels import KernelSet
 from torch import Tensor
 
 from surestep_worker.batch import StepBatch
-from surestep_worker.kv_cache import KVCache, KVSpec, LayerCache
+from surestep_worker.caches import Caches
+from surestep_worker.kv_cache import KVSpec, LayerCache
 from surestep_worker.layers.embedding import embed
 from surestep_worker.tp import TensorParallel
 
 from .config import ModelConfig
 from .dense_weights import Layer, take_layer
+from .mtp import MtpHead
 from .weights import Weights
 
 
@@ -39,6 +41,7 @@ class DenseModel:
         self._norm = weights.take("norm", torch.float32)
         head = self._embedding if config.tie_word_embeddings else weights.take("lm_head")
         self._lm_head = kernels.pack_linear(head, None)
+        self.mtp: MtpHead | None = None
         self.weight_bytes = weights.bytes_taken
 
     def kv_spec(self, block_size: int) -> KVSpec:
@@ -51,12 +54,19 @@ class DenseModel:
             dtype=self._embedding.dtype,
         )
 
-    def forward(self, batch: StepBatch, kv: KVCache) -> Tensor:
+    def recurrent_spec(self) -> None:
+        """There are no recurrent layers."""
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [T, H] of i64[T]."""
+        return embed(token_ids, self._embedding, self._tp)
+
+    def forward(self, batch: StepBatch, caches: Caches) -> Tensor:
         """Consume T tokens, writing their keys and values; returns the normed hidden [T, H]."""
         add_norm, eps = self._kernels.add_rms_norm, self.config.rms_norm_eps
-        residual = embed(batch.token_ids, self._embedding, self._tp)
+        residual = self.embed(batch.token_ids)
         x = torch.zeros_like(residual)
-        for layer, cache in zip(self._layers, kv.layers, strict=True):
+        for layer, cache in zip(self._layers, caches.kv.layers, strict=True):
             x = add_norm(x, residual, layer.input_norm, eps)
             x = self._attention(layer, x, batch, cache)
             x = add_norm(x, residual, layer.post_norm, eps)

@@ -2,39 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from surestep_common.errors import InvalidRequest
 from surestep_common.registry import Registry
 from surestep_kernels import KernelSet
 from torch import Tensor
 
 from surestep_worker.batch import StepBatch
-from surestep_worker.kv_cache import KVCache, KVSpec
+from surestep_worker.caches import Caches
+from surestep_worker.kv_cache import KVSpec
+from surestep_worker.layers.linear import Sharding
 from surestep_worker.layers.rotary import rotary_table
+from surestep_worker.recurrent import RecurrentSpec
 from surestep_worker.tp import TensorParallel
 
 from .config import DENSE_ARCHITECTURES, ModelConfig, architecture_of, read_json, resolve_dtype
-from .weights import Progress, Weights
+from .hybrid_config import HYBRID_ARCHITECTURES, HybridConfig
+from .mtp import MtpHead
+from .weights import Progress, Table, Weights, checkpoint_names
 
 
 class Model(Protocol):
     """What the runner needs of a model: one rank's part of it."""
 
-    config: ModelConfig
+    @property
+    def config(self) -> ModelConfig:
+        """Architecture of the whole model."""
+
     weight_bytes: int  # of this rank's parameters
+    mtp: MtpHead | None  # if it was asked for
 
     def kv_spec(self, block_size: int) -> KVSpec:
         """What this rank's KV cache must hold."""
 
-    def forward(self, batch: StepBatch, kv: KVCache) -> Tensor:
-        """Consume T tokens, writing their keys and values; returns the normed hidden [T, H]."""
+    def recurrent_spec(self) -> RecurrentSpec | None:
+        """What this rank's recurrent cache must hold; None without recurrent layers."""
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [T, H] of i64[T]."""
+
+    def forward(self, batch: StepBatch, caches: Caches) -> Tensor:
+        """Consume T tokens, advancing the caches; returns the normed hidden [T, H]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
 
 
 MODELS: Registry[Model] = Registry("architecture")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """How a model is to be loaded."""
+
+    dtype: str  # "auto", "float32" or "bfloat16"
+    device: str
+    max_model_len: int | None  # bounds the sequences, tokens; None: as the model allows
+    mtp: bool  # with its multi-token prediction head
+    expert_parallel: bool  # ranks share out whole experts
+    progress: Progress | None
 
 
 def load_model(
@@ -45,54 +75,81 @@ def load_model(
     tp: TensorParallel,
     kernels: KernelSet,
     max_model_len: int | None = None,
+    mtp: bool = False,
+    expert_parallel: bool = False,
     progress: Progress | None = None,
 ) -> Model:
-    """Load this rank's part of the model in folder `path`.
+    """Load this rank's part of the model in folder `path`; see LoadOptions.
 
-    dtype is "auto", "float32" or "bfloat16"; max_model_len (tokens) bounds the sequences and is
-    config.max_length by default. Raises InvalidRequest, naming the cause, for a model or a
-    checkpoint that is not served.
+    Raises InvalidRequest, naming the cause, for a model or a checkpoint that is not served.
     """
     architecture = architecture_of(read_json(path / "config.json"))
-    return MODELS.get(architecture)(
-        path,
+    options = LoadOptions(
         dtype=dtype,
         device=device,
-        tp=tp,
-        kernels=kernels,
         max_model_len=max_model_len,
+        mtp=mtp,
+        expert_parallel=expert_parallel,
         progress=progress,
     )
+    return MODELS.get(architecture)(path, tp, kernels, options)
 
 
-def _load_dense(
-    path: Path,
-    *,
-    dtype: str,
-    device: str,
-    tp: TensorParallel,
-    kernels: KernelSet,
-    max_model_len: int | None,
-    progress: Progress | None,
-) -> Model:
+def _load_dense(path: Path, tp: TensorParallel, kernels: KernelSet, options: LoadOptions) -> Model:
     from .dense import DenseModel
     from .dense_weights import ignored, parameter_table
 
     config = ModelConfig.from_pretrained(path)
-    length = max_model_len or config.max_length
-    config.check_length(length)
-    config.check_ranks(tp.size)
-    with Weights(
-        path,
-        parameter_table(config, tp),
-        ignore=ignored(config),
-        dtype=resolve_dtype(dtype, config),
-        device=device,
-        progress=progress,
-    ) as weights:
-        rotary = rotary_table(config.rope, config.head_dim, length, device)
+    if options.mtp:
+        raise InvalidRequest(f"{config.architecture} has no MTP head", param="speculative_config")
+    table = parameter_table(config, tp)
+    with _open(path, config, table, ignored(config), tp, options) as weights:
+        rotary = _rotary(config, config.head_dim, options)
         return DenseModel(config, weights, tp, kernels, rotary)
+
+
+def _load_hybrid(path: Path, tp: TensorParallel, kernels: KernelSet, options: LoadOptions) -> Model:
+    from .hybrid import HybridModel
+    from .hybrid_weights import ignored, parameter_table
+
+    config = HybridConfig.from_pretrained(path)
+    shard, names = Sharding(tp, options.expert_parallel), checkpoint_names(path)
+    if options.mtp and not any(name.startswith("mtp.") for name in names):
+        raise InvalidRequest("the checkpoint has no MTP head", param="speculative_config")
+    table = parameter_table(config, shard, names, mtp=options.mtp)
+    ignore = ignored(config, mtp=options.mtp)
+    with _open(path, config, table, ignore, tp, options) as weights:
+        rotary = _rotary(config, config.rotary_dim, options)
+        return HybridModel(config, weights, shard, kernels, rotary)
+
+
+def _open(
+    path: Path,
+    config: ModelConfig,
+    table: Table,
+    ignore: Iterable[str],
+    tp: TensorParallel,
+    options: LoadOptions,
+) -> Weights:
+    """The checkpoint, when it holds what the table wants and the model can be served like that."""
+    config.check_length(options.max_model_len or config.max_length)
+    config.check_ranks(tp.size)
+    return Weights(
+        path,
+        table,
+        ignore=ignore,
+        dtype=resolve_dtype(options.dtype, config),
+        device=options.device,
+        progress=options.progress,
+    )
+
+
+def _rotary(config: ModelConfig, dim: int, options: LoadOptions) -> Tensor:
+    length = options.max_model_len or config.max_length
+    return rotary_table(config.rope, dim, length, options.device)
 
 
 for _architecture in DENSE_ARCHITECTURES:
     MODELS.register(_architecture)(_load_dense)
+for _architecture in HYBRID_ARCHITECTURES:
+    MODELS.register(_architecture)(_load_hybrid)

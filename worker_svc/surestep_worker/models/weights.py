@@ -30,18 +30,30 @@ _NAMES_SHOWN = 6
 
 
 class Source(NamedTuple):
-    """One checkpoint tensor, and the slice of its dimension `dim` that this rank keeps."""
+    """One checkpoint tensor, and the slice of its dimension `dim` that this rank keeps.
+
+    With an `item` it is the part of the tensor at that place of its first dimension, which `dim`
+    then does not count.
+    """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole tensor
     keep: slice
     dim: int = 0
+    item: int | None = None
 
     @property
     def numel(self) -> int:
         """Elements kept."""
+        shape = self.shape if self.item is None else self.shape[1:]
         kept = self.keep.stop - self.keep.start
-        return math.prod(self.shape) // self.shape[self.dim] * int(kept)
+        return math.prod(shape) // shape[self.dim] * int(kept)
+
+    @property
+    def place(self) -> tuple[int | slice, ...]:
+        """Where it lies in the tensor."""
+        first = () if self.item is None else (self.item,)
+        return (*first, *(slice(None),) * self.dim, self.keep)
 
 
 class Parameter(NamedTuple):
@@ -120,14 +132,19 @@ class Weights:
         return parameter
 
     def _read(self, source: Source) -> Tensor:
-        index = (slice(None),) * source.dim + (source.keep,)
-        part: Tensor = self._files[source.name].get_slice(source.name)[index]
+        part: Tensor = self._files[source.name].get_slice(source.name)[source.place]
         return part
 
     def _bytes(self, source: Source) -> int:
         return (
             source.numel * _ITEM_BYTES[self._files[source.name].get_slice(source.name).get_dtype()]
         )
+
+
+def checkpoint_names(path: Path) -> frozenset[str]:
+    """Names of all tensors of the checkpoint in folder `path`."""
+    with contextlib.ExitStack() as stack:
+        return frozenset(_open_all(path, stack))
 
 
 def _open_all(path: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
@@ -160,8 +177,8 @@ def _filenames(path: Path) -> list[str]:
 
 def _check(files: Mapping[str, Any], sources: list[Source], ignore: Iterable[str]) -> None:
     expected = {source.name: source for source in sources}
-    slices = {(source.name, source.dim, source.keep.start) for source in sources if source.numel}
-    assert len(slices) == sum(source.numel > 0 for source in sources), "a slice fills two places"
+    places = [f"{source.name}{source.place}" for source in sources if source.numel]
+    assert len(set(places)) == len(places), "a slice fills two places"
     ignored = re.compile("|".join(ignore) or "(?!)")
     common = sorted(expected.keys() & files.keys())
     headers = {name: files[name].get_slice(name) for name in common}

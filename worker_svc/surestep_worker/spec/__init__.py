@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Drafter, Drafts
+from .base import Drafter, Drafts, StatefulDrafter, Target
 from .registry import DRAFTERS
 
-__all__ = ["DRAFTERS", "Drafter", "Drafts"]
+__all__ = ["DRAFTERS", "Drafter", "Drafts", "StatefulDrafter", "Target"]

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
+
+    from surestep_worker.caches import Caches
+    from surestep_worker.models import Model
+    from surestep_worker.plan import IntArray
+    from surestep_worker.sampling import SamplingSlots
+    from surestep_worker.slots import Slots
+    from surestep_worker.tp import TensorParallel
 
 
 class Drafts(NamedTuple):
@@ -13,6 +20,16 @@ class Drafts(NamedTuple):
 
     ids: torch.Tensor  # i64[R,K]
     counts: torch.Tensor  # i64[R]
+
+
+class Target(NamedTuple):
+    """What a drafter may use of the rank whose model it drafts for."""
+
+    model: Model
+    caches: Caches
+    slots: Slots
+    sampling: SamplingSlots
+    tp: TensorParallel
 
 
 class Drafter(Protocol):
@@ -27,8 +44,8 @@ class Drafter(Protocol):
     ) -> Drafts:
         """Draft for every VERIFY row of a step, at its start.
 
-        Must be a function of its arguments and of committed state alone: every rank calls it and
-        all must answer alike.
+        Must be a function of its arguments and of committed state alone. A drafter without state is
+        asked on rank 0 only.
 
         Args:
             tokens: i32[S,W] token table.
@@ -36,4 +53,20 @@ class Drafter(Protocol):
             lengths: i64[R] known tokens: tokens[slot, :length]; what lies behind is stale.
             k_caps: i64[R] most drafts allowed; the answer's counts never exceed them.
         """
+        ...
+
+
+@runtime_checkable
+class StatefulDrafter(Drafter, Protocol):
+    """A drafter with a KV cache of its own. Every rank calls it, with the same arguments."""
+
+    def catch_up(self, slots: IntArray, start: IntArray, count: IntArray) -> None:
+        """Bring the state up to date for positions start..start+count of slots [R], count > 0.
+
+        All of them are committed. `propose` needs the state of every committed position.
+        """
+        ...
+
+    def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
+        """What became of the drafts of slots [R]. All ranks observe the same."""
         ...

@@ -7,10 +7,11 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from surestep_common.errors import InvalidRequest
 
-from .registry import DRAFTERS
+from .registry import ALIASES, DRAFTERS
 
 
 def _known_method(name: str) -> str:
+    name = ALIASES.get(name, name)
     try:
         DRAFTERS.get(name)
     except InvalidRequest as error:
@@ -19,7 +20,7 @@ def _known_method(name: str) -> str:
 
 
 class SpeculativeConfig(BaseModel):
-    """How to draft. `prompt_lookup_*` belong to the method `ngram`."""
+    """How to draft. `prompt_lookup_*` belong to the method `ngram`, the temperature to `mtp`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,6 +28,9 @@ class SpeculativeConfig(BaseModel):
     num_speculative_tokens: int = Field(ge=0, le=16)  # drafts per step at most; 0 = off
     prompt_lookup_max: int = Field(default=5, ge=1, le=64)  # longest n-gram looked up, tokens
     prompt_lookup_min: int = Field(default=2, ge=1)  # shortest that counts as a match, tokens
+
+    # Of the drafter's draws, as a factor of the request's temperature; none = fitted as it runs.
+    draft_temperature: float | None = Field(default=None, gt=0, le=10)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

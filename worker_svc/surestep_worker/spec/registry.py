@@ -6,16 +6,23 @@ from typing import TYPE_CHECKING
 
 from surestep_common.registry import Registry
 
-from .base import Drafter
+from .base import Drafter, Target
 
 if TYPE_CHECKING:
     from .config import SpeculativeConfig
 
-DRAFTERS: Registry[Drafter] = Registry("speculative method")  # factories take the SpeculativeConfig
+# Factories take the SpeculativeConfig and the Target.
+DRAFTERS: Registry[Drafter] = Registry("speculative method")
+
+# Names under which vLLM knows a method.
+ALIASES = {
+    "qwen3_next_mtp": "mtp",
+    "qwen3_5_mtp": "mtp",
+}
 
 
 @DRAFTERS.register("ngram")
-def _ngram(config: SpeculativeConfig) -> Drafter:
+def _ngram(config: SpeculativeConfig, _: Target) -> Drafter:
     from .ngram import NgramDrafter
 
     return NgramDrafter(
@@ -23,3 +30,12 @@ def _ngram(config: SpeculativeConfig) -> Drafter:
         max_n=config.prompt_lookup_max,
         min_n=config.prompt_lookup_min,
     )
+
+
+@DRAFTERS.register("mtp")
+def _mtp(config: SpeculativeConfig, target: Target) -> Drafter:
+    from .mtp import MtpDrafter
+    from .temperature import DraftTemperature
+
+    temperature = DraftTemperature(target.slots.num_slots, config.draft_temperature)
+    return MtpDrafter(config.num_speculative_tokens, target, temperature)

@@ -1,0 +1,16 @@
+"""Everything a rank keeps of its requests between steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .kv_cache import KVCache
+from .recurrent import RecurrentCache
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """What a model reads and writes in a forward pass."""
+
+    kv: KVCache
+    recurrent: RecurrentCache | None = None  # None: the model has no recurrent layers

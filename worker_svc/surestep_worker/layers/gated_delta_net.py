@@ -1,0 +1,133 @@
+"""The linear attention of Qwen3-Next and Qwen3.5: convolution, gated delta rule, gated norm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from surestep_kernels import KernelSet
+from torch import Tensor
+
+from surestep_worker.batch import StepBatch
+from surestep_worker.caches import Caches
+from surestep_worker.models.weights import Parameter, Source, Weights
+
+from .linear import Part, Sharding, take_linear
+
+if TYPE_CHECKING:
+    from surestep_worker.models.hybrid_config import HybridConfig
+
+Outputs = list[tuple[str, Part]]
+
+
+def delta_net_table(
+    to: str, at: str, config: HybridConfig, shard: Sharding
+) -> dict[str, Parameter]:
+    """Parameters of the layer whose tensors begin with `at`.
+
+    Whatever the order in the checkpoint, the projections end up as [queries, keys, values, gates]
+    and [betas, decays], each by head.
+    """
+    delta, width = config.delta, config.hidden_size
+    grouped = config.traits.grouped_projection
+    qkvz, ba = (_grouped if grouped else _separate)(at, config, shard)
+    channels = [part for _, part in _separate(at, config, shard)[0][:3]]
+    heads = shard.part(delta.num_v_heads)
+    conv = tuple(
+        Source(f"{at}conv1d.weight", (delta.channels, 1, delta.taps), part.keep)
+        for part in channels
+    )
+    return {
+        **shard.columns(f"{to}qkvz", qkvz, width, bias=False),
+        **shard.columns(f"{to}ba", ba, width, bias=False),
+        f"{to}conv": Parameter((sum(part.size for part in channels), 1, delta.taps), conv),
+        f"{to}a_log": Parameter((heads.size,), (Source(f"{at}A_log", (heads.total,), heads.keep),)),
+        f"{to}dt_bias": Parameter(
+            (heads.size,), (Source(f"{at}dt_bias", (heads.total,), heads.keep),)
+        ),
+        f"{to}norm": shard.whole(f"{at}norm.weight", delta.v_dim),
+        **shard.rows(
+            f"{to}out",
+            f"{at}out_proj",
+            width,
+            shard.part(delta.num_v_heads, delta.v_dim),
+            bias=False,
+        ),
+    }
+
+
+def _separate(at: str, config: HybridConfig, shard: Sharding) -> tuple[Outputs, Outputs]:
+    """One tensor for queries, keys and values, one each for gates, betas and decays."""
+    delta = config.delta
+    k, v = shard.part(delta.num_k_heads, delta.k_dim), shard.part(delta.num_v_heads, delta.v_dim)
+    heads = shard.part(delta.num_v_heads)
+
+    def within(part: Part, offset: int) -> tuple[str, Part]:
+        keep = slice(offset + part.keep.start, offset + part.keep.stop)
+        return f"{at}in_proj_qkv", Part(delta.channels, keep)
+
+    qkv = [within(k, 0), within(k, k.total), within(v, 2 * k.total)]
+    ba = [(f"{at}in_proj_b", heads), (f"{at}in_proj_a", heads)]
+    return [*qkv, (f"{at}in_proj_z", v)], ba
+
+
+def _grouped(at: str, config: HybridConfig, shard: Sharding) -> tuple[Outputs, Outputs]:
+    """Two tensors in which each key head's queries, keys, values and gates lie together."""
+    delta = config.delta
+    repeats = delta.num_v_heads // delta.num_k_heads
+    groups = shard.part(delta.num_k_heads).keep
+
+    def parts(name: str, sizes: list[int]) -> Outputs:
+        group = sum(sizes)
+        return [
+            (f"{at}{name}", Part(group * delta.num_k_heads, slice(start, start + size)))
+            for i, size in enumerate(sizes)
+            for start in range(groups.start * group + sum(sizes[:i]), groups.stop * group, group)
+        ]
+
+    values = repeats * delta.v_dim
+    qkvz = parts("in_proj_qkvz", [delta.k_dim, delta.k_dim, values, values])
+    return qkvz, parts("in_proj_ba", [repeats, repeats])
+
+
+class GatedDeltaNet:
+    """One layer on one rank; its state lies in layer `cache_layer` of the recurrent cache."""
+
+    def __init__(
+        self,
+        to: str,
+        config: HybridConfig,
+        weights: Weights,
+        kernels: KernelSet,
+        num_ranks: int,
+        cache_layer: int,
+    ) -> None:
+        delta = config.delta
+        self._ops = kernels
+        self._eps = config.rms_norm_eps
+        self._cache_layer = cache_layer
+        self._v_heads = delta.num_v_heads // num_ranks
+        self._channels = delta.channels // num_ranks
+        self._v_dim = delta.v_dim
+        self._qkvz = take_linear(weights, f"{to}qkvz", kernels)
+        self._ba = take_linear(weights, f"{to}ba", kernels)
+        self._conv = weights.take(f"{to}conv", torch.float32).squeeze(1).t().contiguous()
+        self._a_log = weights.take(f"{to}a_log", torch.float32)
+        self._dt_bias = weights.take(f"{to}dt_bias", torch.float32)
+        self._norm = weights.take(f"{to}norm", torch.float32)
+        self._out = take_linear(weights, f"{to}out", kernels)
+
+    def __call__(self, x: Tensor, batch: StepBatch, caches: Caches) -> Tensor:
+        """[T, H] -> [T, H], to be summed over the ranks."""
+        ops = self._ops
+        assert caches.recurrent is not None
+        assert batch.recurrent is not None
+        cache = caches.recurrent.layers[self._cache_layer]
+        qkvz, ba = ops.linear(x, self._qkvz), ops.linear(x, self._ba)
+        mixed = qkvz[:, : self._channels]
+        gate = qkvz[:, self._channels :].unflatten(1, (self._v_heads, self._v_dim))
+        qkv = ops.causal_conv(mixed, self._conv, cache.conv, batch.recurrent)
+        out = ops.gated_delta(qkv, ba, self._a_log, self._dt_bias, cache.delta, batch.recurrent)
+        return ops.linear(
+            ops.rms_norm_gated(out, gate, self._norm, self._eps).flatten(1), self._out
+        )

@@ -1,0 +1,34 @@
+"""The gated feed-forward layer of a Llama-style decoder."""
+
+from __future__ import annotations
+
+from surestep_kernels import KernelSet
+from torch import Tensor
+
+from surestep_worker.models.weights import Parameter, Weights
+
+from .linear import Sharding, take_linear
+
+
+def mlp_table(to: str, at: str, width: int, inner: int, shard: Sharding) -> dict[str, Parameter]:
+    """Parameters of the layer whose tensors begin with `at`."""
+    part = shard.part(inner)
+    gate_up = [(f"{at}gate_proj", part), (f"{at}up_proj", part)]
+    return {
+        **shard.columns(f"{to}gate_up", gate_up, width, bias=False),
+        **shard.rows(f"{to}down", f"{at}down_proj", width, part, bias=False),
+    }
+
+
+class GatedMlp:
+    """down(silu(gate(x)) * up(x)), this rank's share of the sum."""
+
+    def __init__(self, to: str, weights: Weights, kernels: KernelSet) -> None:
+        self._ops = kernels
+        self._gate_up = take_linear(weights, f"{to}gate_up", kernels)
+        self._down = take_linear(weights, f"{to}down", kernels)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, H], to be summed over the ranks."""
+        ops = self._ops
+        return ops.linear(ops.silu_and_mul(ops.linear(x, self._gate_up)), self._down)

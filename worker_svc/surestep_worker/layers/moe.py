@@ -1,0 +1,133 @@
+"""Routed experts beside one shared expert.
+
+The ranks share out either the columns of every expert (tensor parallel) or the experts themselves
+(expert parallel); the sum over the ranks is the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from surestep_kernels import KernelSet, PackedLinear
+from torch import Tensor
+
+from surestep_worker.models.weights import Parameter, Source, Weights
+
+from .linear import Part, Sharding, take_linear
+from .mlp import GatedMlp, mlp_table
+
+if TYPE_CHECKING:
+    from surestep_worker.models.hybrid_config import HybridConfig, MoeConfig
+
+
+def local_experts(moe: MoeConfig, shard: Sharding) -> range:
+    """The experts of which this rank holds weights."""
+    if not shard.expert_parallel:
+        return range(moe.num_experts)
+    keep = shard.part(moe.num_experts).keep
+    return range(keep.start, keep.stop)
+
+
+def moe_table(
+    to: str, at: str, config: HybridConfig, shard: Sharding, *, fused: bool
+) -> dict[str, Parameter]:
+    """Parameters of the layer whose tensors begin with `at`.
+
+    `fused`: the checkpoint holds two tensors with all experts, not three per expert.
+    """
+    moe, width = config.moe, config.hidden_size
+    assert moe is not None
+    experts = (_fused_experts if fused else _separate_experts)(to, at, config, shard)
+    router = [(f"{at}gate", Part(moe.num_experts, slice(0, moe.num_experts)))]
+    gate = [(f"{at}shared_expert_gate", Part(1, slice(0, 1)))]
+    return {
+        **shard.columns(f"{to}router", router, width, bias=False),
+        **shard.columns(f"{to}shared_gate", gate, width, bias=False),
+        **mlp_table(f"{to}shared.", f"{at}shared_expert.", width, moe.shared_expert_size, shard),
+        **experts,
+    }
+
+
+def _inner(moe: MoeConfig, shard: Sharding) -> Part:
+    """This rank's columns of an expert."""
+    whole = Part(moe.expert_size, slice(0, moe.expert_size))
+    return whole if shard.expert_parallel else shard.part(moe.expert_size)
+
+
+def _separate_experts(
+    to: str, at: str, config: HybridConfig, shard: Sharding
+) -> dict[str, Parameter]:
+    moe, width = config.moe, config.hidden_size
+    assert moe is not None
+    part, table = _inner(moe, shard), dict[str, Parameter]()
+    for expert in local_experts(moe, shard):
+        name = f"{at}experts.{expert}."
+        gate_up = [(f"{name}gate_proj", part), (f"{name}up_proj", part)]
+        table |= shard.columns(f"{to}{expert}.gate_up", gate_up, width, bias=False)
+        table |= shard.rows(f"{to}{expert}.down", f"{name}down_proj", width, part, bias=False)
+    return table
+
+
+def _fused_experts(to: str, at: str, config: HybridConfig, shard: Sharding) -> dict[str, Parameter]:
+    """One parameter per expert and projection, cut out of the tensors of all experts."""
+    moe, width = config.moe, config.hidden_size
+    assert moe is not None
+    inner, count, table = moe.expert_size, moe.num_experts, dict[str, Parameter]()
+    keep = _inner(moe, shard).keep
+    shapes = {"gate_up_proj": (count, 2 * inner, width), "down_proj": (count, width, inner)}
+
+    def cut(name: str, expert: int, columns: slice, dim: int) -> Source:
+        return Source(f"{at}experts.{name}", shapes[name], columns, dim, item=expert)
+
+    for expert in local_experts(moe, shard):
+        up = slice(inner + keep.start, inner + keep.stop)
+        gate_up = (cut("gate_up_proj", expert, part, 0) for part in (keep, up))
+        size = keep.stop - keep.start
+        table[f"{to}{expert}.gate_up.weight"] = Parameter((2 * size, width), tuple(gate_up))
+        down = cut("down_proj", expert, keep, 1)
+        table[f"{to}{expert}.down.weight"] = Parameter((width, size), (down,))
+    return table
+
+
+class SparseMoe:
+    """This rank's share of the routed and the shared experts."""
+
+    def __init__(
+        self, to: str, config: HybridConfig, weights: Weights, kernels: KernelSet, shard: Sharding
+    ) -> None:
+        assert config.moe is not None
+        self._moe = config.moe
+        self._ops = kernels
+        self._router = take_linear(weights, f"{to}router", kernels)
+        self._shared_gate = take_linear(weights, f"{to}shared_gate", kernels)
+        self._shared = GatedMlp(f"{to}shared.", weights, kernels)
+        self._experts: dict[int, tuple[PackedLinear, PackedLinear]] = {
+            expert: (
+                take_linear(weights, f"{to}{expert}.gate_up", kernels),
+                take_linear(weights, f"{to}{expert}.down", kernels),
+            )
+            for expert in local_experts(config.moe, shard)
+        }
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, H], to be summed over the ranks.
+
+        The experts of a token are added in the order of their numbers, whatever its neighbours.
+        """
+        ops, moe = self._ops, self._moe
+        shared = self._shared(x)
+        ops.mul_sigmoid(shared, ops.linear(x, self._shared_gate))
+        logits = ops.linear(x, self._router, out_dtype=torch.float32)
+        weights, experts = ops.route(logits, moe.top_k, normalize=moe.normalize)
+        total = shared.float()
+        for expert in experts.unique().tolist():
+            if expert in self._experts:
+                token, choice = (experts == expert).nonzero(as_tuple=True)
+                total[token] += self._run(expert, x[token]) * weights[token, choice, None]
+        return total.to(x.dtype)
+
+    def _run(self, expert: int, x: Tensor) -> Tensor:
+        gate_up, down = self._experts[expert]
+        inner = self._ops.silu_and_mul(self._ops.linear(x, gate_up))
+        return self._ops.linear(inner, down, out_dtype=torch.float32)

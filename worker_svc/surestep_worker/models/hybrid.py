@@ -1,0 +1,123 @@
+"""Qwen3-Next and Qwen3.5: a decoder of gated delta rule and gated attention layers."""
+
+from __future__ import annotations
+
+import torch
+from surestep_kernels import KernelSet
+from torch import Tensor
+
+from surestep_worker.batch import StepBatch
+from surestep_worker.caches import Caches
+from surestep_worker.kv_cache import KVSpec
+from surestep_worker.layers.decoder_layer import DecoderLayer, FeedForward, Mixer
+from surestep_worker.layers.embedding import embed
+from surestep_worker.layers.gated_attention import GatedAttention
+from surestep_worker.layers.gated_delta_net import GatedDeltaNet
+from surestep_worker.layers.linear import Sharding
+from surestep_worker.layers.mlp import GatedMlp
+from surestep_worker.layers.moe import SparseMoe
+from surestep_worker.layers.norm import take_zero_centred
+from surestep_worker.recurrent import RecurrentSpec
+
+from .hybrid_config import HybridConfig
+from .mtp import MtpHead
+from .weights import Weights
+
+
+class HybridModel:
+    """The part of a hybrid decoder that one rank holds. Call under torch.inference_mode."""
+
+    def __init__(
+        self,
+        config: HybridConfig,
+        weights: Weights,
+        shard: Sharding,
+        kernels: KernelSet,
+        rotary: Tensor,
+    ) -> None:
+        """Take every parameter of `parameter_table` from `weights`; rotary is f32[P, D']."""
+        self.config = config
+        self._tp = shard.tp
+        self._shard = shard
+        self._kernels = kernels
+        self._rotary = rotary
+        self._embedding = weights.take("embedding")
+        self._layers = [
+            self._layer(f"{i}.", self._mixer(i, weights), weights) for i in range(config.num_layers)
+        ]
+        self._norm = take_zero_centred(weights, "norm")
+        head = self._embedding if config.tie_word_embeddings else weights.take("lm_head")
+        self._lm_head = kernels.pack_linear(head, None)
+        self.mtp = self._mtp(weights) if "mtp.norm" in weights else None
+        self.weight_bytes = weights.bytes_taken
+
+    def _layer(self, to: str, mixer: Mixer, weights: Weights) -> DecoderLayer:
+        mlp, eps = self._mlp(f"{to}mlp.", weights), self.config.rms_norm_eps
+        return DecoderLayer(to, mixer, mlp, weights, self._kernels, self._tp, eps)
+
+    def _mixer(self, i: int, weights: Weights) -> Mixer:
+        types = self.config.layer_types
+        build = self._attention if types[i] == "full_attention" else self._delta_net
+        return build(f"{i}.mixer.", weights, types[:i].count(types[i]))
+
+    def _attention(self, to: str, weights: Weights, cache_layer: int) -> GatedAttention:
+        size = self._tp.size
+        return GatedAttention(
+            to, self.config, weights, self._kernels, self._rotary, size, cache_layer
+        )
+
+    def _delta_net(self, to: str, weights: Weights, cache_layer: int) -> GatedDeltaNet:
+        return GatedDeltaNet(to, self.config, weights, self._kernels, self._tp.size, cache_layer)
+
+    def _mlp(self, to: str, weights: Weights) -> FeedForward:
+        if f"{to}router.weight" in weights:
+            return SparseMoe(to, self.config, weights, self._kernels, self._shard)
+        return GatedMlp(to, weights, self._kernels)
+
+    def _mtp(self, weights: Weights) -> MtpHead:
+        cache_layer = self.config.layer_types.count("full_attention")  # behind the model's own
+        mixer = self._attention("mtp.mixer.", weights, cache_layer)
+        layer = self._layer("mtp.", mixer, weights)
+        return MtpHead(layer, weights, self._kernels, self.config.rms_norm_eps)
+
+    def kv_spec(self, block_size: int) -> KVSpec:
+        """What this rank's KV cache must hold, in blocks of `block_size` tokens."""
+        config = self.config
+        return KVSpec(
+            num_layers=config.layer_types.count("full_attention") + (self.mtp is not None),
+            num_kv_heads=max(1, config.num_kv_heads // self._tp.size),
+            head_dim=config.head_dim,
+            block_size=block_size,
+            dtype=self._embedding.dtype,
+            hidden_size=config.hidden_size if self.mtp is not None else 0,
+        )
+
+    def recurrent_spec(self) -> RecurrentSpec:
+        """What this rank's recurrent cache must hold."""
+        delta, size = self.config.delta, self._tp.size
+        return RecurrentSpec(
+            num_layers=self.config.layer_types.count("linear_attention"),
+            num_k_heads=delta.num_k_heads // size,
+            num_v_heads=delta.num_v_heads // size,
+            k_dim=delta.k_dim,
+            v_dim=delta.v_dim,
+            taps=delta.taps,
+            dtype=self._embedding.dtype,
+        )
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [T, H] of i64[T]."""
+        return embed(token_ids, self._embedding, self._tp)
+
+    def forward(self, batch: StepBatch, caches: Caches) -> Tensor:
+        """Consume T tokens, advancing the caches; returns the normed hidden [T, H]."""
+        residual = self.embed(batch.token_ids)
+        x = torch.zeros_like(residual)
+        for layer in self._layers:
+            x = layer(x, residual, batch, caches)
+        return self._kernels.add_rms_norm(x, residual, self._norm, self.config.rms_norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
+        local = self._kernels.linear(hidden, self._lm_head, out_dtype=torch.float32)
+        return self._tp.all_gather(local)[:, : self.config.vocab_size].contiguous()

@@ -1,0 +1,80 @@
+"""Where the parameters of a hybrid decoder and its MTP head come from."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from surestep_worker.layers.gated_attention import attention_table
+from surestep_worker.layers.gated_delta_net import delta_net_table
+from surestep_worker.layers.linear import Part, Sharding
+from surestep_worker.layers.mlp import mlp_table
+from surestep_worker.layers.moe import moe_table
+
+from .hybrid_config import HybridConfig
+from .weights import Parameter
+
+_VISION = r"(model\.)?visual\..*"
+_MTP = r"mtp\..*"
+
+
+def ignored(config: HybridConfig, *, mtp: bool) -> tuple[str, ...]:
+    """Regular expressions of checkpoint tensors that are not wanted."""
+    patterns = [_VISION] if config.traits.nested else []
+    if not mtp:
+        patterns.append(_MTP)
+    if config.tie_word_embeddings:
+        patterns.append(r"lm_head\.weight")
+    return tuple(patterns)
+
+
+def parameter_table(
+    config: HybridConfig, shard: Sharding, names: Set[str], *, mtp: bool
+) -> dict[str, Parameter]:
+    """Which checkpoint tensors fill which parameter of this rank.
+
+    `names` are those of the checkpoint: they tell how it keeps its experts.
+    """
+    vocab, width, prefix = config.vocab_size, config.hidden_size, config.traits.prefix
+    table = {
+        "embedding": shard.vocabulary(f"{prefix}embed_tokens.weight", vocab, width),
+        "norm": shard.whole(f"{prefix}norm.weight", width),
+    }
+    if not config.tie_word_embeddings:
+        table["lm_head"] = shard.vocabulary("lm_head.weight", vocab, width)
+    for i, kind in enumerate(config.layer_types):
+        at = f"{prefix}layers.{i}."
+        if kind == "full_attention":
+            table |= attention_table(f"{i}.mixer.", f"{at}self_attn.", config, shard)
+        else:
+            table |= delta_net_table(f"{i}.mixer.", f"{at}linear_attn.", config, shard)
+        routed = config.moe is not None and i not in config.dense_layers
+        table |= _rest_of_layer(f"{i}.", at, config, shard, names, routed=routed)
+    return table | _mtp_table(config, shard, names) if mtp else table
+
+
+def _rest_of_layer(
+    to: str, at: str, config: HybridConfig, shard: Sharding, names: Set[str], *, routed: bool
+) -> dict[str, Parameter]:
+    width = config.hidden_size
+    norms = {
+        f"{to}input_norm": shard.whole(f"{at}input_layernorm.weight", width),
+        f"{to}post_norm": shard.whole(f"{at}post_attention_layernorm.weight", width),
+    }
+    if not routed:
+        inner = config.intermediate_size
+        return norms | mlp_table(f"{to}mlp.", f"{at}mlp.", width, inner, shard)
+    fused = f"{at}mlp.experts.gate_up_proj" in names
+    return norms | moe_table(f"{to}mlp.", f"{at}mlp.", config, shard, fused=fused)
+
+
+def _mtp_table(config: HybridConfig, shard: Sharding, names: Set[str]) -> dict[str, Parameter]:
+    width, at = config.hidden_size, "mtp.layers.0."
+    whole = [("mtp.fc", Part(width, slice(0, width)))]
+    return {
+        **shard.columns("mtp.fc", whole, 2 * width, bias=False),
+        "mtp.norm_embedding": shard.whole("mtp.pre_fc_norm_embedding.weight", width),
+        "mtp.norm_hidden": shard.whole("mtp.pre_fc_norm_hidden.weight", width),
+        "mtp.norm": shard.whole("mtp.norm.weight", width),
+        **attention_table("mtp.mixer.", f"{at}self_attn.", config, shard),
+        **_rest_of_layer("mtp.", at, config, shard, names, routed=config.moe is not None),
+    }

@@ -1,0 +1,49 @@
+"""The multi-token prediction head of Qwen3-Next and Qwen3.5 (DeepSeek-V3, 2024, section 2.2).
+
+One decoder layer that predicts token i + 2 from the model's hidden state at i and token i + 1. It
+is used again on its own output for further tokens. Embedding and output head are the model's.
+"""
+
+from __future__ import annotations
+
+import torch
+from surestep_kernels import KernelSet
+from torch import Tensor
+
+from surestep_worker.batch import StepBatch
+from surestep_worker.caches import Caches
+from surestep_worker.layers.decoder_layer import DecoderLayer
+from surestep_worker.layers.linear import take_linear
+from surestep_worker.layers.norm import take_zero_centred
+
+from .weights import Weights
+
+
+class MtpHead:
+    """The head on one rank; its attention has a layer of the KV cache of its own."""
+
+    def __init__(
+        self, layer: DecoderLayer, weights: Weights, kernels: KernelSet, eps: float
+    ) -> None:
+        self._layer = layer
+        self._ops = kernels
+        self._eps = eps
+        self._fc = take_linear(weights, "mtp.fc", kernels)
+        self._norm_embedding = take_zero_centred(weights, "mtp.norm_embedding")
+        self._norm_hidden = take_zero_centred(weights, "mtp.norm_hidden")
+        self._norm = take_zero_centred(weights, "mtp.norm")
+
+    def forward(
+        self, next_embedding: Tensor, hidden: Tensor, batch: StepBatch, caches: Caches
+    ) -> Tensor:
+        """Hidden states [T, H] whose logits predict the token after the next.
+
+        Row i has the position of `hidden` i [T, H], the normed output of the model or of this head,
+        and the embedding [T, H] of the token behind that position.
+        """
+        ops = self._ops
+        embedded = ops.rms_norm(next_embedding, self._norm_embedding, self._eps)
+        seen = ops.rms_norm(hidden, self._norm_hidden, self._eps)
+        residual = ops.linear(torch.cat((embedded, seen), dim=1), self._fc)
+        x = self._layer(torch.zeros_like(residual), residual, batch, caches)
+        return ops.add_rms_norm(x, residual, self._norm, self._eps)

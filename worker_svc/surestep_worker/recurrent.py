@@ -1,0 +1,112 @@
+"""The state of recurrent layers: one committed state and the records of a window per slot.
+
+Snapshots are copies of a committed state, each at an exact length, from which another slot may go
+on. Memory is laid out once; what is never used costs nothing on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from surestep_kernels.recurrent import ConvState, DeltaState
+from torch import Tensor
+
+from .pages import zero_pages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentSpec:
+    """What the recurrent layers of a model need on this rank."""
+
+    num_layers: int
+    num_k_heads: int
+    num_v_heads: int
+    k_dim: int
+    v_dim: int
+    taps: int  # of the convolution
+    dtype: torch.dtype  # of the convolution's inputs; everything else is f32
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution."""
+        return 2 * self.num_k_heads * self.k_dim + self.num_v_heads * self.v_dim
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Of one state over all layers."""
+        state = self.num_v_heads * self.k_dim * self.v_dim * 4
+        return self.num_layers * (state + (self.taps - 1) * self.channels * self.dtype.itemsize)
+
+    @property
+    def record_bytes(self) -> int:
+        """What each token of a window adds over all layers."""
+        heads = self.num_k_heads * self.k_dim + self.num_v_heads * (self.v_dim + 1)
+        return self.num_layers * (heads * 4 + self.channels * self.dtype.itemsize)
+
+    def slot_bytes(self, window: int) -> int:
+        """Of one slot whose windows have up to `window` tokens."""
+        return self.snapshot_bytes + window * self.record_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentLayer:
+    """One layer's part of the cache."""
+
+    delta: DeltaState
+    conv: ConvState
+
+
+class RecurrentCache:
+    """States of `num_slots` slots and `num_snapshots` snapshots."""
+
+    def __init__(
+        self, spec: RecurrentSpec, num_slots: int, window: int, num_snapshots: int, device: str
+    ) -> None:
+        self.spec = spec
+        self.num_snapshots = num_snapshots
+        self._device = device
+        self.layers = [
+            self._layer(num_slots, window, max(num_snapshots, 1)) for _ in range(spec.num_layers)
+        ]
+
+    def _layer(self, slots: int, window: int, lines: int) -> RecurrentLayer:
+        spec = self.spec
+        state = (spec.num_v_heads, spec.k_dim, spec.v_dim)
+        keep = spec.taps - 1
+        return RecurrentLayer(
+            DeltaState(
+                state=self._zeros(slots, *state),
+                snapshots=self._zeros(lines, *state),
+                keys=self._zeros(slots, window, spec.num_k_heads, spec.k_dim),
+                deltas=self._zeros(slots, window, spec.num_v_heads, spec.v_dim),
+                decays=self._zeros(slots, window, spec.num_v_heads),
+            ),
+            ConvState(
+                inputs=self._zeros(slots, keep + window, spec.channels, dtype=spec.dtype),
+                snapshots=self._zeros(lines, keep, spec.channels, dtype=spec.dtype),
+            ),
+        )
+
+    def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return zero_pages(shape, dtype, self._device)
+
+    def restore(self, snapshot_id: int, slot: int) -> None:
+        """Let `slot` go on from a snapshot (1..num_snapshots): its state, and no records."""
+        line = snapshot_id - 1
+        for layer in self.layers:
+            layer.delta.state[slot] = layer.delta.snapshots[line]
+            kept = layer.conv.snapshots[line]
+            layer.conv.inputs[slot, : len(kept)] = kept
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor [num_slots, ...] that holds what slots own."""
+        for layer in self.layers:
+            yield from (layer.delta.state, *layer.delta[2:], layer.conv.inputs)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that one slot really takes."""
+        return sum(math.prod(t.shape[1:]) * t.itemsize for t in self.tensors())
