@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
 from fake_model import ROOT, Drafter, FakeModel, StatusOf, advance, ragged
+from fake_state import DrafterRows, RecurrentStates, Slot, arms_of
 from surestep_common.invariants import (
     DECODE,
     PREFILL,
@@ -25,24 +25,6 @@ from surestep_common.invariants import (
     check_step,
 )
 from surestep_proto import engine_pb2 as pb
-
-
-@dataclass
-class Slot:
-    """One tenancy as the worker knows it."""
-
-    admission: pb.Admission
-    tokens: list[int]  # known
-    length: int  # committed
-    blocks: list[int] = field(default_factory=list)
-    log: dict[int, int] = field(default_factory=lambda: {0: 0})  # step -> accepted
-    last_step: int = 0
-    status: pb.RowStatus = pb.OK  # once it failed, rows in flight fail too
-
-    @property
-    def tenancy(self) -> tuple[int, int]:
-        """Slot index and slot epoch."""
-        return self.admission.slot, self.admission.slot_epoch
 
 
 class FakeEngine:
@@ -73,6 +55,8 @@ class FakeEngine:
         self._kv: list[list[int | None]] = [
             [None] * self.model.block_size for _ in range(self.model.num_blocks)
         ]
+        self._drafter_rows = DrafterRows(self.model, self._kv_at)
+        self._states = RecurrentStates(self.model)
         self._owner: dict[int, tuple[int, int]] = {}  # block -> the tenancy that may write it
 
     def execute(self, plan: pb.StepPlan) -> pb.StepResult:
@@ -88,6 +72,7 @@ class FakeEngine:
         width = sum(n or 1 + k for n, k in zip(plan.num_tokens, plan.k_cap, strict=True))
         assert 0 < width <= self.model.max_step_tokens
         self._check_rows(plan)
+        self._states.check_plan(plan)
         for row in range(len(plan.slot)):
             self._run_row(plan, row, result)
         result.digest = self._digest(result)
@@ -105,9 +90,10 @@ class FakeEngine:
             assert admission.slot_epoch > self._slot_epochs.get(admission.slot, 0)
             assert admission.num_cached < len(admission.token_ids)
             self._slot_epochs[admission.slot] = admission.slot_epoch
-            self.slots[admission.slot] = Slot(
-                admission, list(admission.token_ids), admission.num_cached
-            )
+            slot = Slot(admission, list(admission.token_ids), admission.num_cached)
+            self._drafter_rows.admit(slot)
+            self._states.admit(slot)
+            self.slots[admission.slot] = slot
 
     def _extend(self, plan: pb.StepPlan) -> None:
         start = 0
@@ -123,6 +109,7 @@ class FakeEngine:
             assert not holders, f"block {block} for {slot.tenancy} is still held by {holders}"
             self._owner[block] = slot.tenancy
             self._kv[block] = [None] * self.model.block_size
+            self._drafter_rows.clear(block)
         slot.blocks.append(block)
 
     def _check_rows(self, plan: pb.StepPlan) -> None:
@@ -148,7 +135,9 @@ class FakeEngine:
 
     def _run_row(self, plan: pb.StepPlan, row: int, result: pb.StepResult) -> None:
         slot, mode = self.slots[plan.slot[row]], int(plan.mode[row])
-        before = slot.length
+        before, arms = slot.length, arms_of(plan, plan.slot[row])
+        self._drafter_rows.run(slot, mode, plan.catch_up[row])
+        taken = self._states.run(slot, slot.length, arms)
         drafts = self._draft(slot, plan.k_cap[row]) if mode == VERIFY else []
         emitted, status = self._window(slot, mode, plan.num_tokens[row], drafts, plan, result, row)
         accepted = max(len(emitted) - 1, 0) if mode == VERIFY else 0
@@ -169,6 +158,8 @@ class FakeEngine:
             ends_with_stop=stop is not None,
             committed=before,
         )
+        if mode in (PREFILL, PREFILL_LAST):
+            taken += self._states.run(slot, slot.length, arms)
         slot.tokens += emitted
         slot.log[plan.step] = accepted
         slot.last_step = plan.step
@@ -176,6 +167,8 @@ class FakeEngine:
         result.slot_epoch.append(plan.slot_epoch[row])
         result.status.append(status)
         result.len_before.append(before)
+        result.draft_upto.append(slot.draft_upto)
+        result.snapshot_ids_taken.extend(taken if status == pb.OK else [])
         result.n_drafts.append(len(drafts))
         result.n_accepted.append(accepted)
         result.n_emitted.append(len(emitted))
@@ -223,13 +216,17 @@ class FakeEngine:
                 break
         return emitted, pb.OK
 
+    def _kv_at(self, slot: Slot, position: int) -> int | None:
+        size = self.model.block_size
+        return self._kv[slot.blocks[position // size]][position % size]
+
     def _forward(self, slot: Slot, start: int, inputs: list[int]) -> list[int]:
         """Write KV for `inputs` at positions start.., reading everything before them."""
         size = self.model.block_size
         state = ROOT
         for position, token in enumerate(slot.tokens[:start]):
             expected = advance(state, token)
-            stored = self._kv[slot.blocks[position // size]][position % size]
+            stored = self._kv_at(slot, position)
             assert stored == expected, f"{slot.tenancy} reads foreign KV at {position}"
             state = stored
         states = []

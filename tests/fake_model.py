@@ -29,6 +29,9 @@ class FakeModel:
     max_model_len: int = 128
     max_step_tokens: int = 256
     max_draft_tokens: int = 3
+    drafter_has_state: bool = False
+    recurrent: bool = False
+    num_snapshots: int = 0
 
     def choose(self, state: int, sampling: pb.SamplingParams) -> int:
         """The next token, given the KV content of the newest one."""

@@ -8,6 +8,7 @@ each request must have exactly the tokens of a direct evaluation of the model.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,8 +39,21 @@ PREFIXES = [[], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 0, 0, 0, 0, 0, 0
 TOKENS = st.integers(0, MODEL.vocab_size - 1)
 
 
-def limits(depth: int, prefix_caching: bool) -> Limits:
+KINDS = {
+    "stateless": MODEL,
+    "drafter": replace(MODEL, drafter_has_state=True),
+    "recurrent": replace(MODEL, recurrent=True, num_snapshots=7),
+    "both": replace(MODEL, drafter_has_state=True, recurrent=True, num_snapshots=3),
+    "no snapshots": replace(MODEL, drafter_has_state=True, recurrent=True),
+}
+
+
+def limits(model: FakeModel, depth: int, prefix_caching: bool) -> Limits:
     return Limits(
+        drafter_has_state=model.drafter_has_state,
+        recurrent=model.recurrent,
+        num_snapshots=model.num_snapshots,
+        snapshot_interval=MODEL.block_size,
         num_slots=MODEL.num_slots,
         num_blocks=MODEL.num_blocks,
         block_size=MODEL.block_size,
@@ -57,10 +71,15 @@ def limits(depth: int, prefix_caching: bool) -> Limits:
 class Lifecycle(RuleBasedStateMachine):
     state_class = SchedulerState
 
-    @initialize(depth=st.integers(0, 2), caching=st.booleans(), seed=st.integers(0, 99))
-    def start(self, depth: int, caching: bool, seed: int) -> None:
-        self.state = self.state_class(limits(depth, caching))
-        self.worker = FakeEngine(MODEL, seed=seed, status_of=self.status_of)
+    @initialize(
+        depth=st.integers(0, 2),
+        caching=st.booleans(),
+        seed=st.integers(0, 99),
+        kind=st.sampled_from(list(KINDS)),
+    )
+    def start(self, depth: int, caching: bool, seed: int, kind: str) -> None:
+        self.state = self.state_class(limits(KINDS[kind], depth, caching))
+        self.worker = FakeEngine(KINDS[kind], seed=seed, status_of=self.status_of)
         self.sent: deque[pb.StepPlan] = deque()
         self.results: deque[pb.StepResult] = deque()
         self.dead: deque[pb.StepResult] = deque()
@@ -144,6 +163,7 @@ class Lifecycle(RuleBasedStateMachine):
         plan = schedule(self.state, self.now)
         if plan is not None:
             self.nothing_in_flight_is_reused(plan)
+            self.no_snapshot_in_flight_is_reused(plan)
             self.sent.append(pb.StepPlan.FromString(to_proto(plan, 1000).SerializeToString()))
 
     def nothing_in_flight_is_reused(self, plan: Plan) -> None:
@@ -160,6 +180,22 @@ class Lifecycle(RuleBasedStateMachine):
                 foreign = [block for block in tenancy.blocks if block in given]
                 running = self.state.slots.open[tenancy.slot]
                 assert all(running and given[block] == tenancy.slot for block in foreign)
+
+    def no_snapshot_in_flight_is_reused(self, plan: Plan) -> None:
+        """The same for the ids of snapshots: one prefix each, and none restored while written."""
+        named = [
+            (int(snapshot), int(slot), int(length))
+            for other in self.state.in_flight
+            for slot, length, snapshot in zip(
+                other.slot[other.arms.row], *other.arms[1:], strict=True
+            )
+        ]
+        ids = [snapshot for snapshot, _, _ in set(named)]
+        assert len(ids) == len(set(ids)), "one snapshot for two states"
+        armed = set(plan.arms.id.tolist())
+        for other in self.state.in_flight:
+            for tenancy in other.admissions:
+                assert tenancy.snapshot_id not in armed, "overwritten before it is restored"
 
     def execute(self) -> None:
         if self.sent:
@@ -227,4 +263,5 @@ class Lifecycle(RuleBasedStateMachine):
         assert not self.state.open, "a request starves"
         assert not self.state.quarantine
         assert self.state.pool.num_used == 0
+        assert self.state.snapshots.pool.num_used == 0
         assert len(self.state.free_slots) == MODEL.num_slots

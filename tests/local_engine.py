@@ -61,6 +61,10 @@ class LocalEngine:
             max_draft_tokens=facts.max_draft_tokens,
             max_queue_len=1000,
             pipeline_depth=depth,
+            drafter_has_state=facts.drafter_has_state,
+            recurrent=facts.recurrent,
+            num_snapshots=facts.num_snapshots,
+            snapshot_interval=facts.block_size,
             enable_prefix_caching=enable_prefix_caching,
         )
         self.state = SchedulerState(limits)

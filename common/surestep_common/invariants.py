@@ -139,3 +139,33 @@ def check_result_rows(
     require(sampling | (n_emitted == 0), slot, message, n_emitted, mode)
     consumed = np.where(prefill | prefill_last, num_tokens, n_emitted)
     return np.where(ok, consumed, 0)
+
+
+def drafter_watermark(
+    *,
+    slot: IntArray,
+    mode: IntArray,
+    catch_up: IntArray,
+    len_before: IntArray,
+    draft_upto: IntArray,
+) -> IntArray:
+    """Positions that the drafter's state covers after the rows, given `draft_upto` before them.
+
+    `mode` and `catch_up` are the planned rows', `len_before` the committed length when they run.
+    Raises LedgerError when a VERIFY row would draft from a state that lags.
+    """
+    after: IntArray = np.minimum(len_before, draft_upto + catch_up)
+    message = "drafts from a state of {} tokens at length {}"
+    ready = (mode != VERIFY) | (after == len_before)
+    require(ready, slot, message, after, len_before)
+    return after
+
+
+def folded_length(mode: IntArray, len_before: IntArray, advance: IntArray) -> IntArray:
+    """Tokens in the recurrent state after rows that ran from `len_before` and were OK.
+
+    The tokens of a prefill row go into the state at once, those of a decoding row with the row
+    that follows it.
+    """
+    prefill = (mode == PREFILL) | (mode == PREFILL_LAST)
+    return np.where(prefill, len_before + advance, len_before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 
 NULL_BLOCK = 0
 
@@ -21,11 +22,17 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))
         self._cached: dict[int, None] = {}  # ordered: released longest ago first
+        self._drafted = [False] * num_blocks  # the drafter's rows of all its positions are valid
 
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` could hand out now."""
         return len(self._free) + len(self._cached)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` hands out without forgetting content."""
+        return len(self._free)
 
     @property
     def num_used(self) -> int:
@@ -39,6 +46,7 @@ class BlockPool:
         for _ in range(count):
             block = self._free.pop() if self._free else self._evict()
             self._refs[block] = 1
+            self._drafted[block] = False
             blocks.append(block)
         return blocks
 
@@ -77,6 +85,26 @@ class BlockPool:
         if key not in self._block_of:
             self._block_of[key] = block
             self._keys[block] = key
+
+    def forget(self, key: bytes) -> None:
+        """Nobody shall find this content any more."""
+        block = self._block_of.pop(key, None)
+        if block is None:
+            return
+        self._keys[block] = None
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
+
+    def mark_drafted(self, blocks: Iterable[int]) -> None:
+        """The drafter's rows of all positions of these blocks in use are valid."""
+        for block in blocks:
+            assert self._refs[block] > 0, block
+            self._drafted[block] = True
+
+    def num_drafted(self, blocks: Iterable[int]) -> int:
+        """How many leading ones of these blocks are marked."""
+        return sum(1 for _ in takewhile(self._drafted.__getitem__, blocks))
 
     def lookup(self, key: bytes) -> int | None:
         """The block with this content, in use or cached."""

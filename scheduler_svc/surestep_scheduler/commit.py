@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from surestep_common.errors import ModelFault
 from surestep_common.invariants import (
+    DECODE,
     PREFILL_LAST,
     BoolArray,
     IntArray,
@@ -16,6 +17,9 @@ from surestep_common.invariants import (
     check_digests,
     check_result_rows,
     check_step,
+    drafter_watermark,
+    folded_length,
+    require,
 )
 
 from . import prefix
@@ -38,11 +42,12 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     check_digests(outcome.step, outcome.digests)
     _check_columns(plan, outcome, state.limits.vocab_size)
     rows = _live_rows(state, plan, outcome)
-    _settle(state, plan, outcome, rows)
+    taken = _settle(state, plan, outcome, rows)
     outputs = _emit(state, outcome, rows)
     _publish(state, rows)
-    state.in_flight.popleft()
-    state.applied_step = plan.step
+    _publish_snapshots(state, plan, taken)
+    _mark_drafted(state, rows)
+    state.acknowledge(plan)
     for output in outputs:
         if output.finish is not None or output.error is not None:
             reason = output.finish.name.lower() if output.finish is not None else "error"
@@ -56,8 +61,11 @@ def _check_columns(plan: Plan, outcome: Outcome, vocab_size: int) -> None:
     same = np.array_equal(outcome.slot, plan.slot)
     if not same or not np.array_equal(outcome.slot_epoch, plan.slot_epoch):
         raise LedgerError(f"step {plan.step}: the result's rows are not the plan's")
-    columns = (outcome.ok, outcome.len_before, outcome.n_drafts, outcome.n_accepted)
-    if any(len(column) != len(plan.rows) for column in (*columns, outcome.n_emitted)):
+    columns = (
+        *(outcome.ok, outcome.len_before, outcome.draft_upto),
+        *(outcome.n_drafts, outcome.n_accepted, outcome.n_emitted),
+    )
+    if any(len(column) != len(plan.rows) for column in columns):
         raise LedgerError(f"step {plan.step}: columns of unequal length")
     if len(outcome.token_ids) != outcome.n_emitted.sum():
         raise LedgerError(f"step {plan.step}: token ids and counts differ")
@@ -75,6 +83,7 @@ class _Rows(NamedTuple):
     slot: IntArray
     mode: IntArray
     ok: BoolArray
+    len_before: IntArray
     n_drafts: IntArray
     n_accepted: IntArray
     n_emitted: IntArray
@@ -90,6 +99,7 @@ def _live_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> _Rows:
         slot=plan.slot[planned],
         mode=plan.mode[planned],
         ok=outcome.ok[planned],
+        len_before=outcome.len_before[planned],
         n_drafts=outcome.n_drafts[planned],
         n_accepted=outcome.n_accepted[planned],
         n_emitted=outcome.n_emitted[planned],
@@ -115,8 +125,11 @@ def _stopped(state: SchedulerState, plan: Plan, outcome: Outcome) -> BoolArray:
     return stopped
 
 
-def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: _Rows) -> None:
-    """Check the rows against the scheduler's own books, then write them down."""
+def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: _Rows) -> BoolArray:
+    """Check the rows against the scheduler's own books, then write them down.
+
+    Returns which of the plan's snapshots [S] were taken.
+    """
     slots, planned = state.slots, rows.planned
     advance = check_result_rows(
         slot=rows.slot,
@@ -124,19 +137,62 @@ def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: _Rows) ->
         num_tokens=plan.num_tokens[planned],
         k_cap=plan.k_cap[planned],
         ok=rows.ok,
-        len_before=outcome.len_before[planned],
+        len_before=rows.len_before,
         n_drafts=rows.n_drafts,
         n_accepted=rows.n_accepted,
         n_emitted=rows.n_emitted,
         ends_with_stop=rows.stopped,
         committed=slots.committed[rows.slot],
     )
+    draft_upto = _watermark(state, plan, outcome, rows)
+    folded = folded_length(rows.mode, rows.len_before, advance)
+    taken = _taken(state, plan, outcome, rows, folded)
     slots.settle(plan.step, rows.slot, plan.width[planned], advance, rows.n_accepted)
+    slots.follow(rows.slot, folded, draft_upto)
     drafts = rows.n_drafts * rows.ok
     # Drafts behind a stop id were never emitted.
     accepted = np.minimum(rows.n_accepted, rows.n_emitted)
     slots.count(rows.slot, rows.n_emitted > 0, drafts, accepted)
     state.counters.count(rows.n_emitted, drafts, accepted)
+    return taken
+
+
+def _watermark(state: SchedulerState, plan: Plan, outcome: Outcome, rows: _Rows) -> IntArray:
+    """Where the drafter's state of the rows has come to; all 0 for one without state."""
+    before = state.slots.draft_upto[rows.slot]
+    if not state.limits.drafter_has_state:
+        return before
+    after = drafter_watermark(
+        slot=rows.slot,
+        mode=rows.mode,
+        catch_up=plan.catch_up[rows.planned],
+        len_before=rows.len_before,
+        draft_upto=before,
+    )
+    reported = outcome.draft_upto[rows.planned]
+    message = "the drafter's state covers {} tokens, reported are {}"
+    require((reported == after) | ~rows.ok, rows.slot, message, after, reported)
+    return after
+
+
+def _taken(
+    state: SchedulerState, plan: Plan, outcome: Outcome, rows: _Rows, folded: IntArray
+) -> BoolArray:
+    """Snapshots [S] of open tenancies that the state has passed, `folded` being where it is now.
+
+    A row that failed takes none: its request has ended.
+    """
+    row, length, ids = plan.arms
+    if not len(row):
+        return np.zeros(0, dtype=np.bool_)
+    slot, after = plan.slot[row], np.full(len(plan.rows), -1)
+    after[rows.planned] = np.where(rows.ok, folded, -1)
+    taken = (state.slots.folded[slot] < length) & (length <= after[row])
+    reported = np.isin(ids, outcome.snapshot_ids_taken)
+    message = "snapshot {} at length {}: taken {}, reported {}"
+    agreed = (reported == taken) | (after[row] < 0)
+    require(agreed, slot, message, ids, length, taken.astype(np.int64), reported.astype(np.int64))
+    return taken
 
 
 def _emit(state: SchedulerState, outcome: Outcome, rows: _Rows) -> list[Output]:
@@ -185,3 +241,30 @@ def _publish(state: SchedulerState, rows: _Rows) -> None:
     for row, first, end in zip(ready.tolist(), since.tolist(), full.tolist(), strict=True):
         seq, blocks = rows.tenancies[row].seq, rows.tenancies[row].blocks
         prefix.publish(state.pool, seq.chain, seq.tokens, blocks, first, end)
+
+
+def _mark_drafted(state: SchedulerState, rows: _Rows) -> None:
+    """Remember of which blocks the drafter's part is complete, for those that share them later."""
+    slots, size = state.slots, state.limits.block_size
+    ready = (slots.draft_upto[rows.slot] >= slots.mark_at[rows.slot]).nonzero()[0]
+    slot = rows.slot[ready]
+    since, full = slots.mark_at[slot] // size - 1, slots.draft_upto[slot] // size
+    slots.mark_at[slot] = (full + 1) * size
+    for row, first, end in zip(ready.tolist(), since.tolist(), full.tolist(), strict=True):
+        state.pool.mark_drafted(rows.tenancies[row].blocks[first:end])
+
+
+def _publish_snapshots(state: SchedulerState, plan: Plan, taken: BoolArray) -> None:
+    """Make the states behind committed prefixes findable.
+
+    Of those taken while a request decodes only the newest is kept: the next turn of its
+    conversation starts there.
+    """
+    size, keys = state.limits.block_size, state.slots.snapshot_key
+    for row, length, snapshot in zip(*(c[taken].tolist() for c in plan.arms), strict=True):
+        seq, slot, num_blocks = plan.rows[row].seq, plan.slot[row], length // size
+        (key,) = seq.chain.keys(seq.tokens, num_blocks - 1, num_blocks)
+        is_new = state.snapshots.publish(snapshot, key, num_blocks)
+        if is_new and plan.mode[row] >= DECODE:
+            state.snapshots.forget(keys[slot])
+            keys[slot] = key

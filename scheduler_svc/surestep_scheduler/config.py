@@ -32,6 +32,9 @@ class SchedulerSettings(Settings):
     enable_prefix_caching: bool = Field(
         default=True, description="share KV blocks of equal prefixes"
     )
+    snapshot_interval: int = Field(
+        default=64, ge=1, description="tokens between snapshots of recurrent state while decoding"
+    )
     pipeline_depth: int = Field(
         default=1, ge=0, le=2, description="plans sent ahead of the newest result"
     )
@@ -80,6 +83,10 @@ class SchedulerSettings(Settings):
             max_draft_tokens=info.max_draft_tokens,
             max_queue_len=self.max_queue_len,
             pipeline_depth=self.pipeline_depth,
+            drafter_has_state=info.drafter_has_state,
+            recurrent=info.recurrent,
+            num_snapshots=info.num_snapshots,
+            snapshot_interval=self.snapshot_interval,
             enable_prefix_caching=self.enable_prefix_caching,
             priority_aging_s=self.priority_aging_s,
         )

@@ -18,6 +18,10 @@ class Counters:
     generation_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    snapshot_queries: int = 0
+    snapshot_hits: int = 0
+    snapshot_evictions: int = 0
+    snapshots_taken: int = 0
     preemptions: int = 0
     steps: int = 0
     epochs: int = 0

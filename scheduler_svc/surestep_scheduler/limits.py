@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import InvalidRequest, RequestTooLarge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,10 @@ class Limits:
     max_draft_tokens: int  # per row; 0 = speculation off
     max_queue_len: int  # requests
     pipeline_depth: int  # plans sent ahead of the newest applied result
+    drafter_has_state: bool = False  # it must be kept caught up with the committed tokens
+    recurrent: bool = False  # a cached prefix is of use only with a snapshot of the state behind it
+    num_snapshots: int = 0  # of recurrent state
+    snapshot_interval: int = 64  # between snapshots of a request that decodes
     enable_prefix_caching: bool = True
     priority_aging_s: float = 30.0  # seconds of waiting that outweigh one level of priority
     max_fruitless_replays: int = 3  # replays in a row without a new token before a request fails
@@ -42,3 +47,16 @@ class Limits:
     def max_request_len(self) -> int:
         """Longest request: the newest token of a sequence needs no KV yet."""
         return min(self.max_model_len, (self.num_blocks - 1) * self.block_size + 1)
+
+    def check_tokens(self, token_ids: Sequence[int]) -> None:
+        """Raise InvalidRequest or RequestTooLarge for what no request can start from."""
+        if max(token_ids) >= self.vocab_size:
+            raise InvalidRequest(
+                f"token id {max(token_ids)} is not in the vocabulary", param="prompt_ids"
+            )
+        if len(token_ids) >= self.max_request_len:
+            raise RequestTooLarge(
+                f"{len(token_ids)} tokens leave no room for output: the limit is "
+                f"{self.max_request_len}",
+                param="prompt_ids",
+            )

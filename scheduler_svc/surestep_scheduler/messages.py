@@ -26,6 +26,14 @@ class Extend(NamedTuple):
     blocks: list[int]
 
 
+class Arms(NamedTuple):
+    """Snapshots of recurrent state that a plan asks for; parallel columns [S]."""
+
+    row: IntArray  # of the plan, for its slot
+    length: IntArray  # tokens
+    id: IntArray
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step. Row columns are parallel [R]; see StepPlan in engine.proto for their meaning."""
@@ -46,7 +54,9 @@ class Plan:
     accepted_step: IntArray
     accepted: IntArray
     depends_on_step: IntArray
+    catch_up: IntArray
     width: IntArray  # tokens each row schedules: num_tokens, or k_cap + 1
+    arms: Arms
 
     @property
     def num_step_tokens(self) -> int:
@@ -69,5 +79,7 @@ class Outcome:
     n_accepted: IntArray
     n_emitted: IntArray
     token_ids: npt.NDArray[np.uint32]  # CSR by n_emitted
+    draft_upto: IntArray
+    snapshot_ids_taken: IntArray  # [S]
     logprobs: dict[int, Logprobs]  # by row
     prompt_logprobs: dict[int, Logprobs]  # by row

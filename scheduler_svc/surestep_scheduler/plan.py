@@ -33,7 +33,10 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
         accepted_step=plan.accepted_step.tolist(),
         accepted=plan.accepted.tolist(),
         depends_on_step=plan.depends_on_step.tolist(),
-        catch_up=[0] * len(plan.slot),
+        catch_up=plan.catch_up.tolist(),
+        snapshot_slots=plan.slot[plan.arms.row].tolist(),
+        snapshot_lens=plan.arms.length.tolist(),
+        snapshot_ids=plan.arms.id.tolist(),
     )
     message.mode.extend(plan.mode.tolist())  # ints are enum values on the wire
     return message
@@ -50,6 +53,8 @@ def _admission(tenancy: Tenancy) -> pb.Admission:
         num_cached=tenancy.num_cached,
         max_len=seq.max_len,
         sampling=seq.request.sampling,
+        snapshot_id=tenancy.snapshot_id,
+        draft_valid=tenancy.draft_valid,
     )
 
 
@@ -70,6 +75,8 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
         n_accepted=_column(first.n_accepted),
         n_emitted=_column(first.n_emitted),
         token_ids=np.array(first.token_ids, dtype=np.uint32),
+        draft_upto=_column(first.draft_upto or [0] * len(first.slot)),  # without state
+        snapshot_ids_taken=_column(first.snapshot_ids_taken),
         logprobs=_by_row(first.logprobs),
         prompt_logprobs=_by_row(first.prompt_logprobs),
     )

@@ -22,6 +22,7 @@ from surestep_common.invariants import (
     check_plan_rows,
 )
 
+from .drafter import CatchUpBudget
 from .messages import Extend, Plan
 from .sequence import Sequence, Tenancy
 from .state import SchedulerState
@@ -76,6 +77,8 @@ class _Step:
         self._extends: list[Extend] = []
         self._decodes = np.zeros(0, dtype=np.int64)  # slots
         self._caps = np.zeros(0, dtype=np.int64)  # k_cap, parallel to _decodes
+        self._caught_up = np.zeros(0, dtype=np.int64)  # catch_up, parallel to _decodes
+        self._catch_up = CatchUpBudget(state)
         self._prefills: list[Tenancy] = []
         self._chunks: list[int] = []  # tokens, parallel to _prefills
 
@@ -91,6 +94,8 @@ class _Step:
         share = (spare // 2 if crowded else spare) // len(slot)
         room = slots.max_len[slot] - slots.len_hi[slot] - 2
         caps = np.minimum(np.minimum(slots.draft_cap[slot], room), share)
+        catch_up = self._catch_up.grant(slot, caps > 0)
+        caps[~catch_up.whole] = 0
         covered = slots.capacity[slot] - slots.len_hi[slot] - 1  # drafts that need no new block
         short = np.flatnonzero(caps > covered)
         missing = _blocks(caps[short] - covered[short], state.limits.block_size)
@@ -101,6 +106,7 @@ class _Step:
                 caps[row] = self._grow(slot[row : row + 1], int(caps[row]), int(covered[row]))
         kept = slots.open[slot] & (caps >= 0)
         self._decodes, self._caps = slot[kept], caps[kept]
+        self._caught_up = catch_up.num_tokens[kept]
         return len(self._decodes) + int(self._caps.sum())
 
     def _grow(self, slot: IntArray, k: int, covered: int) -> int:
@@ -163,10 +169,12 @@ class _Step:
     def finish(self) -> Plan | None:
         """Fill the columns, check them, and count the rows as scheduled."""
         state, slots, num_decodes = self._state, self._state.slots, len(self._decodes)
-        slot = np.concatenate((self._decodes, _slots_of(self._prefills)))
+        prefilling = _slots_of(self._prefills)
+        slot = np.concatenate((self._decodes, prefilling))
         if not len(slot):
             return None
         k_cap, num_tokens = np.zeros((2, len(slot)), dtype=np.int64)
+        behind = self._catch_up.grant(prefilling, slots.draft_cap[prefilling] > 0).num_tokens
         k_cap[:num_decodes] = self._caps
         num_tokens[num_decodes:] = self._chunks
         len_hi, prefill_len = slots.len_hi[slot], slots.prefill_len[slot]
@@ -191,7 +199,9 @@ class _Step:
             accepted_step=slots.applied_step[slot],
             accepted=slots.accepted[slot],
             depends_on_step=slots.planned_step[slot],
+            catch_up=np.concatenate((self._caught_up, behind)),
             width=width,
+            arms=state.snapshots.arm(slots, state.in_flight, slot, num_tokens),
         )
         state.freed = []
         _check(plan, state)

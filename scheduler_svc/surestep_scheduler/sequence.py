@@ -92,6 +92,8 @@ class Tenancy:
     slot: int
     slot_epoch: int
     num_cached: int  # tokens whose KV was there at admission
+    draft_valid: int  # tokens whose drafter rows were there too
+    snapshot_id: int  # recurrent state after num_cached tokens; 0 = none
     blocks: list[int]  # grows
     stop_ids: frozenset[int]  # of the request
 

@@ -30,6 +30,10 @@ class SlotTable:
         self.committed = np.zeros(num_slots, dtype=np.int64)  # KV is valid by the applied results
         self.len_hi = np.zeros(num_slots, dtype=np.int64)  # if all in flight is accepted
         self.publish_at = np.zeros(num_slots, dtype=np.int64)  # `committed` fills the next block
+        self.folded = np.zeros(num_slots, dtype=np.int64)  # in the recurrent state
+        self.draft_upto = np.zeros(num_slots, dtype=np.int64)  # covered by the drafter's state
+        self.mark_at = np.zeros(num_slots, dtype=np.int64)  # `draft_upto` covers the next block
+        self.snapshot_key = np.full(num_slots, None, dtype=np.object_)  # taken while it decodes
         self.planned_step = np.zeros(num_slots, dtype=np.int64)  # newest step with a row of it
         self.applied_step = np.zeros(num_slots, dtype=np.int64)  # newest step applied; 0 = none
         self.accepted = np.zeros(num_slots, dtype=np.int64)  # drafts accepted in `applied_step`
@@ -48,6 +52,7 @@ class SlotTable:
         draft_cap: int,
         capacity: int,
         publish_at: int,
+        mark_at: int,
     ) -> None:
         """A tenancy begins."""
         slot, num_cached = tenancy.slot, tenancy.num_cached
@@ -55,6 +60,10 @@ class SlotTable:
         self.tenancy[slot] = tenancy
         self.slot_epoch[slot] = tenancy.slot_epoch
         self.num_cached[slot] = self.committed[slot] = self.len_hi[slot] = num_cached
+        self.folded[slot] = num_cached
+        self.draft_upto[slot] = tenancy.draft_valid
+        self.mark_at[slot] = mark_at
+        self.snapshot_key[slot] = None
         self.prefill_len[slot] = prefill_len
         self.max_len[slot] = max_len
         self.draft_cap[slot] = draft_cap
@@ -80,6 +89,11 @@ class SlotTable:
         self.applied_step[slot] = step
         self.accepted[slot] = accepted
 
+    def follow(self, slot: IntArray, folded: IntArray, draft_upto: IntArray) -> None:
+        """Recurrent and drafter's state of rows [R], which go after the committed length."""
+        self.folded[slot] = folded
+        self.draft_upto[slot] = draft_upto
+
     def count(self, slot: IntArray, emits: BoolArray, drafts: IntArray, accepted: IntArray) -> None:
         """Figures of rows [R]: whether tokens were emitted, drafts verified and accepted."""
         self.num_steps[slot] += emits
@@ -97,6 +111,9 @@ class SlotTable:
         assert self.num_cached[slot] <= self.committed[slot] <= self.len_hi[slot]
         assert self.len_hi[slot] <= self.capacity[slot]
         assert self.committed[slot] < self.publish_at[slot]
+        assert self.num_cached[slot] <= self.folded[slot] <= self.committed[slot]
+        assert self.draft_upto[slot] <= self.committed[slot]
+        assert self.draft_upto[slot] < self.mark_at[slot]
         assert self.applied_step[slot] <= self.planned_step[slot]
         self.ledger.check(slot, **self._lengths(slot))
 

@@ -8,7 +8,7 @@ from collections import deque
 from itertools import count
 
 import numpy as np
-from surestep_common.errors import InvalidRequest, QueueFull, RequestTooLarge
+from surestep_common.errors import InvalidRequest, QueueFull
 from surestep_common.invariants import IntArray
 
 from . import prefix
@@ -18,6 +18,7 @@ from .limits import Limits
 from .messages import Extend, Freed, Plan
 from .sequence import Request, Sequence, Tenancy
 from .slots import SlotTable
+from .snapshots import SnapshotCache
 
 _MAX_RETRY_AFTER_S = 60.0
 
@@ -39,6 +40,7 @@ class SchedulerState:
     def _reset_workers(self) -> None:
         """Nothing is known to be on the workers: an epoch begins."""
         self.pool = BlockPool(self.limits.num_blocks)
+        self.snapshots = SnapshotCache(self.limits, self.counters)
         self.slots = SlotTable(self.limits.num_slots)
         # Ids at which some request of this epoch stops: few, so that few tokens need a closer look.
         self.stop_ids = np.zeros(self.limits.vocab_size, dtype=np.bool_)
@@ -66,26 +68,17 @@ class SchedulerState:
 
     def _new_sequence(self, request: Request, now: float) -> Sequence:
         tokens = [*request.prompt_ids, *request.emitted_ids]
-        longest = self.limits.max_request_len
         if request.id in self.open:
             raise InvalidRequest(f"request '{request.id}' is open already", param="request_id")
         if not request.prompt_ids:
             raise InvalidRequest("the prompt is empty", param="prompt_ids")
-        if max(tokens) >= self.limits.vocab_size:
-            raise InvalidRequest(
-                f"token id {max(tokens)} is not in the vocabulary", param="prompt_ids"
-            )
-        if len(tokens) >= longest:
-            raise RequestTooLarge(
-                f"{len(tokens)} tokens leave no room for output: the limit is {longest}",
-                param="prompt_ids",
-            )
+        self.limits.check_tokens(tokens)
         if request.max_tokens <= len(request.emitted_ids):
             raise InvalidRequest("no tokens are left to emit", param="max_tokens")
         return Sequence(
             request=request,
             tokens=array("I", tokens),
-            max_len=min(len(request.prompt_ids) + request.max_tokens, longest),
+            max_len=min(len(request.prompt_ids) + request.max_tokens, self.limits.max_request_len),
             order=(now + request.priority * self.limits.priority_aging_s, next(self._arrivals)),
             arrival=now,
             chain=prefix.PrefixChain(request.cache_salt, self.limits.block_size),
@@ -115,7 +108,7 @@ class SchedulerState:
     def admit(self, seq: Sequence, now: float) -> Tenancy | None:
         """Move a waiting request into a slot with blocks for all its tokens, if there is room."""
         size = self.limits.block_size
-        cached = self._match(seq)
+        cached, snapshot_id = self._match(seq)
         cover = min(len(seq.tokens) + 1, seq.max_len - 1)
         missing = -(-cover // size) - len(cached)
         revived = sum(map(self.pool.is_cached, cached))
@@ -123,6 +116,8 @@ class SchedulerState:
         if not self.free_slots or missing + revived + headroom > self.pool.num_available:
             return None
         self.pool.acquire(cached)
+        self.snapshots.restore(snapshot_id, len(cached))
+        drafted = self.pool.num_drafted(cached)
         slot = self.free_slots.pop()
         self._slot_epochs[slot] += 1
         tenancy = Tenancy(
@@ -130,6 +125,9 @@ class SchedulerState:
             slot=slot,
             slot_epoch=self._slot_epochs[slot],
             num_cached=len(cached) * size,
+            # The last of these positions may have another successor now: its row is made again.
+            draft_valid=max(drafted * size - 1, 0),
+            snapshot_id=snapshot_id,
             blocks=cached + self.pool.allocate(missing),
             stop_ids=seq.request.stop_ids,
         )
@@ -140,6 +138,7 @@ class SchedulerState:
             draft_cap=_draft_cap(seq.request, self.limits),
             capacity=len(tenancy.blocks) * size,
             publish_at=tenancy.num_cached + size,
+            mark_at=(drafted + 1) * size,
         )
         self.stop_ids[list(tenancy.stop_ids)] = True
         self._start(seq, tenancy, now)
@@ -157,10 +156,15 @@ class SchedulerState:
             self.counters.prefix_cache_queries += len(seq.tokens)
             self.counters.prefix_cache_hits += tenancy.num_cached
 
-    def _match(self, seq: Sequence) -> list[int]:
+    def _match(self, seq: Sequence) -> tuple[list[int], int]:
+        """Blocks that hold a prefix already, and the id of the state behind it (0 = none)."""
         if not self.limits.enable_prefix_caching or seq.needs_prompt_logprobs:
-            return []
-        return prefix.match(self.pool, seq.chain, seq.tokens, self.limits.block_size)
+            return [], 0
+        blocks = prefix.match(self.pool, seq.chain, seq.tokens, self.limits.block_size)
+        if not self.limits.recurrent:
+            return blocks, 0
+        num_blocks, snapshot_id = self.snapshots.longest(seq.chain.keys(seq.tokens, 0, len(blocks)))
+        return blocks[:num_blocks], snapshot_id
 
     def release(self, tenancy: Tenancy) -> None:
         """End a tenancy: close its ledger and give slot and blocks back when it is safe."""
@@ -188,6 +192,12 @@ class SchedulerState:
             self.quarantine.remove(tenancy)
             self.free_slots.append(tenancy.slot)
             self.pool.release(tenancy.blocks)
+
+    def acknowledge(self, plan: Plan) -> None:
+        """The oldest plan in flight was answered."""
+        assert self.in_flight.popleft() is plan
+        self.applied_step = plan.step
+        self.snapshots.acknowledge(plan)
 
     def preempt(self, tenancy: Tenancy) -> None:
         """Finish a tenancy; its request waits for a new one, with all its tokens."""
@@ -251,6 +261,7 @@ class SchedulerState:
     def check(self) -> None:
         """Assert that slots, blocks, queues and ledgers fit together. For tests."""
         self.pool.check([t.blocks for t in [*self.running, *self.quarantine]])
+        self.snapshots.check(self.in_flight)
         held = [t.slot for t in [*self.running, *self.quarantine]]
         assert sorted(held + self.free_slots) == list(range(self.limits.num_slots)), "slots"
         assert self.waiting == sorted(self.waiting, key=_order)

@@ -18,9 +18,16 @@ TestLifecycle.settings = settings(
 )
 
 
-def live(machine: Lifecycle, rng: random.Random, *, depth: int, num_events: int) -> None:
+def live(
+    machine: Lifecycle,
+    rng: random.Random,
+    *,
+    depth: int,
+    num_events: int,
+    kind: str = "stateless",
+) -> None:
     """A long life with the weights of a busy server."""
-    machine.start(depth=depth, caching=rng.random() < 0.8, seed=rng.randrange(100))
+    machine.start(depth=depth, caching=rng.random() < 0.8, seed=rng.randrange(100), kind=kind)
     events = ["arrive", "abort", "preempt", "fence", "deliver_dead", "plan", "execute", "deliver"]
     for event in rng.choices(events, [6, 2, 1, 0.3, 1, 30, 30, 30], k=num_events):
         if event == "arrive":
@@ -55,10 +62,12 @@ def wishes(rng: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("seed", range(3))
-def test_long_life(seed: int, depth: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "kind"), [(0, "stateless"), (1, "stateless"), (2, "drafter"), (3, "both")]
+)
+def test_long_life(seed: int, kind: str, depth: int) -> None:
     machine = Lifecycle()
-    live(machine, random.Random(seed), depth=depth, num_events=5000)
+    live(machine, random.Random(seed), depth=depth, num_events=4000, kind=kind)
     counters = machine.state.counters
     assert min(counters.finished[reason] for reason in ("stop", "length", "abort", "error")) > 2
     assert counters.accepted_tokens > 20
