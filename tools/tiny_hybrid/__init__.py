@@ -1,0 +1,1 @@
+"""The parts of tools/train_tiny_hybrid.py."""
