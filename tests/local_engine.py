@@ -6,14 +6,17 @@ what a scheduler at that pipelining depth sees. Plans travel as serialised proto
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
+import numpy as np
 from surestep_common.errors import SurestepError
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.commit import apply
 from surestep_scheduler.limits import Limits
+from surestep_scheduler.messages import Plan
 from surestep_scheduler.plan import from_proto, to_proto
 from surestep_scheduler.policy import schedule
 from surestep_scheduler.sequence import Finish, Logprobs, Output, Request, Sequence
@@ -50,7 +53,9 @@ class LocalEngine:
         max_num_batched_tokens: int = 64,
         enable_prefix_caching: bool = True,
         after_apply: Callable[[SchedulerState], None] = lambda state: None,
+        shuffle: random.Random | None = None,
     ) -> None:
+        """`shuffle` puts the rows of every plan into random order and results off at random."""
         limits = Limits(
             num_slots=facts.num_slots,
             num_blocks=facts.num_blocks,
@@ -70,6 +75,7 @@ class LocalEngine:
         self.state = SchedulerState(limits)
         self.state.open_epoch(epoch, limits)
         self._step, self._depth, self._after_apply = step, depth, after_apply
+        self._shuffle = shuffle
         self._results: deque[list[pb.StepResult]] = deque()
         self._answers: dict[str, Answer] = {}
         self._clock = 0.0
@@ -96,10 +102,13 @@ class LocalEngine:
 
     def advance(self) -> None:
         """Send plans up to the depth, then apply the oldest result."""
-        while len(self._results) <= self._depth:
+        depth = self._depth if self._shuffle is None else self._shuffle.randint(0, self._depth)
+        while len(self._results) <= depth:
             plan = schedule(self.state, self._clock)
             if plan is None:
                 break
+            if self._shuffle is not None:
+                _reorder(plan, self._shuffle.sample(range(len(plan.rows)), k=len(plan.rows)))
             wire = to_proto(plan, budget_ms=1000).SerializeToString()
             self._results.append(self._step(pb.StepPlan.FromString(wire)))
         if self._results:
@@ -118,6 +127,15 @@ class LocalEngine:
         seq = output.seq
         answer.num_drafts, answer.num_accepted = seq.num_drafts, seq.num_accepted
         answer.num_preemptions = seq.num_preemptions
+
+
+def _reorder(plan: Plan, order: list[int]) -> None:
+    """Put the rows of a plan into another order, in place."""
+    for name in (f.name for f in fields(plan)):
+        column = getattr(plan, name)
+        if isinstance(column, np.ndarray):
+            column[:] = column[order]
+    plan.arms.row[:] = np.argsort(order)[plan.arms.row]
 
 
 def one_rank(runner: Runner, epoch: int = 1) -> Step:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from drafters import TRUTH
 from local_engine import Answer, LocalEngine, Step, one_rank
 from parity_cases import EOS, TOTAL_LEN, VOCAB, make_requests, strangers
+from poison import poison_idle
 from surestep_kernels import load_kernels
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.sequence import Request
+from surestep_scheduler.state import SchedulerState
 from surestep_worker.build import Built, assemble
 from surestep_worker.config import WorkerSettings
 from surestep_worker.kv_cache import bytes_per_block
 from surestep_worker.models import Model, load_model
+from surestep_worker.models.weights import checkpoint_names
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
+from tiny_hybrid import make_tiny_hybrid
 
 BLOCK_SIZE = 8
 
@@ -32,6 +38,18 @@ class Neighbours:
     step_tokens: int = 64  # max_num_batched_tokens
     num_sequences: int | None = None  # at full length, for which there are KV blocks; None = all
 
+
+@dataclass(frozen=True)
+class Conditions:
+    """What must not matter."""
+
+    prefix_caching: bool = True
+    shuffle_seed: int = 0  # rows in random order, results delayed at random; 0 = neither
+    poison: bool = False  # whatever belongs to nobody is NaN or out of range
+    after_apply: Callable[[SchedulerState], None] = lambda state: None
+
+
+CALM = Conditions()
 
 NEIGHBOURS = {
     "alone": Neighbours(num_slots=1),
@@ -48,9 +66,16 @@ def make_model(folder: Path) -> None:
     )
 
 
+def make_hybrid(folder: Path) -> None:
+    """The checkpoint of the hybrid matrix: three recurrent layers, one of attention, an MTP head."""
+    make_tiny_hybrid(folder, vocab=VOCAB, eos_token_ids=(EOS,), seed=7)
+
+
 def load(folder: Path, tp: TensorParallel) -> Model:
-    """This rank's part of the checkpoint."""
-    return load_model(folder, dtype="auto", device="cpu", tp=tp, kernels=load_kernels("cpu"))
+    """This rank's part of the checkpoint, with an MTP head where there is one."""
+    mtp = any(name.startswith("mtp.") for name in checkpoint_names(folder))
+    kernels = load_kernels("cpu")
+    return load_model(folder, dtype="float32", device="cpu", tp=tp, kernels=kernels, mtp=mtp)
 
 
 def build_runner(
@@ -72,25 +97,28 @@ def build_runner(
 class ParityBench:
     """A model, the requests of the matrix, and what they answer alone without speculation."""
 
-    def __init__(self, folder: Path) -> None:
-        make_model(folder)
+    def __init__(self, folder: Path, make: Callable[[Path], None] = make_model) -> None:
+        make(folder)
         self.folder = folder
         self._tp = TensorParallel()
         self._model = load(folder, self._tp)
         self.plain: dict[str, list[int]] = {}  # answers without the parameter
         self.requests = make_requests(self._probe)
         self.expected = self._alone(self.requests)
-        TRUTH.learn(
-            [r.prompt_ids + self.expected[r.id].token_ids for r in self.requests],
-            vocab_size=VOCAB,
-            stop_id=EOS,
-        )
 
-    def run(self, where: str, *, drafter: str, k: int, depth: int) -> dict[str, Answer]:
+    @property
+    def truth(self) -> list[list[int]]:
+        """Prompt and answer of every request."""
+        return [r.prompt_ids + self.expected[r.id].token_ids for r in self.requests]
+
+    def run(
+        self, where: str, *, drafter: str, k: int, depth: int, conditions: Conditions = CALM
+    ) -> dict[str, Answer]:
         """Serve the requests of the matrix among neighbours; the strangers' answers are dropped."""
+        TRUTH.learn(self.truth, vocab_size=VOCAB, stop_id=EOS)
         neighbours = NEIGHBOURS[where]
-        others = strangers(neighbours.num_strangers)
-        answers = self._serve(_interleave(self.requests, others), neighbours, drafter, k, depth)
+        everyone = _interleave(self.requests, strangers(neighbours.num_strangers))
+        answers = self._serve(everyone, neighbours, drafter, k, depth, conditions)
         return {request.id: answers[request.id] for request in self.requests}
 
     def _probe(self, request: Request) -> list[int]:
@@ -101,17 +129,39 @@ class ParityBench:
         return self._serve(requests, NEIGHBOURS["alone"], "none", 0, 0)
 
     def _serve(
-        self, requests: Sequence[Request], neighbours: Neighbours, drafter: str, k: int, depth: int
+        self,
+        requests: Sequence[Request],
+        neighbours: Neighbours,
+        drafter: str,
+        k: int,
+        depth: int,
+        conditions: Conditions = CALM,
     ) -> dict[str, Answer]:
         built = build_runner(self._model, self._tp, neighbours, drafter, k)
-        return serve(one_rank(built.runner), built.facts, requests, neighbours, depth)
+        if conditions.poison:
+            conditions = replace(conditions, after_apply=partial(poison_idle, built.runner))
+        step = one_rank(built.runner)
+        return serve(step, built.facts, requests, neighbours, depth, conditions)
 
 
 def serve(
-    step: Step, facts: pb.WorkerInfo, requests: Sequence[Request], where: Neighbours, depth: int
+    step: Step,
+    facts: pb.WorkerInfo,
+    requests: Sequence[Request],
+    where: Neighbours,
+    depth: int,
+    conditions: Conditions = CALM,
 ) -> dict[str, Answer]:
     """Answers of `requests`, which arrive one a step if there are strangers, else all at once."""
-    engine = LocalEngine(step, facts, depth=depth, max_num_batched_tokens=where.step_tokens)
+    engine = LocalEngine(
+        step,
+        facts,
+        depth=depth,
+        max_num_batched_tokens=where.step_tokens,
+        enable_prefix_caching=conditions.prefix_caching,
+        after_apply=conditions.after_apply,
+        shuffle=random.Random(conditions.shuffle_seed) if conditions.shuffle_seed else None,
+    )
     return engine.run(requests, arrive_every=1 if where.num_strangers else 0)
 
 

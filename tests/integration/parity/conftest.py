@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from parity import ParityBench
+from parity import ParityBench, make_hybrid
 
 
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
     """What every request answers alone without speculation. Read only."""
     return ParityBench(tmp_path_factory.mktemp("parity"))
+
+
+@pytest.fixture(scope="session")
+def hybrid_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    """The same for a hybrid with an MTP head. Read only."""
+    return ParityBench(tmp_path_factory.mktemp("hybrid_parity"), make_hybrid)

@@ -13,8 +13,7 @@ WHERE = NEIGHBOURS["near max_model_len"]
 
 
 def setup_of(bench: ParityBench, drafter: str, k: int, mutant: str = "") -> RankSetup:
-    truth = [r.prompt_ids + bench.expected[r.id].token_ids for r in bench.requests]
-    return RankSetup(bench.folder, free_address(), WHERE, drafter, k, truth, mutant)
+    return RankSetup(bench.folder, free_address(), WHERE, drafter, k, bench.truth, mutant)
 
 
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("ngram", 4), ("ragged", 3)])

@@ -49,8 +49,9 @@ class Pair:
         spec = self.model.recurrent_spec()
         assert spec is not None
         kv = KVCache(self.model.kv_spec(BLOCK_SIZE), 40, self._kernels, "cpu")
-        caches = Caches(kv, RecurrentCache(spec, 3, WINDOW, 1, "cpu"))
-        for tensor in (*caches.recurrent.tensors(), *(t for layer in kv.layers for t in layer)):
+        recurrent = RecurrentCache(spec, 3, WINDOW, 1, "cpu")
+        caches = Caches(kv, recurrent)
+        for tensor in (*recurrent.tensors(), *(t for layer in kv.layers for t in layer)):
             tensor.fill_(torch.nan)
         return caches
 
@@ -120,7 +121,7 @@ def test_rows_of_a_batch_do_not_touch_each_other(pair: Pair) -> None:
     caches = pair.caches()
     first = [Row(ids[s][:5], 0, blocks[s], slot=s) for s in (2, 0, 1)]
     second = [Row(ids[s][5:], 5, blocks[s], slot=s, window=False) for s in (1, 2, 0)]
-    outputs = {s: [] for s in range(3)}
+    outputs: dict[int, list[Tensor]] = {s: [] for s in range(3)}
     for rows in (first, second):
         for row, logits in zip(rows, step(pair.model, caches, rows), strict=True):
             outputs[row.slot].append(logits)

@@ -39,7 +39,7 @@ def random_case(rng: np.random.Generator) -> tuple[Rows, np.ndarray, Slots]:
         columns.append((slot, mode, num_tokens, n_drafts))
     slots_of, modes, lengths, drafts = np.array(columns).T
     zeros = np.zeros_like(slots_of)
-    rows = Rows(slots_of, zeros, modes, lengths, zeros, zeros, drafts, zeros, zeros, zeros)
+    rows = Rows(slots_of, zeros, modes, lengths, zeros, zeros, drafts, zeros, zeros, zeros, zeros)
     return rows, drafts, slots
 
 
@@ -47,7 +47,9 @@ def test_gather_equals_the_row_by_row_definition() -> None:
     rng = np.random.default_rng(SEED)
     for _ in range(200):
         rows, n_drafts, slots = random_case(rng)
-        gathered = gather(rows, n_drafts, slots, np.zeros(6, dtype=np.bool_), torch.device("cpu"))
+        gathered = gather(
+            rows, n_drafts, slots, np.zeros(6, dtype=np.bool_), None, torch.device("cpu")
+        )
         tokens, positions, kv_slots, logits_index, lengths = (list[int]() for _ in range(5))
         for row, slot in enumerate(rows.slot):
             start = int(slots.committed[slot])
@@ -79,7 +81,7 @@ def test_a_step_without_rows_is_an_empty_batch() -> None:
     none = np.zeros(0, dtype=np.int64)
     slots = Slots(num_slots=2, max_model_len=8, max_draft_tokens=0, block_size=BLOCK)
     gathered = gather(
-        Rows(*[none] * 10), none, slots, np.zeros(2, dtype=np.bool_), torch.device("cpu")
+        Rows(*[none] * 11), none, slots, np.zeros(2, dtype=np.bool_), None, torch.device("cpu")
     )
     assert gathered.batch.token_ids.numel() == 0
     assert gathered.windows.cu.tolist() == [0]

@@ -69,7 +69,7 @@ def test_tokens_that_do_not_fit_are_refused(slots: Slots) -> None:
 def test_freeing_forgets_blocks_and_log(slots: Slots) -> None:
     slots.admit(admission(2, 1, [7]))
     slots.extend(2, I(3, 4))
-    slots.commit(1, I(2), consumed=I(1), accepted=I(1), emitted=I(1))
+    slots.commit(1, I(2), folded=I(0), consumed=I(1), accepted=I(1), emitted=I(1))
     slots.free(2, 1)
     assert (slots.block_tables[2] == NULL_BLOCK).all()
     assert slots.num_blocks[2] == 0
@@ -81,8 +81,8 @@ def test_the_log_answers_for_recent_steps_of_this_tenancy_only(slots: Slots) -> 
     slots.admit(admission(0, 1, [7]))
     slots.admit(admission(1, 1, [7]))
     for step, accepted in ((1, 0), (2, 2), (3, 1)):
-        slots.commit(step, I(0), consumed=I(1), accepted=I(accepted), emitted=I(1))
-    slots.commit(3, I(1), consumed=I(1), accepted=I(0), emitted=I(1))
+        slots.commit(step, I(0), folded=I(0), consumed=I(1), accepted=I(accepted), emitted=I(1))
+    slots.commit(3, I(1), folded=I(0), consumed=I(1), accepted=I(0), emitted=I(1))
     assert slots.accepted_at(I(0, 0, 0), I(1, 2, 3)).tolist() == [0, 2, 1]
     assert slots.accepted_at(I(1, 1), I(3, 2)).tolist() == [0, -1]
     assert slots.accepted_at(I(0), I(0)).tolist() == [0]  # nothing applied yet
@@ -95,7 +95,7 @@ def test_drafts_stand_behind_known_tokens_and_are_overwritten(slots: Slots) -> N
     assert slots.tokens[0, :4].tolist() == [7, 8, 1, 2]
     assert slots.tokens[1, :3].tolist() == [5, 3, 0]
     slots.append(I(0), np.array([[9, 0, 0]]), I(1))
-    slots.commit(1, I(0), consumed=I(2), accepted=I(0), emitted=I(1))
+    slots.commit(1, I(0), folded=I(0), consumed=I(2), accepted=I(0), emitted=I(1))
     assert (slots.known[0], slots.committed[0]) == (3, 2)
     assert slots.tokens[0, :3].tolist() == [7, 8, 9]
 

@@ -1,0 +1,32 @@
+"""Fills everything that belongs to nobody with values that would show in any output."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from surestep_scheduler.state import SchedulerState
+from surestep_worker.kv_cache import NULL_BLOCK
+from surestep_worker.runner import Runner
+
+_BYTES = 0x7F7F7F7F  # as an id, a count or a length: far out of range
+
+
+def poison_idle(runner: Runner, state: SchedulerState) -> None:
+    """NaN into free pages and slots, the NULL block included; counters of free slots out of range.
+
+    Call between steps: what the scheduler holds to be free, no plan in flight touches.
+    """
+    parts = runner._parts
+    pages = [NULL_BLOCK, *state.pool._free]
+    for layer in parts.caches.kv.layers:
+        layer.k[pages] = torch.nan
+        layer.v[pages] = torch.nan
+    size = parts.caches.kv.spec.block_size
+    parts.caches.kv.hidden.view(-1, size, parts.caches.kv.spec.hidden_size)[pages] = torch.nan
+    idle = np.flatnonzero(~parts.slots.occupied)
+    if parts.caches.recurrent is not None:
+        for tensor in parts.caches.recurrent.tensors():
+            tensor[idle] = torch.nan
+    parts.slots.tokens[idle] = _BYTES
+    for counter in ("committed", "known", "folded", "draft_upto", "prompt_len", "max_len"):
+        getattr(parts.slots, counter)[idle] = _BYTES
