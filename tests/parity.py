@@ -118,7 +118,7 @@ class ParityBench:
         TRUTH.learn(self.truth, vocab_size=VOCAB, stop_id=EOS)
         neighbours = NEIGHBOURS[where]
         everyone = _interleave(self.requests, strangers(neighbours.num_strangers))
-        answers = self._serve(everyone, neighbours, drafter, k, depth, conditions)
+        answers = self.serve(everyone, neighbours, drafter, k, depth, conditions)
         return {request.id: answers[request.id] for request in self.requests}
 
     def _probe(self, request: Request) -> list[int]:
@@ -126,9 +126,9 @@ class ParityBench:
         return self.plain[request.id]
 
     def _alone(self, requests: Sequence[Request]) -> dict[str, Answer]:
-        return self._serve(requests, NEIGHBOURS["alone"], "none", 0, 0)
+        return self.serve(requests, NEIGHBOURS["alone"], "none", 0, 0)
 
-    def _serve(
+    def serve(
         self,
         requests: Sequence[Request],
         neighbours: Neighbours,
@@ -137,6 +137,7 @@ class ParityBench:
         depth: int,
         conditions: Conditions = CALM,
     ) -> dict[str, Answer]:
+        """Answers of any requests by a fresh runner."""
         built = build_runner(self._model, self._tp, neighbours, drafter, k)
         if conditions.poison:
             conditions = replace(conditions, after_apply=partial(poison_idle, built.runner))

@@ -1,0 +1,105 @@
+"""A cached prefix of a hybrid is its KV blocks and the recurrent state behind exactly them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from local_engine import LocalEngine, one_rank
+from parity import BLOCK_SIZE, Neighbours, ParityBench, build_runner, load
+from parity_cases import NEUTRAL, VOCAB
+from surestep_proto import engine_pb2 as pb
+from surestep_scheduler.sequence import Request
+from surestep_worker.tp import TensorParallel
+
+SEED = 8
+WHERE = Neighbours(num_slots=4, step_tokens=40)
+
+
+def request(
+    name: str, prompt: list[int], max_tokens: int = 12, temperature: float = 0.8
+) -> Request:
+    sampling = pb.SamplingParams(temperature=temperature, seed=len(prompt), **NEUTRAL)
+    return Request(
+        id=name, prompt_ids=prompt, emitted_ids=[], max_tokens=max_tokens, sampling=sampling
+    )
+
+
+def engine(bench: ParityBench, drafter: str, *, caching: bool) -> LocalEngine:
+    tp = TensorParallel()
+    built = build_runner(load(bench.folder, tp), tp, WHERE, drafter, 3)
+    return LocalEngine(
+        one_rank(built.runner),
+        built.facts,
+        max_num_batched_tokens=WHERE.step_tokens,
+        enable_prefix_caching=caching,
+    )
+
+
+def conversation(cut: int) -> list[list[int]]:
+    """A, then B that leaves A after `cut` tokens, then A again, then A with more behind it."""
+    rng = random.Random(SEED)
+    first, other = rng.choices(range(3, VOCAB), k=41), rng.choices(range(3, VOCAB), k=20)
+    return [first, [*first[:cut], *other], first, [*first, *other]]
+
+
+@pytest.mark.parametrize("drafter", ["none", "mtp"])
+@pytest.mark.parametrize("cut", range(2 * BLOCK_SIZE, 3 * BLOCK_SIZE + 1))
+def test_shared_prefixes_change_nothing(hybrid_bench: ParityBench, drafter: str, cut: int) -> None:
+    """Prefixes are left at every offset from a block's border."""
+    cached = engine(hybrid_bench, drafter, caching=True)
+    plain = engine(hybrid_bench, drafter, caching=False)
+    for turn, prompt in enumerate(conversation(cut)):
+        made = request(f"{turn}", prompt)
+        answer = cached.run([made])[f"{turn}"]
+        assert answer.token_ids == plain.run([made])[f"{turn}"].token_ids
+    counters = cached.state.counters
+    assert counters.snapshot_hits >= 2
+    # A again: everything but its last, incomplete block.
+    assert counters.prefix_cache_hits >= 2 * (40 // BLOCK_SIZE * BLOCK_SIZE)
+    assert plain.state.counters.prefix_cache_hits == 0
+
+
+def test_the_next_turn_finds_the_state_behind_the_answer(hybrid_bench: ParityBench) -> None:
+    cached = engine(hybrid_bench, "mtp", caching=True)
+    prompt = conversation(0)[0]
+    answer = cached.run([request("question", prompt, 40)])["question"].token_ids
+    before = cached.state.counters.prefix_cache_hits
+    cached.run([request("next", [*prompt, *answer, 5, 6])])
+    found = cached.state.counters.prefix_cache_hits - before
+    assert len(prompt) < found
+    assert len(prompt) + len(answer) - found < 3 * BLOCK_SIZE
+
+
+def test_the_state_found_is_the_state_computed(hybrid_bench: ParityBench) -> None:
+    """Bit for bit, in every recurrent layer."""
+    prompt = conversation(0)[0]
+    states = []
+    for warm in (True, False):
+        cached = engine(hybrid_bench, "none", caching=True)
+        if warm:
+            cached.run([request("warm", prompt)])
+        runner = cached._step.__closure__[0].cell_contents  # type: ignore[attr-defined]
+        cached.run([request("probe", prompt, 1)])
+        assert (cached.state.counters.prefix_cache_hits > 0) == warm
+        recurrent = runner._parts.caches.recurrent
+        states.append([layer.delta.state[0].clone() for layer in recurrent.layers])
+    for found, computed in zip(*states, strict=True):
+        assert torch.equal(found, computed)
+
+
+def test_a_drafter_with_a_cached_prefix_drafts_as_well_as_without(
+    hybrid_bench: ParityBench,
+) -> None:
+    """The head's rows behind a cached prefix are made up for: the same drafts are accepted."""
+    prompt = conversation(0)[0]
+    counts = []
+    for warm in (True, False):
+        cached = engine(hybrid_bench, "mtp", caching=True)
+        if warm:
+            cached.run([request("warm", [*prompt[:32], 9, 9, 9])])
+        answer = cached.run([request("probe", prompt, 40, temperature=0.0)])["probe"]
+        assert (cached.state.counters.prefix_cache_hits > 0) == warm
+        counts.append((answer.num_drafts, answer.num_accepted))
+    assert counts[0] == counts[1]
