@@ -51,6 +51,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         source: str | None = None,
     ) -> str:
@@ -70,7 +71,7 @@ class ChatTemplate:
             text = template.render(
                 {**self._special_tokens, **(variables or {})},
                 messages=chat,
-                tools=None,
+                tools=tools,
                 add_generation_prompt=add_generation_prompt,
             )
         except Exception as error:  # templates fail in any way a program can
