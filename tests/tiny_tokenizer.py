@@ -27,15 +27,15 @@ _CORPUS = (
 ) * 8
 
 
-def build() -> Tokenizer:
-    """The same tokenizer every time."""
+def build(*markers: str) -> Tokenizer:
+    """The same tokenizer every time; `markers` become further special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
         show_progress=False,
-        special_tokens=[AddedToken(token, special=True) for token in SPECIAL],
+        special_tokens=[AddedToken(token, special=True) for token in (*SPECIAL, *markers)],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(_CORPUS, trainer)

@@ -1,4 +1,4 @@
-"""Tool calls as tags, the format of Qwen3-Coder, Qwen3-Next's coder models and Qwen3.5.
+"""Tool calls as tags, the format of Qwen3-Coder and of Qwen3.5.
 
     <tool_call>
     <function=NAME>
@@ -39,8 +39,8 @@ class Qwen3CoderToolParser(MarkedToolParser):
 
     def _grammar(self) -> Steps[None]:
         yield from literal(_FUNCTION)
-        name = (yield from _until_bracket()).strip()
-        require(name.isprintable() and bool(name))
+        name = yield from _until_bracket(lambda char: require(char.isprintable()))
+        require(bool(name))
         self._announce(name)
         schema = self._schemas.get(name, {})
         before = "{"
@@ -58,11 +58,14 @@ class Qwen3CoderToolParser(MarkedToolParser):
         return (yield from self._skip_to(_PARAMETER, _FUNCTION_END, CLOSE, layout=_SPACE))
 
     def _parameter(self, schema: Mapping[str, Any]) -> Steps[None]:
-        key = (yield from _until_bracket()).strip()
-        self._argue(json.dumps(key, ensure_ascii=False) + ": ")
+        self._argue('"')
+        key = yield from _until_bracket(self._argue_string)
+        self._argue('": ')
         types = json_types(schema, key)
-        if types <= {"string"}:
-            yield from self._string()
+        if types <= {"string"}:  # such a value can be passed on while it is written
+            self._argue('"')
+            yield from _value(self._argue_string)
+            self._argue('"')
             return
         parts: list[str] = []
         try:
@@ -70,18 +73,18 @@ class Qwen3CoderToolParser(MarkedToolParser):
         finally:  # also where the output ends in the middle
             self._argue(json_text("".join(parts), types))
 
-    def _string(self) -> Steps[None]:
-        """A string can be passed on while it is written."""
-        self._argue('"')
-        yield from _value(lambda text: self._argue(json.dumps(text, ensure_ascii=False)[1:-1]))
-        self._argue('"')
+    def _argue_string(self, text: str) -> None:
+        """Part of a JSON string."""
+        self._argue(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
-def _until_bracket() -> Steps[str]:
-    text = ""
+def _until_bracket(take: Callable[[str], None]) -> Steps[str]:
+    """Pass on what comes before the next `>`, and return it."""
+    text: list[str] = []
     while (char := (yield)) != ">":
-        text += char
-    return text
+        take(char)
+        text.append(char)
+    return "".join(text)
 
 
 def _value(take: Callable[[str], None]) -> Steps[None]:
