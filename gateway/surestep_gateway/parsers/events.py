@@ -44,18 +44,20 @@ class ToolCallEnd:
     index: int
 
 
-Text = Reasoning | Content | ToolArguments
-Event = Text | ToolCallStart | ToolCallEnd
+Event = Reasoning | Content | ToolCallStart | ToolArguments | ToolCallEnd
+_TEXTS = (Reasoning, Content, ToolArguments)
 
 
 def coalesce(events: Iterable[Event]) -> list[Event]:
     """The same events with neighbouring texts of one kind joined, and empty ones left out."""
+    present = [event for event in events if not isinstance(event, _TEXTS) or event.text]
+    if len(present) < 2:
+        return present
     joined: list[Event] = []
-    present = (event for event in events if not isinstance(event, Text) or event.text)
     for _, run in groupby(present, key=_kind):
         first, *rest = run
-        if isinstance(first, Text) and rest:
-            texts = [first.text, *(one.text for one in rest if isinstance(one, Text))]
+        if isinstance(first, _TEXTS) and rest:
+            texts = [first.text, *(one.text for one in rest if isinstance(one, _TEXTS))]
             first = replace(first, text="".join(texts))
         joined.append(first)
     return joined

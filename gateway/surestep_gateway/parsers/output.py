@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from .base import Parser, PlainText, ReasoningParser
-from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart, coalesce
+from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
 
 
 class OutputParser:
-    """State of one output. The default parsers leave all text content."""
+    """State of one output. Without parsers all text is content."""
 
     def __init__(
         self,
@@ -20,10 +18,10 @@ class OutputParser:
     ) -> None:
         """Calls after the first `max_calls` are left out."""
         self._reasoning = reasoning or PlainText()
-        self._tools = tools or PlainText()
+        self._tools = tools
         self._max_calls = max_calls
+        self.markers = self._reasoning.markers + (tools.markers if tools is not None else ())
         self.sets_reasoning_apart = reasoning is not None
-        self.markers = self._reasoning.markers + self._tools.markers
         self.called = False  # whether the output calls a tool
 
     @property
@@ -32,29 +30,25 @@ class OutputParser:
         return self._reasoning.reasoning
 
     def push(self, text: str) -> list[Event]:
-        """Events that `text` decides."""
-        return self._kept(self._with_calls(self._reasoning.push(text)))
+        """Events that `text` decides; `coalesce` makes a stretch of them readable."""
+        return self._with_calls(self._reasoning.push(text))
 
     def finish(self) -> list[Event]:
         """Events that the end of the output decides."""
-        events = [*self._with_calls(self._reasoning.finish()), *self._tools.finish()]
-        return self._kept(events)
+        events = self._with_calls(self._reasoning.finish())
+        return events if self._tools is None else events + self._allowed(self._tools.finish())
 
-    def _with_calls(self, events: Iterable[Event]) -> Iterator[Event]:
+    def _with_calls(self, events: list[Event]) -> list[Event]:
+        if self._tools is None:
+            return events
+        found: list[Event] = []
         for event in events:
-            if isinstance(event, Content):
-                yield from self._tools.push(event.text)
-            else:
-                yield event
+            found += self._tools.push(event.text) if isinstance(event, Content) else [event]
+        return self._allowed(found)
 
-    def _kept(self, events: Iterable[Event]) -> list[Event]:
-        kept = coalesce(event for event in events if self._wanted(event))
-        self.called = self.called or any(isinstance(event, ToolCallStart) for event in kept)
-        return kept
-
-    def _wanted(self, event: Event) -> bool:
-        if self._max_calls is None or not isinstance(
-            event, ToolCallStart | ToolArguments | ToolCallEnd
-        ):
-            return True
-        return event.index < self._max_calls
+    def _allowed(self, events: list[Event]) -> list[Event]:
+        self.called = self.called or any(isinstance(event, ToolCallStart) for event in events)
+        if self._max_calls is None:
+            return events
+        calls = (ToolCallStart, ToolArguments, ToolCallEnd)
+        return [e for e in events if not isinstance(e, calls) or e.index < self._max_calls]

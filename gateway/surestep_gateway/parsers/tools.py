@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 
 from surestep_gateway.scan import MarkerScanner
 
-from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart, coalesce
+from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _T = TypeVar("_T")
@@ -128,7 +128,7 @@ class MarkedToolParser(ABC):
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
-        return coalesce(events)
+        return events
 
 
 def require(condition: bool) -> None:

@@ -40,3 +40,9 @@ async def start_stack(model: Path) -> AsyncIterator[StartStack]:
 async def stack(start_stack: StartStack) -> Stack:
     """A stack with default settings."""
     return await start_stack()
+
+
+@pytest.fixture
+def thinking(thinking_model: Path) -> Tokenizer:
+    """The tokenizer of `thinking_model`."""
+    return Tokenizer.load(thinking_model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,95 +9,28 @@ from typing import Any
 import pytest
 import tiny_tokenizer
 from fake_scheduler import Script, replay, start, tokens
-from gateway_stack import Events, Stack, StartStack
+from gateway_stack import Stack, StartStack
 from surestep_common.errors import Unavailable
 from surestep_gateway.tokenizer import Tokenizer
 from surestep_proto.generate_pb2 import LENGTH, STOP, GenerateChunk, GenerateRequest
-from tiny_tokenizer import EOS_ID
-
-CHAT = "/v1/chat/completions"
-USER = [{"role": "user", "content": "hello"}]
-CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
-TOOLS = [
-    {"type": "function", "function": {"name": "weather", "parameters": CITY}},
-    {"type": "function", "function": {"name": "book"}},
-]
-ASK: dict[str, Any] = {"messages": USER, "tools": TOOLS}
-FORMATS = {
-    "hermes": (
-        '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich \\"é🙂\\"", "days": 2}}\n'
-        '</tool_call>\n<tool_call>\n{"name": "book", "arguments": {}}\n</tool_call>'
-    ),
-    "qwen3_coder": (
-        '<tool_call>\n<function=weather>\n<parameter=city>\nZürich "é🙂"\n</parameter>\n'
-        "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n"
-        "<tool_call>\n<function=book>\n</function>\n</tool_call>"
-    ),
-}
-CALLS = [("weather", {"city": 'Zürich "é🙂"', "days": 2}), ("book", {})]
-
-
-@pytest.fixture
-def thinking(thinking_model: Path) -> Tokenizer:
-    """Its tokenizer; the markers are special tokens."""
-    return Tokenizer.load(thinking_model)
+from tool_chat import (
+    ASK,
+    CALLS,
+    CHAT,
+    FORMATS,
+    USER,
+    calls_of,
+    comparable,
+    message_of,
+    script,
+    tool_stack,
+)
 
 
 @pytest.fixture
 async def stack(start_stack: StartStack, thinking_model: Path) -> Stack:
     """A gateway that parses reasoning and hermes calls."""
     return await tool_stack(start_stack, thinking_model, "hermes")
-
-
-async def tool_stack(start_stack: StartStack, model: Path, parser: str) -> Stack:
-    return await start_stack(
-        model=model,
-        reasoning_parser="qwen3",
-        tool_call_parser=parser,
-        enable_auto_tool_choice=True,
-    )
-
-
-def script(stack: Stack, tokenizer: Tokenizer, text: str, **options: Any) -> list[int]:
-    """Have the scheduler answer with `text`; its tokens and the one that ends it."""
-    ids = [*tokenizer.encode_now(text, add_special_tokens=False), EOS_ID]
-    stack.scheduler.script = replay(ids, **options)
-    return ids
-
-
-def message_of(events: Events, index: int = 0) -> dict[str, Any]:
-    """The message that a stream adds up to."""
-    message: dict[str, Any] = {}
-    calls: dict[int, dict[str, Any]] = {}
-    for choice in events.choices(index):
-        delta = dict(choice["delta"])
-        for part in delta.pop("tool_calls", ()):
-            if "id" in part:
-                assert part["index"] not in calls
-                calls[part["index"]] = part
-            else:
-                calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
-        for key, text in delta.items():
-            message[key] = message.get(key, "") + text
-    if calls:
-        assert list(calls) == list(range(len(calls)))
-        message["tool_calls"] = list(calls.values())
-    return message
-
-
-def comparable(message: dict[str, Any]) -> dict[str, Any]:
-    """Without what differs by chance or by convention."""
-    shown = {key: value for key, value in message.items() if value and key != "role"}
-    calls = [
-        (call["type"], call["function"]["name"], call["function"]["arguments"])
-        for call in message.get("tool_calls", ())
-    ]
-    return shown | {"tool_calls": calls}
-
-
-def calls_of(message: dict[str, Any]) -> list[tuple[str, Any]]:
-    functions = [call["function"] for call in message["tool_calls"]]
-    return [(function["name"], json.loads(function["arguments"])) for function in functions]
 
 
 @pytest.mark.parametrize("parser", FORMATS)
@@ -265,78 +197,3 @@ async def test_a_scheduler_lost_at_any_token(stack: Stack, thinking: Tokenizer) 
         events = await stack.stream(CHAT, **ASK)
         assert events.done
         assert comparable(message_of(events)) == comparable(whole)
-
-
-def prompt_of(stack: Stack, thinking: Tokenizer) -> str:
-    ids = stack.scheduler.requests[-1].prompt_ids
-    return thinking.decode(ids, skip_special_tokens=False)
-
-
-async def test_calls_and_results_in_the_conversation(stack: Stack, thinking: Tokenizer) -> None:
-    call = {"id": "c1", "type": "function"}
-    messages: list[dict[str, Any]] = [
-        *USER,
-        {
-            "role": "assistant",
-            "content": None,
-            "reasoning": "hm",
-            "tool_calls": [
-                call
-                | {"function": {"name": "weather", "arguments": '{"city": "é", "days": null}'}},
-                call | {"function": {"name": "book", "arguments": '{"cut sho'}},
-                call | {"function": {"name": "book", "arguments": {"a": None}}},
-            ],
-        },
-        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "12°"}]},
-        {"role": "assistant", "content": "ok", "tool_calls": []},
-    ]
-    await stack.chat(messages=messages, tools=TOOLS, max_tokens=1)
-    assert prompt_of(stack, thinking) == (
-        "tools weather,book\n<|im_start|>user\nhello<|im_end|>\n"
-        '<|im_start|>assistant\n<think>hm</think>[weather city="é" days=null][book][book a=null]'
-        "<|im_end|>\n<|im_start|>tool\n12°<|im_end|>\n<|im_start|>assistant\nok<|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n"
-    )
-
-
-async def test_tools_that_must_not_be_called(stack: Stack, thinking: Tokenizer) -> None:
-    script(stack, thinking, "</think>" + FORMATS["hermes"])
-    choice = (await stack.chat(**ASK, tool_choice="none", skip_special_tokens=False)).json()
-    message = choice["choices"][0]["message"]
-    assert "tool_calls" not in message
-    assert message["content"] == FORMATS["hermes"]
-    assert prompt_of(stack, thinking).startswith("tools weather,book")
-
-
-async def test_continuing_a_message_in_its_reasoning(stack: Stack, thinking: Tokenizer) -> None:
-    script(stack, thinking, " more\n</think>\n\nyes")
-    for begun, reasoning, content in (
-        ("<think>\nsome", " more", "yes"),
-        ("<think>\nall</think>\n\nfine", None, " more\n</think>\n\nyes"),
-        ("fine <think>", None, " more\n</think>\n\nyes"),
-    ):
-        messages = [*USER, {"role": "assistant", "content": begun}]
-        body = (await stack.chat(messages=messages, continue_final_message=True)).json()
-        message = body["choices"][0]["message"]
-        assert (message["reasoning"], message["content"]) == (reasoning, content)
-
-
-async def test_tokenize_counts_the_tools(stack: Stack) -> None:
-    with_tools = await stack.client.post("/tokenize", json=ASK)
-    without = await stack.client.post("/tokenize", json={"messages": USER})
-    assert with_tools.json()["count"] > without.json()["count"]
-
-
-async def test_without_the_flags_all_is_content(
-    start_stack: StartStack, thinking_model: Path, thinking: Tokenizer
-) -> None:
-    stack = await start_stack(model=thinking_model)
-    text = "a</think>" + FORMATS["hermes"]
-    script(stack, thinking, text)
-    body = (await stack.chat(skip_special_tokens=False)).json()
-    assert body["choices"][0]["message"] == {
-        "role": "assistant",
-        "content": text,
-        "refusal": None,
-    }
-    assert "completion_tokens_details" not in body["usage"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from parser_cases import calls_of, contents_of, output_parser, parse
-from surestep_gateway.parsers import Content, ToolArguments, ToolCallEnd, ToolCallStart
+from surestep_gateway.parsers import Content, ToolArguments, ToolCallEnd, ToolCallStart, coalesce
 from surestep_gateway.parsers.qwen3_coder import Qwen3CoderToolParser
 from surestep_gateway.parsers.schema import json_text, json_types
 
@@ -38,12 +38,14 @@ def test_calls_among_text() -> None:
 
 def test_strings_are_passed_on_while_they_are_written() -> None:
     parser = output_parser("qwen3_coder")
-    assert parser.push("<tool_call>\n<function=weather>\n<par") == [ToolCallStart(0, "weather")]
-    assert parser.push("ameter=city>\nPa") == [ToolArguments(0, '{"city": "Pa')]
-    assert parser.push("ris\n") == [ToolArguments(0, "ris")]
-    assert parser.push("</parameter>") == [ToolArguments(0, '"')]
-    assert parser.push("<parameter=days>1") == [ToolArguments(0, ', "days": ')]
-    assert parser.push("2</parameter></function>") == [ToolArguments(0, "12}")]
+    assert coalesce(parser.push("<tool_call>\n<function=weather>\n<par")) == [
+        ToolCallStart(0, "weather")
+    ]
+    assert coalesce(parser.push("ameter=city>\nPa")) == [ToolArguments(0, '{"city": "Pa')]
+    assert coalesce(parser.push("ris\n")) == [ToolArguments(0, "ris")]
+    assert coalesce(parser.push("</parameter>")) == [ToolArguments(0, '"')]
+    assert coalesce(parser.push("<parameter=days>1")) == [ToolArguments(0, ', "days": ')]
+    assert coalesce(parser.push("2</parameter></function>")) == [ToolArguments(0, "12}")]
 
 
 @pytest.mark.parametrize(
