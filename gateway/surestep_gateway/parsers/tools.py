@@ -71,7 +71,7 @@ class MarkedToolParser(ABC):
         self._events.append(ToolArguments(self._index, text))
 
     def _skip_to(self, *ends: str, layout: str, begin: str = "") -> Steps[str]:
-        """Read up to one of `ends` and return it; `begin` was read. The rest, but for `layout`, is content."""
+        """Read up to one of `ends`, which is returned. Anything but `layout` is content."""
         scanner = MarkerScanner(*ends)
         found = scanner.push(begin)
         blank = True
