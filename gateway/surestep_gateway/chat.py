@@ -22,10 +22,18 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_toke
 class ChatTemplate:
     """The template of a model folder, compiled once."""
 
-    def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: str | None,
+        special_tokens: Mapping[str, str],
+        *,
+        tool_source: str | None = None,
+    ) -> None:
+        """`tool_source` serves chats with tools, where a checkpoint has a template for them."""
         self._environment = _environment()
         self._special_tokens = dict(special_tokens)
         self._default = self._compile(source) if source is not None else None
+        self._with_tools = self._compile(tool_source) if tool_source is not None else self._default
 
     @classmethod
     def load(cls, folder: Path, override: Path | None = None) -> ChatTemplate:
@@ -34,8 +42,9 @@ class ChatTemplate:
         special = _read_json(folder / "special_tokens_map.json") | config
         tokens = {name: _token_text(special.get(name)) for name in _SPECIAL_TOKENS}
         try:
-            source = override.read_text() if override else _template_source(folder, config)
-            return cls(source, {name: text for name, text in tokens.items() if text is not None})
+            sources = {"default": override.read_text()} if override else _sources(folder, config)
+            known = {name: text for name, text in tokens.items() if text is not None}
+            return cls(sources.get("default"), known, tool_source=sources.get("tool_use"))
         except OSError as error:
             raise InvalidRequest(f"chat template: {error}", param="chat_template") from error
 
@@ -51,11 +60,14 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         source: str | None = None,
     ) -> str:
         """Prompt text. `source` replaces the template. Raises InvalidRequest with its complaint."""
-        template = self._compile(source) if source is not None else self._default
+        template = self._with_tools if tools else self._default
+        if source is not None:
+            template = self._compile(source)
         if template is None:
             raise InvalidRequest("this model has no chat template", param="messages")
         taken = _RESERVED & set(variables or ())
@@ -70,7 +82,7 @@ class ChatTemplate:
             text = template.render(
                 {**self._special_tokens, **(variables or {})},
                 messages=chat,
-                tools=None,
+                tools=tools,
                 add_generation_prompt=add_generation_prompt,
             )
         except Exception as error:  # templates fail in any way a program can
@@ -128,14 +140,15 @@ def _cut_at_mark(text: str) -> str:
     return text[:end].rstrip() if trimmed else text[:end]
 
 
-def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
+def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name; a checkpoint with a single one has the default."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text()
+        return {"default": path.read_text()}
     template = config.get("chat_template")
-    if isinstance(template, list):  # several named ones
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
+    if isinstance(template, list):
+        return {entry["name"]: entry["template"] for entry in template}
+    return {"default": template} if template is not None else {}
 
 
 def _token_text(token: Any) -> str | None:

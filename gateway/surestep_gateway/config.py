@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import NoDecode, SettingsConfigDict
 from surestep_common.config import Settings
+from surestep_common.registry import Registry
+
+from .parsers import REASONING_PARSERS, TOOL_PARSERS
 
 Names = Annotated[tuple[str, ...], NoDecode]
+
+
+def _choices(registry: Registry[Any]) -> str:
+    return " or ".join(registry.names())
+
+
+def _known(registry: Registry[Any]) -> Callable[[str], str]:
+    def check(name: str) -> str:
+        if name not in registry.names():
+            raise ValueError(f"must be {_choices(registry)}")
+        return name
+
+    return check
 
 
 class GatewaySettings(Settings):
@@ -31,6 +55,15 @@ class GatewaySettings(Settings):
     )
     trust_request_chat_template: bool = Field(
         False, description="accept a `chat_template` field in requests"
+    )
+    reasoning_parser: Annotated[str, AfterValidator(_known(REASONING_PARSERS))] | None = Field(
+        None, description=f"sets reasoning apart in chats: {_choices(REASONING_PARSERS)}"
+    )
+    tool_call_parser: Annotated[str, AfterValidator(_known(TOOL_PARSERS))] | None = Field(
+        None, description=f"format the model calls tools in: {_choices(TOOL_PARSERS)}"
+    )
+    enable_auto_tool_choice: bool = Field(
+        False, description="let the model call the tools of a chat; needs --tool-call-parser"
     )
     max_logprobs: int = Field(20, ge=0, description="alternatives a request may ask for per token")
     max_n: PositiveInt = Field(128, description="sequences a request may ask for per prompt")
@@ -66,6 +99,12 @@ class GatewaySettings(Settings):
         if value.lstrip().startswith("["):
             return json.loads(value)
         return [name.strip() for name in value.split(",") if name.strip()]
+
+    @model_validator(mode="after")
+    def _calls_need_a_parser(self) -> Self:
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise ValueError("--enable-auto-tool-choice needs --tool-call-parser")
+        return self
 
     def model_names(self) -> tuple[str, ...]:
         """Names that requests may carry; the first is the one that responses carry."""

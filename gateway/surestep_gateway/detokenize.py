@@ -1,30 +1,37 @@
-"""From token ids to text, one token at a time: whole characters only, cut at stop strings.
+"""From token ids to events, one token at a time: whole characters only, cut at stop strings.
 
-Tokens are processed one by one whatever the chunks they arrive in, so the text and the place where
-it ends do not depend on how many tokens a step happened to yield.
+Tokens are processed one by one whatever the chunks they arrive in, so what the text says and the
+place where it ends do not depend on how many tokens a step happened to yield.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from .parsers import Event, OutputParser, coalesce
+from .scan import MarkerScanner
 from .tokenizer import Tokenizer
 
 
 class Detokenizer:
     """Bytes of tokens to characters; an unfinished character waits for its remaining bytes."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, shown: Iterable[str] = ()
+    ) -> None:
+        """`shown` are special tokens that are never skipped."""
         self._tokenizer = tokenizer
-        self._skip_special = skip_special_tokens
+        self._skipped = frozenset[int]()
+        if skip_special_tokens:
+            self._skipped = tokenizer.special_ids.difference(map(tokenizer.id, shown))
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = tokenizer.strips_first_space
 
     def push(self, token_id: int) -> str:
         """Characters that this token completes."""
-        if self._skip_special and self._tokenizer.is_special(token_id):
+        if token_id in self._skipped:
             return ""
         text = self._utf8.decode(self._tokenizer.piece(token_id))
         if self._at_start and text:
@@ -51,90 +58,96 @@ class StopScanner:
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:
-        self._stops = tuple(stops)
+        self._scanner = MarkerScanner(*stops)
         self._include_stop = include_stop
-        self._held = ""
 
     def push(self, text: str) -> str | StopMatch:
         """Text that is safe to deliver, or the match that ends the output."""
-        if not self._stops:
-            return text
-        if not text:
-            return ""
-        window = self._held + text
-        match = self._find(window)
-        if match is not None:
-            self._held = ""
-            return match
-        keep = max(_overlap(window, stop) for stop in self._stops)
-        self._held = window[len(window) - keep :]
-        return window[: len(window) - keep]
-
-    def _find(self, window: str) -> StopMatch | None:
-        found = [(at, len(stop), stop) for stop in self._stops if (at := window.find(stop)) >= 0]
-        if not found:
-            return None
-        at, length, stop = min(found)
-        return StopMatch(window[: at + length] if self._include_stop else window[:at], stop)
+        found = self._scanner.push(text)
+        if found.marker is None:
+            return found.before
+        shown = found.marker if self._include_stop else ""
+        return StopMatch(found.before + shown, found.marker)
 
     def flush(self) -> str:
         """Text held back for a stop string that never came."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
-    at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-    while at >= 0:
-        if stop.startswith(text[at:]):
-            return len(text) - at
-        at = text.find(stop[0], at + 1)
-    return 0
+        return self._scanner.flush()
 
 
 class Piece(NamedTuple):
     """What a run of tokens added to the output of one sequence."""
 
-    text: str
+    events: Sequence[Event]
     token_ids: Sequence[int]  # shorter than the run when a stop string ended the output
     stop: str | None  # the stop string that ended the output
 
 
 class TextAssembler:
-    """Output text of one sequence.
+    """Output of one sequence, from tokens to events.
 
-    Stop strings count only in text that came after the first `min_tokens` tokens.
+    Stop strings are looked for in the whole text, in reasoning and calls too, but only in what came
+    after the first `min_tokens` tokens.
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, scanner: StopScanner, *, min_tokens: int, include_stop: bool
+        self,
+        detokenizer: Detokenizer,
+        scanner: StopScanner,
+        parser: OutputParser,
+        *,
+        min_tokens: int,
+        include_stop: bool,
     ) -> None:
         self._detokenizer = detokenizer
         self._scanner = scanner
+        self._parser = parser
         self._min_tokens = min_tokens
         self._include_stop = include_stop
         self._num_tokens = 0
+        self._num_reasoning = 0
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Tokens between the markers of reasoning; None where it is not set apart."""
+        return self._num_reasoning if self._parser.sets_reasoning_apart else None
+
+    @property
+    def called(self) -> bool:
+        """Whether the output calls a tool."""
+        return self._parser.called
 
     def push(self, token_ids: Sequence[int], *, ended: bool, stop_token: bool) -> Piece:
         """Add committed tokens; with `ended` the last ones, with `stop_token` a stop id last."""
-        text = ""
+        events: list[Event] = []
         for count, token_id in enumerate(token_ids, start=1):
             hidden = stop_token and count == len(token_ids) and not self._include_stop
-            safe = self._push_one(token_id, hidden=hidden)
-            if isinstance(safe, StopMatch):
-                return Piece(text + safe.text, token_ids[:count], safe.stop)
-            text += safe
-        if ended:
-            last = self._scanner.push(self._detokenizer.flush())
-            if isinstance(last, StopMatch):
-                return Piece(text + last.text, token_ids, last.stop)
-            text += last + self._scanner.flush()
-        return Piece(text, token_ids, None)
+            stop = self._push_one(token_id, events, hidden=hidden)
+            if stop is not None:
+                return Piece(coalesce(events), token_ids[:count], stop)
+        stop = self._push_end(events) if ended else None
+        return Piece(coalesce(events), token_ids, stop)
 
-    def _push_one(self, token_id: int, *, hidden: bool) -> str | StopMatch:
+    def _push_one(self, token_id: int, events: list[Event], *, hidden: bool) -> str | None:
+        """Returns the stop string that the token completes."""
         self._num_tokens += 1
         text = "" if hidden else self._detokenizer.push(token_id)
-        if self._num_tokens <= self._min_tokens:
-            return text
-        return self._scanner.push(text)
+        checked = text if self._num_tokens <= self._min_tokens else self._scanner.push(text)
+        before = self._parser.reasoning
+        stop = self._parse(checked, events)
+        self._num_reasoning += before and self._parser.reasoning
+        return stop
+
+    def _push_end(self, events: list[Event]) -> str | None:
+        stop = self._parse(self._scanner.push(self._detokenizer.flush()), events)
+        if stop is None:
+            events += self._parser.push(self._scanner.flush())
+            events += self._parser.finish()
+        return stop
+
+    def _parse(self, checked: str | StopMatch, events: list[Event]) -> str | None:
+        if isinstance(checked, str):
+            events += self._parser.push(checked)
+            return None
+        events += self._parser.push(checked.text)
+        events += self._parser.finish()
+        return checked.stop

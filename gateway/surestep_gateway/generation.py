@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from surestep_common.errors import InvalidRequest
@@ -16,6 +17,8 @@ from .context import Gateway
 from .detokenize import Detokenizer, StopScanner, TextAssembler
 from .journal import Journal, OpenRequest, Patience
 from .metrics import SequenceTimer
+from .output import ChatOutput
+from .parsers import OutputParser
 from .prompts import Prompt, chat_prompt, completion_prompts
 from .protocol import ChatBody, CompletionBody, GenerationBody
 from .sampling import max_tokens, sampling_params, sibling_seed
@@ -52,8 +55,10 @@ class Generation:
 async def chat_generation(gateway: Gateway, body: ChatBody, origin: Origin) -> Generation:
     """Raises SurestepError for anything wrong with the request or the time."""
     _check_common(gateway, body)
-    prompts = [await chat_prompt(gateway, body)]
-    return _generation(gateway, body, f"chatcmpl-{origin.request_id}", prompts, origin)
+    output = ChatOutput(gateway.settings, body)
+    prompt = await chat_prompt(gateway, body)
+    new_parser = partial(output.parser, prompt)
+    return _generation(gateway, body, f"chatcmpl-{origin.request_id}", [prompt], origin, new_parser)
 
 
 async def completion_generation(
@@ -62,7 +67,7 @@ async def completion_generation(
     """Raises SurestepError for anything wrong with the request or the time."""
     _check_common(gateway, body)
     prompts = await completion_prompts(gateway, body)
-    return _generation(gateway, body, f"cmpl-{origin.request_id}", prompts, origin)
+    return _generation(gateway, body, f"cmpl-{origin.request_id}", prompts, origin, OutputParser)
 
 
 def _check_common(gateway: Gateway, body: GenerationBody) -> None:
@@ -85,6 +90,7 @@ def _generation(
     generation_id: str,
     prompts: Sequence[Prompt],
     origin: Origin,
+    new_parser: Callable[[], OutputParser],
 ) -> Generation:
     info = gateway.link.info
     maker = _SequenceMaker(
@@ -95,6 +101,7 @@ def _generation(
         sampling=sampling_params(body, info, gateway.tokenizer, gateway.settings.max_logprobs),
         seed=secrets.randbits(64) if body.seed is None else body.seed,
         origin=origin,
+        new_parser=new_parser,
         deadline=asyncio.get_running_loop().time() + gateway.settings.request_timeout_s,
     )
     n = body.n or 1
@@ -119,6 +126,7 @@ class _SequenceMaker:
     sampling: SamplingParams  # without seed
     seed: int
     origin: Origin
+    new_parser: Callable[[], OutputParser]
     deadline: float  # of the whole request, on the event loop's clock
 
     def make(self, index: int, prompt: Prompt) -> OutputSequence:
@@ -145,9 +153,11 @@ class _SequenceMaker:
 
     def _assembler(self) -> TextAssembler:
         include_stop = bool(self.body.include_stop_str_in_output)
+        parser = self.new_parser()
         return TextAssembler(
-            detokenizer(self.gateway, self.body),
+            detokenizer(self.gateway, self.body, shown=parser.markers),
             StopScanner(stop_strings(self.body), include_stop=include_stop),
+            parser,
             min_tokens=self.sampling.min_tokens,
             include_stop=include_stop,
         )
@@ -162,10 +172,12 @@ class _SequenceMaker:
         )
 
 
-def detokenizer(gateway: Gateway, body: GenerationBody) -> Detokenizer:
-    """A fresh one, as the request wants it."""
+def detokenizer(
+    gateway: Gateway, body: GenerationBody, *, shown: Sequence[str] = ()
+) -> Detokenizer:
+    """A fresh one, as the request wants it; the special tokens `shown` are needed in any case."""
     skip = body.skip_special_tokens is not False
-    return Detokenizer(gateway.tokenizer, skip_special_tokens=skip)
+    return Detokenizer(gateway.tokenizer, skip_special_tokens=skip, shown=shown)
 
 
 def stop_strings(body: GenerationBody) -> list[str]:

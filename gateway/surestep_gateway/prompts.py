@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from surestep_common.errors import InvalidRequest
 
 from .context import Gateway
-from .protocol import ChatBody, CompletionBody, GenerationBody, TemplateFields
+from .protocol import ChatBody, CompletionBody, Message, TemplateFields, ToolCall
 from .sampling import fit_prompt
 
 
@@ -17,14 +18,23 @@ class Prompt:
     """One prompt of a request."""
 
     token_ids: list[int]
-    text: str | None  # None when it came as token ids
+    text: str | None  # None when it came as token ids, or was cut
 
 
-async def chat_prompt(gateway: Gateway, body: ChatBody) -> Prompt:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt(Prompt):
+    """The prompt of a chat."""
+
+    text: str  # even where its ids were cut
+    begun: str  # the part of the answer that the prompt ends with
+
+
+async def chat_prompt(gateway: Gateway, body: ChatBody) -> ChatPrompt:
     """The prompt of a chat. Raises InvalidRequest naming the parameter."""
     text = render_chat(gateway, body)
     ids = await gateway.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
-    return _fitted(gateway, body, ids, text, "messages")
+    fitted = fit_prompt(ids, body, gateway.link.info, "messages")
+    return ChatPrompt(token_ids=fitted, text=text, begun=_begun(body))
 
 
 async def completion_prompts(gateway: Gateway, body: CompletionBody) -> list[Prompt]:
@@ -34,9 +44,9 @@ async def completion_prompts(gateway: Gateway, body: CompletionBody) -> list[Pro
         if isinstance(given, str):
             add = body.add_special_tokens is not False
             ids = await gateway.tokenizer.encode(given, add_special_tokens=add)
-            prompts.append(_fitted(gateway, body, ids, given, "prompt"))
+            prompts.append(_fitted(gateway, body, ids, given))
         else:
-            prompts.append(_fitted(gateway, body, given, None, "prompt"))
+            prompts.append(_fitted(gateway, body, given, None))
     if not prompts:
         raise InvalidRequest("'prompt' must not be empty", param="prompt")
     return prompts
@@ -63,19 +73,54 @@ def render_chat(gateway: Gateway, body: TemplateFields) -> str:
         [_template_message(body, index) for index in range(len(body.messages))],
         add_generation_prompt=not go_on if add_prompt is None else add_prompt,
         continue_final_message=go_on,
+        tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None,
         variables=variables,
         source=body.chat_template,
     )
 
 
+def _begun(body: TemplateFields) -> str:
+    if not body.continue_final_message:
+        return ""
+    return _content(body.messages[-1], len(body.messages) - 1)
+
+
 def _template_message(body: TemplateFields, index: int) -> dict[str, Any]:
-    message = body.messages[index].model_dump(exclude_none=True)
-    content = message.get("content", "")
-    if isinstance(content, list):
-        content = "\n".join(
-            _text_part(part, f"messages[{index}].content[{n}]") for n, part in enumerate(content)
-        )
-    return message | {"content": content}
+    """A message as templates expect it."""
+    given = body.messages[index]
+    message = given.model_dump(exclude_none=True, exclude={"tool_calls"})
+    message["content"] = _content(given, index)
+    if given.reasoning is not None:
+        message.setdefault("reasoning_content", given.reasoning)
+    if given.tool_calls:  # an empty list would look like calls to some templates
+        message["tool_calls"] = [_template_call(call) for call in given.tool_calls]
+    return message
+
+
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    """Templates go through the arguments, so that they want an object in place of JSON text.
+
+    Text that is none becomes an empty object: it came from an earlier answer of a model, and a
+    refusal would end the conversation for good.
+    """
+    arguments = call.function.arguments or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = {}
+    shown = call.model_dump(exclude_unset=True)
+    shown["function"]["arguments"] = arguments if isinstance(arguments, dict) else {}
+    return shown
+
+
+def _content(message: Message, index: int) -> str:
+    if not isinstance(message.content, list):
+        return message.content or ""
+    return "\n".join(
+        _text_part(part, f"messages[{index}].content[{n}]")
+        for n, part in enumerate(message.content)
+    )
 
 
 def _text_part(part: dict[str, Any], param: str) -> str:
@@ -93,9 +138,7 @@ def _prompt_list(prompt: str | list[int] | list[str] | list[list[int]]) -> list[
     return [one for one in prompt if not isinstance(one, int)]
 
 
-def _fitted(
-    gateway: Gateway, body: GenerationBody, ids: list[int], text: str | None, param: str
-) -> Prompt:
-    fitted = fit_prompt(ids, body, gateway.link.info, param)
+def _fitted(gateway: Gateway, body: CompletionBody, ids: list[int], text: str | None) -> Prompt:
+    fitted = fit_prompt(ids, body, gateway.link.info, "prompt")
     whole = len(fitted) == len(ids)
     return Prompt(token_ids=fitted, text=text if whole else None)

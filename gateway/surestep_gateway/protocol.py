@@ -8,7 +8,7 @@ OpenAI-compatible server does, and logged at DEBUG.
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from surestep_common.errors import InvalidRequest
@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+MAX_DRAFT_TOKENS = 16
 _UINT31 = (1 << 31) - 1
 
 TokenIds = list[Annotated[int, Field(ge=0)]]
@@ -39,7 +40,7 @@ class StreamOptions(Body):
 class Speculative(Body):
     """Ours: bounds on speculation for this request. The output does not depend on it."""
 
-    num_tokens: Natural | None = None
+    num_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None = None  # per step; 0 = off
 
 
 class GenerationBody(Body):
@@ -90,17 +91,63 @@ class GenerationBody(Body):
     speculative: Speculative | None = None
 
 
+Name = Annotated[str, Field(min_length=1)]
+
+
+class CalledFunction(Body):
+    """What an earlier answer called. `arguments` is JSON text; objects are accepted too."""
+
+    name: Name
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(Body):
+    """A call in an earlier answer."""
+
+    function: CalledFunction
+
+
 class Message(Body):
     """One message. Templates may use further fields, which are passed on as they are."""
 
-    role: Annotated[str, Field(min_length=1)]
+    role: Name
     content: str | list[dict[str, Any]] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # the same, by its older name
+    tool_calls: list[ToolCall] | None = None
+
+
+class Function(Body):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Body):
+    """Only functions."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    name: Name
+
+
+class NamedToolChoice(Body):
+    """One function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class TemplateFields(Body):
     """How messages become a prompt."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[Tool] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
@@ -112,6 +159,9 @@ class TemplateFields(Body):
 class ChatBody(TemplateFields, GenerationBody):
     """POST /v1/chat/completions"""
 
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None

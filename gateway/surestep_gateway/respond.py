@@ -60,7 +60,6 @@ class EventStream(Response):
         self._shape = shape
         self._usage_at_end = bool(options and options.include_usage)
         self._usage_always = bool(options and options.continuous_usage_stats)
-        self._wants_every_delta = bool(generation.body.return_token_ids)
         self._head = _envelope(generation, shape.chunk_name)
         self._opened: set[int] = set()
         self._started = False
@@ -91,8 +90,9 @@ class EventStream(Response):
         data = b""
         if sequence.index not in self._opened:
             data = await self._open(sequence)
-        if delta.text or delta.finish_reason or delta.logprobs or self._wants_every_delta:
-            data += self._chunk(self._shape.piece(sequence, delta))
+        choice = self._shape.piece(sequence, delta)
+        if choice is not None:
+            data += self._chunk(choice)
         if data:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 

@@ -1,4 +1,4 @@
-"""One sequence of a request: from chunks of token ids to deltas of text."""
+"""One sequence of a request: from chunks of token ids to deltas of what they say."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ from .detokenize import TextAssembler
 from .journal import Journal, OpenRequest
 from .logprobs import Position, positions
 from .metrics import SequenceTimer
+from .parsers import Event, content_of
 
 
 class Delta(NamedTuple):
     """What one chunk adds to the output of a sequence."""
 
-    text: str  # may be empty while a character or a possible stop string is unfinished
+    events: Sequence[Event]  # none while a character or a possible marker is unfinished
     token_ids: Sequence[int]
     logprobs: list[Position] | None  # parallel to token_ids
     finish_reason: str | None  # set in the last delta
     stop_reason: str | int | None  # the stop string, or the stop token the client asked for
+
+    @property
+    def text(self) -> str:
+        """The content among the events."""
+        return content_of(self.events)
 
 
 class OutputSequence:
@@ -42,11 +48,16 @@ class OutputSequence:
         self.prompt_logprobs: list[Position] | None = None
         self.num_cached_tokens = 0
         self.num_tokens = 0
-        self.finish_reason: str | None = None
+        self.finish_reason: str | None = None  # the scheduler's, as the metrics count it
         self._source = source
         self._assembler = assembler
         self._eos_ids = frozenset(eos_ids)
         self.timer = timer
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Of the tokens so far; None where reasoning is not set apart."""
+        return self._assembler.num_reasoning_tokens
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Deltas until the one with the finish reason; closing the generator aborts."""
@@ -85,7 +96,10 @@ class OutputSequence:
             stop_reason = None if last in self._eos_ids else last
         elif reason == LENGTH:
             self.finish_reason = "length"
-        return Delta(piece.text, piece.token_ids, logprobs, self.finish_reason, stop_reason)
+        shown = self.finish_reason
+        if shown == "stop" and self._assembler.called:
+            shown = "tool_calls"
+        return Delta(piece.events, piece.token_ids, logprobs, shown, stop_reason)
 
 
 Emit = Callable[[OutputSequence, Delta], Awaitable[None]]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from .chat_message import message_delta, whole_message
 from .context import Gateway
 from .detokenize import Detokenizer
 from .generation import Generation, detokenizer
@@ -19,6 +20,7 @@ from .logprobs import (
     chat_logprobs,
     prompt_logprobs,
 )
+from .parsers import Event, Reasoning, content_of
 from .sequence import Delta, OutputSequence
 
 Json = dict[str, Any]
@@ -28,15 +30,20 @@ Json = dict[str, Any]
 class Gathered:
     """The whole output of one sequence."""
 
-    text: str = ""
+    events: list[Event] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Position] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
+    @property
+    def text(self) -> str:
+        """The content."""
+        return content_of(self.events)
+
     def add(self, delta: Delta) -> None:
         """Append one delta."""
-        self.text += delta.text
+        self.events.extend(delta.events)
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs or ())
         self.finish_reason = delta.finish_reason
@@ -52,8 +59,8 @@ class Shape(Protocol):
     def opening(self, sequence: OutputSequence) -> Json | None:
         """The choice that opens a sequence's stream, if there is one."""
 
-    def piece(self, sequence: OutputSequence, delta: Delta) -> Json:
-        """The choice of one delta."""
+    def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
+        """The choice of one delta, if there is anything to tell."""
 
     def whole(self, sequence: OutputSequence, gathered: Gathered) -> Json:
         """The choice of a finished sequence."""
@@ -72,17 +79,21 @@ class ChatShape:
         self._generation = generation
         self._speller = _speller(gateway, generation)
         self._token_ids = bool(generation.body.return_token_ids)
+        self._show_reasoning = getattr(generation.body, "include_reasoning", None) is not False
 
     def opening(self, sequence: OutputSequence) -> Json | None:
         """The role."""
         delta = {"role": "assistant", "content": ""}
         return {"index": sequence.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def piece(self, sequence: OutputSequence, delta: Delta) -> Json:
-        """Content, and the finish reason in the last one."""
+    def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
+        """What the message gains, and the finish reason in the last one."""
+        message = message_delta(self._shown(delta.events))
+        if not (message or delta.finish_reason or delta.logprobs or self._token_ids):
+            return None
         choice: Json = {
             "index": sequence.index,
-            "delta": {"content": delta.text} if delta.text else {},
+            "delta": message,
             "logprobs": self._logprobs(delta.logprobs),
             "finish_reason": delta.finish_reason,
         }
@@ -95,9 +106,10 @@ class ChatShape:
     def whole(self, sequence: OutputSequence, gathered: Gathered) -> Json:
         """One message."""
         wanted = sequence.journal.sampling.want_logprobs
+        reasoning = sequence.num_reasoning_tokens is not None
         choice: Json = {
             "index": sequence.index,
-            "message": {"role": "assistant", "content": gathered.text, "refusal": None},
+            "message": whole_message(self._shown(gathered.events), reasoning=reasoning),
             "logprobs": self._logprobs(gathered.logprobs) if wanted else None,
             "finish_reason": gathered.finish_reason,
             "stop_reason": gathered.stop_reason,
@@ -115,6 +127,11 @@ class ChatShape:
         if found is not None:
             extra["prompt_logprobs"] = prompt_logprobs(found, self._speller.text)
         return extra
+
+    def _shown(self, events: Sequence[Event]) -> Sequence[Event]:
+        if self._show_reasoning:
+            return events
+        return [event for event in events if not isinstance(event, Reasoning)]
 
     def _logprobs(self, found: Sequence[Position] | None) -> Json | None:
         return None if found is None else chat_logprobs(found, self._speller)
@@ -145,8 +162,10 @@ class CompletionShape:
             choice["logprobs"] = self._build(sequence, self._prompt_positions(sequence))
         return choice
 
-    def piece(self, sequence: OutputSequence, delta: Delta) -> Json:
+    def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
         """Text, and the finish reason in the last one."""
+        if not (delta.text or delta.finish_reason or delta.logprobs or self._token_ids):
+            return None
         choice = self._choice(sequence, delta.text, delta.finish_reason, delta.stop_reason)
         if delta.logprobs is not None:
             choice["logprobs"] = self._build(sequence, delta.logprobs)
@@ -219,7 +238,7 @@ def usage(generation: Generation) -> Json:
     prompt = sum(len(one.token_ids) for one in generation.prompts)
     firsts = generation.sequences[:: generation.body.n or 1]
     output = sum(sequence.num_tokens for sequence in generation.sequences)
-    return {
+    counts: Json = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
@@ -227,3 +246,8 @@ def usage(generation: Generation) -> Json:
             "cached_tokens": sum(sequence.num_cached_tokens for sequence in firsts)
         },
     }
+    reasoning = [sequence.num_reasoning_tokens for sequence in generation.sequences]
+    known = [count for count in reasoning if count is not None]
+    if known:
+        counts["completion_tokens_details"] = {"reasoning_tokens": sum(known)}
+    return counts

@@ -30,7 +30,7 @@ class Tokenizer:
         rust.no_padding()
         self._rust = rust
         self._added = rust.get_added_tokens_decoder()
-        self._special = frozenset(i for i, token in self._added.items() if token.special)
+        self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
         self._to_bytes: Callable[[str], bytes] = _byte_rule(rust)
         self._pieces: dict[int, bytes] = {}
         self.size = rust.get_vocab_size(with_added_tokens=True)
@@ -72,7 +72,7 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         """Whether `skip_special_tokens` leaves the token out of the text."""
-        return token_id in self._special
+        return token_id in self.special_ids
 
     def piece(self, token_id: int) -> bytes:
         """Bytes the token adds to the text; they need not be whole characters."""
@@ -88,6 +88,11 @@ class Tokenizer:
         if token_id in self._added:
             return str(token).encode()
         return self._to_bytes(token)
+
+    def id(self, token: str) -> int | None:
+        """The token spelled like this in the vocabulary."""
+        found: int | None = self._rust.token_to_id(token)
+        return found
 
     def token(self, token_id: int) -> str:
         """The vocabulary's own spelling of a token, such as `Ġthe`."""

@@ -16,6 +16,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def thinking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose template begins the reasoning and whose markers are special tokens."""
+    folder = tmp_path_factory.mktemp("models") / "thinking"
+    markers = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    return tiny_tokenizer.save(folder, *markers, template=tiny_tokenizer.THINKING_TEMPLATE)
+
+
+@pytest.fixture(scope="session")
 def tokenizer(model: Path) -> Tokenizer:
     """The tokenizer of that folder."""
     return Tokenizer.load(model)
@@ -32,3 +40,9 @@ async def start_stack(model: Path) -> AsyncIterator[StartStack]:
 async def stack(start_stack: StartStack) -> Stack:
     """A stack with default settings."""
     return await start_stack()
+
+
+@pytest.fixture
+def thinking(thinking_model: Path) -> Tokenizer:
+    """The tokenizer of `thinking_model`."""
+    return Tokenizer.load(thinking_model)

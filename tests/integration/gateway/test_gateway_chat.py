@@ -174,6 +174,13 @@ async def test_fields_for_the_scheduler(stack: Stack) -> None:
     assert not second.HasField("num_draft_tokens")
 
 
+@pytest.mark.parametrize("num_tokens", [0, 1, 16])
+async def test_a_bound_on_drafts_reaches_the_scheduler(stack: Stack, num_tokens: int) -> None:
+    response = await stack.chat(max_tokens=1, speculative={"num_tokens": num_tokens})
+    assert response.status_code == 200
+    assert stack.scheduler.requests[0].num_draft_tokens == num_tokens
+
+
 async def test_message_parts_and_template_variables(stack: Stack, tokenizer: Tokenizer) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "thr"}]

@@ -133,7 +133,8 @@ COMPLETIONS = bodies([*CompletionBody.model_fields, *_UNSUPPORTED], {"prompt": "
 
 
 async def test_no_body_is_answered_with_a_server_error(start_stack: StartStack) -> None:
-    stack = await start_stack(max_n=8)
+    parsers = {"reasoning_parser": "qwen3", "tool_call_parser": "qwen3_coder"}
+    stack = await start_stack(max_n=8, enable_auto_tool_choice=True, **parsers)
     answered: dict[int, int] = {}
 
     async def send(path: str, body: dict[str, Any]) -> None:

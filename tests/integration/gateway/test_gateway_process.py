@@ -8,48 +8,14 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from fake_scheduler import running, start, tokens
+from gateway_process import gateway, until_ready
 from ports import free_port
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
-
-Process = asyncio.subprocess.Process
-
-
-@asynccontextmanager
-async def gateway(model: Path, port: int, scheduler_port: int) -> AsyncIterator[Process]:
-    """A gateway process that is gone afterwards."""
-    environ = os.environ | {
-        "SURESTEP_MODEL": str(model),
-        "SURESTEP_PORT": str(port),
-        "SURESTEP_SCHEDULER_ADDRESS": f"127.0.0.1:{scheduler_port}",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "surestep_gateway"), env=environ, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-async def until_ready(client: httpx.AsyncClient, process: Process) -> None:
-    async with asyncio.timeout(60):
-        while process.returncode is None:
-            try:
-                if (await client.get("/health/ready")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.02)
-    pytest.fail("the gateway ended")
 
 
 async def test_sigterm_lets_open_requests_finish(model: Path) -> None:

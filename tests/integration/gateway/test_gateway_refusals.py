@@ -22,6 +22,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 BOTH = (CHAT, COMPLETIONS)
 
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 COMMON: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
     ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
@@ -64,6 +65,7 @@ COMMON: list[tuple[dict[str, Any], str, str]] = [
     ({"truncate_prompt_tokens": 257}, "truncate_prompt_tokens", "at most 256"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "greater than or equal to -1"),
     ({"speculative": {"num_tokens": -1}}, "speculative.num_tokens", "greater than or equal to 0"),
+    ({"speculative": {"num_tokens": 17}}, "speculative.num_tokens", "less than or equal to 16"),
     ({"speculative": 4}, "speculative", "an object"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "needs 'stream'"),
     ({"stream": "yes"}, "stream", "valid boolean"),
@@ -75,8 +77,6 @@ COMMON: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_choice": ["a"]}, "guided_choice", "not supported"),
     ({"logits_processors": ["x"]}, "logits_processors", "not supported"),
     ({"use_beam_search": True}, "use_beam_search", "not supported"),
-    ({"tools": [{"type": "function"}]}, "tools", "not supported unless"),
-    ({"tools": [{}], "tool_choice": "auto"}, "tools", "not supported unless"),
     ({"tool_choice": "required"}, "tool_choice", "not supported"),
     ({"functions": [{}]}, "functions", "not supported"),
     ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
@@ -98,6 +98,16 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"add_generation_prompt": True, "continue_final_message": True},
      "continue_final_message", "exclude each other"),
     ({"echo": True}, "echo", "not supported"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing"),
+    ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type", "'function'"),
+    ({"tools": TOOLS}, "tool_choice", "requires the server to run with --enable-auto-tool-choice"),
+    ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice", "--tool-call-parser"),
+    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "constrained decoding"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+     "tool_choice", "constrained decoding"),
+    ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice", "'none', 'auto' or 'required'"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+     "messages[0].tool_calls[0].function", "missing"),
 ]  # fmt: skip
 COMPLETIONS_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ""}, "prompt", "no tokens"),
@@ -109,6 +119,8 @@ COMPLETIONS_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": None}, "prompt", ""),
     ({"prompt": [1] * 256}, "prompt", "leaves no room"),
     ({"suffix": "end"}, "suffix", "not supported"),
+    ({"tools": [{"type": "function"}]}, "tools", "not supported unless"),
+    ({"tools": [{}], "tool_choice": "auto"}, "tools", "not supported unless"),
     ({"logprobs": 21}, "logprobs", "at most 20"),
     ({"logprobs": True}, "logprobs", "valid integer"),
 ]

@@ -78,11 +78,15 @@ def test_what_the_user_says_reaches_the_services(children: Any) -> None:
     gateway, scheduler, worker = children(
         *("--scheduler-listen", "127.0.0.1:1234", "--served-model-name", "a,b"),
         *("--max-num-seqs", "5", "--speculative-config", json.dumps(speculation)),
+        *("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"),
+        "--enable-auto-tool-choice",
     )
     assert scheduler.scheduler_listen == gateway.scheduler_address == "127.0.0.1:1234"
     assert scheduler.max_num_seqs == worker.max_num_seqs == 5
     assert worker.speculative_config == speculation
     assert gateway.served_model_name == ("a", "b")
+    assert (gateway.reasoning_parser, gateway.tool_call_parser) == ("qwen3", "hermes")
+    assert gateway.enable_auto_tool_choice
 
 
 def test_unknown_keys_of_the_file_are_refused(

@@ -31,3 +31,19 @@ def test_variables_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
         settings().port = 1
+
+
+def test_parsers_are_chosen_by_name() -> None:
+    chosen = settings(
+        reasoning_parser="qwen3", tool_call_parser="hermes", enable_auto_tool_choice=True
+    )
+    assert (chosen.reasoning_parser, chosen.tool_call_parser) == ("qwen3", "hermes")
+    with pytest.raises(ValidationError, match="must be qwen3"):
+        settings(reasoning_parser="qwen4")
+    with pytest.raises(ValidationError, match="must be hermes or qwen3_coder"):
+        settings(tool_call_parser="xml")
+
+
+def test_tool_choice_needs_a_parser() -> None:
+    with pytest.raises(ValidationError, match="needs --tool-call-parser"):
+        settings(enable_auto_tool_choice=True)

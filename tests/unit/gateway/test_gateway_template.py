@@ -76,11 +76,16 @@ def test_a_broken_template_is_refused() -> None:
 
 def test_places_a_folder_keeps_its_template(tmp_path: Path) -> None:
     config = tmp_path / "tokenizer_config.json"
-    named = [{"name": "default", "template": "named {{ eos_token }}"}]
+    named = [
+        {"name": "default", "template": "named {{ eos_token }}"},
+        {"name": "tool_use", "template": "tools {{ tools | length }}"},
+    ]
     config.write_text(json.dumps({"chat_template": named, "eos_token": {"content": "</s>"}}))
     assert ChatTemplate.load(tmp_path).render([USER]) == "named </s>"
+    assert ChatTemplate.load(tmp_path).render([USER], tools=[{}]) == "tools 1"
     (tmp_path / "chat_template.jinja").write_text("file")
     assert ChatTemplate.load(tmp_path).render([USER]) == "file"
+    assert ChatTemplate.load(tmp_path).render([USER], tools=[{}]) == "file"
     override = tmp_path / "other.jinja"
     override.write_text("override")
     assert ChatTemplate.load(tmp_path, override).render([USER]) == "override"

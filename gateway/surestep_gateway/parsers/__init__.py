@@ -1,0 +1,32 @@
+"""Reasoning and tool calls in the text of a model."""
+
+from __future__ import annotations
+
+from .base import ReasoningParser
+from .events import (
+    Content,
+    Event,
+    Reasoning,
+    ToolArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    coalesce,
+    content_of,
+)
+from .output import OutputParser
+from .registry import REASONING_PARSERS, TOOL_PARSERS
+
+__all__ = [
+    "REASONING_PARSERS",
+    "TOOL_PARSERS",
+    "Content",
+    "Event",
+    "OutputParser",
+    "Reasoning",
+    "ReasoningParser",
+    "ToolArguments",
+    "ToolCallEnd",
+    "ToolCallStart",
+    "coalesce",
+    "content_of",
+]

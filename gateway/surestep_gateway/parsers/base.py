@@ -1,0 +1,44 @@
+"""What a parser is: text goes in, in pieces of any size, and events come out.
+
+The events, once coalesced, depend on the text alone and not on the pieces. Text is never lost:
+what turns out to be no reasoning and no call is content.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from .events import Content, Event
+
+
+class Parser(Protocol):
+    """Reads one output from its first piece to its end."""
+
+    markers: ClassVar[tuple[str, ...]]  # read even where they are special tokens
+
+    def push(self, text: str) -> list[Event]:
+        """Events that `text` decides."""
+
+    def finish(self) -> list[Event]:
+        """Events of what was still undecided, and the ends of what is still open."""
+
+
+class ReasoningParser(Parser, Protocol):
+    """Tells reasoning from content. A tool parser reads the content."""
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether the text that comes next is reasoning."""
+
+
+class PlainText:
+    """All text is content."""
+
+    markers: ClassVar[tuple[str, ...]] = ()
+    reasoning = False
+
+    def push(self, text: str) -> list[Event]:
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[Event]:
+        return []

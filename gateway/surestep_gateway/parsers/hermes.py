@@ -1,0 +1,97 @@
+"""Tool calls as JSON: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+The format of Hermes 2 Pro (NousResearch), which writes the arguments first, and of Qwen2.5 and
+Qwen3, which write the name first. Arguments are passed on as the model writes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from .tools import CLOSE, Malformed, MarkedToolParser, Steps, literal, nonspace, require
+
+_LAYOUT = "} \t\r\n"  # between the arguments and the closing marker
+
+
+class HermesToolParser(MarkedToolParser):
+    """The grammar of one call."""
+
+    def _grammar(self) -> Steps[None]:
+        yield from literal("{")
+        key = yield from _key()
+        require(key in ("name", "arguments"))
+        begin = yield from self._name_first() if key == "name" else self._arguments_first()
+        yield from self._skip_to(CLOSE, layout=_LAYOUT, begin=begin)
+
+    def _name_first(self) -> Steps[str]:
+        """Returns what was read too much."""
+        name = yield from _name()
+        char = yield from nonspace()
+        if char == "}":
+            self._announce(name)
+            self._argue("{}")
+            return ""
+        require(char == "," and (yield from _key()) == "arguments")
+        yield from literal("{")
+        self._announce(name)
+        return (yield from _object(self._argue))
+
+    def _arguments_first(self) -> Steps[str]:
+        """Returns what was read too much."""
+        yield from literal("{")
+        arguments: list[str] = []
+        require((yield from _object(arguments.append)) == "")
+        yield from literal(",")
+        require((yield from _key()) == "name")
+        self._announce((yield from _name()))
+        self._argue("".join(arguments))
+        return ""
+
+
+def _key() -> Steps[str]:
+    key = yield from _string()
+    yield from literal(":")
+    return key
+
+
+def _name() -> Steps[str]:
+    name = yield from _string()
+    require(name.isprintable() and bool(name))
+    return name
+
+
+def _string() -> Steps[str]:
+    yield from literal('"')
+    text, escaped = ['"'], False
+    while text[-1] != '"' or escaped or len(text) == 1:
+        escaped = text[-1] == "\\" and not escaped
+        text.append((yield))
+        require(text[-1] >= " ")
+    try:
+        value: str = json.loads("".join(text))
+    except ValueError as error:
+        raise Malformed from error
+    return value
+
+
+def _object(take: Callable[[str], None]) -> Steps[str]:
+    """Pass on the characters of an object whose brace was read, up to the one that closes it.
+
+    Brackets are counted and nothing more is checked: clients may know how to mend what a model got
+    wrong. A `<` outside of strings cannot be JSON, so it ends the object too and is returned.
+    """
+    take("{")
+    depth, in_string, escaped = 1, False, False
+    while depth:
+        char = yield
+        if in_string:
+            in_string = escaped or char != '"'
+            escaped = char == "\\" and not escaped
+        elif char == "<":
+            return char
+        else:
+            in_string = char == '"'
+            depth += (char in "{[") - (char in "]}")
+        take(char)
+    return ""

@@ -1,0 +1,54 @@
+"""One output through both parsers: reasoning is set aside, calls are looked for in the content."""
+
+from __future__ import annotations
+
+from .base import Parser, PlainText, ReasoningParser
+from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
+
+
+class OutputParser:
+    """State of one output. Without parsers all text is content."""
+
+    def __init__(
+        self,
+        reasoning: ReasoningParser | None = None,
+        tools: Parser | None = None,
+        *,
+        max_calls: int | None = None,
+    ) -> None:
+        """Calls after the first `max_calls` are left out."""
+        self._reasoning = reasoning or PlainText()
+        self._tools = tools
+        self._max_calls = max_calls
+        self.markers = self._reasoning.markers + (tools.markers if tools is not None else ())
+        self.sets_reasoning_apart = reasoning is not None
+        self.called = False  # whether the output calls a tool
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether the text that comes next is reasoning."""
+        return self._reasoning.reasoning
+
+    def push(self, text: str) -> list[Event]:
+        """Events that `text` decides; `coalesce` makes a stretch of them readable."""
+        return self._with_calls(self._reasoning.push(text))
+
+    def finish(self) -> list[Event]:
+        """Events that the end of the output decides."""
+        events = self._with_calls(self._reasoning.finish())
+        return events if self._tools is None else events + self._allowed(self._tools.finish())
+
+    def _with_calls(self, events: list[Event]) -> list[Event]:
+        if self._tools is None:
+            return events
+        found: list[Event] = []
+        for event in events:
+            found += self._tools.push(event.text) if isinstance(event, Content) else [event]
+        return self._allowed(found)
+
+    def _allowed(self, events: list[Event]) -> list[Event]:
+        self.called = self.called or any(isinstance(event, ToolCallStart) for event in events)
+        if self._max_calls is None:
+            return events
+        calls = (ToolCallStart, ToolArguments, ToolCallEnd)
+        return [e for e in events if not isinstance(e, calls) or e.index < self._max_calls]

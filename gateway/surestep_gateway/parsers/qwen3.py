@@ -1,0 +1,97 @@
+"""Reasoning of the Qwen3 family: `<think>`, newline, reasoning, newline, `</think>`, content.
+
+Qwen3 writes `<think>` itself. The templates of its successors put it into the prompt, so that the
+output begins inside the reasoning; with `enable_thinking` off they put an empty pair there, so that
+it begins after it. The end of the prompt tells which. Newlines beside a marker are layout, as they
+are for the templates.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import ClassVar
+
+from surestep_gateway.scan import MarkerScanner
+
+from .events import Content, Event, Reasoning
+
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+class _State(Enum):
+    START = auto()  # `<think>` may follow
+    REASONING = auto()
+    CONTENT = auto()
+
+
+class Qwen3ReasoningParser:
+    """Begins where `prompt` ends."""
+
+    markers: ClassVar[tuple[str, ...]] = (_OPEN, _CLOSE)
+
+    def __init__(self, prompt: str) -> None:
+        self._state = _initial(prompt)
+        self._scanner = MarkerScanner(_CLOSE)
+        self._held = ""  # at the start: possibly `<think>`; in the reasoning: newlines
+        self._skip_newlines = self._state is not _State.START
+
+    @property
+    def reasoning(self) -> bool:
+        return self._state is _State.REASONING
+
+    def push(self, text: str) -> list[Event]:
+        match self._state:
+            case _State.START:
+                return self._push_start(text)
+            case _State.REASONING:
+                return self._push_reasoning(text)
+            case _State.CONTENT:
+                return self._push_content(text)
+
+    def finish(self) -> list[Event]:
+        held, self._held = self._held, ""
+        if not self.reasoning:
+            return [Content(held)]
+        return [Reasoning(held + self._scanner.flush())]
+
+    def _push_start(self, text: str) -> list[Event]:
+        self._held += text
+        begin = self._held.lstrip()
+        if _OPEN.startswith(begin[: len(_OPEN)]):
+            if len(begin) < len(_OPEN):
+                return []
+            self._held, self._skip_newlines = "", True
+            self._state = _State.REASONING
+            return self._push_reasoning(begin[len(_OPEN) :])
+        held, self._held = self._held, ""
+        self._state = _State.CONTENT
+        return self._push_content(held)
+
+    def _push_reasoning(self, text: str) -> list[Event]:
+        found = self._scanner.push(text)
+        thought = self._held + self._skipped(found.before)
+        body = thought.rstrip("\n")
+        self._held = thought[len(body) :]
+        events: list[Event] = [Reasoning(body)]
+        if found.marker is not None:
+            self._held, self._skip_newlines = "", True
+            self._state = _State.CONTENT
+            events += self._push_content(found.after)
+        return events
+
+    def _push_content(self, text: str) -> list[Event]:
+        return [Content(self._skipped(text))]
+
+    def _skipped(self, text: str) -> str:
+        if not self._skip_newlines:
+            return text
+        text = text.lstrip("\n")
+        self._skip_newlines = not text
+        return text
+
+
+def _initial(prompt: str) -> _State:
+    end = prompt.rstrip()
+    if end.endswith(_OPEN):
+        return _State.REASONING
+    return _State.CONTENT if end.endswith(_CLOSE) else _State.START

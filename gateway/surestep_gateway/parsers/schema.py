@@ -1,0 +1,84 @@
+"""Parameters as JSON, by what the schema of a tool says about their types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+Types = frozenset[str]  # names of JSON Schema's types; empty = anything
+
+_PYTHON = {"True": "true", "False": "false", "None": "null"}  # templates print them so
+
+
+def json_types(schema: Mapping[str, Any], key: str) -> Types:
+    """Types that the schema of an object allows for the property `key`."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return frozenset()
+    return _types(properties.get(key), schema, frozenset())
+
+
+def _types(schema: Any, root: Mapping[str, Any], seen: frozenset[str]) -> Types:
+    """`seen` are the references on the way here; one that leads back says nothing."""
+    if not isinstance(schema, dict):
+        return frozenset()
+    given = schema.get("type")
+    listed = given if isinstance(given, list) else [given]
+    found = {one for one in listed if isinstance(one, str)}
+    found |= {name for value in _listed(schema, "enum") for name in _types_of(value)}
+    for name in ("anyOf", "oneOf", "allOf"):
+        for one in _listed(schema, name):
+            found |= _types(one, root, seen)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in seen:
+        found |= _types(_resolve(reference, root), root, seen | {reference})
+    return frozenset(found)
+
+
+def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _resolve(reference: str, root: Any) -> Any:
+    """The target of a local reference such as `#/$defs/Address`."""
+    found = root
+    for part in reference.removeprefix("#/").split("/"):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def json_text(text: str, types: Types) -> str:
+    """`text` as it is where it is JSON of one of `types`, or else as a JSON string."""
+    candidate = text.strip()
+    candidate = _PYTHON.get(candidate, candidate)
+    try:
+        value = json.loads(candidate, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        value = text
+    if not isinstance(value, str) and _types_of(value) & types:
+        return candidate
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)  # Python's NaN and Infinity are no JSON
+
+
+def _types_of(value: Any) -> set[str]:
+    match value:
+        case None:
+            return {"null"}
+        case bool():
+            return {"boolean"}
+        case int():
+            return {"integer", "number"}
+        case float():
+            return {"number", "integer"} if value.is_integer() else {"number"}
+        case str():
+            return {"string"}
+        case list():
+            return {"array"}
+        case _:
+            return {"object"}

@@ -1,0 +1,151 @@
+"""Tool calls between `<tool_call>` and `</tool_call>`, among text.
+
+What stands between the markers is read by a grammar: a generator that is sent one character at a
+time and returns after the closing marker. So it cannot matter how the text was cut into pieces.
+Until a call is announced it may turn out to be none; its text is then content. Once announced, the
+call stands, and whatever its grammar has no place for is content beside it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from typing import ClassVar, TypeVar
+
+from surestep_gateway.scan import MarkerScanner
+
+from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_T = TypeVar("_T")
+Steps = Generator[None, str, _T]
+
+
+class Malformed(Exception):
+    """The text is no call. Grammars raise it before they announce, never after."""
+
+
+class MarkedToolParser(ABC):
+    """Finds calls; subclasses read them. White space around calls is layout."""
+
+    markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._scanner = MarkerScanner(OPEN)
+        self._space = ""  # last of the content so far, or layout: what follows tells
+        self._after_call = False
+        self._call: Steps[None] | None = None
+        self._call_text: list[str] = []  # of the open call so far
+        self._announced = False
+        self._index = -1  # of the latest call
+
+    def push(self, text: str) -> list[Event]:
+        while text:
+            text = self._read_content(text) if self._call is None else self._read_call(text)
+        return self._take_events()
+
+    def finish(self) -> list[Event]:
+        if self._call is None:
+            self._add_content(self._scanner.flush())
+        elif self._announced:
+            self._call.close()  # a grammar may still have something to tell
+            self._end_call()
+        else:
+            self._give_up()
+        if not self._after_call:
+            self._events.append(Content(self._space))
+        return self._take_events()
+
+    @abstractmethod
+    def _grammar(self) -> Steps[None]:
+        """Reads one call, from behind the opening marker to behind the closing one."""
+
+    def _announce(self, name: str) -> None:
+        self._announced = True
+        self._space = ""
+        self._index += 1
+        self._events.append(ToolCallStart(self._index, name))
+
+    def _argue(self, text: str) -> None:
+        self._events.append(ToolArguments(self._index, text))
+
+    def _skip_to(self, *ends: str, layout: str, begin: str = "") -> Steps[str]:
+        """Read up to one of `ends`, which is returned. Anything but `layout` is content."""
+        scanner = MarkerScanner(*ends)
+        found = scanner.push(begin)
+        blank = True
+        while found.marker is None:
+            found = scanner.push((yield))
+            text = found.before.lstrip(layout) if blank else found.before
+            blank = blank and not text
+            self._events.append(Content(text))
+        return found.marker
+
+    def _read_content(self, text: str) -> str:
+        """Returns what is left to read."""
+        found = self._scanner.push(text)
+        self._add_content(found.before)
+        if found.marker is not None:
+            self._call_text = [found.marker]
+            self._announced = False
+            self._call = self._grammar()
+            next(self._call)
+        return found.after
+
+    def _add_content(self, text: str) -> None:
+        text = self._space + text
+        body = text.rstrip()
+        self._space = text[len(body) :]
+        if body:
+            self._after_call = False
+            self._events.append(Content(body))
+
+    def _read_call(self, text: str) -> str:
+        """Returns what is left to read."""
+        assert self._call is not None
+        for at, char in enumerate(text):
+            try:
+                self._call.send(char)
+            except StopIteration:
+                self._end_call()
+                return text[at + 1 :]
+            except Malformed:
+                self._give_up()
+                return text[at:]  # the character may begin a marker
+            self._call_text.append(char)
+        return ""
+
+    def _end_call(self) -> None:
+        self._call = None
+        self._after_call = True
+        self._events.append(ToolCallEnd(self._index))
+
+    def _give_up(self) -> None:
+        assert not self._announced, "an announced call stands"
+        self._call = None
+        self._add_content("".join(self._call_text))
+
+    def _take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+
+def require(condition: bool) -> None:
+    """Raises Malformed."""
+    if not condition:
+        raise Malformed
+
+
+def nonspace() -> Steps[str]:
+    """The next character that is no white space."""
+    while (char := (yield)).isspace():
+        pass
+    return char
+
+
+def literal(text: str) -> Steps[None]:
+    """Exactly `text`, after white space. Raises Malformed."""
+    require((yield from nonspace()) == text[0])
+    for expected in text[1:]:
+        require((yield) == expected)

@@ -1,0 +1,54 @@
+"""Finding one of several strings in a text that is still growing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Found(NamedTuple):
+    """What a piece of text decided. Without a marker, `after` is empty."""
+
+    before: str  # safe to use: no marker begins in it
+    marker: str | None
+    after: str
+
+
+class MarkerScanner:
+    """Finds the leftmost marker, the shortest where several begin there.
+
+    Text that may be the start of a marker is held back until that is decided. After a match the
+    scanner begins anew.
+    """
+
+    def __init__(self, *markers: str) -> None:
+        self._markers = markers
+        self._held = ""
+
+    def push(self, text: str) -> Found:
+        """Add text."""
+        if not self._markers or not text:
+            return Found(text, None, "")
+        window = self._held + text
+        found = [(at, len(one), one) for one in self._markers if (at := window.find(one)) >= 0]
+        if found:
+            at, length, marker = min(found)
+            self._held = ""
+            return Found(window[:at], marker, window[at + length :])
+        safe = len(window) - max(_overlap(window, marker) for marker in self._markers)
+        self._held = window[safe:]
+        return Found(window[:safe], None, "")
+
+    def flush(self) -> str:
+        """Text held back for a marker that never came."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, marker: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `marker`."""
+    at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while at >= 0:
+        if marker.startswith(text[at:]):
+            return len(text) - at
+        at = text.find(marker[0], at + 1)
+    return 0

@@ -1,0 +1,119 @@
+"""The official client calls tools: a gateway process with its flags, and a scripted model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import tiny_tokenizer
+from fake_scheduler import FakeScheduler, replay, running
+from gateway_process import gateway, until_ready
+from openai import AsyncOpenAI
+from ports import free_port
+from pydantic import BaseModel
+from surestep_gateway.tokenizer import Tokenizer
+from tiny_tokenizer import EOS_ID
+
+pytestmark = pytest.mark.timeout(120)
+
+USER: Any = {"role": "user", "content": "weather in Oslo and Rome?"}
+FLAGS = ("--reasoning-parser", "qwen3", "--enable-auto-tool-choice", "--tool-call-parser")
+HERMES_CALL = (
+    '<tool_call>\n{{"name": "Weather", "arguments": {{"city": "{}", "days": 2}}}}\n</tool_call>'
+)
+CODER_CALL = (
+    "<tool_call>\n<function=Weather>\n<parameter=city>\n{}\n</parameter>\n"
+    "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>"
+)
+
+
+class Weather(BaseModel):
+    """Weather of the next days."""
+
+    city: str
+    days: int
+
+
+TOOLS: Any = [openai.pydantic_function_tool(Weather)]
+
+
+@asynccontextmanager
+async def served(folder: Path, parser: str) -> AsyncIterator[tuple[FakeScheduler, AsyncOpenAI]]:
+    """Scheduler and client of a gateway process."""
+    tiny_tokenizer.save(folder, "<think>", "</think>", template=tiny_tokenizer.THINKING_TEMPLATE)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    async with (
+        running() as scheduler,
+        gateway(folder, port, scheduler.port, *FLAGS, parser) as process,
+        httpx.AsyncClient(base_url=url) as probe,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client,
+    ):
+        await until_ready(probe, process)
+        yield scheduler, client
+
+
+@pytest.mark.parametrize(("parser", "call"), [("hermes", HERMES_CALL), ("qwen3_coder", CODER_CALL)])
+@pytest.mark.parametrize("chunk", [1, 6])
+async def test_a_conversation_with_tools(
+    tmp_path: Path, parser: str, call: str, chunk: int
+) -> None:
+    async with served(tmp_path / "tiny", parser) as (scheduler, client):
+        tokenizer = Tokenizer.load(tmp_path / "tiny")
+
+        def answer(text: str) -> None:
+            ids = tokenizer.encode_now(text, add_special_tokens=False)
+            scheduler.script = replay([*ids, EOS_ID], chunk=chunk)
+
+        answer(f"Two cities.\n</think>\n\n{call.format('Oslo')}\n{call.format('Rome')}")
+        asked: Any = {"model": "tiny", "messages": [USER], "tools": TOOLS}
+        whole = await client.chat.completions.create(**asked, tool_choice="auto")
+        message = whole.choices[0].message
+        assert whole.choices[0].finish_reason == "tool_calls"
+        assert message.content is None
+        assert message.reasoning_content == "Two cities."
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens_details is not None
+        thought = tokenizer.encode_now("Two cities.\n", add_special_tokens=False)
+        assert whole.usage.completion_tokens_details.reasoning_tokens == len(thought)
+        cities = []
+        for one in message.tool_calls or ():
+            assert one.type == "function"
+            cities.append(Weather.model_validate_json(one.function.arguments).city)
+        assert cities == ["Oslo", "Rome"]
+
+        async with client.chat.completions.stream(**asked) as stream:
+            streamed = (await stream.get_final_completion()).choices[0]
+        assert streamed.finish_reason == "tool_calls"
+        parsed = [one.function.parsed_arguments for one in streamed.message.tool_calls or ()]
+        assert parsed == [Weather(city="Oslo", days=2), Weather(city="Rome", days=2)]
+
+        answer("Fine.\n</think>\n\nOslo 3, Rome 20.")
+        results = [
+            {"role": "tool", "tool_call_id": one.id, "content": "3"}
+            for one in message.tool_calls or ()
+        ]
+        asked["messages"] = [USER, message, *results]
+        final = await client.chat.completions.create(**asked)
+        assert final.choices[0].message.content == "Oslo 3, Rome 20."
+        assert final.choices[0].finish_reason == "stop"
+        prompt = tokenizer.decode(scheduler.requests[-1].prompt_ids, skip_special_tokens=False)
+        assert '[Weather city="Oslo" days=2][Weather city="Rome" days=2]<|im_end|>' in prompt
+        assert prompt.count("<|im_start|>tool\n3<|im_end|>") == 2
+
+
+async def test_what_needs_constrained_decoding_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path / "tiny", "hermes") as (scheduler, client):
+        choices: list[Any] = ["required", {"type": "function", "function": {"name": "Weather"}}]
+        for choice in choices:
+            with pytest.raises(openai.BadRequestError, match="constrained decoding") as refusal:
+                await client.chat.completions.create(
+                    model="tiny", messages=[USER], tools=TOOLS, tool_choice=choice
+                )
+            assert refusal.value.param == "tool_choice"
+        assert scheduler.requests == []

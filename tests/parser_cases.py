@@ -1,0 +1,69 @@
+"""Texts for the parsers, and the ways to feed them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from surestep_gateway.parsers import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    Content,
+    Event,
+    OutputParser,
+    ToolArguments,
+    ToolCallStart,
+    coalesce,
+)
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    },
+    "book": {
+        "type": "object",
+        "properties": {"guests": {"type": "array"}, "note": {"type": "string"}},
+    },
+}
+
+
+def output_parser(
+    tools: str | None = None, *, reasoning: str | None = None, prompt: str = "<think>\n"
+) -> OutputParser:
+    """Parsers by their names."""
+    return OutputParser(
+        REASONING_PARSERS.get(reasoning)(prompt) if reasoning else None,
+        TOOL_PARSERS.get(tools)(SCHEMAS) if tools else None,
+    )
+
+
+def parse(parser: OutputParser, pieces: Iterable[str]) -> list[Event]:
+    """All events of an output that arrives in `pieces`."""
+    events = [event for piece in pieces for event in parser.push(piece)]
+    return coalesce([*events, *parser.finish()])
+
+
+def all_partitions(tokens: Sequence[str]) -> Iterator[list[str]]:
+    """Every way to join neighbours."""
+    for cuts in range(1 << (len(tokens) - 1)):
+        edges = [0, *(at for at in range(1, len(tokens)) if cuts >> (at - 1) & 1), len(tokens)]
+        yield ["".join(tokens[begin:end]) for begin, end in pairwise(edges)]
+
+
+def calls_of(events: Iterable[Event]) -> list[tuple[str, str]]:
+    """Name and arguments of each call."""
+    found: list[tuple[str, str]] = []
+    for event in events:
+        if isinstance(event, ToolCallStart):
+            found.append((event.name, ""))
+        elif isinstance(event, ToolArguments):
+            name, text = found[event.index]
+            found[event.index] = (name, text + event.text)
+    return found
+
+
+def contents_of(events: Iterable[Event]) -> list[str]:
+    """The runs of content."""
+    return [event.text for event in events if isinstance(event, Content)]

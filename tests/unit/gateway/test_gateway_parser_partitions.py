@@ -1,0 +1,174 @@
+"""Into which pieces a text is cut, by tokens, by speculation or by the network, changes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import tiny_tokenizer
+from fake_scheduler import partitions
+from hypothesis import given
+from hypothesis import strategies as st
+from parser_cases import all_partitions, output_parser, parse
+from surestep_gateway.detokenize import Detokenizer, StopScanner, TextAssembler
+from surestep_gateway.parsers import Event, Reasoning, ToolArguments, ToolCallStart, coalesce
+from surestep_gateway.tokenizer import Tokenizer
+
+HERMES = [
+    *("thought", "\n", "</think>", "\n\n", "look:", "\n<tool", "_call>", '\n{"name": "we'),
+    *('ather", "arguments": ', '{"city": "é\\"}', '"}}', "\n</tool_call>"),
+]
+CODER = [
+    *(
+        "</think>",
+        "<tool_call>",
+        "\n<function=weather>",
+        "\n<parameter",
+        "=city>\n",
+        "a\n",
+        "</para",
+    ),
+    *("meter>\n<parameter=days>", "\n1", "2\n</parameter>", "\n</function>", "\n</tool_call>\n"),
+]
+FALSE_STARTS = [
+    "<think",
+    ">a<",
+    "/think",
+    ">\n",
+    "<tool_call>",
+    "<",
+    "tool_call>",
+    "{",
+    "<tool",
+    "x ",
+]
+
+
+@pytest.mark.parametrize(
+    ("tools", "tokens"),
+    [
+        ("hermes", HERMES),
+        ("qwen3_coder", CODER),
+        ("hermes", FALSE_STARTS),
+        ("qwen3_coder", FALSE_STARTS),
+    ],
+)
+@pytest.mark.parametrize("prompt", ["<think>\n", ""])
+def test_every_partition_of_a_short_output(tools: str, tokens: list[str], prompt: str) -> None:
+    def read(pieces: Sequence[str]) -> list[Event]:
+        return parse(output_parser(tools, reasoning="qwen3", prompt=prompt), pieces)
+
+    expected = read(list("".join(tokens)))
+    assert all(read(pieces) == expected for pieces in all_partitions(tokens))
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        *(
+            "<think>",
+            "</think>",
+            "<tool_call>",
+            "</tool_call>",
+            "\n",
+            " ",
+            "{",
+            "}",
+            '"',
+            "\\",
+            "<",
+        ),
+        *(
+            '{"name": "weather", "arguments": ',
+            '{"arguments": {}',
+            ', "name": "weather"}',
+            '{"a": "',
+        ),
+        *(
+            "<function=weather>",
+            "</function>",
+            "<parameter=city>",
+            "<parameter=days>",
+            "</parameter>",
+        ),
+        *("é🙂", "12", "</", "tool_call>", "thought"),
+    ]
+)
+TEXTS = st.lists(FRAGMENTS, max_size=30)
+PARSERS = [("hermes", "qwen3"), ("qwen3_coder", "qwen3"), ("hermes", None), ("qwen3_coder", None)]
+PROMPTS = st.sampled_from(["<think>\n", "", "</think>\n\n"])
+
+
+@pytest.mark.parametrize(("tools", "reasoning"), PARSERS)
+@given(fragments=TEXTS, cuts=st.lists(st.integers(1, 300)), prompt=PROMPTS)
+def test_pieces_of_any_text(
+    tools: str, reasoning: str | None, fragments: list[str], cuts: list[int], prompt: str
+) -> None:
+    text = "".join(fragments)
+    edges = [0, *sorted({cut for cut in cuts if cut < len(text)}), len(text)]
+    pieces = [text[begin:end] for begin, end in pairwise(edges)]
+    one = parse(output_parser(tools, reasoning=reasoning, prompt=prompt), [text])
+    assert parse(output_parser(tools, reasoning=reasoning, prompt=prompt), pieces) == one
+    assert parse(output_parser(tools, reasoning=reasoning, prompt=prompt), list(text)) == one
+
+
+@pytest.mark.parametrize(("tools", "reasoning"), PARSERS)
+@given(fragments=TEXTS, prompt=PROMPTS)
+def test_no_text_is_lost(
+    tools: str, reasoning: str | None, fragments: list[str], prompt: str
+) -> None:
+    """Words put between the fragments all come out, once and in their order."""
+    text = "".join(f"{fragment}w{at}." for at, fragment in enumerate(fragments))
+    events = parse(output_parser(tools, reasoning=reasoning, prompt=prompt), [text])
+    assert words("".join(map(said, events))) == words(text)
+    calls = [event.index for event in events if isinstance(event, ToolCallStart)]
+    assert calls == list(range(len(calls)))
+    assert coalesce(events) == events
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"w\d+\.", text)
+
+
+def said(event: Event) -> str:
+    if isinstance(event, ToolCallStart):
+        return event.name
+    return getattr(event, "text", "")
+
+
+@pytest.fixture(scope="module")
+def marked() -> Tokenizer:
+    """A tokenizer whose markers are special tokens."""
+    markers = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    return Tokenizer(tiny_tokenizer.build(*markers))
+
+
+@given(cuts=st.lists(st.integers(1, 200)), special=st.booleans())
+def test_partitions_of_tokens(marked: Tokenizer, cuts: list[int], special: bool) -> None:
+    text = "the dog\n</think>\n\n" + "".join(HERMES[4:]) + "\n" + "".join(HERMES[5:])
+    tokenizer = marked if special else Tokenizer(tiny_tokenizer.build())
+    ids = tokenizer.encode_now(text, add_special_tokens=False)
+
+    def read(runs: list[list[int]]) -> tuple[list[Event], int | None]:
+        parser = output_parser("hermes", reasoning="qwen3")
+        assembler = TextAssembler(
+            Detokenizer(tokenizer, skip_special_tokens=True, shown=parser.markers),
+            StopScanner(["}}}", "\n</end"], include_stop=False),
+            parser,
+            min_tokens=0,
+            include_stop=False,
+        )
+        events: list[Event] = []
+        for number, run in enumerate(runs, start=1):
+            piece = assembler.push(run, ended=number == len(runs), stop_token=False)
+            events += piece.events
+        return coalesce(events), assembler.num_reasoning_tokens
+
+    events, reasoning = read(list(partitions(ids, cuts)))
+    assert (events, reasoning) == read([[token] for token in ids])
+    assert events[0] == Reasoning("the dog")
+    assert ToolArguments(1, '{"city": "é\\"}"}') in events
+    if special:
+        thought = tokenizer.encode_now("the dog\n", add_special_tokens=False)
+        assert reasoning == len(thought)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+from parser_cases import output_parser, parse
+from surestep_gateway.parsers import Content, Event, Reasoning, ToolCallStart
+
+OPEN = "<|im_start|>assistant\n<think>\n"  # templates that begin the reasoning
+PLAIN = "<|im_start|>assistant\n"  # templates that leave it to the model
+CLOSED = "<|im_start|>assistant\n<think>\n\n</think>\n\n"  # enable_thinking = false
+CALL = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "events"),
+    [
+        (OPEN, "I see.\n</think>\n\nYes.", [Reasoning("I see."), Content("Yes.")]),
+        (PLAIN, "<think>\nI see.\n</think>\n\nYes.", [Reasoning("I see."), Content("Yes.")]),
+        (PLAIN, "\n<think>a\n\nb</think>c\n", [Reasoning("a\n\nb"), Content("c\n")]),
+        (PLAIN, "Yes.", [Content("Yes.")]),
+        (PLAIN, "Use <think> and </think>.", [Content("Use <think> and </think>.")]),
+        (CLOSED, "\nYes.", [Content("Yes.")]),
+        (CLOSED, "<think>no</think>", [Content("<think>no</think>")]),
+        (OPEN, "\n\n</think>\n\nYes.", [Content("Yes.")]),
+        (OPEN, "a </think", [Reasoning("a </think")]),
+        (OPEN, "a\n", [Reasoning("a\n")]),
+        (OPEN, "a</think>", [Reasoning("a")]),
+        (OPEN, "a</think>b</think>c", [Reasoning("a"), Content("b</think>c")]),
+        (PLAIN, "<thi", [Content("<thi")]),
+        (PLAIN, "<thin>", [Content("<thin>")]),
+        (PLAIN, " \n", [Content(" \n")]),
+        (OPEN, "", []),
+        ("", "x", [Content("x")]),
+    ],
+)
+def test_reasoning_and_content(prompt: str, text: str, events: list[Event]) -> None:
+    assert parse(output_parser(reasoning="qwen3", prompt=prompt), [text]) == events
+
+
+def test_reasoning_never_calls() -> None:
+    parser = output_parser("hermes", reasoning="qwen3", prompt=OPEN)
+    events = parse(parser, [f"maybe {CALL} or\n</think>\n\n{CALL}"])
+    assert events[0] == Reasoning(f"maybe {CALL} or")
+    assert [event for event in events if isinstance(event, ToolCallStart)] == [
+        ToolCallStart(0, "weather")
+    ]
+
+
+def test_whether_the_next_text_is_reasoning() -> None:
+    parser = output_parser(reasoning="qwen3", prompt=PLAIN)
+    seen = []
+    for piece in ("<think>", "a", "</think>", "b"):
+        parser.push(piece)
+        seen.append(parser.reasoning)
+    assert seen == [True, True, False, False]
