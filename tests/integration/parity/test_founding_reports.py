@@ -7,6 +7,7 @@ without speculation.
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from drafters import TRUTH
@@ -22,8 +23,9 @@ SEED = 41
 DISORDER = Conditions(shuffle_seed=3, poison=True)
 
 
-def request(name: str, prompt: list[int], max_tokens: int, **params: object) -> Request:
-    sampling = pb.SamplingParams(**{"temperature": 0.0, **NEUTRAL, **params})
+def request(name: str, prompt: list[int], max_tokens: int, **params: Any) -> Request:
+    fields: dict[str, Any] = {"temperature": 0.0, **NEUTRAL, **params}
+    sampling = pb.SamplingParams(**fields)
     return Request(
         id=name,
         prompt_ids=prompt,

@@ -8,9 +8,10 @@ import pytest
 import torch
 from local_engine import LocalEngine, one_rank
 from parity import BLOCK_SIZE, Neighbours, ParityBench, build_runner, load
-from parity_cases import NEUTRAL, VOCAB
+from parity_cases import VOCAB
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.sequence import Request
+from surestep_worker.build import Built
 from surestep_worker.tp import TensorParallel
 
 SEED = 8
@@ -20,15 +21,24 @@ WHERE = Neighbours(num_slots=4, step_tokens=40)
 def request(
     name: str, prompt: list[int], max_tokens: int = 12, temperature: float = 0.8
 ) -> Request:
-    sampling = pb.SamplingParams(temperature=temperature, seed=len(prompt), **NEUTRAL)
+    sampling = pb.SamplingParams(
+        temperature=temperature, seed=len(prompt), top_p=1.0, repetition_penalty=1.0
+    )
     return Request(
         id=name, prompt_ids=prompt, emitted_ids=[], max_tokens=max_tokens, sampling=sampling
     )
 
 
-def engine(bench: ParityBench, drafter: str, *, caching: bool) -> LocalEngine:
+def make_runner(bench: ParityBench, drafter: str) -> Built:
     tp = TensorParallel()
-    built = build_runner(load(bench.folder, tp), tp, WHERE, drafter, 3)
+    return build_runner(load(bench.folder, tp), tp, WHERE, drafter, 3)
+
+
+def engine(bench: ParityBench, drafter: str, *, caching: bool) -> LocalEngine:
+    return engine_of(make_runner(bench, drafter), caching=caching)
+
+
+def engine_of(built: Built, *, caching: bool = True) -> LocalEngine:
     return LocalEngine(
         one_rank(built.runner),
         built.facts,
@@ -77,13 +87,14 @@ def test_the_state_found_is_the_state_computed(hybrid_bench: ParityBench) -> Non
     prompt = conversation(0)[0]
     states = []
     for warm in (True, False):
-        cached = engine(hybrid_bench, "none", caching=True)
+        built = make_runner(hybrid_bench, "none")
+        cached = engine_of(built)
         if warm:
             cached.run([request("warm", prompt)])
-        runner = cached._step.__closure__[0].cell_contents  # type: ignore[attr-defined]
         cached.run([request("probe", prompt, 1)])
         assert (cached.state.counters.prefix_cache_hits > 0) == warm
-        recurrent = runner._parts.caches.recurrent
+        recurrent = built.runner._parts.caches.recurrent
+        assert recurrent is not None
         states.append([layer.delta.state[0].clone() for layer in recurrent.layers])
     for found, computed in zip(*states, strict=True):
         assert torch.equal(found, computed)
