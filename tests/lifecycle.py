@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from surestep_common.errors import ModelFault, QueueFull
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.commit import apply
+from surestep_scheduler.draft_length import StepCosts
 from surestep_scheduler.limits import Limits
 from surestep_scheduler.messages import Plan
 from surestep_scheduler.plan import from_proto, to_proto
@@ -48,8 +49,14 @@ KINDS = {
 }
 
 
-def limits(model: FakeModel, depth: int, prefix_caching: bool) -> Limits:
+# A draft pays in small steps only.
+COSTS = StepCosts.measured(([1, 6, 8, 24], [50, 60, 90, 300]), ([1, 4], [4, 6]), 0.1, 24)
+
+
+def limits(model: FakeModel, depth: int, prefix_caching: bool, adaptive: bool) -> Limits:
     return Limits(
+        adaptive_draft_length=adaptive,
+        costs=COSTS,
         drafter_has_state=model.drafter_has_state,
         recurrent=model.recurrent,
         num_snapshots=model.num_snapshots,
@@ -76,9 +83,10 @@ class Lifecycle(RuleBasedStateMachine):
         caching=st.booleans(),
         seed=st.integers(0, 99),
         kind=st.sampled_from(list(KINDS)),
+        adaptive=st.booleans(),
     )
-    def start(self, depth: int, caching: bool, seed: int, kind: str) -> None:
-        self.state = self.state_class(limits(KINDS[kind], depth, caching))
+    def start(self, depth: int, caching: bool, seed: int, kind: str, adaptive: bool) -> None:
+        self.state = self.state_class(limits(KINDS[kind], depth, caching, adaptive))
         self.worker = FakeEngine(KINDS[kind], seed=seed, status_of=self.status_of)
         self.sent: deque[pb.StepPlan] = deque()
         self.results: deque[pb.StepResult] = deque()

@@ -167,6 +167,11 @@ _GAUGES = (
         "Share of KV blocks in use, 0 to 1.",
         lambda s: s.num_blocks_used / max(1, s.num_blocks_total),
     ),
+    _Reading(
+        "surestep:speculation_suspended",
+        "1 while drafts are suspended because acceptance has collapsed.",
+        lambda s: s.speculation_suspended,
+    ),
     _Reading("surestep:slots_used", "Slots held by requests.", lambda s: s.num_slots_used),
     _Reading("surestep:step_time_p50_seconds", "Median step.", lambda s: s.step_time_p50_s),
     _Reading("surestep:step_time_p99_seconds", "Slow step.", lambda s: s.step_time_p99_s),
@@ -176,6 +181,25 @@ _COUNTERS = (
     _Reading("vllm:generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
     _Reading("vllm:prefix_cache_queries", "Tokens looked up.", lambda s: s.prefix_cache_queries),
     _Reading("vllm:prefix_cache_hits", "Tokens found.", lambda s: s.prefix_cache_hits),
+    _Reading(
+        "surestep:snapshot_queries",
+        "Admissions that looked for a snapshot of recurrent state.",
+        lambda s: s.num_snapshot_queries,
+    ),
+    _Reading(
+        "surestep:snapshot_hits", "Admissions that started from one.", lambda s: s.num_snapshot_hits
+    ),
+    _Reading("surestep:snapshots_taken", "Snapshots taken.", lambda s: s.num_snapshots_taken),
+    _Reading(
+        "surestep:snapshot_evictions",
+        "Snapshots given up for newer ones.",
+        lambda s: s.num_snapshot_evictions,
+    ),
+    _Reading(
+        "surestep:speculation_suspensions",
+        "Times that speculation was suspended because acceptance had collapsed.",
+        lambda s: s.num_speculation_suspensions,
+    ),
     _Reading("vllm:num_preemptions", "Preemptions.", lambda s: s.num_preemptions),
     _Reading("vllm:spec_decode_num_drafts", "Windows with drafts.", lambda s: s.num_drafts),
     _Reading("vllm:spec_decode_num_draft_tokens", "Drafts verified.", lambda s: s.num_draft_tokens),

@@ -7,6 +7,7 @@ from pydantic_settings import SettingsConfigDict
 from surestep_common.config import Settings
 from surestep_proto import engine_pb2
 
+from .draft_length import StepCosts
 from .limits import Limits
 
 
@@ -31,6 +32,9 @@ class SchedulerSettings(Settings):
     max_queue_len: int = Field(default=1024, ge=0, description="requests that may wait")
     enable_prefix_caching: bool = Field(
         default=True, description="share KV blocks of equal prefixes"
+    )
+    adaptive_draft_length: bool = Field(
+        default=True, description="draft only what raises tokens per second; else always the most"
     )
     snapshot_interval: int = Field(
         default=64, ge=1, description="tokens between snapshots of recurrent state while decoding"
@@ -86,6 +90,13 @@ class SchedulerSettings(Settings):
             drafter_has_state=info.drafter_has_state,
             recurrent=info.recurrent,
             num_snapshots=info.num_snapshots,
+            adaptive_draft_length=self.adaptive_draft_length,
+            costs=StepCosts.measured(
+                (info.costs.tokens, info.costs.step_us),
+                (info.costs.draft_rows, info.costs.draft_us),
+                info.costs.us_per_context_token,
+                max_tokens=tokens,
+            ),
             snapshot_interval=self.snapshot_interval,
             enable_prefix_caching=self.enable_prefix_caching,
             priority_aging_s=self.priority_aging_s,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from surestep_common.errors import InvalidRequest, RequestTooLarge
 
+from .draft_length import StepCosts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -24,6 +26,8 @@ class Limits:
     drafter_has_state: bool = False  # it must be kept caught up with the committed tokens
     recurrent: bool = False  # a cached prefix is of use only with a snapshot of the state behind it
     num_snapshots: int = 0  # of recurrent state
+    adaptive_draft_length: bool = False  # else every row gets as many drafts as it may have
+    costs: StepCosts | None = None  # None: not measured
     snapshot_interval: int = 64  # between snapshots of a request that decodes
     enable_prefix_caching: bool = True
     priority_aging_s: float = 30.0  # seconds of waiting that outweigh one level of priority
@@ -47,6 +51,10 @@ class Limits:
     def max_request_len(self) -> int:
         """Longest request: the newest token of a sequence needs no KV yet."""
         return min(self.max_model_len, (self.num_blocks - 1) * self.block_size + 1)
+
+    def draft_cap(self, wanted: int | None) -> int:
+        """Most drafts per step of a request that wants at most so many; None = any number."""
+        return self.max_draft_tokens if wanted is None else min(self.max_draft_tokens, wanted)
 
     def check_tokens(self, token_ids: Sequence[int]) -> None:
         """Raise InvalidRequest or RequestTooLarge for what no request can start from."""

@@ -75,7 +75,7 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
         n_accepted=_column(first.n_accepted),
         n_emitted=_column(first.n_emitted),
         token_ids=np.array(first.token_ids, dtype=np.uint32),
-        draft_upto=_column(first.draft_upto or [0] * len(first.slot)),  # without state
+        draft_upto=_column(first.draft_upto or [0] * len(first.slot)),  # left out = all 0
         snapshot_ids_taken=_column(first.snapshot_ids_taken),
         logprobs=_by_row(first.logprobs),
         prompt_logprobs=_by_row(first.prompt_logprobs),

@@ -39,7 +39,8 @@ def schedule(state: SchedulerState, now: float) -> Plan | None:
     ready, prefilling = _split(state)
     prompts = list(heapq.merge(prefilling, state.waiting[: len(state.free_slots)], key=_order))
     budget = state.limits.max_num_batched_tokens
-    budget -= step.add_decodes(ready, budget, crowded=bool(prompts))
+    prompt_tokens = sum(_uncomputed(state, seq) for seq in prompts)
+    budget -= step.add_decodes(ready, budget, min(prompt_tokens, budget - len(ready)))
     step.add_prefills(prompts, budget, now)
     return step.finish()
 
@@ -58,6 +59,13 @@ def _split(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
     prefilling = len_hi < slots.prefill_len[slot]
     ready = ~prefilling & (len_hi + 2 <= slots.max_len[slot])
     return slot[ready], [tenancy.seq for tenancy in slots.tenancy[slot[prefilling]]]
+
+
+def _uncomputed(state: SchedulerState, seq: Sequence) -> int:
+    """Prompt tokens that are not planned yet; all of them while it waits."""
+    if seq.tenancy is None:
+        return len(seq.tokens)
+    return int(state.slots.prefill_len[seq.tenancy.slot] - state.slots.len_hi[seq.tenancy.slot])
 
 
 def _blocks(num_tokens: IntArray, block_size: int) -> IntArray:
@@ -82,18 +90,21 @@ class _Step:
         self._prefills: list[Tenancy] = []
         self._chunks: list[int] = []  # tokens, parallel to _prefills
 
-    def add_decodes(self, slot: IntArray, budget: int, *, crowded: bool) -> int:
+    def add_decodes(self, slot: IntArray, budget: int, prompt_tokens: int) -> int:
         """One row for each request that decodes; returns the tokens they take.
 
-        `crowded`: prompts wait, so that drafts may only have half of what is left.
+        While `prompt_tokens` wait, drafts may only have half of what is left.
         """
         if not len(slot):
             return 0
         state, slots = self._state, self._state.slots
         spare = budget - len(slot)
-        share = (spare // 2 if crowded else spare) // len(slot)
+        share = (spare // 2 if prompt_tokens else spare) // len(slot)
         room = slots.max_len[slot] - slots.len_hi[slot] - 2
         caps = np.minimum(np.minimum(slots.draft_cap[slot], room), share)
+        caps = state.speculation.lengths(
+            slot, caps, slots.len_hi[slot], num_tokens=len(slot) + prompt_tokens
+        )
         catch_up = self._catch_up.grant(slot, caps > 0)
         caps[~catch_up.whole] = 0
         covered = slots.capacity[slot] - slots.len_hi[slot] - 1  # drafts that need no new block
@@ -142,15 +153,11 @@ class _Step:
             if tenancy is None:  # those behind must not overtake it
                 admitting = False
                 continue
-            chunk = min(self._uncomputed(tenancy), max(left // 2, _MIN_CHUNK), left)
+            chunk = min(_uncomputed(self._state, seq), max(left // 2, _MIN_CHUNK), left)
             self._prefills.append(tenancy)
             self._chunks.append(chunk)
             left -= chunk
         self._top_up(left)
-
-    def _uncomputed(self, tenancy: Tenancy) -> int:
-        slots, slot = self._state.slots, tenancy.slot
-        return int(slots.prefill_len[slot] - slots.len_hi[slot])
 
     def _admit(self, seq: Sequence, now: float) -> Tenancy | None:
         tenancy = self._state.admit(seq, now)
@@ -162,7 +169,7 @@ class _Step:
     def _top_up(self, left: int) -> None:
         """Hand out what the shares left over, first come first served."""
         for index, tenancy in enumerate(self._prefills):
-            more = min(left, self._uncomputed(tenancy) - self._chunks[index])
+            more = min(left, _uncomputed(self._state, tenancy.seq) - self._chunks[index])
             self._chunks[index] += more
             left -= more
 
@@ -174,7 +181,8 @@ class _Step:
         if not len(slot):
             return None
         k_cap, num_tokens = np.zeros((2, len(slot)), dtype=np.int64)
-        behind = self._catch_up.grant(prefilling, slots.draft_cap[prefilling] > 0).num_tokens
+        drafts = (slots.draft_cap[prefilling] > 0) & state.speculation.expected
+        behind = self._catch_up.grant(prefilling, drafts).num_tokens
         k_cap[:num_decodes] = self._caps
         num_tokens[num_decodes:] = self._chunks
         len_hi, prefill_len = slots.len_hi[slot], slots.prefill_len[slot]

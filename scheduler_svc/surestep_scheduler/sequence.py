@@ -10,6 +10,7 @@ from typing import Any
 from surestep_common.errors import SurestepError
 
 from .prefix import PrefixChain
+from .speculation import Experience
 
 
 class Finish(Enum):
@@ -66,6 +67,7 @@ class Sequence:
     queue_s: float | None = None  # seconds from arrival to the first admission
     num_cached: int = 0  # tokens found in the prefix cache at the first admission
     prompt_logprobs: Logprobs | None = None  # collected until the first token
+    experience: Experience = field(default_factory=Experience)  # of earlier tenancies
     num_steps: int = 0
     num_drafts: int = 0
     num_accepted: int = 0

@@ -50,10 +50,10 @@ class SnapshotCache:
 
     def restore(self, snapshot: int, num_blocks: int) -> None:
         """An admission starts from it, unless it is 0."""
-        if self._limits.recurrent:
+        if self.pool.num_blocks > 1:
             self._counters.snapshot_queries += 1
             self._counters.snapshot_hits += snapshot > 0
-            assert bool(snapshot) == bool(num_blocks), "a cached prefix without its state"
+        assert not self._limits.recurrent or bool(snapshot) == bool(num_blocks)
         if snapshot:
             assert self._num_blocks[snapshot] == num_blocks, "the state of another length"
             self.pool.acquire([snapshot])

@@ -19,6 +19,7 @@ from .messages import Extend, Freed, Plan
 from .sequence import Request, Sequence, Tenancy
 from .slots import SlotTable
 from .snapshots import SnapshotCache
+from .speculation import Speculation
 
 _MAX_RETRY_AFTER_S = 60.0
 
@@ -29,6 +30,7 @@ class SchedulerState:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.counters = Counters()
+        self.speculation = Speculation()
         self.epoch = 0
         self.open: dict[str, Sequence] = {}  # by request id: waiting and running
         self.waiting: list[Sequence] = []  # sorted by order
@@ -42,6 +44,7 @@ class SchedulerState:
         self.pool = BlockPool(self.limits.num_blocks)
         self.snapshots = SnapshotCache(self.limits, self.counters)
         self.slots = SlotTable(self.limits.num_slots)
+        self.speculation.reset(self.limits)
         # Ids at which some request of this epoch stops: few, so that few tokens need a closer look.
         self.stop_ids = np.zeros(self.limits.vocab_size, dtype=np.bool_)
         self.free_slots = list(range(self.limits.num_slots - 1, -1, -1))
@@ -135,11 +138,12 @@ class SchedulerState:
             tenancy,
             prefill_len=len(seq.tokens),
             max_len=seq.max_len,
-            draft_cap=_draft_cap(seq.request, self.limits),
+            draft_cap=self.limits.draft_cap(seq.request.draft_cap),
             capacity=len(tenancy.blocks) * size,
             publish_at=tenancy.num_cached + size,
             mark_at=(drafted + 1) * size,
         )
+        self.speculation.admit(slot, seq.experience)
         self.stop_ids[list(tenancy.stop_ids)] = True
         self._start(seq, tenancy, now)
         return tenancy
@@ -181,6 +185,7 @@ class SchedulerState:
         seq.num_steps += int(slots.num_steps[slot])
         seq.num_drafts += int(slots.num_drafts[slot])
         seq.num_accepted += int(slots.num_accepted[slot])
+        seq.experience = self.speculation.release(slot)
         if slots.num_steps[slot]:
             seq.fruitless_replays = 0
 
@@ -288,9 +293,3 @@ class SchedulerState:
 
 def _order(seq: Sequence) -> tuple[float, int]:
     return seq.order
-
-
-def _draft_cap(request: Request, limits: Limits) -> int:
-    if request.draft_cap is None:
-        return limits.max_draft_tokens
-    return min(limits.max_draft_tokens, request.draft_cap)

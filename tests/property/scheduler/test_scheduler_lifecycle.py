@@ -25,9 +25,16 @@ def live(
     depth: int,
     num_events: int,
     kind: str = "stateless",
+    adaptive: bool = False,
 ) -> None:
     """A long life with the weights of a busy server."""
-    machine.start(depth=depth, caching=rng.random() < 0.8, seed=rng.randrange(100), kind=kind)
+    machine.start(
+        depth=depth,
+        caching=rng.random() < 0.8,
+        seed=rng.randrange(100),
+        kind=kind,
+        adaptive=adaptive,
+    )
     events = ["arrive", "abort", "preempt", "fence", "deliver_dead", "plan", "execute", "deliver"]
     for event in rng.choices(events, [6, 2, 1, 0.3, 1, 30, 30, 30], k=num_events):
         if event == "arrive":
@@ -63,11 +70,19 @@ def wishes(rng: random.Random) -> dict[str, Any]:
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize(
-    ("seed", "kind"), [(0, "stateless"), (1, "stateless"), (2, "drafter"), (3, "both")]
+    ("seed", "kind", "adaptive"),
+    [
+        (0, "stateless", False),
+        (1, "drafter", False),
+        (2, "recurrent", True),
+        (3, "both", False),
+        (4, "both", True),
+    ],
 )
-def test_long_life(seed: int, kind: str, depth: int) -> None:
+def test_long_life(seed: int, kind: str, adaptive: bool, depth: int) -> None:
     machine = Lifecycle()
-    live(machine, random.Random(seed), depth=depth, num_events=4000, kind=kind)
+    rng = random.Random(seed)
+    live(machine, rng, depth=depth, num_events=4000, kind=kind, adaptive=adaptive)
     counters = machine.state.counters
     assert min(counters.finished[reason] for reason in ("stop", "length", "abort", "error")) > 2
     assert counters.accepted_tokens > 20
