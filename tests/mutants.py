@@ -197,7 +197,7 @@ def rank_local_gate(patch: pytest.MonkeyPatch) -> None:
     def draft(original: Any, self: Any, rows: Rows) -> Any:
         if self._slots.committed.max() < PERTURBED_LEN:
             return original(self, rows)
-        ids = torch.zeros(len(rows), self._parts.max_draft_tokens, dtype=torch.int64)
+        ids = torch.zeros(len(rows), self.parts.max_draft_tokens, dtype=torch.int64)
         return Drafts(ids, torch.zeros(len(rows), dtype=torch.int64))
 
     _around(patch, product.Runner, "_draft", draft)

@@ -16,7 +16,7 @@ def poison_idle(runner: Runner, state: SchedulerState) -> None:
 
     Call between steps: what the scheduler holds to be free, no plan in flight touches.
     """
-    parts = runner._parts
+    parts = runner.parts
     pages = [NULL_BLOCK, *state.pool._free]
     for layer in parts.caches.kv.layers:
         layer.k[pages] = torch.nan

@@ -18,6 +18,7 @@ from .kv_cache import KVCache, blocks_that_fit, bytes_per_block
 from .models import Model, load_model
 from .models.weights import Progress
 from .recurrent import RecurrentCache
+from .rehearsal import check_drafter, measure_costs
 from .runner import Parts, Runner
 from .sampling import SamplingSlots
 from .slots import Slots
@@ -31,6 +32,7 @@ _GIB = 1 << 30
 _MIB = 1 << 20
 _TP_TIMEOUT_S = 60.0  # a rank that does not arrive at a collective; step deadlines are far shorter
 _SNAPSHOTS_PER_SLOT = 8  # more would outlive the blocks of their prefixes
+_CHECK_FLOOR = 0.05  # share of drafts: a sound head reaches several times as much on any text
 _PROGRESS_STEP = 0.1  # of the checkpoint, between two log lines
 
 
@@ -69,7 +71,22 @@ def build_runner(settings: WorkerSettings) -> Built:
         expert_parallel=settings.enable_expert_parallel,
         progress=_log_progress(),
     )
-    return assemble(settings, model, tp, kernels)
+    built = assemble(settings, model, tp, kernels)
+    _rehearse(built)
+    return built
+
+
+def _rehearse(built: Built) -> None:
+    """Measure the steps of a rank that drafts, and see whether its drafter is any good."""
+    if not built.facts.max_draft_tokens:
+        return
+    built.facts.costs.CopyFrom(measure_costs(built.runner.parts))
+    check = check_drafter(built.runner.parts)
+    built.facts.check_drafts, built.facts.check_accepted = check
+    if not check.drafts:
+        return
+    level = logging.WARNING if check.accepted < _CHECK_FLOOR * check.drafts else logging.INFO
+    logger.log(level, "drafter check: %d of %d drafts accepted", check.accepted, check.drafts)
 
 
 def _share_of_cores(settings: WorkerSettings) -> int:

@@ -59,7 +59,7 @@ class Runner:
     """One rank's executor. Not thread-safe: every call comes from the step thread."""
 
     def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        self.parts = parts
         self._slots = parts.slots
         self._vocab_size = parts.model.config.vocab_size
         self._epoch = 0
@@ -72,7 +72,7 @@ class Runner:
         self._epoch, self._step = epoch, 0
         self._slots.reset()
         for slot in range(self._slots.num_slots):
-            self._parts.sampling.free(slot)
+            self.parts.sampling.free(slot)
 
     @torch.inference_mode()
     def step(self, plan: pb.StepPlan) -> pb.StepResult:
@@ -86,13 +86,13 @@ class Runner:
             rows,
             drafts.counts.numpy(),
             self._slots,
-            self._parts.sampling.logprobs.prompt.numpy(),
+            self.parts.sampling.logprobs.prompt.numpy(),
             state.columns if state is not None else None,
-            self._parts.device,
+            self.parts.device,
         )
         clock.prepare_us = clock.lap()
         hidden = self._forward(gathered)
-        logits = self._parts.model.logits(hidden).float() if len(hidden) else hidden
+        logits = self.parts.model.logits(hidden).float() if len(hidden) else hidden
         clock.forward_us = clock.lap()
         verdict = self._choose(gathered, drafts, logits)
         outcome = self._commit(rows, gathered, drafts, verdict, state)
@@ -114,20 +114,20 @@ class Runner:
             )
         for slot, tenancy in zip(plan.freed_slots, plan.freed_slot_epochs, strict=True):
             self._slots.free(slot, tenancy)
-            self._parts.sampling.free(slot)
+            self.parts.sampling.free(slot)
         for admission in plan.admissions:
             self._slots.admit(admission)
             self._restore(admission)
-            self._parts.sampling.admit(admission.slot, admission.sampling, admission.prompt_len)
+            self.parts.sampling.admit(admission.slot, admission.sampling, admission.prompt_len)
         self._extend(plan)
         rows = read_rows(plan)
-        check_rows(rows, self._slots, self._parts.max_draft_tokens)
+        check_rows(rows, self._slots, self.parts.max_draft_tokens)
         self._step = plan.step
         return rows
 
     def _restore(self, admission: pb.Admission) -> None:
         """Recurrent state behind a cached prefix comes from the snapshot of exactly its length."""
-        recurrent = self._parts.caches.recurrent
+        recurrent = self.parts.caches.recurrent
         if recurrent is None or not admission.num_cached:
             return
         if not 0 < admission.snapshot_id <= recurrent.num_snapshots:
@@ -138,7 +138,7 @@ class Runner:
         block_ids = np.array(plan.block_ids, dtype=np.int64)
         if (
             len(block_ids)
-            and not 0 < block_ids.min() <= block_ids.max() < self._parts.caches.kv.num_blocks
+            and not 0 < block_ids.min() <= block_ids.max() < self.parts.caches.kv.num_blocks
         ):
             raise InternalError("plan names a block outside the pool")
         ends = np.cumsum(np.array(plan.extend_counts, dtype=np.int64))
@@ -147,7 +147,7 @@ class Runner:
 
     def _catch_up(self, rows: Rows) -> None:
         """The drafter's own state follows the committed tokens, as far as the plan says."""
-        drafter, slots = self._parts.drafter, self._slots
+        drafter, slots = self.parts.drafter, self._slots
         if not isinstance(drafter, StatefulDrafter):
             return
         start = slots.draft_upto[rows.slot]
@@ -159,7 +159,7 @@ class Runner:
         check_caught_up(rows, slots)
 
     def _state_rows(self, plan: pb.StepPlan, rows: Rows, drafts: Drafts) -> StateRows | None:
-        recurrent = self._parts.caches.recurrent
+        recurrent = self.parts.caches.recurrent
         if recurrent is None:
             return None
         armed = read_snapshots(plan, recurrent.num_snapshots)
@@ -168,23 +168,23 @@ class Runner:
 
     def _draft(self, rows: Rows) -> Drafts:
         """Drafts of every row [R, K]; rank 0 proposes, so that all ranks hold the same."""
-        ids = torch.zeros(len(rows), self._parts.max_draft_tokens, dtype=torch.int64)
+        ids = torch.zeros(len(rows), self.parts.max_draft_tokens, dtype=torch.int64)
         counts = torch.zeros(len(rows), dtype=torch.int64)
         verify_rows = np.flatnonzero(rows.mode == pb.VERIFY)
         if not len(verify_rows):
             return Drafts(ids, counts)
         slot = rows.slot[verify_rows]
         packed = torch.zeros(len(slot), ids.shape[1] + 1, dtype=torch.int64)
-        if self._parts.tp.rank == 0 or isinstance(self._parts.drafter, StatefulDrafter):
+        if self.parts.tp.rank == 0 or isinstance(self.parts.drafter, StatefulDrafter):
             packed[:, :-1], packed[:, -1] = self._propose(slot, rows.k_cap[verify_rows])
-        self._parts.tp.broadcast(packed)
+        self.parts.tp.broadcast(packed)
         ids[verify_rows], counts[verify_rows] = packed[:, :-1], packed[:, -1]
         self._slots.write_drafts(slot, packed[:, :-1].numpy(), packed[:, -1].numpy())
         return Drafts(ids, counts)
 
     def _propose(self, slot: IntArray, k_cap: IntArray) -> Drafts:
-        assert self._parts.drafter is not None, "VERIFY rows without a drafter"
-        proposed = self._parts.drafter.propose(
+        assert self.parts.drafter is not None, "VERIFY rows without a drafter"
+        proposed = self.parts.drafter.propose(
             self._slots.tokens,
             torch.from_numpy(slot),
             torch.from_numpy(self._slots.known[slot]),
@@ -201,8 +201,8 @@ class Runner:
         batch = gathered.batch
         if not len(batch.token_ids):  # the plan only frees slots
             return torch.empty(0, 0)
-        caches = self._parts.caches
-        hidden = self._parts.model.forward(batch, caches)
+        caches = self.parts.caches
+        hidden = self.parts.model.forward(batch, caches)
         if caches.kv.spec.hidden_size:  # what a drafter with state will draft from
             caches.kv.hidden[batch.kv_slots] = hidden
         return hidden[batch.logits_index]
@@ -210,17 +210,17 @@ class Runner:
     def _choose(self, gathered: Gathered, drafts: Drafts, logits: torch.Tensor) -> Verdict:
         """Sample every position, accept drafts that equal the choice. Rank 0 decides for all."""
         windows = gathered.windows
-        width = self._parts.max_draft_tokens + 1
+        width = self.parts.max_draft_tokens + 1
         packed = torch.zeros(len(windows.row), width + 3, dtype=torch.int64)
-        if self._parts.tp.rank == 0 and len(windows.row):
+        if self.parts.tp.rank == 0 and len(windows.row):
             verdict = self._judge(gathered, drafts, logits)
             packed[:, :width] = verdict.tokens
             packed[:, width:] = torch.stack(verdict[1:], dim=1)
-        self._parts.tp.broadcast(packed)
+        self.parts.tp.broadcast(packed)
         return Verdict(packed[:, :width], *packed[:, width:].unbind(dim=1))
 
     def _judge(self, gathered: Gathered, drafts: Drafts, logits: torch.Tensor) -> Verdict:
-        windows, sampling = gathered.windows, self._parts.sampling
+        windows, sampling = gathered.windows, self.parts.sampling
         sampled = sample(
             logits[: len(windows.length)],
             torch.from_numpy(windows.position_slot),
@@ -265,9 +265,9 @@ class Runner:
     def _observe(self, rows: Rows, outcome: StepOutcome) -> None:
         """A drafter with state learns how its drafts fared."""
         drafted = outcome.n_drafts > 0
-        if isinstance(self._parts.drafter, StatefulDrafter) and drafted.any():
+        if isinstance(self.parts.drafter, StatefulDrafter) and drafted.any():
             counts = outcome.n_drafts[drafted], outcome.n_accepted[drafted]
-            self._parts.drafter.observe(rows.slot[drafted], *counts)
+            self.parts.drafter.observe(rows.slot[drafted], *counts)
 
     def _report(
         self,
@@ -280,11 +280,11 @@ class Runner:
         logits: torch.Tensor,
     ) -> pb.StepResult:
         """Rank 0 tells everything, the other ranks only what proves that they agree."""
-        tp = self._parts.tp
+        tp = self.parts.tp
         result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=tp.rank)
         result.digest = digest(outcome, verdict, self._slots.committed[rows.slot], hidden)
         if tp.rank == 0:
             fill_rows(result, rows, outcome, verdict)
             result.draft_upto.extend(self._slots.draft_upto[rows.slot].tolist())
-            fill_logprobs(result, gathered, verdict, logits, self._parts.sampling.logprobs)
+            fill_logprobs(result, gathered, verdict, logits, self.parts.sampling.logprobs)
         return result

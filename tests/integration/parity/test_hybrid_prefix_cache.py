@@ -93,7 +93,7 @@ def test_the_state_found_is_the_state_computed(hybrid_bench: ParityBench) -> Non
             cached.run([request("warm", prompt)])
         cached.run([request("probe", prompt, 1)])
         assert (cached.state.counters.prefix_cache_hits > 0) == warm
-        recurrent = built.runner._parts.caches.recurrent
+        recurrent = built.runner.parts.caches.recurrent
         assert recurrent is not None
         states.append([layer.delta.state[0].clone() for layer in recurrent.layers])
     for found, computed in zip(*states, strict=True):

@@ -56,7 +56,7 @@ def proposals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Propo
     tp = TensorParallel()
     built = build_runner(load(folder, tp), tp, WHERE, "mtp", K)
     made: list[Proposal] = []
-    drafter = built.runner._parts.drafter
+    drafter = built.runner.parts.drafter
     assert isinstance(drafter, MtpDrafter)
     record(drafter, made, monkeypatch)
     engine = LocalEngine(one_rank(built.runner), built.facts, max_num_batched_tokens=24)

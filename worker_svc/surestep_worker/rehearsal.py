@@ -1,0 +1,216 @@
+"""What a rank does before it is ready: measure what steps cost, and see whether the drafter drafts.
+
+Plans are made here as a scheduler would make them, and go through the runner that will serve. All
+ranks of a group rehearse the same steps; rank 0's clock decides for all of them when to stop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from surestep_proto import engine_pb2 as pb
+
+from .runner import Parts, Runner
+from .spec import StatefulDrafter
+
+_BUDGET_S = 0.6  # for the costs, and again for the check: a rank is needed back in seconds
+_REPEATS = 3
+_CONTEXT = 16  # tokens that stand before every row
+_LONG_CONTEXT = 1024
+_CHECK_WINDOWS = 24
+_TOKEN = 1  # what prompts consist of
+
+
+class Check(NamedTuple):
+    """How the drafter fared against what the model itself writes, greedily."""
+
+    drafts: int
+    accepted: int
+
+
+class Sample(NamedTuple):
+    """One step, microseconds."""
+
+    prepare: int
+    rest: int
+    num_tokens: int
+    drafts: int  # of the row with most
+
+
+def measure_costs(parts: Parts) -> pb.StepCosts:
+    """Costs of steps with few and many rows; empty where the sizes leave no room to measure."""
+    rehearsal, costs = _Rehearsal(parts), pb.StepCosts()
+    points = dict[int, float]()
+    num_rows = 1
+    while num_rows <= rehearsal.most_rows and rehearsal.goes_on():
+        plain, verify = rehearsal.time_rows(num_rows)
+        points[num_rows] = plain.prepare + plain.rest
+        if verify.drafts:
+            points.setdefault(verify.num_tokens, plain.prepare + verify.rest)
+            costs.draft_rows.append(num_rows)
+            costs.draft_us.append(max(0, verify.prepare - plain.prepare) / verify.drafts)
+        num_rows *= 2
+    for tokens, step_us in sorted(points.items()):
+        costs.tokens.append(tokens)
+        costs.step_us.append(step_us)
+    if points:
+        costs.us_per_context_token = rehearsal.context_cost(points[1])
+    return costs
+
+
+def check_drafter(parts: Parts) -> Check:
+    """Let a drafter with state follow the model for some windows; nothing for other drafters."""
+    rehearsal = _Rehearsal(parts)
+    if not isinstance(parts.drafter, StatefulDrafter) or not rehearsal.most_rows:
+        return Check(0, 0)
+    rehearsal.admit([0], context=0)
+    results = [rehearsal.step(pb.VERIFY) for _ in rehearsal.while_time(_CHECK_WINDOWS)]
+    return Check(
+        sum(sum(result.n_drafts) for result in results),
+        sum(sum(result.n_accepted) for result in results),
+    )
+
+
+@dataclass
+class _Rehearsal:
+    """Slots 0, 1, .. with a block table each, stepped without a scheduler."""
+
+    parts: Parts
+    _runner: Runner = field(init=False)
+    _slots: list[int] = field(init=False, default_factory=list)
+    _step: int = field(init=False, default=0)
+    _epoch: int = field(init=False, default=0)
+    _began: float = field(init=False, default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._runner = Runner(self.parts)
+        width = self.parts.max_draft_tokens + 1
+        # A prompt's token, the decode rows and the windows, each with room for all drafts.
+        self._length = _CONTEXT + 1 + (_REPEATS + max(_REPEATS, _CHECK_WINDOWS)) * width
+
+    @property
+    def most_rows(self) -> int:
+        """Slots for which there are blocks, 0 if a slot is too short."""
+        kv, slots = self.parts.caches.kv, self.parts.slots
+        if self._length > slots.tokens.shape[1] - self.parts.max_draft_tokens - 1:
+            return 0
+        blocks = -(-self._length // slots.block_size)
+        return min(slots.num_slots, (kv.num_blocks - 1) // blocks)
+
+    def goes_on(self) -> bool:
+        """Whether there is time left, by the clock of rank 0."""
+        left = torch.tensor([int(time.monotonic() - self._began < _BUDGET_S)])
+        return bool(self.parts.tp.broadcast(left).item())
+
+    def while_time(self, most: int) -> Iterable[int]:
+        """0, 1, .. most - 1, as long as there is time."""
+        for i in range(most):
+            if not self.goes_on():
+                return
+            yield i
+
+    def time_rows(self, num_rows: int) -> tuple[Sample, Sample]:
+        """The fastest of some DECODE steps and of some VERIFY steps."""
+        self.admit(range(num_rows), _CONTEXT)
+        plain = [_sample(self.step(pb.DECODE)) for _ in range(_REPEATS)]
+        if not self.parts.max_draft_tokens:
+            return _fastest(plain), Sample(0, 0, 0, 0)
+        return _fastest(plain), _fastest(_sample(self.step(pb.VERIFY)) for _ in range(_REPEATS))
+
+    def context_cost(self, short_us: float) -> float:
+        """Microseconds per token of context, found on one long row."""
+        slots, kv = self.parts.slots, self.parts.caches.kv
+        room = min(slots.tokens.shape[1], (kv.num_blocks - 1) * slots.block_size) - self._length
+        context = min(_LONG_CONTEXT, room) // slots.block_size * slots.block_size
+        if context <= _CONTEXT:
+            return 0.0
+        self.admit([0], context)
+        sample = _fastest(_sample(self.step(pb.DECODE)) for _ in range(_REPEATS))
+        return max(0.0, sample.prepare + sample.rest - short_us) / context
+
+    def admit(self, slots: Iterable[int], context: int) -> None:
+        """A new epoch with these slots, `context` tokens of unspecified content in each."""
+        self._epoch, self._step, self._slots = self._epoch + 1, 0, list(slots)
+        self._runner.open(self._epoch)
+        recurrent = self.parts.caches.recurrent
+        if recurrent is not None and not recurrent.num_snapshots:
+            context = 0
+        plan = self._plan()
+        blocks = -(-(context + self._length) // self.parts.slots.block_size)
+        sampling = pb.SamplingParams(top_p=1, repetition_penalty=1)
+        for i, slot in enumerate(self._slots):
+            plan.admissions.add(
+                slot=slot,
+                slot_epoch=1,
+                token_ids=[_TOKEN] * (context + 1),
+                prompt_len=context + 1,
+                num_cached=context,
+                max_len=self.parts.slots.tokens.shape[1],
+                sampling=sampling,
+                snapshot_id=int(context > 0),
+                draft_valid=max(context - 1, 0),
+            )
+            plan.extend_slots.append(slot)
+            plan.extend_counts.append(blocks)
+            plan.block_ids.extend(range(1 + i * blocks, 1 + (i + 1) * blocks))
+            _add_row(plan, slot, pb.PREFILL_LAST, context, lag=0, k_cap=0, last_step=0)
+        self._run(plan)
+
+    def step(self, mode: pb.DecodeMode) -> pb.StepResult:
+        """One row of this mode in every slot."""
+        plan, slots = self._plan(), self.parts.slots
+        drafting = mode == pb.VERIFY
+        stateful = drafting and isinstance(self.parts.drafter, StatefulDrafter)
+        for slot in self._slots:
+            lag = int(slots.committed[slot] - slots.draft_upto[slot]) * stateful
+            k_cap = self.parts.max_draft_tokens * drafting
+            last_step = int(slots.last_step[slot])
+            _add_row(plan, slot, mode, int(slots.committed[slot]), lag, k_cap, last_step)
+        return self._run(plan)
+
+    def _plan(self) -> pb.StepPlan:
+        return pb.StepPlan(epoch=self._epoch, step=self._step + 1)
+
+    def _run(self, plan: pb.StepPlan) -> pb.StepResult:
+        self._step += 1
+        return self._runner.step(plan)
+
+
+def _add_row(
+    plan: pb.StepPlan,
+    slot: int,
+    mode: pb.DecodeMode,
+    length: int,
+    lag: int,
+    k_cap: int,
+    last_step: int,
+) -> None:
+    plan.slot.append(slot)
+    plan.slot_epoch.append(1)
+    plan.mode.append(mode)
+    plan.num_tokens.append(int(mode == pb.PREFILL_LAST))
+    plan.len_lo.append(length)
+    plan.len_hi.append(length)
+    plan.k_cap.append(k_cap)
+    plan.accepted_step.append(0)
+    plan.accepted.append(0)
+    plan.depends_on_step.append(last_step)
+    plan.catch_up.append(lag)
+
+
+def _sample(result: pb.StepResult) -> Sample:
+    timings = result.timings
+    return Sample(
+        prepare=timings.prepare_us,
+        rest=timings.forward_us + timings.sample_us,
+        num_tokens=len(result.n_drafts) + sum(result.n_drafts),
+        drafts=max(result.n_drafts, default=0),
+    )
+
+
+def _fastest(samples: Iterable[Sample]) -> Sample:
+    return min(samples, key=lambda sample: sample.prepare + sample.rest)
