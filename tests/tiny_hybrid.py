@@ -74,7 +74,9 @@ def make_tiny_hybrid(
         model = AutoModelForCausalLM.from_config(parameters, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1 and not name.endswith("A_log"):
+            if name.endswith("A_log"):  # slow decay, so that the state of long ago matters
+                parameter.uniform_(0.01, 0.5).log_()
+            elif parameter.dim() == 1:
                 centre = 1.0 if name.endswith("linear_attn.norm.weight") else 0.0
                 parameter.normal_(centre, 0.2)
             if name.endswith("mlp.gate.weight"):

@@ -14,7 +14,10 @@ from surestep_worker.caches import Caches
 from surestep_worker.digest import fingerprint
 from surestep_worker.kv_cache import KVCache
 from surestep_worker.models import load_model
+from surestep_worker.recurrent import RecurrentCache
 from surestep_worker.tp import TensorParallel
+from tiny import make_tiny_checkpoint
+from tiny_hybrid import FAMILIES, make_tiny_hybrid
 from torch import Tensor
 
 BLOCK_SIZE = 16
@@ -24,10 +27,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shared-kv-head-odd-vocab": {"kv_heads": 1, "vocab": 385},
     "biases": {"attention_bias": True, "mlp_bias": True},
     "qwen3-tied": {"family": "qwen3", "tie": True, "vocab": 383},
+    "qwen3_next": {"family": "qwen3_next"},
+    "qwen3_5-tied": {"family": "qwen3_5", "tie": True, "vocab": 383},
+    "qwen3_5_moe": {"family": "qwen3_5_moe"},
+    "qwen3_next-expert-parallel": {"family": "qwen3_next"},
+    "qwen3_5_moe-expert-parallel": {"family": "qwen3_5_moe"},
 }
+
+
+def make_variant(path: Path, name: str) -> None:
+    """Write the checkpoint of a variant."""
+    variant = VARIANTS[name]
+    make = make_tiny_hybrid if variant.get("family") in FAMILIES else make_tiny_checkpoint
+    make(path / name, **variant)
+
+
 STEPS = (
-    [Row([*range(40, 55)], 0, (3, 1)), Row([8, 8, 1], 0, (2, 4))],
-    [Row([4, 5, 6], 15, (3, 1)), Row([6, 382, 3], 3, (2, 4))],
+    [Row([*range(40, 55)], 0, (3, 1), slot=1), Row([8, 8, 1], 0, (2, 4))],
+    [Row([4, 5, 6], 15, (3, 1), slot=1, window=True), Row([6, 382, 3], 3, (2, 4), window=True)],
 )
 
 
@@ -35,9 +52,17 @@ STEPS = (
 def run_steps(path: Path, tp: TensorParallel) -> dict[str, Tensor]:
     """Logits and fingerprint of every step."""
     kernels = load_kernels("cpu")
-    model = load_model(path, dtype="auto", device="cpu", tp=tp, kernels=kernels)
-    kv = KVCache(model.kv_spec(BLOCK_SIZE), 5, kernels, "cpu")
-    hidden = [model.forward(pack(rows, BLOCK_SIZE), Caches(kv)) for rows in STEPS]
+    model = load_model(
+        path,
+        dtype="auto",
+        device="cpu",
+        tp=tp,
+        kernels=kernels,
+        expert_parallel=path.name.endswith("expert-parallel"),
+    )
+    kv, spec = KVCache(model.kv_spec(BLOCK_SIZE), 5, kernels, "cpu"), model.recurrent_spec()
+    caches = Caches(kv, RecurrentCache(spec, 2, 4, 0, "cpu") if spec else None)
+    hidden = [model.forward(pack(rows, BLOCK_SIZE), caches) for rows in STEPS]
     return {
         "logits": torch.cat([model.logits(h) for h in hidden]),
         "fingerprints": torch.tensor([fingerprint(h) for h in hidden]),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hybrid_mutants import HYBRID_MUTANTS
 from mutants import MUTANTS
-from parity import ParityBench
+from parity import Conditions, ParityBench
 from surestep_common.invariants import LedgerError
 
 RUNS = [("oracle", 3), ("flip-1", 3), ("ragged", 5), ("eos-mid", 4)]
@@ -47,3 +48,24 @@ def test_mutant_is_caught(bench: ParityBench, name: str, monkeypatch: pytest.Mon
             wrong_answers(bench)
     else:
         assert wrong_answers(bench)
+
+
+def wrong_hybrid_answers(bench: ParityBench) -> set[str]:
+    """The same for a hybrid; preemptions bring cached prefixes into it."""
+    wrong, disorder = set(), Conditions(shuffle_seed=5)
+    for where, drafter in (("mixed", "ragged"), ("preempted", "flip-1")):
+        answers = bench.run(where, drafter=drafter, k=3, depth=1, conditions=disorder)
+        wrong |= {n for n, a in answers.items() if a.token_ids != bench.expected[n].token_ids}
+    return wrong
+
+
+def test_no_hybrid_answer_is_wrong_without_a_mutant(hybrid_bench: ParityBench) -> None:
+    assert wrong_hybrid_answers(hybrid_bench) == set()
+
+
+@pytest.mark.parametrize("name", HYBRID_MUTANTS)
+def test_hybrid_mutant_is_caught(
+    hybrid_bench: ParityBench, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HYBRID_MUTANTS[name](monkeypatch)
+    assert wrong_hybrid_answers(hybrid_bench)

@@ -14,7 +14,7 @@ from surestep_worker.models import load_model
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
 from torch import multiprocessing
-from tp_rank import TIMEOUT_S, VARIANTS, lonely_main, rank_main, run_steps
+from tp_rank import TIMEOUT_S, VARIANTS, lonely_main, make_variant, rank_main, run_steps
 
 
 def join_all(processes: list[SpawnProcess]) -> None:
@@ -35,8 +35,8 @@ def join_all(processes: list[SpawnProcess]) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of all variants, and the results of both ranks on all of them."""
     path = tmp_path_factory.mktemp("tp")
-    for name, variant in VARIANTS.items():
-        make_tiny_checkpoint(path / name, **variant)
+    for name in VARIANTS:
+        make_variant(path, name)
     spawn, address = multiprocessing.get_context("spawn"), free_address()
     join_all([spawn.Process(target=rank_main, args=(rank, address, path)) for rank in range(2)])
     return path
@@ -49,7 +49,8 @@ def test_two_ranks_equal_one(folder: Path, name: str) -> None:
     vocab = VARIANTS[name].get("vocab", 384)
     for result in ranks:
         assert result["logits"].shape == alone["logits"].shape == (24, vocab)
-        assert (result["logits"] - alone["logits"]).abs().max().item() <= 1e-5
+        near = 2e-4 if name.startswith(("qwen3_next", "qwen3_5")) else 1e-5
+        assert (result["logits"] - alone["logits"]).abs().max().item() <= near
     assert torch.equal(ranks[0]["logits"], ranks[1]["logits"])
     assert torch.equal(ranks[0]["fingerprints"], ranks[1]["fingerprints"])
 

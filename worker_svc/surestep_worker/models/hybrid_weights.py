@@ -8,7 +8,7 @@ from surestep_worker.layers.gated_attention import attention_table
 from surestep_worker.layers.gated_delta_net import delta_net_table
 from surestep_worker.layers.linear import Part, Sharding
 from surestep_worker.layers.mlp import mlp_table
-from surestep_worker.layers.moe import moe_table
+from surestep_worker.layers.moe import local_experts, moe_table
 
 from .hybrid_config import HybridConfig
 from .weights import Parameter
@@ -17,9 +17,13 @@ _VISION = r"(model\.)?visual\..*"
 _MTP = r"mtp\..*"
 
 
-def ignored(config: HybridConfig, *, mtp: bool) -> tuple[str, ...]:
-    """Regular expressions of checkpoint tensors that are not wanted."""
+def ignored(config: HybridConfig, shard: Sharding, *, mtp: bool) -> tuple[str, ...]:
+    """Regular expressions of checkpoint tensors that this rank does not want."""
     patterns = [_VISION] if config.traits.nested else []
+    if config.moe is not None:
+        mine = local_experts(config.moe, shard)
+        others = (str(e) for e in range(config.moe.num_experts) if e not in mine)
+        patterns.append(rf".*\.mlp\.experts\.({'|'.join(others) or '(?!)'})\..*")
     if not mtp:
         patterns.append(_MTP)
     if config.tie_word_embeddings:

@@ -117,7 +117,7 @@ def _load_hybrid(path: Path, tp: TensorParallel, kernels: KernelSet, options: Lo
     if options.mtp and not any(name.startswith("mtp.") for name in names):
         raise InvalidRequest("the checkpoint has no MTP head", param="speculative_config")
     table = parameter_table(config, shard, names, mtp=options.mtp)
-    ignore = ignored(config, mtp=options.mtp)
+    ignore = ignored(config, shard, mtp=options.mtp)
     with _open(path, config, table, ignore, tp, options) as weights:
         rotary = _rotary(config, config.rotary_dim, options)
         return HybridModel(config, weights, shard, kernels, rotary)
