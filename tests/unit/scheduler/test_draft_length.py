@@ -125,7 +125,8 @@ def test_caps_are_kept() -> None:
 
 def test_costs_between_and_beyond_the_measured_points() -> None:
     table = costs([100, 200, 150, 300], [10, 14])
-    assert table.step[[1, 2, 3, 4, 6, 8, 10]].tolist() == [100, 200, 200, 200, 250, 300, 350]
+    expected = [100, 175, 175, 175, 237.5, 300, 362.5]
+    assert table.step[[1, 2, 3, 4, 6, 8, 10]].tolist() == expected
     assert table.draft[[0, 1, 2, 3]].tolist() == [0, 10, 14, 18]
 
 
