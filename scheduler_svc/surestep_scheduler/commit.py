@@ -46,7 +46,8 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     outputs = _emit(state, outcome, rows)
     _publish(state, rows)
     _publish_snapshots(state, plan, taken)
-    _mark_drafted(state, rows)
+    if state.limits.drafter_has_state:
+        _mark_drafted(state, rows)
     state.acknowledge(plan)
     for output in outputs:
         if output.finish is not None or output.error is not None:
@@ -261,6 +262,8 @@ def _publish_snapshots(state: SchedulerState, plan: Plan, taken: BoolArray) -> N
     Of those taken while a request decodes only the newest is kept: the next turn of its
     conversation starts there.
     """
+    if not taken.any():
+        return
     size, keys = state.limits.block_size, state.slots.snapshot_key
     for row, length, snapshot in zip(*(c[taken].tolist() for c in plan.arms), strict=True):
         seq, slot, num_blocks = plan.rows[row].seq, plan.slot[row], length // size

@@ -52,7 +52,9 @@ def _curve(rows: Sequence[int], costs: Sequence[float], max_tokens: int) -> Floa
     number = np.arange(2 * max_tokens + 1)
     if not rows:
         return np.zeros(len(number))
-    rising = np.maximum.accumulate(costs)
+    # Fluctuations are met in the middle, so that more rows never seem to cost less.
+    high, low = np.maximum.accumulate(costs), np.minimum.accumulate(costs[::-1])[::-1]
+    rising = (high + low) / 2
     curve = np.interp(number, rows, rising)
     if len(rows) > 1:
         slope = (rising[-1] - rising[-2]) / (rows[-1] - rows[-2])

@@ -37,6 +37,9 @@ class CatchUpBudget:
 
     def grant(self, slot: IntArray, wanted: BoolArray) -> CatchUp:
         """Positions for the rows [R] that want to draft, now or later; 0 for the others."""
+        if not self._state.limits.drafter_has_state:
+            nothing = np.zeros(len(slot), dtype=np.int64)
+            return CatchUp(nothing, whole=nothing == 0)
         lag = self._state.slots.len_hi[slot] - _floor(self._state)[slot]
         asked = np.where(wanted, lag, 0)
         order = asked.argsort(kind="stable")
@@ -49,8 +52,6 @@ class CatchUpBudget:
 def _floor(state: SchedulerState) -> IntArray:
     """Least positions [num_slots] that the drafter covers once everything in flight has run."""
     slots = state.slots
-    if not state.limits.drafter_has_state:
-        return slots.len_hi
     upto, length = slots.draft_upto.copy(), slots.committed.copy()
     for plan in state.in_flight:
         slot = plan.slot

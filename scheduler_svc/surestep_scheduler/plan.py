@@ -63,11 +63,12 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
     first = results[0]
     if any((r.epoch, r.step) != (first.epoch, first.step) for r in results):
         raise LedgerError(f"ranks answer different steps: {[(r.epoch, r.step) for r in results]}")
+    slot = _column(first.slot)
     return Outcome(
         epoch=first.epoch,
         step=first.step,
         digests=[result.digest for result in results],
-        slot=_column(first.slot),
+        slot=slot,
         slot_epoch=_column(first.slot_epoch),
         ok=_column(first.status) == pb.OK,
         len_before=_column(first.len_before),
@@ -75,7 +76,7 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
         n_accepted=_column(first.n_accepted),
         n_emitted=_column(first.n_emitted),
         token_ids=np.array(first.token_ids, dtype=np.uint32),
-        draft_upto=_column(first.draft_upto or [0] * len(first.slot)),  # left out = all 0
+        draft_upto=_column(first.draft_upto) if first.draft_upto else _zeros(len(slot)),
         snapshot_ids_taken=_column(first.snapshot_ids_taken),
         logprobs=_by_row(first.logprobs),
         prompt_logprobs=_by_row(first.prompt_logprobs),
@@ -84,6 +85,10 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
 
 def _column(values: object) -> IntArray:
     return np.array(values, dtype=np.int64)
+
+
+def _zeros(count: int) -> IntArray:
+    return np.zeros(count, dtype=np.int64)
 
 
 def _by_row(columns: pb.LogprobColumns) -> dict[int, Logprobs]:

@@ -173,6 +173,13 @@ class _Step:
             self._chunks[index] += more
             left -= more
 
+    def _prepare_to_draft(self, slot: IntArray) -> IntArray:
+        """What the drafter makes up for while prompts [R] are computed."""
+        if not len(slot):
+            return slot
+        drafts = self._state.slots.draft_cap[slot] > 0
+        return self._catch_up.grant(slot, drafts & self._state.speculation.expected).num_tokens
+
     def finish(self) -> Plan | None:
         """Fill the columns, check them, and count the rows as scheduled."""
         state, slots, num_decodes = self._state, self._state.slots, len(self._decodes)
@@ -180,9 +187,9 @@ class _Step:
         slot = np.concatenate((self._decodes, prefilling))
         if not len(slot):
             return None
-        k_cap, num_tokens = np.zeros((2, len(slot)), dtype=np.int64)
-        drafts = (slots.draft_cap[prefilling] > 0) & state.speculation.expected
-        behind = self._catch_up.grant(prefilling, drafts).num_tokens
+        k_cap, num_tokens, catch_up = np.zeros((3, len(slot)), dtype=np.int64)
+        catch_up[:num_decodes] = self._caught_up
+        catch_up[num_decodes:] = self._prepare_to_draft(prefilling)
         k_cap[:num_decodes] = self._caps
         num_tokens[num_decodes:] = self._chunks
         len_hi, prefill_len = slots.len_hi[slot], slots.prefill_len[slot]
@@ -207,7 +214,7 @@ class _Step:
             accepted_step=slots.applied_step[slot],
             accepted=slots.accepted[slot],
             depends_on_step=slots.planned_step[slot],
-            catch_up=np.concatenate((self._caught_up, behind)),
+            catch_up=catch_up,
             width=width,
             arms=state.snapshots.arm(slots, state.in_flight, slot, num_tokens),
         )

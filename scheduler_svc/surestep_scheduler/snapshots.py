@@ -39,6 +39,7 @@ class SnapshotCache:
         self._counters = counters
         self.pool = BlockPool(1 + (limits.num_snapshots if usable else 0))
         self._num_blocks = [0] * self.pool.num_blocks  # by id
+        self._interval = _interval(limits)
 
     def longest(self, keys: Sequence[bytes]) -> Snapshot:
         """The longest prefix with a snapshot, given the chained keys of its blocks."""
@@ -92,8 +93,8 @@ class SnapshotCache:
         prefill_len, start = slots.prefill_len[slot], slots.len_hi[slot]
         last = (prefill_len - 1) // size * size
         chunk = np.minimum((start + num_tokens) // size * size, last)
-        interval = -(-self._limits.snapshot_interval // size) * size
-        following = (np.maximum(slots.folded[slot], prefill_len) // interval + 1) * interval
+        done = np.maximum(slots.folded[slot], prefill_len)
+        following = (done // self._interval + 1) * self._interval
         length = np.where(decoding, following, chunk)
         wanted = np.where(decoding, following <= start, chunk > start)
         return length, wanted, ~decoding & (chunk < last)
@@ -125,6 +126,15 @@ class SnapshotCache:
         armed = [plan.arms.id.tolist() for plan in in_flight]
         restored = [[t.snapshot_id for t in plan.admissions if t.snapshot_id] for plan in in_flight]
         self.pool.check([*armed, *restored])
+
+
+def _interval(limits: Limits) -> int:
+    """Tokens between snapshots of a request that decodes.
+
+    At least what all plans in flight may commit, so that they can come to one length at most.
+    """
+    in_flight = (limits.pipeline_depth + 1) * (limits.max_draft_tokens + 1)
+    return -(-max(limits.snapshot_interval, in_flight) // limits.block_size) * limits.block_size
 
 
 def _ids_in_flight(in_flight: Iterable[Plan]) -> dict[tuple[int, int], int]:

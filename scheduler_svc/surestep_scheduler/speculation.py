@@ -10,7 +10,7 @@ import logging
 from typing import NamedTuple
 
 import numpy as np
-from surestep_common.invariants import IntArray
+from surestep_common.invariants import BoolArray, IntArray
 
 from .draft_length import FloatArray, draft_lengths
 from .limits import Limits
@@ -140,9 +140,19 @@ class Speculation:
         self.pays = bool(choice.lengths.any())
         if choice.price >= 1:  # not even a draft that is accepted for certain
             return choice.lengths
-        # Waits are powers of two, so that probes of many requests share their steps.
-        probed = (choice.lengths == 0) & (self._step % self.wait[slot] == 0)
+        probed = self._probe(slot, choice.lengths > 0)
         return np.where(probed, np.minimum(caps, _PROBE), choice.lengths)
+
+    def _probe(self, slot: IntArray, chosen: BoolArray) -> BoolArray:
+        """Which rows [R] are given drafts although these would not be `chosen` for their sake.
+
+        Waits are powers of two, so that the probes of many requests share their steps.
+        """
+        wait = self.wait[slot]
+        probed: BoolArray = ~chosen & (self._step % wait == 0)
+        longer = np.where(probed, np.minimum(2 * wait, _LONGEST_WAIT), wait)
+        self.wait[slot] = np.where(chosen, _FIRST_WAIT, longer)
+        return probed
 
     def _acceptance(self, slot: IntArray) -> FloatArray:
         """Estimate for rows [R]: their own experience, beginning from the model's."""
@@ -159,8 +169,7 @@ class Speculation:
         trials = hits + (hits < drafts[tried])
         self.hits[slot] = _FADE * self.hits[slot] + hits
         self.trials[slot] = _FADE * self.trials[slot] + trials
-        longer = np.minimum(2 * self.wait[slot], _LONGEST_WAIT)
-        self.wait[slot] = np.where(hits > 0, _FIRST_WAIT, longer)
+        self.wait[slot[hits > 0]] = _FIRST_WAIT
         total = int(trials.sum())
         fade = 1 - min(total / _MODEL_MEMORY, 1.0)
         self._hits = fade * self._hits + int(hits.sum())

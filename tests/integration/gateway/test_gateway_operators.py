@@ -20,6 +20,12 @@ SCHEDULER_NAMES = {
     "vllm:spec_decode_num_draft_tokens_total": 11.0,
     "vllm:spec_decode_num_accepted_tokens_total": 12.0,
     "vllm:admission_rejections_total": 13.0,
+    "surestep:snapshot_queries_total": 14.0,
+    "surestep:snapshot_hits_total": 15.0,
+    "surestep:snapshots_taken_total": 16.0,
+    "surestep:snapshot_evictions_total": 17.0,
+    "surestep:speculation_suspended": 1.0,
+    "surestep:speculation_suspensions_total": 18.0,
 }
 GATEWAY_HISTOGRAMS = (
     "vllm:time_to_first_token_seconds",
@@ -62,6 +68,12 @@ async def test_metrics(stack: Stack) -> None:
         num_accepted_tokens=12,
         num_rejected_requests=13,
         num_accepted_tokens_per_pos=[8, 4],
+        num_snapshot_queries=14,
+        num_snapshot_hits=15,
+        num_snapshots_taken=16,
+        num_snapshot_evictions=17,
+        speculation_suspended=True,
+        num_speculation_suspensions=18,
     )
     await stack.chat(max_tokens=4)
     found = await scrape(stack)

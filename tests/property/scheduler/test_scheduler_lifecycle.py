@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from lifecycle import MODEL, PREFIXES, Lifecycle
 from surestep_common.invariants import LedgerError
-from surestep_scheduler.sequence import Tenancy
+from surestep_scheduler.messages import Plan
+from surestep_scheduler.sequence import Sequence, Tenancy
+from surestep_scheduler.snapshots import SnapshotCache
 from surestep_scheduler.state import SchedulerState
 
 TestLifecycle = Lifecycle.TestCase
@@ -74,7 +78,7 @@ def wishes(rng: random.Random) -> dict[str, Any]:
     [
         (0, "stateless", False),
         (1, "drafter", False),
-        (2, "recurrent", True),
+        (5, "recurrent", True),
         (3, "both", False),
         (4, "both", True),
     ],
@@ -82,12 +86,15 @@ def wishes(rng: random.Random) -> dict[str, Any]:
 def test_long_life(seed: int, kind: str, adaptive: bool, depth: int) -> None:
     machine = Lifecycle()
     rng = random.Random(seed)
-    live(machine, rng, depth=depth, num_events=4000, kind=kind, adaptive=adaptive)
+    live(machine, rng, depth=depth, num_events=5000, kind=kind, adaptive=adaptive)
     counters = machine.state.counters
     assert min(counters.finished[reason] for reason in ("stop", "length", "abort", "error")) > 2
     assert counters.accepted_tokens > 20
     assert counters.preemptions > 2
     assert counters.replayed_requests > 2
+    if kind in ("recurrent", "both"):
+        assert counters.snapshots_taken > 20
+        assert counters.snapshot_hits > 2
 
 
 class NoQuarantine(SchedulerState):
@@ -116,14 +123,64 @@ class LateResultsCount(SchedulerState):
         self.slots.open[tenancy.slot] = True
 
 
-@pytest.mark.parametrize("mutant", [NoQuarantine, StaleCache, LateResultsCount])
-def test_the_simulation_catches(mutant: type[SchedulerState]) -> None:
+class StaleDrafterRows(SchedulerState):
+    """Forgets that a block's new owner has written nothing for the drafter yet."""
+
+    def _reset_workers(self) -> None:
+        super()._reset_workers()
+        vars(self.pool)["_drafted"] = _Kept([False] * self.limits.num_blocks)
+
+
+class _Kept(list[bool]):
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(index, value or self[index])
+
+
+class RestoredWithoutHold(SchedulerState):
+    """Lets the id of a snapshot be reused while its admission is on its way."""
+
+    def _reset_workers(self) -> None:
+        super()._reset_workers()
+        self.snapshots = _HoldsNothing(self.limits, self.counters)
+
+
+class _HoldsNothing(SnapshotCache):
+    def restore(self, snapshot: int, num_blocks: int) -> None:
+        pass
+
+    def acknowledge(self, plan: Plan) -> None:
+        super().acknowledge(replace(plan, admissions=[]))
+
+    def check(self, in_flight: Iterable[Plan]) -> None:
+        pass
+
+
+class SnapshotOfAnotherLength(SchedulerState):
+    """Goes on from all cached blocks, whatever state there is."""
+
+    def _match(self, seq: Sequence) -> tuple[list[int], int]:
+        blocks, snapshot_id = super()._match(seq)
+        return (blocks[:-1], snapshot_id) if len(blocks) > 1 else (blocks, snapshot_id)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "kind"),
+    [
+        (NoQuarantine, "stateless"),
+        (StaleCache, "stateless"),
+        (LateResultsCount, "stateless"),
+        (StaleDrafterRows, "drafter"),
+        (RestoredWithoutHold, "both"),
+        (SnapshotOfAnotherLength, "recurrent"),
+    ],
+)
+def test_the_simulation_catches(mutant: type[SchedulerState], kind: str) -> None:
     caught = 0
     for seed in range(6):
         machine = Lifecycle()
         machine.state_class = mutant
         try:
-            live(machine, random.Random(seed), depth=2, num_events=1000)
+            live(machine, random.Random(seed), depth=2, num_events=1000, kind=kind)
         except (AssertionError, LedgerError, KeyError):
             caught += 1
     assert caught >= 1

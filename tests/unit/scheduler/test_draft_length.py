@@ -1,0 +1,134 @@
+"""The chosen draft lengths against all possible ones."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from surestep_scheduler.draft_length import Choice, StepCosts, draft_lengths
+
+ROWS, CAP = 3, 3
+
+
+def costs(step: list[float], draft: list[float], per_context_token: float = 0.0) -> StepCosts:
+    """Measured at 1, 2, 4, .. input rows and at 1, 2, .. drafted rows."""
+    measured = StepCosts.measured(
+        ([2**i for i in range(len(step))], step),
+        (list(range(1, len(draft) + 1)), draft),
+        per_context_token,
+        max_tokens=64,
+    )
+    assert measured is not None
+    return measured
+
+
+def choose(acceptance: list[float], table: StepCosts, cap: int = CAP, context: int = 100) -> Choice:
+    rows = len(acceptance)
+    return draft_lengths(
+        np.array(acceptance),
+        np.full(rows, cap),
+        np.full(rows, context),
+        num_tokens=rows,
+        costs=table,
+        catches_up=False,
+    )
+
+
+def random_costs(rng: np.random.Generator) -> StepCosts:
+    step = 5000 + rng.uniform(0, rng.choice([300, 2000]), 5).cumsum()
+    draft = rng.uniform(50, 1500) + rng.uniform(0, 200, ROWS).cumsum()
+    return costs(step.tolist(), draft.tolist(), float(rng.choice([0, 0.01, 0.2])))
+
+
+def tokens_per_us(
+    lengths: tuple[int, ...], acceptance: list[float], context: list[int], table: StepCosts
+) -> float:
+    """By the definition, row by row."""
+    tokens, us = 0.0, float(table.step[ROWS + sum(lengths)])
+    for a, length, drafts in zip(acceptance, context, lengths, strict=True):
+        tokens += sum(a**j for j in range(drafts + 1))
+        us += table.per_context_token * length * (1 + drafts)
+    for position in range(CAP):
+        us += float(table.draft[sum(drafts > position for drafts in lengths)])
+    return tokens / us
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_near_the_best_and_never_below_none(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    table = random_costs(rng)
+    acceptance, context = rng.uniform(0.05, 0.98, ROWS), rng.integers(1, 5000, ROWS)
+    chosen = draft_lengths(
+        acceptance, np.full(ROWS, CAP), context, num_tokens=ROWS, costs=table, catches_up=False
+    )
+
+    def rate(lengths: tuple[int, ...]) -> float:
+        return tokens_per_us(lengths, acceptance.tolist(), context.tolist(), table)
+
+    got = rate(tuple(chosen.lengths.tolist()))
+    assert got >= 0.93 * max(map(rate, product(range(CAP + 1), repeat=ROWS)))
+    assert got >= rate((0,) * ROWS)
+
+
+def test_free_drafts_are_all_taken() -> None:
+    choice = choose([0.1, 0.5, 0.9], costs([1000, 1000], []))
+    assert choice.lengths.tolist() == [3, 3, 3]
+    assert choice.price == 0
+
+
+def test_dear_drafts_are_not_taken() -> None:
+    choice = choose([0.9, 0.99, 0.99], costs([1000, 2000, 4000, 8000, 16000], [100, 100, 100]))
+    assert choice.lengths.tolist() == [0, 0, 0]
+    assert choice.price > 1
+
+
+def test_the_surest_rows_draft_the_most() -> None:
+    choice = choose([0.05, 0.5, 0.95], costs([1000, 1100, 1300, 1800, 2800], [20, 30, 40]))
+    lengths = choice.lengths.tolist()
+    assert lengths == sorted(lengths)
+    assert lengths[0] == 0
+    assert lengths[-1] == CAP
+
+
+def test_the_step_below_a_jump_is_filled() -> None:
+    """Marginal costs are 0 up to the jump: a local search would see no reason to stop or go on."""
+    table = costs([1000, 1000, 1000, 1000, 3000], [])
+    assert choose([0.9, 0.9, 0.9], table, cap=8).lengths.sum() == 8 - ROWS
+
+
+def test_drafts_of_long_contexts_are_given_up_first() -> None:
+    table = costs([1000, 1050, 1100, 1200, 1400], [], per_context_token=0.1)
+    lengths = draft_lengths(
+        np.full(2, 0.7),
+        np.full(2, 3),
+        np.array([100, 20_000]),
+        num_tokens=2,
+        costs=table,
+        catches_up=False,
+    ).lengths.tolist()
+    assert lengths[0] > lengths[1]
+
+
+def test_caps_are_kept() -> None:
+    table = costs([1000, 1000], [])
+    lengths = draft_lengths(
+        np.full(4, 0.9),
+        np.array([0, 1, 2, 0]),
+        np.full(4, 10),
+        num_tokens=4,
+        costs=table,
+        catches_up=True,
+    ).lengths
+    assert lengths.tolist() == [0, 1, 2, 0]
+
+
+def test_costs_between_and_beyond_the_measured_points() -> None:
+    table = costs([100, 200, 150, 300], [10, 14])
+    expected = [100, 175, 175, 175, 237.5, 300, 362.5]
+    assert table.step[[1, 2, 3, 4, 6, 8, 10]].tolist() == expected
+    assert table.draft[[0, 1, 2, 3]].tolist() == [0, 10, 14, 18]
+
+
+def test_without_measurements() -> None:
+    assert StepCosts.measured(([], []), ([], []), 0.0, 64) is None

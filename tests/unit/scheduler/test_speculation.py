@@ -1,0 +1,153 @@
+"""Requests and models that draft badly: seldom probed, otherwise as if speculation were off."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_loop import FakeLoop, hopeless, perfect
+from fake_model import Drafter, FakeModel
+from surestep_common.invariants import DECODE, VERIFY
+from surestep_scheduler.draft_length import StepCosts
+from surestep_scheduler.speculation import Alarm
+
+MODEL = FakeModel(max_model_len=2000, num_blocks=2000, drafter_has_state=True)
+CHEAP = StepCosts.measured(([1, 64], [1000, 1100]), ([1, 16], [20, 30]), 0.0, 256)
+DEAR = StepCosts.measured(([1, 2], [1000, 2000]), ([1, 2], [20, 30]), 0.0, 256)
+
+
+def loop(drafter: Drafter, costs: StepCosts | None, **changes: Any) -> FakeLoop:
+    """Three requests that decode for a long time."""
+    loop = FakeLoop(MODEL, drafter=drafter, adaptive_draft_length=True, costs=costs, **changes)
+    for start in range(3):
+        loop.add([start, 5, 6, 7, 8, 9], 1500)
+    return loop
+
+
+def windows(loop: FakeLoop) -> list[list[int]]:
+    """k_cap of the decoding rows of each step."""
+    return [plan.k_cap[plan.mode >= DECODE].tolist() for plan in loop.plans]
+
+
+def test_good_drafts_are_taken_to_the_cap() -> None:
+    busy = loop(perfect, CHEAP)
+    for _ in range(30):
+        busy.step()
+    assert all(caps == [3, 3, 3] for caps in windows(busy)[2:])
+
+
+def test_bad_drafts_are_probed_ever_less_often() -> None:
+    busy = loop(hopeless, CHEAP)
+    for _ in range(500):
+        busy.step()
+    drafted = [step for step, caps in enumerate(windows(busy)) if any(caps)]
+    late = [step for step in drafted if step >= 30]
+    assert 3 <= len(late) <= 5
+    gaps = np.diff(late)
+    assert (gaps[1:] >= 2 * gaps[:-1] - 4).all()
+
+
+def test_between_probes_a_step_is_that_of_speculation_off() -> None:
+    busy = loop(hopeless, CHEAP)
+    for _ in range(300):
+        busy.step()
+    quiet = [plan for plan in busy.plans[50:] if not plan.k_cap.any()]
+    assert len(quiet) > 240
+    assert all((plan.mode == DECODE).all() and not plan.catch_up.any() for plan in quiet)
+
+
+def test_requests_that_begin_then_are_not_caught_up_in_vain() -> None:
+    busy = loop(hopeless, CHEAP)
+    for _ in range(70):
+        busy.step()
+    while busy.plans[-1].k_cap.any():
+        busy.step()
+    seq = busy.add(list(range(20)), 50)
+    plan = busy.step()
+    assert plan is not None
+    assert seq.tenancy in plan.rows
+    assert not plan.catch_up.any()
+
+
+def test_a_drafter_that_recovers_is_used_again() -> None:
+    busy = loop(hopeless, CHEAP)
+    for _ in range(100):
+        busy.step()
+    busy.engine._drafter = perfect
+    for _ in range(400):
+        busy.step()
+        if windows(busy)[-1] == [3, 3, 3]:
+            break
+    assert windows(busy)[-1] == [3, 3, 3]
+
+
+def test_drafts_that_cannot_pay_are_not_probed() -> None:
+    busy = loop(perfect, DEAR)
+    for _ in range(100):
+        busy.step()
+    assert not any(any(caps) for caps in windows(busy))
+
+
+def test_without_measured_costs_the_cap_is_drafted() -> None:
+    busy = loop(hopeless, None)
+    for _ in range(60):
+        busy.step()
+    assert all(caps == [3, 3, 3] for caps in windows(busy)[1:])
+
+
+def test_what_is_known_of_a_request_outlives_its_tenancy() -> None:
+    busy = loop(hopeless, CHEAP)
+    for _ in range(40):
+        busy.step()
+    tenancy = busy.state.running[0]
+    busy.state.preempt(tenancy)
+    known = tenancy.seq.experience
+    assert known.trials > 1
+    assert known.hits == 0
+    busy.step()
+    assert tenancy.seq.tenancy is not None
+    assert busy.state.speculation.release(tenancy.seq.tenancy.slot) == known
+
+
+def test_collapse_suspends_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    busy = FakeLoop(MODEL, drafter=hopeless, adaptive_draft_length=True)
+    alarm = busy.state.speculation.alarm
+    with caplog.at_level(logging.WARNING):
+        while len(busy.plans) < 1200:
+            if len(busy.state.open) < (1 if alarm.suspended else 4):
+                busy.add([1, 2, 3], 40)
+            busy.step()
+    assert alarm.suspended
+    assert alarm.num_suspensions == 1
+    (record,) = caplog.records
+    assert "suspended" in record.message
+    drafting = [VERIFY in plan.mode for plan in busy.plans]
+    first_pause = drafting[100:1000]
+    assert drafting[50]
+    assert not any(first_pause)
+    assert any(drafting[1000:]), "tried again after the pause"
+
+
+def test_alarm_ends_when_drafts_are_accepted_again() -> None:
+    alarm = Alarm()
+    alarm.observe(0, 300, step=1)
+    assert not alarm.allows(1000)
+    alarm.observe(50, 100, step=500)  # of plans that were on their way
+    assert alarm.suspended
+    assert alarm.allows(1001)
+    alarm.observe(30, 70, step=1001)
+    assert (alarm.suspended, alarm.allows(1002)) == (False, True)
+
+
+def test_alarm_waits_longer_every_time() -> None:
+    alarm, step, pauses = Alarm(), 1, []
+    for _ in range(3):
+        alarm.observe(0, 300, step)
+        began = step
+        while not alarm.allows(step):
+            step += 100
+        pauses.append(step - began)
+    assert pauses == sorted(set(pauses))
+    assert alarm.num_suspensions == 1
