@@ -19,6 +19,7 @@ from .mul_sigmoid import mul_sigmoid_reference
 from .native import NativeOps
 from .native_recurrent import NativeRecurrentOps
 from .paged_attention import paged_attention_reference
+from .quantized import PackQuantized, pack_quantized_reference
 from .recurrent import ConvState, DeltaState, RecurrentRows
 from .rms_norm import add_rms_norm_reference, rms_norm_reference
 from .rms_norm_gated import rms_norm_gated_reference
@@ -38,6 +39,7 @@ class KernelSet:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     pack_linear: PackLinear
+    pack_quantized: PackQuantized
     linear: Linear
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]]
@@ -57,6 +59,7 @@ REFERENCE = KernelSet(
     rms_norm=rms_norm_reference,
     add_rms_norm=add_rms_norm_reference,
     pack_linear=pack_linear_reference,
+    pack_quantized=pack_quantized_reference,
     linear=linear_reference,
     rotary=rotary_reference,
     kv_cache_shape=kv_cache_shape,
@@ -100,6 +103,7 @@ def load_native() -> KernelSet | None:
         rms_norm=ops.rms_norm,
         add_rms_norm=ops.add_rms_norm,
         pack_linear=ops.pack_linear,
+        pack_quantized=ops.pack_quantized,
         linear=ops.linear,
         rotary=ops.rotary,
         kv_cache_shape=ops.kv_cache_shape,
