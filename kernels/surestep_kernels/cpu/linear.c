@@ -156,21 +156,28 @@ typedef struct {
 
 enum { WIDEN_ROWS = 16 };
 
-/* Rows of x [m, k] as the tiles read them: fp32, or bf16 for the dot product; then zeros. */
+/* A row of x as the tiles read it: fp32, or bf16 for the dot product; then zeros. */
+static void widen(const widen_job *j, char *out, long row)
+{
+    const int wide = j->linear->x_format;
+    const long size = element_size(wide), at = row * j->k;
+    if (wide == j->dtype) memcpy(out, element(j->x, at, wide), (size_t)(j->k * size));
+    else {
+        long c = 0;
+        for (; c + 8 <= j->k; c += 8) store8(out, c, load8(j->x, at + c, BF16), F32);
+        for (; c < j->k; c++) store1(out, c, load1(j->x, at + c, BF16), F32);
+    }
+    memset(out + j->k * size, 0, (size_t)((j->linear->k - j->k) * size));
+}
+
 static void widen_task(const void *job, long index)
 {
     const widen_job *j = job;
-    const int same = j->linear->x_format == j->dtype;
-    long first = index * WIDEN_ROWS, end = first + WIDEN_ROWS, size = element_size(j->linear->x_format);
+    long first = index * WIDEN_ROWS, end = first + WIDEN_ROWS;
     for (long row = first; row < end && row < j->linear->m; row++) {
         char *out = j->out + row * j->linear->x_stride;
-        if (same) memcpy(out, element(j->x, row * j->k, j->dtype), (size_t)(j->k * size));
-        else {
-            long c = 0;
-            for (; c + 8 <= j->k; c += 8) store8(out, c, load8(j->x, row * j->k + c, BF16), F32);
-            for (; c < j->k; c++) store1(out, c, load1(j->x, row * j->k + c, BF16), F32);
-        }
-        memset(out + j->k * size, 0, (size_t)((j->linear->k - j->k) * size));
+        widen(j, out, row);
+        if (j->linear->group) linear_quantized_prepare(j->linear, (float *)out);
     }
 }
 
@@ -191,7 +198,8 @@ static void run(linear_job *j, const void *x, long k, int x_dtype)
     j->tiles = (j->m + MAX_ROWS - 1) / MAX_ROWS;
     j->groups = (j->n + PANEL * TASK_PANELS - 1) / (PANEL * TASK_PANELS);
     /* One cache line more than the row: rows of 2^n elements would share one cache set. */
-    j->x_stride = (j->k * element_size(j->x_format) + 63) / 64 * 64 + 64;
+    long groups = j->group ? (j->k + j->group - 1) / j->group : 0;
+    j->x_stride = (j->k * element_size(j->x_format) + groups * 4 + 63) / 64 * 64 + 64;
     j->block_tiles = BLOCK_BYTES / (MAX_ROWS * j->x_stride);
     if (j->block_tiles < 1) j->block_tiles = 1;
     if (j->block_tiles > MAX_BLOCK_TILES) j->block_tiles = MAX_BLOCK_TILES;

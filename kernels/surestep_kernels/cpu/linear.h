@@ -31,7 +31,7 @@ typedef void (*block_fn)(const linear_job *job, long panel, int panels, long fir
 struct linear_job {
     const char *w;
     const float *bias; /* [panels * PANEL] or NULL */
-    const char *x;     /* [m, k], each row padded with zeros to x_stride bytes */
+    const char *x;     /* [m, k], zeros up to k; FP8 and INT4: then fp32 sums of the groups */
     void *y;           /* [m, n] */
     long m, n, k;      /* k as packed */
     long group;        /* FP8 and INT4: elements of k that share a scale, MAX_GROUP at most */
@@ -67,9 +67,20 @@ INLINE vu load_lanes(const char *w, int half)
     return bits;
 }
 
+/* Keeps the compiler from loading x again for each of its uses, which are too many for the machine. */
+INLINE vf loaded(vf x)
+{
+#if defined(__x86_64__)
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
+
 /* One step over k for one panel: acc[r][h] += w[h] * x[r]; x has its rows `stride` bytes apart. */
 INLINE void multiply_add(vf acc[][2], vf w0, vf w1, const char *x, long stride, const int rows)
 {
+    w0 = loaded(w0);
+    w1 = loaded(w1);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
         vf value = splat(*(const float *)(x + r * stride));
@@ -101,6 +112,9 @@ void linear_huge_pages(void *out, long bytes);
 
 /* The block function of FP8 and INT4. */
 void linear_quantized_block(const linear_job *j, long panel, int panels, long first, long last);
+
+/* A row of x as the block function wants it, with its sums over the groups. */
+void linear_quantized_prepare(const linear_job *j, float *x);
 
 /* Bytes of a packed panel of k elements. */
 long linear_quantized_panel(long k, long group, int format);
