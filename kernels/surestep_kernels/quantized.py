@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,6 +55,15 @@ class QuantizedWeight:
         """Memory of the packed weight, but for padding."""
         bits = self.codes.numel() * (8 if self.format is WeightFormat.FP8 else 4)
         return bits // 8 + self.scales.nbytes
+
+
+def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Weights of the same inputs and groups, one below the other."""
+    codes = torch.cat([w.codes.view(torch.uint8) for w in weights]).view(weights[0].codes.dtype)
+    scales = torch.cat([w.scales for w in weights])
+    zeros = [w.zeros for w in weights if w.zeros is not None]
+    (group_size,) = {w.group_size for w in weights}
+    return QuantizedWeight(codes, scales, torch.cat(zeros) if zeros else None, group_size)
 
 
 class PackQuantized(Protocol):
