@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from stepping import Row, pack
@@ -14,6 +15,7 @@ from surestep_worker.caches import Caches
 from surestep_worker.digest import fingerprint
 from surestep_worker.kv_cache import KVCache
 from surestep_worker.models import load_model
+from surestep_worker.recurrent import RecurrentCache
 from surestep_worker.tp import TensorParallel
 from torch import Tensor
 
@@ -26,28 +28,32 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-tied": {"family": "qwen3", "tie": True, "vocab": 383},
 }
 STEPS = (
-    [Row([*range(40, 55)], 0, (3, 1)), Row([8, 8, 1], 0, (2, 4))],
-    [Row([4, 5, 6], 15, (3, 1)), Row([6, 382, 3], 3, (2, 4))],
+    [Row([*range(40, 55)], 0, (3, 1)), Row([8, 8, 1], 0, (2, 4), slot=1)],
+    [Row([4, 5, 6], 15, (3, 1)), Row([6, 382, 3], 3, (2, 4), slot=1)],
 )
 
 
 @torch.inference_mode()
-def run_steps(path: Path, tp: TensorParallel) -> dict[str, Tensor]:
+def run_steps(
+    path: Path, tp: TensorParallel, cpu_kernels: Literal["auto", "reference"] = "auto"
+) -> dict[str, Tensor]:
     """Logits and fingerprint of every step."""
-    kernels = load_kernels("cpu")
+    kernels = load_kernels("cpu", cpu_kernels)
     model = load_model(path, dtype="auto", device="cpu", tp=tp, kernels=kernels)
-    kv = KVCache(model.kv_spec(BLOCK_SIZE), 5, kernels, "cpu")
-    hidden = [model.forward(pack(rows, BLOCK_SIZE), Caches(kv)) for rows in STEPS]
+    kv, spec = KVCache(model.kv_spec(BLOCK_SIZE), 5, kernels, "cpu"), model.recurrent_spec()
+    caches = Caches(kv, None if spec is None else RecurrentCache(spec, 2, 1, 1, "cpu"))
+    hidden = [model.forward(pack(rows, BLOCK_SIZE), caches) for rows in STEPS]
     return {
         "logits": torch.cat([model.logits(h) for h in hidden]),
         "fingerprints": torch.tensor([fingerprint(h) for h in hidden]),
     }
 
 
-def rank_main(rank: int, address: str, folder: Path) -> None:
+def rank_main(rank: int, address: str, folder: Path, names: Sequence[str]) -> None:
+    """Run the checkpoints `names` in `folder`, and write the results there."""
     torch.set_num_threads(1)
     tp = TensorParallel.connect(rank, 2, address, "cpu", TIMEOUT_S)
-    results = {name: run_steps(folder / name, tp) for name in VARIANTS}
+    results = {name: run_steps(folder / name, tp) for name in names}
     results["collectives"] = {
         "reduced": tp.all_reduce(torch.full((2, 3), 1.5 + rank, dtype=torch.bfloat16)),
         "gathered": tp.all_gather(torch.full((2, 2), float(rank))),
