@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -84,8 +84,18 @@ def load_kernels(device: str, cpu_kernels: Literal["auto", "reference"] = "auto"
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
         kernels = load_native() or REFERENCE
-    logger.info("kernels for %s: every op by %s", device, kernels.name)
+    elif device.startswith("cuda"):
+        kernels = load_triton()
+    logger.info("kernels for %s: %s", device, kernels.name)
     return kernels
+
+
+def load_triton() -> KernelSet:
+    """Products with quantised weights by Triton, the rest by the torch references."""
+    from .triton_linear import linear, pack_quantized
+
+    name = "Triton (quantised products) and torch references"
+    return replace(REFERENCE, name=name, linear=linear, pack_quantized=pack_quantized)
 
 
 def load_native() -> KernelSet | None:
