@@ -1,7 +1,7 @@
 """Matrix products with quantised weights in Triton, for CUDA devices.
 
-Run so far in Triton's interpreter only, on the CPU (tests/kernels). It compiles for sm_80 and sm_90,
-but has never run on a GPU and has not been measured.
+It has only run in Triton's interpreter, on the CPU (tests/kernels). It compiles for sm_80 and sm_90,
+but has never run on a GPU, nor been measured.
 
 A program computes a tile of BLOCK_M rows and BLOCK_N columns of y. Group by group it multiplies x
 by the codes and applies the scales to the sums in fp32. Both factors are widened to fp32: bf16 and

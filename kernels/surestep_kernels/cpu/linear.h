@@ -70,7 +70,7 @@ INLINE vu load_lanes(const char *w, int half)
 /* Keeps the compiler from loading x again for each of its uses, which are too many for the machine. */
 INLINE vf loaded(vf x)
 {
-#if defined(__x86_64__)
+#if defined(__AVX__)
     __asm__("" : "+v"(x));
 #endif
     return x;

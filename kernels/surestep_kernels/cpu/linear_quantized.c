@@ -11,8 +11,8 @@
  *   FP8   E4M3 where fp32 has sign, exponent and mantissa is 2^-120 of the value, subnormals
  *         included. x comes 2^60 times too large, which keeps all sums far from fp32's own
  *         subnormals, and the packed scales another 2^60.
- *   INT4  a code that stays at bit 4, 8 or 12 is 16, 256 or 4096 times too large; every fourth x
- *         comes that much smaller. Zero points are applied to sums of groups of x.
+ *   INT4  a code that stays at bit 4, 8 or 12 is 16, 256 or 4096 times too large; the x for these
+ *         places come that much smaller. Zero points are applied to sums of groups of x.
  *
  * Every output element is one chain of fused multiply-adds over the codes of a group, starting at
  * 0, and one over the groups. Whether codes are moved in registers or ahead of several row tiles
