@@ -1,6 +1,6 @@
 """Matrix products with quantised weights in Triton, for CUDA devices.
 
-It has only run in Triton's interpreter, on the CPU (tests/kernels). It compiles for sm_80 and sm_90,
+It has only run in Triton's interpreter, on the CPU (tests/kernels). It compiles for sm_80 and sm_90
 but has never run on a GPU, nor been measured.
 
 A program computes a tile of BLOCK_M rows and BLOCK_N columns of y. Group by group it multiplies x
