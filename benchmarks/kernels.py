@@ -2,8 +2,9 @@
 
     PYTHONPATH=common:kernels python benchmarks/kernels.py [--threads 2] [--reference] [--ops step]
 
-The `step` lines are a whole model step (30 layers and the logits) of M rows, one per sequence,
-with 256 positions of context each. Times are the best of several runs: the machine is shared.
+The `step` lines are a whole model step (30 layers in that weight format, logits in bf16) of M rows,
+one per sequence, with 256 positions of context each. Times are the best of several runs: the
+machine is shared.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import cycle
+from itertools import cycle, product
 from typing import NamedTuple
 
 import torch
-from surestep_kernels import KernelSet, load_kernels
+from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight, load_kernels
+from surestep_kernels.linear import WeightFormat
 from torch import Tensor
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 576, 1536, 30, 9, 3, 64, 49152
 QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM
 SHAPES = ((QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))  # N, K
 BLOCK_SIZE, CONTEXT, DTYPE = 16, 256, torch.bfloat16
+FORMATS = ("bf16", "fp8", "int4")
+ELEMENT = {WeightFormat.BF16: 2.0, WeightFormat.FP8: 1.0, WeightFormat.INT4: 0.5}  # bytes
 
 
 class Case(NamedTuple):
@@ -64,17 +68,37 @@ def rand(*shape: int) -> Tensor:
     return (torch.randn(*shape) * 0.05).to(DTYPE)
 
 
+def pack(kernels: KernelSet, format_: str, n: int, k: int) -> PackedLinear:
+    """A random weight [n, k] in one of FORMATS."""
+    if format_ == "bf16":
+        return kernels.pack_linear(rand(n, k))
+    group = 128 if k % 128 == 0 else 64
+    scales = (torch.rand(n, k // group) * 0.05).half().float()
+    if format_ == "fp8":
+        codes = (torch.randn(n, k) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return kernels.pack_quantized(QuantizedWeight(codes, scales, None, group))
+    codes, zeros = (torch.randint(16, (n, i), dtype=torch.uint8) for i in (k, k // group))
+    return kernels.pack_quantized(QuantizedWeight(codes, scales, zeros, group))
+
+
+def read_megabytes(packed: PackedLinear) -> float:
+    """Without the padding of the layout."""
+    scales = 0 if packed.group_size == 0 else 4 / packed.group_size
+    return packed.in_features * packed.out_features * (ELEMENT[packed.format] + scales) * 1e-6
+
+
 def linear_cases(kernels: KernelSet) -> Iterator[Case]:
-    for n, k in (*SHAPES, (VOCAB, HIDDEN)):
-        weights = cycle([kernels.pack_linear(rand(n, k)) for _ in range(-(-40_000 // n))])
+    for (n, k), format_ in product((*SHAPES, (VOCAB, HIDDEN)), FORMATS):
+        packed = [pack(kernels, format_, n, k) for _ in range(-(-40_000 // n))]
+        weights, megabytes = cycle(packed), read_megabytes(packed[0])
         for m in (1, 5, 8, 32, 256):
             x = rand(m, k)
             run = lambda x=x, w=weights: kernels.linear(x, next(w))  # noqa: E731
-            yield Case("linear", f"M={m} N={n} K={k}", run, n * k * 2e-6, 2e-6 * m * n * k)
+            yield Case(f"linear {format_}", f"M={m} N={n} K={k}", run, megabytes, 2e-6 * m * n * k)
 
 
 def row_cases(kernels: KernelSet) -> Iterator[Case]:
-    table, weight = torch.randn(4096, HEAD_DIM), rand(HIDDEN)
+    table, weight = torch.randn(4096, HEAD_DIM), rand(HIDDEN).float()
     for m in (1, 32, 256):
         x, q, k, at = rand(m, HIDDEN), rand(m, HEADS, HEAD_DIM), rand(m, KV_HEADS, HEAD_DIM), m
         add = partial(kernels.add_rms_norm, x, rand(m, HIDDEN), weight, 1e-5)
@@ -93,10 +117,16 @@ def attention_cases(kernels: KernelSet) -> Iterator[Case]:
 
 
 def step_cases(kernels: KernelSet) -> Iterator[Case]:
-    layers = [[kernels.pack_linear(rand(n, k)) for n, k in SHAPES] for _ in range(LAYERS)]
-    head, norm = kernels.pack_linear(rand(VOCAB, HIDDEN)), rand(HIDDEN)
+    for format_ in FORMATS:
+        yield from model_step_cases(kernels, format_)
+
+
+def model_step_cases(kernels: KernelSet, format_: str) -> Iterator[Case]:
+    layers = [[pack(kernels, format_, n, k) for n, k in SHAPES] for _ in range(LAYERS)]
+    head, norm = kernels.pack_linear(rand(VOCAB, HIDDEN)), rand(HIDDEN).float()
     table = torch.randn(4096, HEAD_DIM)
-    megabytes = (sum(n * k for n, k in SHAPES) * LAYERS + VOCAB * HIDDEN) * 2e-6
+    megabytes = sum(read_megabytes(w) for layer in layers for w in layer) + read_megabytes(head)
+    mflop = (sum(n * k for n, k in SHAPES) * LAYERS + VOCAB * HIDDEN) * 2e-6
 
     def step(x: Tensor, s: Sequences) -> Tensor:
         residual = torch.zeros_like(x)
@@ -112,7 +142,7 @@ def step_cases(kernels: KernelSet) -> Iterator[Case]:
 
     for m in (1, 5, 8, 32):
         run = partial(step, rand(m, HIDDEN), make_sequences(kernels, m, 1, CONTEXT))
-        yield Case("step", f"M={m}", run, megabytes, m * megabytes)
+        yield Case(f"step {format_}", f"M={m}", run, megabytes, m * mflop)
 
 
 CASES = {"row": row_cases, "linear": linear_cases, "attention": attention_cases, "step": step_cases}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from surestep_worker import runner as product
 from surestep_worker.recurrent import RecurrentCache
-from surestep_worker.state_rows import StateRows
+from surestep_worker.state_rows import StateRows, state_rows
 
 HYBRID_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}
 
@@ -24,7 +24,7 @@ def _change_columns(
     patch: pytest.MonkeyPatch, change: Callable[[Any, StateRows], dict[str, Any]]
 ) -> None:
     """Replace columns of what the rows do to the state."""
-    original = product.state_rows
+    original = state_rows
 
     @wraps(original)
     def changed(rows: Any, *rest: Any) -> StateRows:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from surestep_kernels import KernelSet
+from surestep_kernels import KernelSet, QuantizedWeight
+from surestep_kernels.linear import WeightFormat
 from torch import Tensor
 
 DTYPES = [torch.float32, torch.bfloat16]
+FORMATS = [WeightFormat.FP8, WeightFormat.INT4]
 BLOCK_SIZE = 16
 
 
@@ -69,3 +71,15 @@ def slots_of(context: Context, row: int) -> Tensor:
 def row_bounds(counts: list[int]) -> Tensor:
     """cu_rows i32[R+1] of rows with these token counts."""
     return torch.tensor([0, *counts]).cumsum(0).int()
+
+
+def make_quantized(format_: WeightFormat, rows: int, columns: int, group: int) -> QuantizedWeight:
+    """Random codes of every size, subnormal ones included, and random scales and zero points."""
+    groups = -(-columns // group)
+    scales = torch.rand(rows, groups).half().float() / 16
+    if format_ is WeightFormat.FP8:
+        codes = torch.randn(rows, columns) * 10.0 ** torch.randint(-3, 3, (rows, columns))
+        return QuantizedWeight(codes.clamp(-448, 448).to(torch.float8_e4m3fn), scales, None, group)
+    codes = torch.randint(16, (rows, columns), dtype=torch.uint8)
+    zeros = torch.randint(16, (rows, groups), dtype=torch.uint8)
+    return QuantizedWeight(codes, scales, zeros, group)

@@ -20,7 +20,7 @@ from surestep_worker.build import Built, assemble
 from surestep_worker.config import WorkerSettings
 from surestep_worker.kv_cache import bytes_per_block
 from surestep_worker.models import Model, load_model
-from surestep_worker.models.weights import checkpoint_names
+from surestep_worker.models.checkpoint import checkpoint_names
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
 from tiny_hybrid import make_tiny_hybrid

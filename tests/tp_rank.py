@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from stepping import Row, pack
@@ -49,9 +50,11 @@ STEPS = (
 
 
 @torch.inference_mode()
-def run_steps(path: Path, tp: TensorParallel) -> dict[str, Tensor]:
+def run_steps(
+    path: Path, tp: TensorParallel, cpu_kernels: Literal["auto", "reference"] = "auto"
+) -> dict[str, Tensor]:
     """Logits and fingerprint of every step."""
-    kernels = load_kernels("cpu")
+    kernels = load_kernels("cpu", cpu_kernels)
     model = load_model(
         path,
         dtype="auto",
@@ -69,10 +72,11 @@ def run_steps(path: Path, tp: TensorParallel) -> dict[str, Tensor]:
     }
 
 
-def rank_main(rank: int, address: str, folder: Path) -> None:
+def rank_main(rank: int, address: str, folder: Path, names: Sequence[str]) -> None:
+    """Run the checkpoints `names` in `folder`, and write the results there."""
     torch.set_num_threads(1)
     tp = TensorParallel.connect(rank, 2, address, "cpu", TIMEOUT_S)
-    results = {name: run_steps(folder / name, tp) for name in VARIANTS}
+    results = {name: run_steps(folder / name, tp) for name in names}
     results["collectives"] = {
         "reduced": tp.all_reduce(torch.full((2, 3), 1.5 + rank, dtype=torch.bfloat16)),
         "gathered": tp.all_gather(torch.full((2, 2), float(rank))),

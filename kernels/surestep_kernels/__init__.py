@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from .dispatch import KernelSet, load_kernels
 from .linear import PackedLinear
+from .quantized import QuantizedWeight
 
-__all__ = ["KernelSet", "PackedLinear", "load_kernels"]
+__all__ = ["KernelSet", "PackedLinear", "QuantizedWeight", "load_kernels"]

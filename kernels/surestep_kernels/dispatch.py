@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -19,6 +19,7 @@ from .mul_sigmoid import mul_sigmoid_reference
 from .native import NativeOps
 from .native_recurrent import NativeRecurrentOps
 from .paged_attention import paged_attention_reference
+from .quantized import PackQuantized, pack_quantized_reference
 from .recurrent import ConvState, DeltaState, RecurrentRows
 from .rms_norm import add_rms_norm_reference, rms_norm_reference
 from .rms_norm_gated import rms_norm_gated_reference
@@ -38,6 +39,7 @@ class KernelSet:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     pack_linear: PackLinear
+    pack_quantized: PackQuantized
     linear: Linear
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]]
@@ -57,6 +59,7 @@ REFERENCE = KernelSet(
     rms_norm=rms_norm_reference,
     add_rms_norm=add_rms_norm_reference,
     pack_linear=pack_linear_reference,
+    pack_quantized=pack_quantized_reference,
     linear=linear_reference,
     rotary=rotary_reference,
     kv_cache_shape=kv_cache_shape,
@@ -81,8 +84,18 @@ def load_kernels(device: str, cpu_kernels: Literal["auto", "reference"] = "auto"
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
         kernels = load_native() or REFERENCE
-    logger.info("kernels for %s: every op by %s", device, kernels.name)
+    elif device.startswith("cuda"):
+        kernels = load_triton()
+    logger.info("kernels for %s: %s", device, kernels.name)
     return kernels
+
+
+def load_triton() -> KernelSet:
+    """Products with quantised weights by Triton, the rest by the torch references."""
+    from .triton_linear import linear, pack_quantized
+
+    name = "Triton (quantised products) and torch references"
+    return replace(REFERENCE, name=name, linear=linear, pack_quantized=pack_quantized)
 
 
 def load_native() -> KernelSet | None:
@@ -100,6 +113,7 @@ def load_native() -> KernelSet | None:
         rms_norm=ops.rms_norm,
         add_rms_norm=ops.add_rms_norm,
         pack_linear=ops.pack_linear,
+        pack_quantized=ops.pack_quantized,
         linear=ops.linear,
         rotary=ops.rotary,
         kv_cache_shape=ops.kv_cache_shape,

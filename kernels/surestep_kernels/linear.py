@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+class WeightFormat(IntEnum):
+    """How a packed weight stores its elements; numbered as in cpu/linear.h."""
+
+    F32 = 0
+    BF16 = 1
+    FP8 = 2
+    INT4 = 3
+
+
+PLAIN_FORMATS = {torch.float32: WeightFormat.F32, torch.bfloat16: WeightFormat.BF16}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,6 +31,10 @@ class PackedLinear:
     bias: Tensor | None  # [out_features], or longer
     in_features: int
     out_features: int
+    format: WeightFormat
+    group_size: int = 0  # inputs that share a scale
+    scales: Tensor | None = None  # where the layout keeps them apart from the data
+    zeros: Tensor | None = None
 
 
 class PackLinear(Protocol):
@@ -36,11 +53,26 @@ class Linear(Protocol):
 
 def pack_linear_reference(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     """Keep weight [N, K] and bias [N] as they are."""
-    return PackedLinear(weight, bias, in_features=weight.shape[1], out_features=weight.shape[0])
+    rows, columns = weight.shape
+    return PackedLinear(weight, bias, columns, rows, PLAIN_FORMATS[weight.dtype])
 
 
 def linear_reference(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """x [T, K] -> [T, N]. A wider out_dtype widens the rounded product, nothing more."""
-    return functional.linear(x, packed.data, packed.bias).to(out_dtype or x.dtype)
+    if packed.scales is None:
+        return functional.linear(x, packed.data, packed.bias).to(out_dtype or x.dtype)
+    weight = dequantize(packed.data, packed.scales, packed.zeros, packed.group_size)
+    bias = None if packed.bias is None else packed.bias.float()
+    return functional.linear(x.float(), weight, bias).to(out_dtype or x.dtype)
+
+
+def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int) -> Tensor:
+    """The weight f32[N, K] of a QuantizedWeight with these parts."""
+
+    def per_element(per_group: Tensor) -> Tensor:
+        return per_group.repeat_interleave(group_size, dim=1)[:, : codes.shape[1]]
+
+    values = codes.float() if zeros is None else codes.float() - per_element(zeros)
+    return values * per_element(scales)

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from .dtypes import DTYPE_CODES
-from .linear import PackedLinear
+from .linear import PLAIN_FORMATS, PackedLinear
+from .quantized import QuantizedWeight
 
 BLOCK_MULTIPLE = 8  # positions of a KV block, and dims of a head, that one vector covers
 
@@ -30,12 +31,15 @@ _SIGNATURES: dict[str, list[Any]] = {
     "store_kv": [_P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _I],
 }
 _SIGNATURES_UNLOCKED: dict[str, list[Any]] = {
-    "linear": [_P, _P, _P, _P, _L, _L, _L, _I, _I],
+    "linear": [_P, _P, _P, _P, _L, _L, _L, _L, _I, _I, _I],
     "pack_linear": [_P, _P, _L, _L, _I],
+    "pack_quantized": [_P, _P, _P, _P, _L, _L, _L, _I],
+    "packed_bytes": [_L, _L, _L, _I],
     "paged_attention": [_P, _P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _F, _I],
     "set_num_threads": [_I],
     "panel_width": [],
 }
+_RESULTS = {"panel_width": c_int, "packed_bytes": c_long}  # of the functions that return something
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class NativeOps:
     c_store_kv: Callable[..., None]
     c_linear: Callable[..., None]
     c_pack_linear: Callable[..., None]
+    c_pack_quantized: Callable[..., None]
+    c_packed_bytes: Callable[..., int]
     c_paged_attention: Callable[..., None]
     c_set_num_threads: Callable[[int], None]
     c_panel_width: Callable[[], int]
@@ -105,14 +111,28 @@ class NativeOps:
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         """Weight [N, K] to panels of columns that stream from memory (layout: cpu/linear.c)."""
         rows, columns = weight.shape
-        panel, dtype = self.c_panel_width(), DTYPE_CODES[weight.dtype]
+        panel, format_ = self.c_panel_width(), PLAIN_FORMATS[weight.dtype]
         padded = -(-rows // panel) * panel
         data = weight.new_empty(padded * (columns + columns % 2))
         source = weight.contiguous()
-        self.c_pack_linear(data.data_ptr(), source.data_ptr(), rows, columns, dtype)
-        if bias is not None:
-            bias = functional.pad(bias.float(), (0, padded - rows))
-        return PackedLinear(data, bias, in_features=columns, out_features=rows)
+        self.c_pack_linear(data.data_ptr(), source.data_ptr(), rows, columns, format_)
+        return PackedLinear(data, self._pack_bias(bias, rows), columns, rows, format_)
+
+    def pack_quantized(self, weight: QuantizedWeight, bias: Tensor | None = None) -> PackedLinear:
+        """Codes and scales to panels in one stream (layout: cpu/linear_quantized.c)."""
+        codes, zeros = weight.codes, weight.zeros
+        rows, columns = codes.shape
+        kind = weight.group_size, weight.format
+        data = torch.empty(self.c_packed_bytes(rows, columns, *kind), dtype=torch.uint8)
+        pointers = data.data_ptr(), codes.data_ptr(), weight.scales.data_ptr()
+        zeros_pointer = None if zeros is None else zeros.data_ptr()
+        self.c_pack_quantized(*pointers, zeros_pointer, rows, columns, *kind)
+        bias = self._pack_bias(bias, rows)
+        return PackedLinear(data, bias, columns, rows, weight.format, weight.group_size)
+
+    def _pack_bias(self, bias: Tensor | None, rows: int) -> Tensor | None:
+        padding = -rows % self.c_panel_width()
+        return None if bias is None else functional.pad(bias.float(), (0, padding))
 
     def linear(
         self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
@@ -121,16 +141,16 @@ class NativeOps:
         rows, columns = x.shape
         data, width = packed.data, packed.out_features
         assert x.is_contiguous()
-        assert x.dtype is data.dtype
+        assert x.dtype is data.dtype or packed.group_size
         assert columns == packed.in_features
         if out_dtype is None:
             out = x.new_empty(rows, width)
         else:
             out = x.new_empty(rows, width, dtype=out_dtype)
         bias = None if packed.bias is None else packed.bias.data_ptr()
-        dtypes = DTYPE_CODES[x.dtype], DTYPE_CODES[out.dtype]
+        kinds = packed.group_size, packed.format, DTYPE_CODES[x.dtype], DTYPE_CODES[out.dtype]
         pointers = out.data_ptr(), x.data_ptr(), data.data_ptr(), bias
-        self.c_linear(*pointers, rows, width, columns, *dtypes)
+        self.c_linear(*pointers, rows, width, columns, *kinds)
         return out
 
     def rotary(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
@@ -196,7 +216,7 @@ class NativeOps:
 def _bind(library: CDLL, op: str, arguments: list[Any]) -> Callable[..., Any]:
     function = getattr(library, f"surestep_{op}")
     function.argtypes = arguments
-    function.restype = c_int if op == "panel_width" else None
+    function.restype = _RESULTS.get(op)
     return function  # type: ignore[no-any-return]
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import platform
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import CDLL
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from surestep_kernels import load_kernels
-from surestep_kernels.build import BuildError, build_library, default_cache
+from surestep_kernels.build import SOURCES, BuildError, build_library, default_cache
 from surestep_kernels.native import NativeOps
 
 
@@ -27,6 +29,15 @@ def test_a_built_library_is_used_again(tmp_path: Path) -> None:
     assert build_library(tmp_path, compiler="no-such-compiler") == library
     assert library.stat().st_mtime_ns == before
     assert CDLL(str(library)).surestep_panel_width() in (16, 32)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of another machine")
+def test_the_sources_compile_for_processors_without_wide_vectors(tmp_path: Path) -> None:
+    sources = sorted(str(path) for path in SOURCES.glob("*.c"))
+    flags = ("-std=gnu11", "-O0", "-march=x86-64-v2", "-w", "-fPIC", "-shared")
+    library = tmp_path / "plain.so"
+    subprocess.run(["cc", *flags, "-o", str(library), *sources, "-lm"], check=True)
+    assert CDLL(str(library)).surestep_panel_width() == 16
 
 
 def test_without_a_compiler_it_says_so(tmp_path: Path) -> None:

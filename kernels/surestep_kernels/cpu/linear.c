@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "linear.h"
 #include "pool.h"
-#include "vec.h"
 
 #if defined(__AVX512BF16__)
 #define HAS_DOT 1
@@ -21,72 +21,8 @@
 #define HAS_DOT 0
 #endif
 
-#if defined(__AVX512F__)
-enum { LANES = 16, MAX_ROWS = 12, TASK_PANELS = 1 }; /* 32 registers */
-#else
-enum { LANES = 8, MAX_ROWS = 5, TASK_PANELS = 2 }; /* 16 registers */
-#endif
-enum { PANEL = 2 * LANES };
-
-/* Bytes to prefetch ahead; panels follow each other in memory. Measured: 512 to 4096 are close. */
-enum { AHEAD = 2048 };
-
 /* A row block of x is kept within this, so that it stays in the second-level cache. */
 static const long BLOCK_BYTES = 192 * 1024;
-
-typedef float vf __attribute__((vector_size(4 * LANES)));
-typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
-
-/* a * x + c in every lane, rounded once. */
-INLINE vf fma_lanes(vf a, float x, vf c)
-{
-#if defined(__AVX512F__)
-    return (vf)_mm512_fmadd_ps((__m512)a, _mm512_set1_ps(x), (__m512)c);
-#else
-    return fma8(a, splat8(x), c);
-#endif
-}
-
-typedef struct {
-    const char *w;
-    const float *bias; /* [panels * PANEL] or NULL */
-    const char *x;     /* [m, k], each row padded to x_stride bytes */
-    void *y;           /* [m, n] */
-    long m, n, k;      /* k as packed */
-    long x_stride;
-    int dtype, y_dtype;
-    long tiles, block_tiles, groups;
-} linear_job;
-
-/* Bytes of an element of x as the tiles read it. */
-INLINE int x_size(const int dtype) { return dtype == BF16 && HAS_DOT ? 2 : 4; }
-
-/* Rows 0..m are cut into tiles of nearly equal height: a short last tile would be slow. */
-INLINE long tile_start(const linear_job *j, long tile)
-{
-    long base = j->m / j->tiles, extra = j->m % j->tiles;
-    return tile * base + (tile < extra ? tile : extra);
-}
-
-INLINE long panel_bytes(const linear_job *j) { return j->k * PANEL * element_size(j->dtype); }
-
-INLINE vu load_lanes(const char *w, int half)
-{
-    vu bits;
-    memcpy(&bits, w + half * (long)sizeof bits, sizeof bits);
-    return bits;
-}
-
-/* One step over k for one panel: acc[r][h] += w[h] * x[r]; x has its rows `stride` bytes apart. */
-INLINE void multiply_add(vf acc[][2], vf w0, vf w1, const char *x, long stride, const int rows)
-{
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) {
-        float value = *(const float *)(x + r * stride);
-        acc[r][0] = fma_lanes(w0, value, acc[r][0]);
-        acc[r][1] = fma_lanes(w1, value, acc[r][1]);
-    }
-}
 
 INLINE void step_f32(vf acc[][2], const char *w, const char *x, long stride, const int rows)
 {
@@ -117,10 +53,9 @@ INLINE void step_bf16(vf acc[][2], const char *w, const char *x, long stride, co
 }
 #endif
 
-/* Finished sums [rows, panels * PANEL] to y, with the bias. Apart from the tiles, so that it is
- * compiled once. */
-static __attribute__((noinline)) void store_tile(const linear_job *j, const float *sums, long row,
-                                                 long panel, int rows, int panels)
+/* Apart from the tiles, so that it is compiled once. */
+void linear_store(const linear_job *j, const float *sums, long row, long panel, int rows,
+                  int panels)
 {
     long first = panel * PANEL, width = panels * PANEL;
     long columns = j->n - first < width ? j->n - first : width;
@@ -145,8 +80,9 @@ INLINE void tile(const linear_job *j, long row, long panel, const int rows, cons
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) acc[p][r][0] = acc[p][r][1] = (vf){0};
 
-    const int per_step = dtype == BF16 ? 2 : 1, x_step = per_step * x_size(dtype);
-    const long steps = j->k / per_step, stride = panel_bytes(j), x_stride = j->x_stride;
+    const int per_step = dtype == BF16 ? 2 : 1;
+    const long x_step = per_step * element_size(dtype == BF16 && HAS_DOT ? BF16 : F32);
+    const long steps = j->k / per_step, stride = j->panel_bytes, x_stride = j->x_stride;
     const char *w = j->w + panel * stride, *x = j->x + row * x_stride;
     for (long s = 0; s < steps; s++, w += PANEL * 4, x += x_step) {
 #pragma GCC unroll 8
@@ -163,15 +99,12 @@ INLINE void tile(const linear_job *j, long row, long panel, const int rows, cons
             sums[(r * panels + p) * 2] = acc[p][r][0];
             sums[(r * panels + p) * 2 + 1] = acc[p][r][1];
         }
-    store_tile(j, (const float *)sums, row, panel, rows, panels);
+    linear_store(j, (const float *)sums, row, panel, rows, panels);
 }
-
-/* Panels worked on together, for enough independent chains with few rows. */
-INLINE int panels_for(long rows) { return rows <= 3 ? TASK_PANELS : 1; }
 
 #define TILE(r, p) \
     case (r) * 8 + (p): \
-        if (j->dtype == BF16) tile(j, row, panel, r, p, BF16); \
+        if (j->format == BF16) tile(j, row, panel, r, p, BF16); \
         else tile(j, row, panel, r, p, F32); \
         break;
 
@@ -187,6 +120,17 @@ static void run_tile(const linear_job *j, long row, long panel, long rows, int p
     }
 }
 
+static void plain_block(const linear_job *j, long panel, int panels, long first, long last)
+{
+    for (long t = first; t < last; t++) {
+        long row = tile_start(j, t);
+        run_tile(j, row, panel, tile_start(j, t + 1) - row, panels);
+    }
+}
+
+/* Panels worked on together, for enough independent chains with few rows. */
+INLINE int panels_for(long rows) { return rows <= 3 ? TASK_PANELS : 1; }
+
 /* A few panels times a block of row tiles. */
 static void linear_task(const void *job, long index)
 {
@@ -198,10 +142,7 @@ static void linear_task(const void *job, long index)
     int together = panels_for(tile_start(j, 1));
     for (; panel < end; panel += together) {
         if (panel + together > end) together = 1;
-        for (long t = first; t < last; t++) {
-            long row = tile_start(j, t);
-            run_tile(j, row, panel, tile_start(j, t + 1) - row, together);
-        }
+        j->block(j, panel, together, first, last);
     }
 }
 
@@ -215,22 +156,28 @@ typedef struct {
 
 enum { WIDEN_ROWS = 16 };
 
-/* Rows of x [m, k] as the tiles read them: fp32, or bf16 for the dot product; then a zero or more. */
+/* A row of x as the tiles read it: fp32, or bf16 for the dot product; then zeros. */
+static void widen(const widen_job *j, char *out, long row)
+{
+    const int wide = j->linear->x_format;
+    const long size = element_size(wide), at = row * j->k;
+    if (wide == j->dtype) memcpy(out, element(j->x, at, wide), (size_t)(j->k * size));
+    else {
+        long c = 0;
+        for (; c + 8 <= j->k; c += 8) store8(out, c, load8(j->x, at + c, BF16), F32);
+        for (; c < j->k; c++) store1(out, c, load1(j->x, at + c, BF16), F32);
+    }
+    memset(out + j->k * size, 0, (size_t)((j->linear->k - j->k) * size));
+}
+
 static void widen_task(const void *job, long index)
 {
     const widen_job *j = job;
     long first = index * WIDEN_ROWS, end = first + WIDEN_ROWS;
     for (long row = first; row < end && row < j->linear->m; row++) {
         char *out = j->out + row * j->linear->x_stride;
-        if (x_size(j->dtype) == element_size(j->dtype)) {
-            long size = x_size(j->dtype);
-            memcpy(out, element(j->x, row * j->k, j->dtype), (size_t)(j->k * size));
-            memset(out + j->k * size, 0, (size_t)size);
-        } else {
-            long c = 0;
-            for (; c + 8 <= j->k; c += 8) store8(out, c, load8(j->x, row * j->k + c, BF16), F32);
-            for (; c <= j->k; c++) store1(out, c, c < j->k ? load1(j->x, row * j->k + c, BF16) : 0, F32);
-        }
+        widen(j, out, row);
+        if (j->linear->group) linear_quantized_prepare(j->linear, (float *)out);
     }
 }
 
@@ -245,26 +192,39 @@ static char *scratch(size_t bytes)
     return kept.data;
 }
 
+/* For a job that says everything but x and the tiles; k as x has it. */
+static void run(linear_job *j, const void *x, long k, int x_dtype)
+{
+    j->tiles = (j->m + MAX_ROWS - 1) / MAX_ROWS;
+    j->groups = (j->n + PANEL * TASK_PANELS - 1) / (PANEL * TASK_PANELS);
+    /* One cache line more than the row: rows of 2^n elements would share one cache set. */
+    long groups = j->group ? (j->k + j->group - 1) / j->group : 0;
+    j->x_stride = (j->k * element_size(j->x_format) + groups * 4 + 63) / 64 * 64 + 64;
+    j->block_tiles = BLOCK_BYTES / (MAX_ROWS * j->x_stride);
+    if (j->block_tiles < 1) j->block_tiles = 1;
+    if (j->block_tiles > MAX_BLOCK_TILES) j->block_tiles = MAX_BLOCK_TILES;
+    char *wide = scratch((size_t)(j->m * j->x_stride));
+    widen_job widen = {j, x, wide, k, x_dtype};
+    parallel_for(widen_task, &widen, (j->m + WIDEN_ROWS - 1) / WIDEN_ROWS);
+    j->x = wide;
+    parallel_for(linear_task, j, j->groups * ((j->tiles + j->block_tiles - 1) / j->block_tiles));
+}
+
 int surestep_panel_width(void) { return PANEL; }
 
-/* x [m, k] and packed w in dtype, y [m, n] in y_dtype. */
+/* x [m, k] in x_dtype, which is the weight's own where that is F32 or BF16; y [m, n] in y_dtype. */
 void surestep_linear(void *y, const void *x, const void *w, const float *bias, long m, long n,
-                     long k, int dtype, int y_dtype)
+                     long k, long group, int format, int x_dtype, int y_dtype)
 {
     if (m == 0) return;
-    linear_job j = {.w = w, .bias = bias, .y = y, .m = m, .n = n, .k = k + (dtype == BF16 && k % 2),
-                    .dtype = dtype, .y_dtype = y_dtype};
-    j.tiles = (m + MAX_ROWS - 1) / MAX_ROWS;
-    j.groups = (n + PANEL * TASK_PANELS - 1) / (PANEL * TASK_PANELS);
-    /* One cache line more than the row: rows of 2^n elements would share one cache set. */
-    j.x_stride = (j.k * x_size(dtype) + 63) / 64 * 64 + 64;
-    j.block_tiles = BLOCK_BYTES / (MAX_ROWS * j.x_stride);
-    if (j.block_tiles < 1) j.block_tiles = 1;
-    char *wide = scratch((size_t)(m * j.x_stride));
-    widen_job widen = {&j, x, wide, k, dtype};
-    parallel_for(widen_task, &widen, (m + WIDEN_ROWS - 1) / WIDEN_ROWS);
-    j.x = wide;
-    parallel_for(linear_task, &j, j.groups * ((j.tiles + j.block_tiles - 1) / j.block_tiles));
+    const int plain = format == F32 || format == BF16, dot = format == BF16 && HAS_DOT;
+    linear_job j = {.w = w, .bias = bias, .y = y, .m = m, .n = n, .k = packed_length(k, format),
+                    .group = group, .format = format, .x_format = dot ? BF16 : F32,
+                    .y_dtype = y_dtype};
+    j.panel_bytes = plain ? j.k * PANEL * element_size(format)
+                          : linear_quantized_panel(j.k, group, format);
+    j.block = plain ? plain_block : linear_quantized_block;
+    run(&j, x, k, x_dtype);
 }
 
 typedef struct {
@@ -288,14 +248,18 @@ static void pack_task(const void *job, long panel)
     }
 }
 
+void linear_huge_pages(void *out, long bytes)
+{
+    const uintptr_t page = 4096, to = (uintptr_t)out + (uintptr_t)bytes;
+    uintptr_t from = ((uintptr_t)out + page - 1) / page * page;
+    if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
+}
+
 /* Weight [n, k] to panels. out has room for n rounded up to PANEL times k rounded up to 2. */
 void surestep_pack_linear(void *out, const void *w, long n, long k, int dtype)
 {
-    pack_job j = {out, w, n, k, k + (dtype == BF16 && k % 2), dtype};
-    long panels = (n + PANEL - 1) / PANEL, page = 4096;
-    uintptr_t from = ((uintptr_t)out + page - 1) / page * page;
-    uintptr_t to = ((uintptr_t)out + (size_t)(panels * PANEL * j.packed_k * element_size(dtype)));
-    /* Huge pages: the hardware prefetcher stops at page borders. Only a hint. */
-    if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
+    pack_job j = {out, w, n, k, packed_length(k, dtype), dtype};
+    long panels = (n + PANEL - 1) / PANEL;
+    linear_huge_pages(out, panels * PANEL * j.packed_k * element_size(dtype));
     parallel_for(pack_task, &j, panels);
 }

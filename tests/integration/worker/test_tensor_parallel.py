@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -14,21 +13,8 @@ from surestep_worker.models import load_model
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
 from torch import multiprocessing
-from tp_rank import TIMEOUT_S, VARIANTS, lonely_main, make_variant, rank_main, run_steps
-
-
-def join_all(processes: list[SpawnProcess]) -> None:
-    """Wait for success of all; whatever still runs in the end is killed."""
-    try:
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(TIMEOUT_S)
-        assert [process.exitcode for process in processes] == [0] * len(processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+from tp_rank import VARIANTS, lonely_main, make_variant, run_steps
+from tp_spawn import join_all, run_ranks
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tp")
     for name in VARIANTS:
         make_variant(path, name)
-    spawn, address = multiprocessing.get_context("spawn"), free_address()
-    join_all([spawn.Process(target=rank_main, args=(rank, address, path)) for rank in range(2)])
+    run_ranks(path, list(VARIANTS))
     return path
 
 

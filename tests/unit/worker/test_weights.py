@@ -55,7 +55,7 @@ def checkpoint(tmp_path: Path) -> Path:
         ),
         (
             lambda tensors: tensors.update({NORM: torch.zeros(32, dtype=torch.int8)}),
-            f"neither float32, bfloat16 nor float16: {NORM}",
+            f"of another type: {NORM} I8 instead of F32 or BF16 or F16",
         ),
         (
             lambda tensors: tensors.update({f"x{i}": torch.zeros(1) for i in range(9)}),

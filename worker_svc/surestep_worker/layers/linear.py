@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from surestep_kernels import KernelSet, PackedLinear
+from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 
 from surestep_worker.models.weights import Parameter, Source, Weights
 from surestep_worker.tp import TensorParallel
@@ -64,6 +64,7 @@ class Sharding:
         weight = Parameter(
             (rows, inputs),
             tuple(Source(f"{n}.weight", (p.total, inputs), p.keep) for n, p in outputs),
+            linear=True,
         )
         if not bias:
             return {f"{name}.weight": weight}
@@ -75,7 +76,7 @@ class Sharding:
     ) -> dict[str, Parameter]:
         """A row-parallel layer. Only rank 0 has the bias: the all-reduce adds it for everyone."""
         kept = Source(f"{source}.weight", (outputs, inputs.total), inputs.keep, dim=1)
-        weight = Parameter((outputs, inputs.size), (kept,))
+        weight = Parameter((outputs, inputs.size), (kept,), linear=True)
         if not bias:
             return {f"{name}.weight": weight}
         keep = slice(0, outputs if self.tp.rank == 0 else 0)
@@ -84,6 +85,9 @@ class Sharding:
 
 
 def take_linear(weights: Weights, name: str, kernels: KernelSet) -> PackedLinear:
-    """Read a linear layer and keep it in the kernels' layout only."""
+    """Read a linear layer, quantised or not, and keep it in the kernels' layout only."""
     bias = weights.take(f"{name}.bias") if f"{name}.bias" in weights else None
-    return kernels.pack_linear(weights.take(f"{name}.weight"), bias)
+    weight = weights.take_linear(f"{name}.weight")
+    if isinstance(weight, QuantizedWeight):
+        return kernels.pack_quantized(weight, bias)
+    return kernels.pack_linear(weight, bias)

@@ -14,6 +14,8 @@ from surestep_common.errors import InvalidRequest
 
 from surestep_worker.layers.rotary import Llama3Scaling, RopeConfig
 
+from .quantization import Quantization, read_quantization
+
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
     checkpoint_dtype: str
+    quantization: Quantization | None
 
     @classmethod
     def from_pretrained(cls, path: Path) -> ModelConfig:
@@ -93,6 +96,7 @@ class ModelConfig:
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             eos_token_ids=read_eos_token_ids(path, raw),
             checkpoint_dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
+            quantization=read_quantization(raw),
         )
 
     @property
@@ -172,9 +176,6 @@ def required(raw: Mapping[str, Any], key: str) -> Any:
 
 def refuse_unserved(raw: Mapping[str, Any]) -> None:
     """Raise InvalidRequest for features that no model here serves."""
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise InvalidRequest(f"quantized weights ({method}) are not supported", param="model")
     for key, served in (("hidden_act", "silu"), ("partial_rotary_factor", 1.0)):
         if raw.get(key, served) != served:
             raise InvalidRequest(f"{key} {raw[key]} is not supported", param="model")

@@ -19,6 +19,7 @@ from .config import (
     refuse_unserved,
     required,
 )
+from .quantization import read_quantization
 
 
 class HybridTraits(NamedTuple):
@@ -118,6 +119,7 @@ class HybridConfig(ModelConfig):
             tie_word_embeddings=bool(whole.get("tie_word_embeddings", False)),
             eos_token_ids=read_eos_token_ids(path, raw),
             checkpoint_dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
+            quantization=read_quantization(whole),
             layer_types=_layer_types(raw),
             delta=_delta(raw),
             moe=_moe(raw) if traits.moe else None,

@@ -20,10 +20,11 @@ from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.recurrent import RecurrentSpec
 from surestep_worker.tp import TensorParallel
 
+from .checkpoint import checkpoint_names
 from .config import DENSE_ARCHITECTURES, ModelConfig, architecture_of, read_json, resolve_dtype
 from .hybrid_config import HYBRID_ARCHITECTURES, HybridConfig
 from .mtp import MtpHead
-from .weights import Progress, Table, Weights, checkpoint_names
+from .weights import Progress, Table, Weights
 
 
 class Model(Protocol):
@@ -138,6 +139,7 @@ def _open(
         path,
         table,
         ignore=ignore,
+        quantization=config.quantization,
         dtype=resolve_dtype(options.dtype, config),
         device=options.device,
         progress=options.progress,

@@ -4,29 +4,32 @@ A model declares a table: parameter of this rank -> the checkpoint tensors (or s
 fill it from the top. The table is compared with the headers of all files before any weight is read,
 so a wrong checkpoint fails at once and with every name. Parameters are then taken one at a time, to
 be packed before the next is read.
+
+In a quantised checkpoint each linear weight may be quantised or plain: the tensors that the files
+hold for it decide, never its name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from surestep_common.errors import InvalidRequest
+from surestep_kernels import QuantizedWeight
+from surestep_kernels.quantized import concatenate
 from torch import Tensor
 
-from .config import read_json
+from .checkpoint import Checkpoint, refuse
+from .quantization import Quantization, Share, Stored
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes to read in all
 
-_ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-_NAMES_SHOWN = 6
+logger = logging.getLogger(__name__)
 
 
 class Source(NamedTuple):
@@ -55,12 +58,27 @@ class Source(NamedTuple):
         first = () if self.item is None else (self.item,)
         return (*first, *(slice(None),) * self.dim, self.keep)
 
+    @property
+    def module(self) -> str:
+        """Name of the module that a weight belongs to."""
+        return self.name.removesuffix(".weight")
+
+    @property
+    def share(self) -> Share:
+        """What this rank keeps of a linear weight."""
+        rows, columns = self.shape
+        keep = range(self.keep.start, self.keep.stop)
+        if self.dim == 0:
+            return Share(self.module, keep, range(columns), inputs=columns)
+        return Share(self.module, range(rows), keep, inputs=columns)
+
 
 class Parameter(NamedTuple):
     """One tensor of this rank: its sources stacked along dimension 0; rows without source are 0."""
 
     shape: tuple[int, ...]
     sources: tuple[Source, ...]
+    linear: bool = False  # for take_linear: weights [N, K] that may be quantised
 
 
 Table = Mapping[str, Parameter]
@@ -78,26 +96,29 @@ class Weights:
         table: Table,
         *,
         ignore: Iterable[str] = (),
+        quantization: Quantization | None = None,
         dtype: torch.dtype,
         device: str,
         progress: Progress | None = None,
     ) -> None:
         """Open the checkpoint in folder `path` and compare it with `table`.
 
-        `ignore` holds regular expressions of whole names of tensors that are not wanted. Raises
-        InvalidRequest naming missing, unexpected, repeated, misshapen and quantized tensors.
+        `ignore` holds regular expressions of whole names of tensors that are not wanted. Without
+        `quantization` every weight must be plain. Raises InvalidRequest naming missing, unexpected,
+        repeated and misshapen tensors, and those of a wrong type or in the wrong company.
         """
         self._left = dict(table)
+        self._quantization = quantization
         self._dtype = dtype
         self._device = device
         self._progress = progress or (lambda done, total: None)
         self._done = 0
         self.bytes_taken = 0  # of the parameters as this rank keeps them
         with contextlib.ExitStack() as stack:
-            self._files = _open_all(path, stack)
-            sources = [source for parameter in table.values() for source in parameter.sources]
-            _check(self._files, sources, ignore)
-            self._total = sum(self._bytes(source) for source in sources)
+            self._checkpoint = Checkpoint(path, stack)
+            self._quantized = self._find_quantized(table)
+            self._check(table, ignore)
+            self._total = sum(self._bytes(s) for p in table.values() for s in p.sources)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -117,89 +138,84 @@ class Weights:
 
     def take(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """Read one parameter, on this reader's device and in its dtype unless another is given."""
-        shape, sources = self._left.pop(name)
+        shape, sources, _ = self._left.pop(name)
         parameter = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
         row = 0
         for source in sources:
             if source.numel > 0:
-                part = self._read(source)
+                part = self._checkpoint.read(source.name, source.place)
                 parameter[row : row + len(part)] = part
                 row += len(part)
-            self._done += self._bytes(source)
-            self._progress(self._done, self._total)
+            self._advance(source)
         parameter[row:] = 0
         self.bytes_taken += parameter.nbytes
         return parameter
 
-    def _read(self, source: Source) -> Tensor:
-        part: Tensor = self._files[source.name].get_slice(source.name)[source.place]
-        return part
+    def take_linear(self, name: str) -> Tensor | QuantizedWeight:
+        """Read a linear weight as the checkpoint holds it: quantised, or as `take` does.
+
+        Raises InvalidRequest when a quantised one cannot be cut as this rank needs it.
+        """
+        sources = self._left[name].sources
+        if self._quantization is None or sources[0].name not in self._quantized:
+            return self.take(name)
+        del self._left[name]
+        parts = []
+        for source in sources:
+            parts.append(self._quantization.read(source.share, self._read_part))
+            self._advance(source)
+        weight = concatenate(parts)
+        self.bytes_taken += weight.nbytes
+        return weight
+
+    def _read_part(self, name: str, rows: slice, columns: slice) -> Tensor:
+        return self._checkpoint.read(name, (rows, columns)).to(self._device)
+
+    def _advance(self, source: Source) -> None:
+        self._done += self._bytes(source)
+        self._progress(self._done, self._total)
 
     def _bytes(self, source: Source) -> int:
-        return (
-            source.numel * _ITEM_BYTES[self._files[source.name].get_slice(source.name).get_dtype()]
-        )
+        """Of a source's tensors, the share that is kept."""
+        whole = sum(self._checkpoint.nbytes(name) for name in self._stored(source))
+        return whole * source.numel // math.prod(source.shape)
 
+    def _stored(self, source: Source) -> dict[str, Stored]:
+        """The checkpoint tensors that hold a source."""
+        if self._quantization is None or source.name not in self._quantized:
+            return {source.name: Stored(source.shape)}
+        return self._quantization.stored(source.module, *source.shape)
 
-def checkpoint_names(path: Path) -> frozenset[str]:
-    """Names of all tensors of the checkpoint in folder `path`."""
-    with contextlib.ExitStack() as stack:
-        return frozenset(_open_all(path, stack))
+    def _find_quantized(self, table: Table) -> frozenset[str]:
+        """Names of the sources that the files hold quantised."""
+        if self._quantization is None:
+            return frozenset()
+        modules = {
+            source.name: source.module for p in table.values() if p.linear for source in p.sources
+        }
+        holds = self._quantization.holds
+        found = frozenset(n for n, module in modules.items() if holds(module, self._checkpoint))
+        plain = len(modules) - len(found)
+        logger.info("linear weights: %d quantized, %d plain", len(found), plain)
+        return found
 
+    def _check(self, table: Table, ignore: Iterable[str]) -> None:
+        sources = [source for parameter in table.values() for source in parameter.sources]
+        places = [f"{source.name}{source.place}" for source in sources if source.numel]
+        assert len(set(places)) == len(places), "a slice fills two places"
+        expected = {n: stored for source in sources for n, stored in self._stored(source).items()}
+        refuse(self._contradictions(table) | self._checkpoint.check(expected, ignore))
 
-def _open_all(path: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
-    """Tensor name -> open file that holds it."""
-    holders: dict[str, Any] = {}
-    repeated: list[str] = []
-    for filename in _filenames(path):
-        try:
-            file = stack.enter_context(safe_open(path / filename, framework="pt"))
-        except (OSError, SafetensorError) as error:
-            raise InvalidRequest(
-                f"cannot read {path / filename}: {error}", param="model"
-            ) from error
-        repeated += holders.keys() & file.keys()
-        holders.update(dict.fromkeys(file.keys(), file))
-    if repeated:
-        raise InvalidRequest(f"in more than one file: {_some(repeated)}", param="model")
-    return holders
-
-
-def _filenames(path: Path) -> list[str]:
-    """Of a single-file checkpoint, or of one with an index."""
-    index = path / "model.safetensors.index.json"
-    if index.exists():
-        return sorted(set(read_json(index).get("weight_map", {}).values()))
-    if (path / "model.safetensors").exists():
-        return ["model.safetensors"]
-    raise InvalidRequest(f"no model.safetensors and no {index.name} in {path}", param="model")
-
-
-def _check(files: Mapping[str, Any], sources: list[Source], ignore: Iterable[str]) -> None:
-    expected = {source.name: source for source in sources}
-    places = [f"{source.name}{source.place}" for source in sources if source.numel]
-    assert len(set(places)) == len(places), "a slice fills two places"
-    ignored = re.compile("|".join(ignore) or "(?!)")
-    common = sorted(expected.keys() & files.keys())
-    headers = {name: files[name].get_slice(name) for name in common}
-    problems = {
-        "missing": expected.keys() - files.keys(),
-        "unexpected": [n for n in files.keys() - expected.keys() if not ignored.fullmatch(n)],
-        "of another shape": [
-            f"{name} {headers[name].get_shape()} instead of {list(expected[name].shape)}"
-            for name in common
-            if tuple(headers[name].get_shape()) != expected[name].shape
-        ],
-        "neither float32, bfloat16 nor float16": [
-            name for name in common if headers[name].get_dtype() not in _ITEM_BYTES
-        ],
-    }
-    found = [f"{kind}: {_some(names)}" for kind, names in problems.items() if names]
-    if found:
-        raise InvalidRequest(f"checkpoint tensors {'; '.join(found)}", param="model")
-
-
-def _some(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    more = len(ordered) - _NAMES_SHOWN
-    return ", ".join(ordered[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    def _contradictions(self, table: Table) -> dict[str, list[str]]:
+        """Kind of problem -> sources that have it."""
+        if self._quantization is None:
+            return {}
+        modules = {s.module for p in table.values() for s in p.sources if s.name in self._quantized}
+        merged = [{source.name for source in parameter.sources} for parameter in table.values()]
+        mixed = [names - self._quantized for names in merged if names & self._quantized]
+        return {
+            "quantized although listed in modules_to_not_convert": [
+                module for module in modules if self._quantization.lists_as_plain(module)
+            ],
+            "plain beside quantized ones they are merged with": sorted(set().union(*mixed)),
+        }

@@ -1,0 +1,120 @@
+/* What the matrix products of all weight formats share: panels, jobs, and the loop over tiles. */
+#pragma once
+
+#include "vec.h"
+
+/* How weights are stored: F32 and BF16 of vec.h, and two whose elements share scales in groups. */
+enum { FP8 = 2, INT4 = 3 };
+
+#if defined(__AVX512F__)
+enum { LANES = 16, MAX_ROWS = 12, TASK_PANELS = 1 }; /* 32 registers */
+#else
+enum { LANES = 8, MAX_ROWS = 5, TASK_PANELS = 2 }; /* 16 registers */
+#endif
+enum { PANEL = 2 * LANES };
+
+enum { MAX_GROUP = 128 };      /* elements of k that share a scale */
+enum { MAX_BLOCK_TILES = 32 }; /* row tiles that one call of a block function covers */
+
+/* Bytes to prefetch ahead; panels follow each other in memory. Measured: 512 to 4096 are close. */
+enum { AHEAD = 2048 };
+
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+
+typedef struct linear_job linear_job;
+
+/* Multiply rows of the tiles first..last by `panels` panels from `panel` on. */
+typedef void (*block_fn)(const linear_job *job, long panel, int panels, long first, long last);
+
+struct linear_job {
+    const char *w;
+    const float *bias; /* [panels * PANEL] or NULL */
+    const char *x;     /* [m, k], zeros up to k; FP8 and INT4: then fp32 sums of the groups */
+    void *y;           /* [m, n] */
+    long m, n, k;      /* k as packed */
+    long group;        /* FP8 and INT4: elements of k that share a scale, MAX_GROUP at most */
+    long panel_bytes, x_stride;
+    int format, x_format, y_dtype; /* x_format: as the tiles read x */
+    block_fn block;
+    long tiles, block_tiles, groups;
+};
+
+/* a * x + c in every lane, rounded once. */
+INLINE vf fma_lanes(vf a, vf x, vf c)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)x, (__m512)c);
+#else
+    return fma8(a, x, c);
+#endif
+}
+
+INLINE vf splat(float x)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_set1_ps(x);
+#else
+    return splat8(x);
+#endif
+}
+
+INLINE vu load_lanes(const char *w, int half)
+{
+    vu bits;
+    memcpy(&bits, w + half * (long)sizeof bits, sizeof bits);
+    return bits;
+}
+
+/* Keeps the compiler from loading x again for each of its uses, which are too many for the machine. */
+INLINE vf loaded(vf x)
+{
+#if defined(__AVX__)
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
+
+/* One step over k for one panel: acc[r][h] += w[h] * x[r]; x has its rows `stride` bytes apart. */
+INLINE void multiply_add(vf acc[][2], vf w0, vf w1, const char *x, long stride, const int rows)
+{
+    w0 = loaded(w0);
+    w1 = loaded(w1);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        vf value = splat(*(const float *)(x + r * stride));
+        acc[r][0] = fma_lanes(w0, value, acc[r][0]);
+        acc[r][1] = fma_lanes(w1, value, acc[r][1]);
+    }
+}
+
+/* Rows 0..m are cut into tiles of nearly equal height: a short last tile would be slow. */
+INLINE long tile_start(const linear_job *j, long tile)
+{
+    long base = j->m / j->tiles, extra = j->m % j->tiles;
+    return tile * base + (tile < extra ? tile : extra);
+}
+
+/* Elements of k as packed: whole lanes of 32 bits. */
+INLINE long packed_length(long k, int format)
+{
+    long per_lane = format == F32 ? 1 : format == BF16 ? 2 : format == FP8 ? 4 : 8;
+    return (k + per_lane - 1) / per_lane * per_lane;
+}
+
+/* Finished sums [rows, panels * PANEL] to y, with the bias. */
+void linear_store(const linear_job *j, const float *sums, long row, long panel, int rows,
+                  int panels);
+
+/* Ask for huge pages: the hardware prefetcher stops at page borders. Only a hint. */
+void linear_huge_pages(void *out, long bytes);
+
+/* The block function of FP8 and INT4. */
+void linear_quantized_block(const linear_job *j, long panel, int panels, long first, long last);
+
+/* A row of x as the block function wants it, with its sums over the groups. */
+void linear_quantized_prepare(const linear_job *j, float *x);
+
+/* Bytes of a packed panel of k elements. */
+long linear_quantized_panel(long k, long group, int format);

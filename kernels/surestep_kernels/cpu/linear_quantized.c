@@ -1,0 +1,257 @@
+/* Weights of 8 and 4 bits whose elements share scales: y = x W^T with
+ * W[n, k] = (code - zero) * scale, zero and scale of column n and the group of k.
+ *
+ * A lane of 32 bits holds 4 FP8 or 8 INT4 codes of one column, lowest bits first. A panel is, group
+ * after group, one header lane per column and then its codes; it streams like a plain one. The
+ * header is the scale in fp32; INT4 scales come from 16 bits and so leave room for the zero point
+ * in their lowest four.
+ *
+ * Few instructions per code matter most, so codes are only moved and masked to where they make a
+ * number that is a power of two off; x and the scales make up for it, exactly:
+ *   FP8   E4M3 where fp32 has sign, exponent and mantissa is 2^-120 of the value, subnormals
+ *         included. x comes 2^60 times too large, which keeps all sums far from fp32's own
+ *         subnormals, and the packed scales another 2^60.
+ *   INT4  a code that stays at bit 4, 8 or 12 is 16, 256 or 4096 times too large; the x for these
+ *         places come that much smaller. Zero points are applied to sums of groups of x.
+ *
+ * Every output element is one chain of fused multiply-adds over the codes of a group, starting at
+ * 0, and one over the groups. Whether codes are moved in registers or ahead of several row tiles
+ * makes no difference, so a row of y is bit for bit the same at any number of rows.
+ */
+#include "linear.h"
+#include "pool.h"
+
+enum { STRIP = PANEL * 4 }; /* bytes: one lane of every column */
+
+/* One group of the panels that are worked on together. */
+typedef struct {
+    vf scale[TASK_PANELS][2], zero[TASK_PANELS][2];
+    const char *codes; /* or moved ones: format F32 */
+    long stride;       /* bytes from panel to panel */
+    long count;        /* elements of k */
+    const char *x;     /* [rows, count] */
+    long x_stride;
+    long x_sums;       /* bytes from a row of x to its sum over the group */
+} group;
+
+INLINE int per_lane(const int format) { return format == FP8 ? 4 : format == INT4 ? 8 : 1; }
+
+/* Code i of every lane of half a panel, a power of two off. */
+INLINE vf decode(const char *codes, int half, int i, const int format)
+{
+    vu lanes = load_lanes(codes, half);
+    if (format == F32) return (vf)lanes;
+    if (format == INT4) {
+        if (i >= 4) lanes >>= 16;
+        return __builtin_convertvector((vi)(lanes & 0xfu << 4 * (i % 4)), vf);
+    }
+    vi moved = (vi)(lanes << (24 - 8 * i)) >> 4; /* arithmetic: the sign stays at the top */
+    return (vf)(moved & (int32_t)0x87f00000);
+}
+
+/* sums[r][panel][half] += scale * (sum of code * x - zero * sum of x). */
+INLINE void group_tile(const group *g, long row, vf *sums, const int rows, const int panels,
+                       const int format)
+{
+    vf acc[TASK_PANELS][MAX_ROWS][2];
+#pragma GCC unroll 8
+    for (int p = 0; p < panels; p++)
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) acc[p][r][0] = acc[p][r][1] = (vf){0};
+
+    const char *codes = g->codes, *x = g->x + row * g->x_stride;
+    for (long k = 0; k < g->count; k += per_lane(format), codes += STRIP) {
+#pragma GCC unroll 8
+        for (int i = 0; i < per_lane(format); i++) {
+#pragma GCC unroll 8
+            for (int p = 0; p < panels; p++) {
+                const char *at = codes + p * g->stride;
+                if (format != F32 && i == 0) __builtin_prefetch(at + AHEAD);
+                vf w0 = decode(at, 0, i, format), w1 = decode(at, 1, i, format);
+                multiply_add(acc[p], w0, w1, x + 4 * i, g->x_stride, rows);
+            }
+            __asm__ volatile("" ::: "memory"); /* load again rather than spill an accumulator */
+        }
+        x += 4 * per_lane(format);
+    }
+    sums += row * panels * 2;
+    x = g->x + row * g->x_stride + g->x_sums;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        vf x_sum = splat(-*(const float *)(x + r * g->x_stride));
+#pragma GCC unroll 8
+        for (int p = 0; p < panels; p++)
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+                vf *sum = sums + (r * panels + p) * 2 + half;
+                vf codes_sum = fma_lanes(g->zero[p][half], x_sum, acc[p][r][half]);
+                *sum = fma_lanes(codes_sum, g->scale[p][half], *sum);
+            }
+    }
+}
+
+#define TILE(r, p) \
+    case (r) * 8 + (p): \
+        if (format == FP8) group_tile(g, row, sums, r, p, FP8); \
+        else if (format == INT4) group_tile(g, row, sums, r, p, INT4); \
+        else group_tile(g, row, sums, r, p, F32); \
+        break;
+
+static void run_group_tile(const group *g, long row, vf *sums, long rows, int panels, int format)
+{
+    switch (rows * 8 + panels) {
+        TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1) TILE(5, 1)
+#if !defined(__AVX512F__)
+        TILE(1, 2) TILE(2, 2) TILE(3, 2)
+#else
+        TILE(6, 1) TILE(7, 1) TILE(8, 1) TILE(9, 1) TILE(10, 1) TILE(11, 1) TILE(12, 1)
+#endif
+    }
+}
+
+INLINE void read_header(group *g, int panels, const int format)
+{
+    for (int p = 0; p < panels; p++)
+        for (int half = 0; half < 2; half++) {
+            vu lanes = load_lanes(g->codes + p * g->stride, half);
+            vi zero = (vi)(lanes & (format == INT4 ? 0xf : 0));
+            g->zero[p][half] = __builtin_convertvector(zero, vf);
+            g->scale[p][half] = (vf)(format == INT4 ? lanes & ~0xfu : lanes);
+        }
+    g->codes += STRIP;
+}
+
+/* The codes of a group, moved once for several row tiles: [panels, MAX_GROUP, PANEL]. */
+INLINE void decode_group(group *g, vf *out, int panels, const int format)
+{
+    for (int p = 0; p < panels; p++) {
+        const char *codes = g->codes + p * g->stride;
+        vf *to = out + p * MAX_GROUP * 2;
+        for (long k = 0; k < g->count; k += per_lane(format), codes += STRIP) {
+            __builtin_prefetch(codes + AHEAD);
+#pragma GCC unroll 8
+            for (int i = 0; i < per_lane(format); i++, to += 2) {
+                to[0] = decode(codes, 0, i, format);
+                to[1] = decode(codes, 1, i, format);
+            }
+        }
+    }
+    g->codes = (const char *)out;
+    g->stride = MAX_GROUP * PANEL * 4;
+}
+
+INLINE long group_bytes(long count, const int format)
+{
+    return (1 + count / per_lane(format)) * STRIP;
+}
+
+INLINE void block(const linear_job *j, long panel, int panels, long first, long last,
+                  const int format)
+{
+    vf sums[MAX_BLOCK_TILES * MAX_ROWS * TASK_PANELS * 2], decoded[TASK_PANELS * MAX_GROUP * 2];
+    const long first_row = tile_start(j, first), rows = tile_start(j, last) - first_row;
+    memset(sums, 0, (size_t)(rows * panels * PANEL * 4));
+    const char *codes = j->w + panel * j->panel_bytes, *x = j->x + first_row * j->x_stride;
+    for (long k = 0; k < j->k; k += j->group) {
+        long count = j->k - k < j->group ? j->k - k : j->group;
+        group g = {.codes = codes, .stride = j->panel_bytes, .count = count, .x = x + 4 * k,
+                   .x_stride = j->x_stride, .x_sums = 4 * (j->k + k / j->group - k)};
+        read_header(&g, panels, format);
+        int as = format;
+        if (last - first > 1) {
+            decode_group(&g, decoded, panels, format);
+            as = F32;
+        }
+        for (long t = first; t < last; t++) {
+            long row = tile_start(j, t), end = tile_start(j, t + 1);
+            run_group_tile(&g, row - first_row, sums, end - row, panels, as);
+        }
+        codes += group_bytes(count, format);
+    }
+    for (long t = first; t < last; t++) {
+        long row = tile_start(j, t), end = tile_start(j, t + 1);
+        const float *done = (const float *)(sums + (row - first_row) * panels * 2);
+        linear_store(j, done, row, panel, (int)(end - row), panels);
+    }
+}
+
+void linear_quantized_block(const linear_job *j, long panel, int panels, long first, long last)
+{
+    if (j->format == FP8) block(j, panel, panels, first, last, FP8);
+    else block(j, panel, panels, first, last, INT4);
+}
+
+long linear_quantized_panel(long k, long group, int format)
+{
+    long groups = (k + group - 1) / group;
+    return (groups + k / per_lane(format)) * STRIP;
+}
+
+void linear_quantized_prepare(const linear_job *j, float *x)
+{
+    const float a = 1, b = 0x1p-4f, c = 0x1p-8f, d = 0x1p-12f;
+    const f8 factors = j->format == INT4 ? (f8){a, b, c, d, a, b, c, d} : splat8(0x1p60f);
+    float *sums = x + j->k;
+    for (long k = 0; k < j->k;) {
+        long end = k + j->group < j->k ? k + j->group : j->k;
+        f8 sum = splat8(0);
+        for (; k + 8 <= end; k += 8) {
+            f8 values = load8(x, k, F32);
+            sum += values;
+            store8(x, k, values * factors, F32);
+        }
+        for (; k < end; k++) x[k] *= factors[0]; /* FP8 only, which needs no sums */
+        *sums++ = j->format == INT4 ? sum_lanes(sum) : 0;
+    }
+}
+
+typedef struct {
+    char *out;
+    const uint8_t *codes; /* [n, k] */
+    const float *scales;  /* [n, groups] */
+    const uint8_t *zeros; /* [n, groups]; NULL for FP8 */
+    long n, k, group, panel_bytes;
+    int format;
+} pack_job;
+
+/* One column of a panel, which is zero so far. */
+static void pack_column(const pack_job *j, uint32_t *out, long n)
+{
+    const int count = per_lane(j->format), bits = 32 / count;
+    const long groups = (j->k + j->group - 1) / j->group;
+    for (long g = 0; g < groups; g++) {
+        long end = (g + 1) * j->group < j->k ? (g + 1) * j->group : j->k;
+        float scale = j->scales[n * groups + g] * (j->format == FP8 ? 0x1p60f : 1);
+        memcpy(out, &scale, sizeof *out);
+        if (j->zeros) *out |= j->zeros[n * groups + g];
+        out += PANEL;
+        for (long k = g * j->group; k < end; k += count, out += PANEL)
+            for (long i = 0; i < count && k + i < end; i++)
+                *out |= (uint32_t)j->codes[n * j->k + k + i] << bits * i;
+    }
+}
+
+static void pack_task(const void *job, long panel)
+{
+    const pack_job *j = job;
+    char *out = j->out + panel * j->panel_bytes;
+    memset(out, 0, (size_t)j->panel_bytes);
+    for (long c = 0; c < PANEL && panel * PANEL + c < j->n; c++)
+        pack_column(j, (uint32_t *)out + c, panel * PANEL + c);
+}
+
+/* Bytes that surestep_pack_quantized writes. */
+long surestep_packed_bytes(long n, long k, long group, int format)
+{
+    return (n + PANEL - 1) / PANEL * linear_quantized_panel(packed_length(k, format), group, format);
+}
+
+/* Codes [n, k], one per byte, with scales and zeros [n, groups], to panels. */
+void surestep_pack_quantized(void *out, const void *codes, const float *scales, const void *zeros,
+                             long n, long k, long group, int format)
+{
+    pack_job j = {out, codes, scales, zeros, n, k, group,
+                  linear_quantized_panel(packed_length(k, format), group, format), format};
+    linear_huge_pages(out, surestep_packed_bytes(n, k, group, format));
+    parallel_for(pack_task, &j, (n + PANEL - 1) / PANEL);
+}

@@ -1,0 +1,136 @@
+"""Quantised copies of checkpoints, as Qwen (FP8) and AutoAWQ (4 bits) write them, and plain copies
+that hold exactly the weights which the quantised ones stand for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+BLOCK = 128
+METHODS = ("fp8", "awq")
+_AWQ_NIBBLES = (
+    0,
+    2,
+    4,
+    6,
+    1,
+    3,
+    5,
+    7,
+)  # which of eight outputs lies in nibble 0, 1, ... of an int32
+
+
+class Twins(NamedTuple):
+    """Two checkpoints of one model."""
+
+    quantized: Path
+    plain: Path
+
+
+class Matrix(NamedTuple):
+    """One weight: how it is stored, by suffix, and what that means."""
+
+    stored: dict[str, Tensor]
+    meaning: Tensor
+
+
+def quantize(
+    source: Path,
+    method: str,
+    *,
+    plain: Sequence[str] = (),
+    listed: Sequence[str] | None = None,
+    group_size: int = 16,
+) -> Twins:
+    """Write two folders beside `source`.
+
+    Linear layers with an entry of `plain` among the parts of their names stay as they are; modules_to_not_convert
+    names these, or what is `listed`. AWQ has groups of `group_size` inputs.
+    """
+    twins = Twins(*(source.with_name(f"{source.name}-{method}{end}") for end in ("", "-plain")))
+    for folder in twins:
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.index.json"))
+    stored: dict[str, Tensor] = {}
+    meant: dict[str, Tensor] = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if not _is_linear(name, tensor) or any(f".{part}." in f".{module}." for part in plain):
+            stored[name] = meant[name] = tensor
+            continue
+        matrix = fp8(tensor.float()) if method == "fp8" else awq(tensor.float(), group_size)
+        stored |= {f"{module}.{suffix}": part for suffix, part in matrix.stored.items()}
+        meant[name] = matrix.meaning
+    save_file(stored, twins.quantized / "model.safetensors")
+    save_file(meant, twins.plain / "model.safetensors")
+    names = list(plain if listed is None else listed)
+    _change_config(twins.quantized, scheme(method, group_size) | {"modules_to_not_convert": names})
+    return twins
+
+
+def scheme(method: str, group_size: int = 16) -> dict[str, Any]:
+    """The quantization_config of a method."""
+    if method == "fp8":
+        blocks = {"weight_block_size": [BLOCK, BLOCK]}
+        return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", **blocks}
+    sizes = {"bits": 4, "group_size": group_size}
+    return {"quant_method": "awq", "version": "gemm", "zero_point": True, **sizes}
+
+
+def fp8(weight: Tensor) -> Matrix:
+    """Scales such that the largest element of a block becomes 448."""
+    rows, columns = weight.shape
+    shape = -(-rows // BLOCK), -(-columns // BLOCK)
+    codes = torch.zeros_like(weight, dtype=torch.float8_e4m3fn)
+    scales, meaning = torch.zeros(shape), torch.zeros_like(weight)
+    for i in range(shape[0]):
+        for j in range(shape[1]):
+            at = slice(i * BLOCK, (i + 1) * BLOCK), slice(j * BLOCK, (j + 1) * BLOCK)
+            scales[i, j] = weight[at].abs().max() / 448
+            codes[at] = (weight[at] / scales[i, j]).to(torch.float8_e4m3fn)
+            meaning[at] = codes[at].float() * scales[i, j]
+    return Matrix({"weight": codes, "weight_scale_inv": scales}, meaning)
+
+
+def awq(weight: Tensor, group_size: int) -> Matrix:
+    """Asymmetric 4-bit codes per output and group."""
+    rows, columns = weight.shape
+    groups = weight.view(rows, columns // group_size, group_size)
+    low, high = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
+    scales = ((high - low) / 15).half()
+    zeros = (-low / scales.float()).round().clamp(0, 15)
+    codes = ((groups / scales.float()).round() + zeros).clamp(0, 15)
+    meaning = ((codes - zeros) * scales.float()).view(rows, columns)
+    return Matrix(
+        {
+            "qweight": _words(codes.view(rows, columns).T),
+            "qzeros": _words(zeros[:, :, 0].T),
+            "scales": scales[:, :, 0].T.contiguous(),
+        },
+        meaning,
+    )
+
+
+def _words(codes: Tensor) -> Tensor:
+    """Codes [K, N] to int32[K, N / 8]."""
+    packed = sum(codes[:, n::8].long() << 4 * nibble for nibble, n in enumerate(_AWQ_NIBBLES))
+    assert isinstance(packed, Tensor)
+    return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int().contiguous()
+
+
+def _is_linear(name: str, tensor: Tensor) -> bool:
+    other = ("embed_tokens", "lm_head", "visual", "norm")
+    return name.endswith(".weight") and tensor.dim() == 2 and not any(o in name for o in other)
+
+
+def _change_config(folder: Path, quantization: Mapping[str, Any]) -> None:
+    file = folder / "config.json"
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"quantization_config": quantization})
+    )

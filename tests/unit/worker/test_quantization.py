@@ -1,0 +1,118 @@
+"""Parts of stored weights are read exactly, wherever they are cut; unserved schemes are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from quantize import METHODS, Matrix, awq, fp8, scheme
+from surestep_common.errors import InvalidRequest
+from surestep_kernels.linear import dequantize
+from surestep_worker.models.quantization import (
+    Awq,
+    BlockFp8,
+    Quantization,
+    Share,
+    read_quantization,
+)
+from torch import Tensor
+
+ROWS, COLUMNS = 304, 384
+
+
+def schemes(group_size: int) -> dict[str, tuple[Quantization, Matrix]]:
+    weight = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(3))
+    inputs = COLUMNS if group_size == -1 else group_size
+    return {
+        "fp8": (BlockFp8((), (128, 128)), fp8(weight)),
+        "awq": (Awq((), group_size), awq(weight, inputs)),
+    }
+
+
+def read(quantization: Quantization, matrix: Matrix, rows: range, columns: range) -> Tensor:
+    def part(name: str, rows: slice, columns: slice) -> Tensor:
+        return matrix.stored[name.removeprefix("m.")][rows, columns]
+
+    weight = quantization.read(Share("m", rows, columns, COLUMNS), part)
+    return dequantize(weight.codes, weight.scales, weight.zeros, weight.group_size)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("group_size", [32, 128, 192, -1])
+@pytest.mark.parametrize("rows", [range(ROWS), range(128, 256), range(7, 135), range(160, 161)])
+@pytest.mark.parametrize("columns", [range(COLUMNS), range(128, 384), range(24, 200), range(48)])
+def test_a_share_is_that_part_of_the_weight(
+    method: str, group_size: int, rows: range, columns: range
+) -> None:
+    quantization, matrix = schemes(group_size)[method]
+    expected = matrix.meaning[rows.start : rows.stop, columns.start : columns.stop]
+    assert torch.equal(read(quantization, matrix, rows, columns), expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_cut_inside_of_what_shares_a_lane_is_refused(method: str) -> None:
+    quantization, matrix = schemes(128)[method]
+    message = r"m: inputs 4 to 200 of 384 cut groups of 128 .* multiples of 8"
+    with pytest.raises(InvalidRequest, match=message):
+        read(quantization, matrix, range(8), range(4, 200))
+
+
+def test_an_fp8_nan_is_refused() -> None:
+    quantization, matrix = schemes(128)["fp8"]
+    matrix.stored["weight"].view(torch.uint8)[3, 5] = 0xFF
+    with pytest.raises(InvalidRequest, match=r"m\.weight holds NaN"):
+        read(quantization, matrix, range(8), range(8))
+
+
+def test_awq_cannot_store_every_size() -> None:
+    for rows, columns in ((12, 64), (16, 65)):
+        with pytest.raises(InvalidRequest, match=rf"m: AWQ cannot store {rows} .* {columns} "):
+            Awq((), 32).stored("m", rows, columns)
+
+
+def test_names_are_listed_by_whole_parts() -> None:
+    quantization = BlockFp8(("mlp.gate", "mtp", "model.layers.1.linear_attn"), (128, 128))
+    for module, plain in {
+        "model.layers.0.mlp.gate": True,
+        "model.layers.0.mlp.gate_proj": False,
+        "mtp.layers.0.self_attn.q_proj": True,
+        "mtp_other.fc": False,
+        "model.layers.1.linear_attn.in_proj_a": True,
+        "model.layers.10.linear_attn.in_proj_a": False,
+    }.items():
+        assert quantization.lists_as_plain(module) is plain, module
+
+
+def test_a_plain_checkpoint_has_no_scheme() -> None:
+    assert read_quantization({}) is None
+
+
+@pytest.mark.parametrize("names", [None, [], ["lm_head"]])
+def test_served_schemes(names: list[str] | None) -> None:
+    plain = tuple(names or ())
+    raw: dict[str, Any] = {"modules_to_not_convert": names}
+    fp8_config, awq_config = scheme("fp8") | raw, scheme("awq", 128) | raw
+    assert read_quantization({"quantization_config": fp8_config}) == BlockFp8(plain, (128, 128))
+    assert read_quantization({"quantization_config": awq_config}) == Awq(plain, 128)
+    awq_config["version"] = "GEMM"
+    assert read_quantization({"quantization_config": awq_config}) == Awq(plain, 128)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("fp8", {"quant_method": "gptq"}, r"\(gptq\) are not supported; supported: awq, fp8"),
+        ("fp8", {"activation_scheme": "static"}, "fp8 with activation_scheme static"),
+        ("fp8", {"fmt": "e5m2"}, "fp8 with fmt e5m2"),
+        ("fp8", {"weight_block_size": None}, "fp8 with weight_block_size None"),
+        ("fp8", {"weight_block_size": [128]}, r"fp8 with weight_block_size \[128\]"),
+        ("awq", {"bits": 8}, "awq with bits 8"),
+        ("awq", {"version": "marlin"}, "awq with version marlin"),
+        ("awq", {"zero_point": False}, "awq with zero_point False"),
+        ("awq", {"group_size": 20}, "awq with group_size 20"),
+    ],
+)
+def test_refusals(method: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        read_quantization({"quantization_config": scheme(method) | changes})
