@@ -2,6 +2,8 @@
 
 python benchmarks/offline.py throughput --scheduler 127.0.0.1:50051
 python benchmarks/offline.py speculation --scheduler 127.0.0.1:50051  # drafts off against on
+python benchmarks/offline.py speculation --scheduler 127.0.0.1:50051 --num-drafts 1 2 3 4 \
+    --concurrency 1 8 32 --text FILE --model FOLDER  # each draft length against none
 python benchmarks/offline.py startup --scheduler 127.0.0.1:50051 --launch "surestep serve ..."
 
 `--launch` starts a command first and stops it at the end. Prints one JSON line.
@@ -20,6 +22,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ import uvloop
 from launch import launched
 from surestep_common.rpc import connect
 from surestep_proto import engine_pb2, generate_pb2, generate_pb2_grpc
+from tokenizers import Tokenizer
 
 _PHRASE_TOKENS = 12  # length of what a repetitive prompt repeats
 _COMMON_IDS = range(256, 8192)  # byte-pair ids are ordered by frequency; special ids come first
@@ -55,30 +59,53 @@ class Round:
 
 
 def requests(
-    args: argparse.Namespace, seed: int, *, drafts: bool
+    args: argparse.Namespace, seed: int, num_drafts: int | None
 ) -> Iterator[generate_pb2.GenerateRequest]:
-    """Greedy requests to the full length. Prompts depend on `seed`, the index and nothing else."""
+    """Requests to the full length. Prompts depend on `seed`, the index and nothing else."""
     run = uuid.uuid4().hex  # as salt: no round finds another one's prompts in the prefix cache
-    sampling = engine_pb2.SamplingParams(temperature=0, top_p=1, repetition_penalty=1)
     for index in range(args.num_prompts):
         rng = random.Random(f"{seed}:{index}")
-        period = _PHRASE_TOKENS if args.prompt_kind == "repeat" else args.prompt_tokens
-        phrase = rng.choices(_COMMON_IDS, k=period)
+        sampling = engine_pb2.SamplingParams(
+            temperature=args.temperature, top_p=1, repetition_penalty=1, seed=rng.getrandbits(64)
+        )
         yield generate_pb2.GenerateRequest(
             request_id=f"{run}-{index}",
-            prompt_ids=[phrase[i % period] for i in range(args.prompt_tokens)],
+            prompt_ids=prompt(args, rng),
             max_tokens=args.max_tokens,
             sampling=sampling,
             cache_salt=run,
-            num_draft_tokens=None if drafts else 0,
+            num_draft_tokens=num_drafts,
         )
 
 
+def prompt(args: argparse.Namespace, rng: random.Random) -> list[int]:
+    """Ids drawn at random, a phrase of them over and over, or a piece of the text given."""
+    if args.text is not None:
+        ids = text_ids(args.text, args.model)
+        start = rng.randrange(len(ids) - args.prompt_tokens)
+        return ids[start : start + args.prompt_tokens]
+    period = _PHRASE_TOKENS if args.prompt_kind == "repeat" else args.prompt_tokens
+    phrase = rng.choices(_COMMON_IDS, k=period)
+    return [phrase[i % period] for i in range(args.prompt_tokens)]
+
+
+@cache
+def text_ids(text: Path, model: Path) -> list[int]:
+    """A text in the ids of a model folder's tokenizer."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    ids: list[int] = tokenizer.encode(text.read_text(), add_special_tokens=False).ids
+    return ids
+
+
 async def measure(
-    stub: generate_pb2_grpc.SchedulerStub, args: argparse.Namespace, seed: int, *, drafts: bool
+    stub: generate_pb2_grpc.SchedulerStub,
+    args: argparse.Namespace,
+    seed: int,
+    concurrency: int,
+    num_drafts: int | None,
 ) -> Round:
-    """One round with at most `args.concurrency` requests open."""
-    gate = asyncio.Semaphore(args.concurrency)
+    """One round with so many requests open at most; drafts per step as the server likes, or so."""
+    gate = asyncio.Semaphore(concurrency)
 
     async def generate(request: generate_pb2.GenerateRequest) -> list[generate_pb2.GenerateChunk]:
         async with gate:
@@ -86,7 +113,7 @@ async def measure(
 
     start = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(generate(r)) for r in requests(args, seed, drafts=drafts)]
+        tasks = [group.create_task(generate(r)) for r in requests(args, seed, num_drafts)]
     wall_s = time.perf_counter() - start
     replies = [task.result() for task in tasks]
     outputs = [tuple(i for chunk in reply for i in chunk.token_ids) for reply in replies]
@@ -103,27 +130,45 @@ async def measure(
 async def throughput(args: argparse.Namespace) -> dict[str, Any]:
     """Medians over the rounds, with drafts as the server is configured."""
     async with engine(args) as (stub, start_s):
-        rounds = [await measure(stub, args, seed, drafts=True) for seed in range(args.rounds)]
+        limit = max(args.concurrency)
+        rounds = [await measure(stub, args, seed, limit, None) for seed in range(args.rounds)]
     return {"start_s": start_s, **_medians(rounds)}
 
 
 async def speculation(args: argparse.Namespace) -> dict[str, Any]:
-    """Drafts off, on, off, on ... over the same prompts; the speed-up is a median of pairs."""
-    off, on = [], []
+    """Off, then each draft length, then off again ... over the same prompts.
+
+    A speed-up is the median over the rounds of a ratio within one round.
+    """
+    arms: list[int | None] = args.num_drafts or [None]
     async with engine(args) as (stub, start_s):
-        for seed in range(args.rounds):
-            off.append(await measure(stub, args, seed, drafts=False))
-            on.append(await measure(stub, args, seed, drafts=True))
-    pairs = list(zip(off, on, strict=True))
-    equal = [x == y for a, b in pairs for x, y in zip(a.outputs, b.outputs, strict=True)]
-    return {
-        "start_s": start_s,
-        "off": _medians(off),
-        "on": _medians(on),
-        "speedup": statistics.median(b.tok_s / a.tok_s for a, b in pairs),
-        "outputs": len(equal),
-        "equal_outputs": sum(equal),
-    }
+        await measure(stub, args, args.rounds, max(args.concurrency), None)  # warms everything up
+        results = {}
+        for concurrency in args.concurrency:
+            rounds: dict[int | None, list[Round]] = {arm: [] for arm in (0, *arms)}
+            for seed in range(args.rounds):
+                for arm, done in rounds.items():
+                    done.append(await measure(stub, args, seed, concurrency, arm))
+            results[concurrency] = _compared(rounds)
+    return {"start_s": start_s, "concurrency": results}
+
+
+def _compared(rounds: dict[int | None, list[Round]]) -> dict[str, Any]:
+    """Every arm against the one without drafts."""
+    plain = rounds[0]
+    figures: dict[str, Any] = {"off": _medians(plain)}
+    for arm, done in rounds.items():
+        if arm == 0:
+            continue
+        pairs = list(zip(plain, done, strict=True))
+        equal = [x == y for a, b in pairs for x, y in zip(a.outputs, b.outputs, strict=True)]
+        figures["on" if arm is None else f"K={arm}"] = {
+            **_medians(done),
+            "speedup": statistics.median(b.tok_s / a.tok_s for a, b in pairs),
+            "outputs": len(equal),
+            "equal_outputs": sum(equal),
+        }
+    return figures
 
 
 async def startup(args: argparse.Namespace) -> dict[str, Any]:
@@ -149,7 +194,7 @@ async def engine(
         stub = generate_pb2_grpc.SchedulerStub(channel)
 
         async def probe() -> bool:
-            request = next(requests(args, 0, drafts=True))
+            request = next(requests(args, 0, None))
             request.max_tokens = 1
             try:
                 return [chunk async for chunk in stub.Generate(request, timeout=args.timeout)] != []
@@ -176,7 +221,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--launch", metavar="COMMAND", help="what makes a scheduler listen there")
     add("--rounds", type=int, default=3)
     add("--num-prompts", type=int, default=16)
-    add("--concurrency", type=int, default=256, help="most requests open at once")
+    add("--concurrency", type=int, nargs="+", default=[256], help="most requests open at once")
+    add("--num-drafts", type=int, nargs="+", help="draft lengths to compare; default: the server's")
+    add("--temperature", type=float, default=0.0)
+    add("--text", type=Path, help="prompts are pieces of this file")
+    add("--model", type=Path, help="folder whose tokenizer reads --text")
     add("--max-tokens", type=int, default=128)
     add("--prompt-tokens", type=int, default=64)
     add("--prompt-kind", choices=["random", "repeat"], help="default: repeat for speculation")
@@ -184,6 +233,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.mode == "startup" and args.launch is None:
         parser.error("startup needs --launch")
+    if args.text is not None and args.model is None:
+        parser.error("--text needs --model")
     args.prompt_kind = args.prompt_kind or ("repeat" if args.mode == "speculation" else "random")
     return args
 
