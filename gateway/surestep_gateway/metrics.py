@@ -175,6 +175,17 @@ _GAUGES = (
     _Reading("surestep:slots_used", "Slots held by requests.", lambda s: s.num_slots_used),
     _Reading("surestep:step_time_p50_seconds", "Median step.", lambda s: s.step_time_p50_s),
     _Reading("surestep:step_time_p99_seconds", "Slow step.", lambda s: s.step_time_p99_s),
+    _Reading(
+        "surestep:step_gap_p50_seconds",
+        "Median time between two steps in which workers with work to do waited.",
+        lambda s: s.step_gap_p50_s,
+    ),
+    _Reading("surestep:step_gap_p99_seconds", "Long one.", lambda s: s.step_gap_p99_s),
+    _Reading(
+        "surestep:drafter_check_acceptance",
+        "Share of drafts accepted in the drafter's check at start-up, 0 to 1.",
+        lambda s: s.num_check_accepted_tokens / max(1, s.num_check_draft_tokens),
+    ),
 )
 _COUNTERS = (
     _Reading("vllm:prompt_tokens", "Prompt tokens admitted.", lambda s: s.prompt_tokens),

@@ -149,7 +149,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SchedulerStats(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_blocks_total", "num_blocks_used", "num_slots_used", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_rejected_requests", "num_steps", "num_epochs", "num_replayed_requests", "num_step_deadlines_exceeded", "num_aborted_requests", "finished_requests", "step_time_p50_s", "step_time_p99_s", "num_snapshot_queries", "num_snapshot_hits", "num_snapshots_taken", "num_snapshot_evictions", "speculation_suspended", "num_speculation_suspensions")
+    __slots__ = ("num_running", "num_waiting", "num_blocks_total", "num_blocks_used", "num_slots_used", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_rejected_requests", "num_steps", "num_epochs", "num_replayed_requests", "num_step_deadlines_exceeded", "num_aborted_requests", "finished_requests", "step_time_p50_s", "step_time_p99_s", "num_snapshot_queries", "num_snapshot_hits", "num_snapshots_taken", "num_snapshot_evictions", "speculation_suspended", "num_speculation_suspensions", "step_gap_p50_s", "step_gap_p99_s", "num_check_draft_tokens", "num_check_accepted_tokens")
     class FinishedRequestsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,10 @@ class SchedulerStats(_message.Message):
     NUM_SNAPSHOT_EVICTIONS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_SUSPENDED_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATION_SUSPENSIONS_FIELD_NUMBER: _ClassVar[int]
+    STEP_GAP_P50_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_GAP_P99_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHECK_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHECK_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_blocks_total: int
@@ -215,4 +219,8 @@ class SchedulerStats(_message.Message):
     num_snapshot_evictions: int
     speculation_suspended: bool
     num_speculation_suspensions: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_rejected_requests: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_epochs: _Optional[int] = ..., num_replayed_requests: _Optional[int] = ..., num_step_deadlines_exceeded: _Optional[int] = ..., num_aborted_requests: _Optional[int] = ..., finished_requests: _Optional[_Mapping[str, int]] = ..., step_time_p50_s: _Optional[float] = ..., step_time_p99_s: _Optional[float] = ..., num_snapshot_queries: _Optional[int] = ..., num_snapshot_hits: _Optional[int] = ..., num_snapshots_taken: _Optional[int] = ..., num_snapshot_evictions: _Optional[int] = ..., speculation_suspended: _Optional[bool] = ..., num_speculation_suspensions: _Optional[int] = ...) -> None: ...
+    step_gap_p50_s: float
+    step_gap_p99_s: float
+    num_check_draft_tokens: int
+    num_check_accepted_tokens: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_rejected_requests: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_epochs: _Optional[int] = ..., num_replayed_requests: _Optional[int] = ..., num_step_deadlines_exceeded: _Optional[int] = ..., num_aborted_requests: _Optional[int] = ..., finished_requests: _Optional[_Mapping[str, int]] = ..., step_time_p50_s: _Optional[float] = ..., step_time_p99_s: _Optional[float] = ..., num_snapshot_queries: _Optional[int] = ..., num_snapshot_hits: _Optional[int] = ..., num_snapshots_taken: _Optional[int] = ..., num_snapshot_evictions: _Optional[int] = ..., speculation_suspended: _Optional[bool] = ..., num_speculation_suspensions: _Optional[int] = ..., step_gap_p50_s: _Optional[float] = ..., step_gap_p99_s: _Optional[float] = ..., num_check_draft_tokens: _Optional[int] = ..., num_check_accepted_tokens: _Optional[int] = ...) -> None: ...

@@ -9,6 +9,22 @@ _WEIGHT = 0.1  # of the newest duration in the running mean
 _WINDOW = 1000  # durations kept for the quantiles
 
 
+class Recent:
+    """The latest measurements of something, and their quantiles."""
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=_WINDOW)
+
+    def add(self, value: float) -> None:
+        """One more; the oldest is forgotten."""
+        self._values.append(value)
+
+    def quantile(self, fraction: float) -> float:
+        """Quantile of the values kept; 0 before the first."""
+        ordered = sorted(self._values)
+        return ordered[int(fraction * (len(ordered) - 1))] if ordered else 0.0
+
+
 class StepTimer:
     """Running means of step durations by the step's size, in powers of two tokens. All seconds."""
 
@@ -21,7 +37,7 @@ class StepTimer:
         self._warmup_steps = warmup_steps
         self._num_steps = 0  # of this epoch
         self._mean_s: dict[int, float] = {}  # by size class
-        self._recent_s: deque[float] = deque(maxlen=_WINDOW)
+        self.recent_s = Recent()
 
     def start_epoch(self) -> None:
         """The workers may be new, and slow at first."""
@@ -39,12 +55,7 @@ class StepTimer:
     def observe(self, num_tokens: int, duration_s: float) -> None:
         """A step of this size has finished."""
         self._num_steps += 1
-        self._recent_s.append(duration_s)
+        self.recent_s.add(duration_s)
         size = num_tokens.bit_length()
         mean_s = self._mean_s.get(size, duration_s)
         self._mean_s[size] = mean_s + _WEIGHT * (duration_s - mean_s)
-
-    def quantile_s(self, fraction: float) -> float:
-        """Quantile of the latest steps' durations; 0 before the first."""
-        ordered = sorted(self._recent_s)
-        return ordered[int(fraction * (len(ordered) - 1))] if ordered else 0.0

@@ -25,7 +25,7 @@ from surestep_proto import engine_pb2, generate_pb2
 
 from .commit import apply
 from .config import SchedulerSettings
-from .deadline import StepTimer
+from .deadline import Recent, StepTimer
 from .limits import Limits
 from .messages import Outcome
 from .plan import to_proto
@@ -69,6 +69,7 @@ class _Sent(NamedTuple):
     num_tokens: int
     sent_at: float
     budget_s: float
+    follows: bool  # there was work before it, so that the workers should not have had to wait
 
 
 class Engine:
@@ -87,6 +88,8 @@ class Engine:
         self._requests: dict[str, OpenRequest] = {}
         self._sent: deque[_Sent] = deque()
         self.supervisors = Supervisors(settings.supervisor_addresses)
+        self.gaps_s = Recent()  # in which workers had work to do and did not do it
+        self._has_work = False
         self.timer = StepTimer(
             floor_s=settings.step_deadline_floor_s,
             ceiling_s=settings.step_deadline_ceiling_s,
@@ -244,8 +247,11 @@ class Engine:
             now = self._clock()
             plan = schedule(core, now)
             if plan is None:
+                self._has_work = bool(core.in_flight)
                 return
-            sent = _Sent(plan.num_step_tokens, now, self.timer.budget_s(plan.num_step_tokens))
+            budget_s = self.timer.budget_s(plan.num_step_tokens)
+            sent = _Sent(plan.num_step_tokens, now, budget_s, self._has_work)
+            self._has_work = True
             self._sent.append(sent)
             await group.send(to_proto(plan, round(1000 * sent.budget_s)), sent.budget_s)
 
@@ -278,5 +284,7 @@ class Engine:
         sent, now = self._sent.popleft(), self._clock()
         self.timer.observe(sent.num_tokens, now - self._started_at(sent))
         self.last_step_at = now
+        if sent.follows:
+            self.gaps_s.add(outcome.gap_us * 1e-6)
         for output in outputs:
             self._deliver(output)

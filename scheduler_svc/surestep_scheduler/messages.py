@@ -71,6 +71,7 @@ class Outcome:
     epoch: int
     step: int
     digests: list[int]  # one per rank
+    gap_us: int  # rank 0's pause before the step
     slot: IntArray
     slot_epoch: IntArray
     ok: BoolArray

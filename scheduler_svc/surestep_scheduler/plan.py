@@ -68,6 +68,7 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
         epoch=first.epoch,
         step=first.step,
         digests=[result.digest for result in results],
+        gap_us=first.timings.gap_us,
         slot=slot,
         slot_epoch=_column(first.slot_epoch),
         ok=_column(first.status) == pb.OK,

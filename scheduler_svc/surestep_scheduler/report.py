@@ -96,6 +96,10 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_step_deadlines_exceeded=engine.num_deadlines_exceeded,
         num_aborted_requests=counters.aborted_requests,
         finished_requests=counters.finished,
-        step_time_p50_s=engine.timer.quantile_s(0.5),
-        step_time_p99_s=engine.timer.quantile_s(0.99),
+        step_time_p50_s=engine.timer.recent_s.quantile(0.5),
+        step_time_p99_s=engine.timer.recent_s.quantile(0.99),
+        step_gap_p50_s=engine.gaps_s.quantile(0.5),
+        step_gap_p99_s=engine.gaps_s.quantile(0.99),
+        num_check_draft_tokens=engine.infos[0].check_drafts if engine.infos else 0,
+        num_check_accepted_tokens=engine.infos[0].check_accepted if engine.infos else 0,
     )

@@ -60,6 +60,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._epoch = 0  # newest epoch accepted: the fence
         self._last_step = 0
         self._last_step_at: float | None = None
+        self._step_ended = 0  # by perf_counter_ns
 
     def ready(self, runner: StepRunner, facts: pb.WorkerInfo) -> None:
         """The model is loaded: `facts` joins what the service already knows of itself."""
@@ -129,6 +130,14 @@ class WorkerService(pb_grpc.WorkerServicer):
             self._last_step, self._last_step_at = result.step, time.monotonic()
             await context.write(result)
 
+    def gap_ns(self, started: int) -> int:
+        """Nanoseconds from the end of the step before to `started`, the begin of one that ends now.
+
+        0 for the first step. Called from the step thread.
+        """
+        ended, self._step_ended = self._step_ended, time.perf_counter_ns()
+        return started - ended if ended else 0
+
     def check_fence(self, epoch: int) -> None:
         """Raises Unavailable when a newer stream has taken over."""
         if epoch != self._epoch:
@@ -156,7 +165,8 @@ class _Step:
 
     def __call__(self) -> pb.StepResult:
         self._service.check_fence(self._epoch)
-        waited_us = (time.perf_counter_ns() - self._received) // 1000
+        started = time.perf_counter_ns()
         result = self._runner.step(self._plan)
-        result.timings.queue_us = waited_us
+        result.timings.queue_us = (started - self._received) // 1000
+        result.timings.gap_us = self._service.gap_ns(started) // 1000
         return result
