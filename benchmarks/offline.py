@@ -4,6 +4,7 @@ python benchmarks/offline.py throughput --scheduler 127.0.0.1:50051
 python benchmarks/offline.py speculation --scheduler 127.0.0.1:50051  # drafts off against on
 python benchmarks/offline.py speculation --scheduler 127.0.0.1:50051 --num-drafts 1 2 3 4 \
     --concurrency 1 8 32 --text FILE --model FOLDER  # each draft length against none
+python benchmarks/offline.py steps --scheduler 127.0.0.1:50051  # steps, and the pauses between them
 python benchmarks/offline.py startup --scheduler 127.0.0.1:50051 --launch "surestep serve ..."
 
 `--launch` starts a command first and stops it at the end. Prints one JSON line.
@@ -171,6 +172,21 @@ def _compared(rounds: dict[int | None, list[Round]]) -> dict[str, Any]:
     return figures
 
 
+async def steps(args: argparse.Namespace) -> dict[str, Any]:
+    """Quantiles of the last 1000 steps: how long they took, how long workers waited before them.
+
+    A pause is what policy, conversion and RPC cost and pipelining did not hide.
+    """
+    async with engine(args) as (stub, _):
+        for seed in range(args.rounds):
+            await measure(stub, args, seed, max(args.concurrency), None)
+        stats = await stub.Stats(generate_pb2.StatsRequest(), timeout=args.timeout)
+    return {
+        "step_ms": {"p50": 1e3 * stats.step_time_p50_s, "p99": 1e3 * stats.step_time_p99_s},
+        "pause_ms": {"p50": 1e3 * stats.step_gap_p50_s, "p99": 1e3 * stats.step_gap_p99_s},
+    }
+
+
 async def startup(args: argparse.Namespace) -> dict[str, Any]:
     """Seconds from launch to first token, once per round; the first may find cold caches."""
     seconds = []
@@ -209,7 +225,12 @@ def _medians(rounds: list[Round]) -> dict[str, float]:
     return {key: statistics.median(s[key] for s in summaries) for key in summaries[0]}
 
 
-_MODES = {"throughput": throughput, "speculation": speculation, "startup": startup}
+_MODES = {
+    "throughput": throughput,
+    "speculation": speculation,
+    "steps": steps,
+    "startup": startup,
+}
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

@@ -91,10 +91,11 @@ async def test_offline_compares_drafts_on_and_off_over_the_same_prompts() -> Non
     finally:
         await server.stop(0)
     assert plain["tok_s"] > 0
-    assert compared["off"]["tokens_per_step"] == 1
-    assert compared["on"]["tokens_per_step"] == toy_servers.TOKENS_PER_DRAFTED_STEP
-    assert compared["on"]["acceptance"] == 0.5
-    assert (compared["equal_outputs"], compared["outputs"]) == (9, 9)
+    (figures,) = compared["concurrency"].values()
+    assert figures["off"]["tokens_per_step"] == 1
+    assert figures["on"]["tokens_per_step"] == toy_servers.TOKENS_PER_DRAFTED_STEP
+    assert figures["on"]["acceptance"] == 0.5
+    assert (figures["on"]["equal_outputs"], figures["on"]["outputs"]) == (9, 9)
 
 
 async def test_offline_startup_times_every_launch(free_port: int) -> None:
