@@ -1,4 +1,4 @@
-"""What a saved checkpoint can do: held-out loss, acceptance of its drafts, prompts it has learnt."""
+"""What a saved checkpoint can do: held-out loss, accepted drafts, prompts it has learnt."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from mtp_reference import MtpReference
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TokenizersBackend
+from torch.nn.functional import cross_entropy
+from transformers import Qwen3_5ForCausalLM, TokenizersBackend
 
 from .corpus import TURN_END, encode, prompt
 from .dialogues import PATTERNS, Dialogue, vary
 
 _WINDOWS, _PREFIX, _CONTINUED = 32, 64, 96  # held-out text: windows, tokens given, tokens generated
-_PROMPTS_PER_PATTERN = 6
+_PROMPTS_PER_PATTERN = 5
 _MAX_NEW_TOKENS = 256
 
 
@@ -49,10 +49,8 @@ class _Subject:
     """The checkpoint in float32."""
 
     def __init__(self, folder: Path) -> None:
-        self.tokenizer: TokenizersBackend = AutoTokenizer.from_pretrained(folder)
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32
-        ).eval()
+        self.tokenizer = TokenizersBackend.from_pretrained(folder)
+        self.model = Qwen3_5ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         weights = load_file(folder / "model.safetensors")
         self.head = {n: w.float() for n, w in weights.items() if n.startswith("mtp.")}
         embedding = self.model.get_input_embeddings().weight
@@ -87,7 +85,7 @@ def evaluate(folder: Path, held_out: str, steps: int) -> Evaluation:
     subject = _Subject(folder)
     windows = _windows(encode(subject.tokenizer, held_out), _PREFIX + _CONTINUED)
     logits = subject.model(windows[:, :-1]).logits
-    loss = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+    loss = cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
     text = subject.generate(windows[:, :_PREFIX], _CONTINUED)
     print(subject.tokenizer.decode(text[0]))
     asked, right, spoken = _ask(subject, folder, steps)
