@@ -56,12 +56,12 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--trunk-steps", type=int, default=600)
-    parser.add_argument("--head-steps", type=int, default=300)
+    parser.add_argument("--trunk-steps", type=int, default=450)
+    parser.add_argument("--head-steps", type=int, default=200)
     parser.add_argument("--rows", type=int, default=8, help="windows per step")
     parser.add_argument("--length", type=int, default=256, help="tokens per window")
     parser.add_argument("--learning-rate", type=float, default=4e-3)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
