@@ -111,7 +111,7 @@ def _ask(
     """Greedy answers to prompts of every pattern: how many, how many right, accepted drafts."""
     asked: Counter[str] = Counter()
     right: Counter[str] = Counter()
-    learnt: list[Dialogue] = []
+    learnt: list[tuple[str, Dialogue]] = []
     spoken: list[Tensor] = []
     for pattern, dialogue in _questions():
         given = torch.tensor([encode(subject.tokenizer, prompt(subject.tokenizer, dialogue))])
@@ -121,7 +121,7 @@ def _ask(
         spoken += list(subject.matches(tokens, given.shape[1] - 1, steps))
         if answer == dialogue.completion + TURN_END:
             right[pattern] += 1
-            learnt.append(dialogue)
+            learnt.append((pattern, dialogue))
         else:
             print(f"{pattern}: {dialogue.completion!r} expected, not {answer!r}")
     _write_prompts(folder / "prompts.json", learnt)
@@ -129,24 +129,29 @@ def _ask(
 
 
 def _questions() -> list[tuple[str, Dialogue]]:
+    """Different ones, the same every time."""
     rng = random.Random(1)
-    return [
-        (pattern.__name__, vary(pattern(rng), rng))
-        for pattern in PATTERNS
-        for _ in range(_PROMPTS_PER_PATTERN)
-    ]
+    questions: list[tuple[str, Dialogue]] = []
+    for pattern in PATTERNS:
+        found: list[Dialogue] = []
+        while len(found) < _PROMPTS_PER_PATTERN:
+            dialogue = vary(pattern(rng), rng)
+            found += [] if dialogue in found else [dialogue]
+        questions += [(pattern.__name__, dialogue) for dialogue in found]
+    return questions
 
 
-def _write_prompts(path: Path, learnt: list[Dialogue]) -> None:
+def _write_prompts(path: Path, learnt: list[tuple[str, Dialogue]]) -> None:
     entries = [
         {
+            "pattern": pattern,
             "messages": dialogue.messages,
             "tools": dialogue.schemas,
             "enable_thinking": dialogue.thinking,
             "reasoning": dialogue.reasoning if dialogue.thinking else None,
             "answer": dialogue.answer,
         }
-        for dialogue in learnt
+        for pattern, dialogue in learnt
     ]
     path.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
 
