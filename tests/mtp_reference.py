@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.functional import embedding as embed
+from torch.nn.functional import linear, silu
 
 LAYER = "mtp.layers.0."
 
@@ -88,7 +89,7 @@ class MtpReference:
         return drafts
 
     def _joined(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        embedded = F.embedding(tokens, self._embedding)
+        embedded = embed(tokens, self._embedding)
         both = [
             self._norm(embedded, "mtp.pre_fc_norm_embedding.weight"),
             self._norm(hidden, "mtp.pre_fc_norm_hidden.weight"),
@@ -102,16 +103,15 @@ class MtpReference:
         query = self._norm(query, LAYER + "self_attn.q_norm.weight")
         key = self._norm(self._heads(x, "k_proj"), LAYER + "self_attn.k_norm.weight")
         query, key = self._rotate(query, positions), self._rotate(key, positions)
-        value = self._heads(x, "v_proj")
         groups = query.shape[1] // key.shape[1]
-        repeated = (t.repeat_interleave(groups, dim=1) for t in (key, value))
-        return _Rows(query, *repeated, gate.transpose(1, 2).flatten(2))
+        key, value = (t.repeat_interleave(groups, dim=1) for t in (key, self._heads(x, "v_proj")))
+        return _Rows(query, key, value, gate.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor, name: str) -> Tensor:
         """[batch, heads, rows, ...]; a query head is followed by its gate."""
         width = self._head_dim * (2 if name == "q_proj" else 1)
         out = self._linear(x, f"{LAYER}self_attn.{name}.weight")
-        return out.unflatten(-1, (-1, width)).transpose(1, 2)
+        return out.view(*out.shape[:-1], -1, width).transpose(1, 2)
 
     def _attention(self, done: list[_Rows]) -> Tensor:
         """The newest step's rows over the step-1 rows up to their own and over their own chain."""
@@ -128,7 +128,7 @@ class MtpReference:
         return self._linear(gated, LAYER + "self_attn.o_proj.weight")
 
     def _mlp(self, x: Tensor) -> Tensor:
-        gate = F.silu(self._linear(x, LAYER + "mlp.gate_proj.weight"))
+        gate = silu(self._linear(x, LAYER + "mlp.gate_proj.weight"))
         up = self._linear(x, LAYER + "mlp.up_proj.weight")
         return self._linear(gate * up, LAYER + "mlp.down_proj.weight")
 
@@ -145,4 +145,4 @@ class MtpReference:
         return x * scale * (1.0 + self._weights[name])
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self._weights[name])
+        return linear(x, self._weights[name])

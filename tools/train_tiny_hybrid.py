@@ -24,8 +24,8 @@ from tiny_hybrid.corpus import Batches, make_tokenizer, text
 from tiny_hybrid.evaluate import evaluate
 from tiny_hybrid.report import write_report
 from torch import Tensor
-from torch.nn import functional as F
-from transformers import PreTrainedModel
+from torch.nn.functional import cross_entropy
+from transformers import Qwen3_5ForCausalLM
 
 MAX_LENGTH = 2048
 DRAFT_STEPS = 4
@@ -56,23 +56,23 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--trunk-steps", type=int, default=700)
-    parser.add_argument("--head-steps", type=int, default=400)
-    parser.add_argument("--rows", type=int, default=6, help="windows per step")
-    parser.add_argument("--length", type=int, default=320, help="tokens per window")
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--trunk-steps", type=int, default=450)
+    parser.add_argument("--head-steps", type=int, default=200)
+    parser.add_argument("--rows", type=int, default=8, help="windows per step")
+    parser.add_argument("--length", type=int, default=256, help="tokens per window")
+    parser.add_argument("--learning-rate", type=float, default=4e-3)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
-def train_trunk(trunk: PreTrainedModel, batches: Batches, steps: int, rate: float) -> float:
+def train_trunk(trunk: Qwen3_5ForCausalLM, batches: Batches, steps: int, rate: float) -> float:
     """Next-token cross entropy; returns the last loss, in nats per token."""
 
     def loss() -> Tensor:
-        tokens = batches.next()
+        tokens, counts = batches.next()
         logits = trunk(tokens[:, :-1]).logits
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        return cross_entropy(logits[counts[:, :-1]], tokens[:, 1:][counts[:, :-1]])
 
     trunk.train()
     last = _minimise("trunk", loss, trunk.parameters(), steps, rate)
@@ -81,7 +81,7 @@ def train_trunk(trunk: PreTrainedModel, batches: Batches, steps: int, rate: floa
 
 
 def train_head(
-    trunk: PreTrainedModel, head: dict[str, Tensor], batches: Batches, steps: int, rate: float
+    trunk: Qwen3_5ForCausalLM, head: dict[str, Tensor], batches: Batches, steps: int, rate: float
 ) -> float:
     """Cross entropy of every draft step with the frozen trunk's own distribution; the last loss."""
     embedding = trunk.get_input_embeddings().weight
@@ -89,19 +89,16 @@ def train_head(
     reference = MtpReference(trunk.config.to_dict(), head, embedding)
 
     def loss() -> Tensor:
-        tokens = batches.next()
+        tokens, counts = batches.next()
         hidden = trunk.model(tokens).last_hidden_state
         wanted = reference.logits(hidden).softmax(dim=-1)
-        outputs = reference.chains(tokens, hidden, DRAFT_STEPS)
-        return torch.stack(
-            [
-                F.cross_entropy(
-                    reference.logits(output).flatten(0, 1),
-                    wanted[:, step : step + output.shape[1]].flatten(0, 1),
-                )
-                for step, output in enumerate(outputs, start=1)
-            ]
-        ).mean()
+        losses = []
+        for step, output in enumerate(reference.chains(tokens, hidden, DRAFT_STEPS), start=1):
+            place = slice(step, step + output.shape[1])
+            chosen = counts[:, place]
+            logits = reference.logits(output)[chosen]
+            losses.append(cross_entropy(logits, wanted[:, place][chosen]))
+        return torch.stack(losses).mean()
 
     return _minimise("head", loss, head.values(), steps, rate)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     GenerationConfig,
-    PreTrainedModel,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
     TokenizersBackend,
@@ -21,8 +21,15 @@ _HIDDEN = 192
 _LAYERS = 8
 
 
-def new_trunk(max_length: int) -> PreTrainedModel:
+def new_trunk(max_length: int) -> Qwen3_5ForCausalLM:
     """Six gated delta rule layers and, every fourth, a gated full attention layer."""
+    published: dict[str, Any] = {  # in config.json files, yet unknown to the class
+        "full_attention_interval": 4,
+        "attn_output_gate": True,
+        "mamba_ssm_dtype": "float32",
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+    }
     config = Qwen3_5TextConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=_HIDDEN,
@@ -30,16 +37,13 @@ def new_trunk(max_length: int) -> PreTrainedModel:
         num_hidden_layers=_LAYERS,
         layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"]
         * (_LAYERS // 4),
-        full_attention_interval=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        attn_output_gate=True,
         linear_num_key_heads=2,
         linear_num_value_heads=4,
         linear_key_head_dim=32,
         linear_value_head_dim=32,
-        mamba_ssm_dtype="float32",
         max_position_embeddings=max_length,
         rope_parameters={
             "rope_type": "default",
@@ -49,14 +53,13 @@ def new_trunk(max_length: int) -> PreTrainedModel:
             "mrope_section": [2, 1, 1],
         },
         tie_word_embeddings=True,
-        mtp_num_hidden_layers=1,
-        mtp_use_dedicated_embeddings=False,
         eos_token_id=VOCAB_SIZE - 7,
+        **published,
     )
     return Qwen3_5ForCausalLM(config)
 
 
-def new_head(trunk: PreTrainedModel) -> dict[str, Tensor]:
+def new_head(trunk: Qwen3_5ForCausalLM) -> dict[str, Tensor]:
     """A head that starts as a copy of the trunk's last layer, fed mostly with the hidden state."""
     weights = trunk.state_dict()
     prefix = f"model.layers.{_LAYERS - 1}."
@@ -74,12 +77,12 @@ def new_head(trunk: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def save(
-    folder: Path, trunk: PreTrainedModel, head: dict[str, Tensor], tokenizer: TokenizersBackend
+    folder: Path, trunk: Qwen3_5ForCausalLM, head: dict[str, Tensor], tokenizer: TokenizersBackend
 ) -> None:
     """Write config, generation config, tokenizer and one bf16 safetensors file."""
-    endings = tokenizer.convert_tokens_to_ids([TURN_END, END_OF_TEXT])
+    endings = [tokenizer.convert_tokens_to_ids(token) for token in (TURN_END, END_OF_TEXT)]
     trunk.generation_config = GenerationConfig(eos_token_id=endings, pad_token_id=endings[1])
-    trunk.to(torch.bfloat16).save_pretrained(folder)
+    trunk.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     path = folder / "model.safetensors"
     weights = load_file(path)

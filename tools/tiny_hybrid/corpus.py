@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import NamedTuple
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -65,15 +66,14 @@ def make_tokenizer(train: str, max_length: int) -> TokenizersBackend:
 
 def _plain(dialogue: Dialogue) -> str:
     said = [str(message["content"]) for message in dialogue.messages]
-    schemas = [str(schema["function"]) for schema in dialogue.schemas or []]
-    return "\n".join([*schemas, *said, dialogue.reasoning, dialogue.answer]).replace("'", '"')
+    return "\n".join([*said, dialogue.reasoning, dialogue.answer])
 
 
 def prompt(tokenizer: TokenizersBackend, dialogue: Dialogue) -> str:
     """The dialogue up to where the model goes on."""
     rendered = tokenizer.apply_chat_template(
         list(dialogue.messages),
-        tools=dialogue.schemas,
+        tools=[*dialogue.schemas] or None,
         add_generation_prompt=True,
         enable_thinking=dialogue.thinking,
         tokenize=False,
@@ -82,34 +82,49 @@ def prompt(tokenizer: TokenizersBackend, dialogue: Dialogue) -> str:
     return rendered
 
 
+class Batch(NamedTuple):
+    """Windows of text."""
+
+    tokens: Tensor  # [rows, length]
+    counts: Tensor  # bool [rows, length]: the token that follows this one is worth learning
+
+
 class Batches:
-    """Random windows of `length` tokens: half are text, half are dialogues from their start on."""
+    """Random windows: some are text, most are dialogues, of which only the answers count."""
 
     def __init__(
         self, tokenizer: TokenizersBackend, train: str, rows: int, length: int, seed: int
     ) -> None:
+        """`rows` windows of `length` tokens."""
         self._tokenizer = tokenizer
-        self._text = torch.tensor(encode(tokenizer, train))
+        self._text = encode(tokenizer, train)
         self._rng = random.Random(seed)
         self._rows, self._length = rows, length
 
-    def next(self) -> Tensor:
-        """Token ids [rows, length]."""
-        half = self._rows // 2
-        spoken = [self._spoken() for _ in range(self._rows - half)]
-        return torch.stack([self._written() for _ in range(half)] + spoken)
+    def next(self) -> Batch:
+        """Three windows in eight are text."""
+        written = self._rows * 3 // 8
+        windows = [self._written() for _ in range(written)]
+        windows += [self._spoken() for _ in range(self._rows - written)]
+        tokens, counts = zip(*windows, strict=True)
+        return Batch(torch.tensor(tokens), torch.tensor(counts))
 
-    def _written(self) -> Tensor:
+    def _written(self) -> tuple[list[int], list[bool]]:
         start = self._rng.randrange(len(self._text) - self._length)
-        return self._text[start : start + self._length]
+        return self._text[start : start + self._length], [True] * self._length
 
-    def _spoken(self) -> Tensor:
-        ids: list[int] = []
-        while len(ids) < self._length:
+    def _spoken(self) -> tuple[list[int], list[bool]]:
+        """Whole dialogues, the first from the beginning of the window on."""
+        tokens: list[int] = []
+        counts: list[bool] = []
+        while len(tokens) < self._length:
             dialogue = draw(self._rng)
-            said = prompt(self._tokenizer, dialogue) + dialogue.completion + TURN_END
-            ids += encode(self._tokenizer, said + "\n" + END_OF_TEXT)
-        return torch.tensor(ids[: self._length])
+            given = encode(self._tokenizer, prompt(self._tokenizer, dialogue))
+            answer = encode(self._tokenizer, dialogue.completion + TURN_END)
+            end = encode(self._tokenizer, "\n" + END_OF_TEXT)
+            tokens += given + answer + end
+            counts += [False] * (len(given) - 1) + [True] * len(answer) + [False] * (len(end) + 1)
+        return tokens[: self._length], counts[: self._length]
 
 
 def encode(tokenizer: TokenizersBackend, what: str) -> list[int]:

@@ -44,9 +44,9 @@ class Dialogue:
         return f"{self.reasoning}\n</think>\n\n{self.answer}" if self.thinking else self.answer
 
     @property
-    def schemas(self) -> list[Message] | None:
+    def schemas(self) -> list[Message]:
         """The tools as a client of the OpenAI API sends them."""
-        return [TOOLS[name] for name in self.tools] or None
+        return [TOOLS[name] for name in self.tools]
 
 
 def _tool(name: str, description: str, kind: str, *parameters: str) -> Message:

@@ -1,4 +1,4 @@
-"""What a saved checkpoint can do: held-out loss, acceptance of its drafts, prompts it has learnt."""
+"""What a saved checkpoint can do: held-out loss, accepted drafts, prompts it has learnt."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from mtp_reference import MtpReference
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TokenizersBackend
+from torch.nn.functional import cross_entropy
+from transformers import Qwen3_5ForCausalLM, TokenizersBackend
 
 from .corpus import TURN_END, encode, prompt
 from .dialogues import PATTERNS, Dialogue, vary
 
 _WINDOWS, _PREFIX, _CONTINUED = 32, 64, 96  # held-out text: windows, tokens given, tokens generated
-_PROMPTS_PER_PATTERN = 6
+_PROMPTS_PER_PATTERN = 5
 _MAX_NEW_TOKENS = 256
 
 
@@ -49,10 +49,8 @@ class _Subject:
     """The checkpoint in float32."""
 
     def __init__(self, folder: Path) -> None:
-        self.tokenizer: TokenizersBackend = AutoTokenizer.from_pretrained(folder)
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32
-        ).eval()
+        self.tokenizer = TokenizersBackend.from_pretrained(folder)
+        self.model = Qwen3_5ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         weights = load_file(folder / "model.safetensors")
         self.head = {n: w.float() for n, w in weights.items() if n.startswith("mtp.")}
         embedding = self.model.get_input_embeddings().weight
@@ -87,7 +85,7 @@ def evaluate(folder: Path, held_out: str, steps: int) -> Evaluation:
     subject = _Subject(folder)
     windows = _windows(encode(subject.tokenizer, held_out), _PREFIX + _CONTINUED)
     logits = subject.model(windows[:, :-1]).logits
-    loss = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+    loss = cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
     text = subject.generate(windows[:, :_PREFIX], _CONTINUED)
     print(subject.tokenizer.decode(text[0]))
     asked, right, spoken = _ask(subject, folder, steps)
@@ -113,7 +111,7 @@ def _ask(
     """Greedy answers to prompts of every pattern: how many, how many right, accepted drafts."""
     asked: Counter[str] = Counter()
     right: Counter[str] = Counter()
-    learnt: list[Dialogue] = []
+    learnt: list[tuple[str, Dialogue]] = []
     spoken: list[Tensor] = []
     for pattern, dialogue in _questions():
         given = torch.tensor([encode(subject.tokenizer, prompt(subject.tokenizer, dialogue))])
@@ -123,7 +121,7 @@ def _ask(
         spoken += list(subject.matches(tokens, given.shape[1] - 1, steps))
         if answer == dialogue.completion + TURN_END:
             right[pattern] += 1
-            learnt.append(dialogue)
+            learnt.append((pattern, dialogue))
         else:
             print(f"{pattern}: {dialogue.completion!r} expected, not {answer!r}")
     _write_prompts(folder / "prompts.json", learnt)
@@ -131,24 +129,29 @@ def _ask(
 
 
 def _questions() -> list[tuple[str, Dialogue]]:
+    """Different ones, the same every time."""
     rng = random.Random(1)
-    return [
-        (pattern.__name__, vary(pattern(rng), rng))
-        for pattern in PATTERNS
-        for _ in range(_PROMPTS_PER_PATTERN)
-    ]
+    questions: list[tuple[str, Dialogue]] = []
+    for pattern in PATTERNS:
+        found: list[Dialogue] = []
+        while len(found) < _PROMPTS_PER_PATTERN:
+            dialogue = vary(pattern(rng), rng)
+            found += [] if dialogue in found else [dialogue]
+        questions += [(pattern.__name__, dialogue) for dialogue in found]
+    return questions
 
 
-def _write_prompts(path: Path, learnt: list[Dialogue]) -> None:
+def _write_prompts(path: Path, learnt: list[tuple[str, Dialogue]]) -> None:
     entries = [
         {
+            "pattern": pattern,
             "messages": dialogue.messages,
             "tools": dialogue.schemas,
             "enable_thinking": dialogue.thinking,
             "reasoning": dialogue.reasoning if dialogue.thinking else None,
             "answer": dialogue.answer,
         }
-        for dialogue in learnt
+        for pattern, dialogue in learnt
     ]
     path.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
 

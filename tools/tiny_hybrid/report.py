@@ -13,8 +13,8 @@ from .evaluate import Acceptance, Evaluation
 _PAGE = """# tiny-hybrid
 
 A Qwen3.5-shaped hybrid with its MTP head, small enough for tests and trained, so that acceptance is
-real and greedy text is text. {parameters:,} parameters, of which {head_parameters:,} are the head's;
-bfloat16, {megabytes:.1f} MB. Written by `tools/train_tiny_hybrid.py`, this page included.
+real and greedy text is text. {parameters:,} parameters, of which {head_parameters:,} are the
+head's; bfloat16, {megabytes:.1f} MB. Written by `tools/train_tiny_hybrid.py`, this page included.
 
 ## Command
 
@@ -22,21 +22,21 @@ bfloat16, {megabytes:.1f} MB. Written by `tools/train_tiny_hybrid.py`, this page
 PYTHONPATH=tests {command}
 ```
 
-{minutes:.0f} minutes on two CPU cores, Python {python}, torch {torch}, transformers {transformers}. The
-seed is fixed; other versions give other weights.
+{minutes:.0f} minutes on {threads} CPU threads, Python {python}, torch {torch}, transformers
+{transformers}. The seed is fixed; other versions give other weights.
 
 ## Text
 
-Half of every batch is the text behind Python's `help()` topics (`pydoc_data.topics` of the standard
-library: (c) Python Software Foundation, PSF licence), every tenth paragraph held out. The other
-half are dialogues of fixed patterns from `tools/tiny_hybrid/dialogues.py`, some with `<think>` blocks and
-`<tool_call>` blocks.
+Three windows in eight are the text behind Python's `help()` topics (`pydoc_data.topics` of the
+standard library: (c) Python Software Foundation, PSF licence), every tenth paragraph held out. The
+others are dialogues of fixed patterns from `tools/tiny_hybrid/dialogues.py`, some with `<think>`
+and `<tool_call>` blocks, of which the answers count.
 
 ## Losses, in nats per token
 
 | | |
 |---|---|
-| trunk, last training steps (text and dialogues) | {trunk_loss:.3f} |
+| trunk, last training steps (text and answers) | {trunk_loss:.3f} |
 | trunk, held-out text | {held_out:.3f} |
 | head against the trunk's own distribution, mean of four draft steps | {head_loss:.3f} |
 
@@ -47,14 +47,14 @@ which drafts 1 to s are all accepted; tokens per step are for draft length K.
 
 {acceptance}
 
-Text: {text_windows:,} windows on continuations of held-out text. Dialogues: {dialogue_windows:,} windows
-on answers.
+Text: {text_windows:,} windows on continuations of held-out text. Dialogues: {dialogue_windows:,}
+windows on answers.
 
 ## Prompts that work
 
-`prompts.json` holds {right} prompts (of {asked} asked) that greedy decoding in float32 answers word for
-word: `messages`, `tools` and `enable_thinking` as a client sends them, `reasoning` and `answer` as
-the model gives them. The chat template ends a prompt with `<think>`, as Qwen3.5's does; with
+`prompts.json` holds {right} prompts (of {asked} asked) that greedy decoding in float32 answers word
+for word: `messages`, `tools` and `enable_thinking` as a client sends them, `reasoning` and `answer`
+as the model gives them. The chat template ends a prompt with `<think>`, as Qwen3.5's does; with
 `enable_thinking: false` the block comes closed.
 
 {prompts}
@@ -75,6 +75,7 @@ def write_report(
         megabytes=sum(path.stat().st_size for path in folder.iterdir()) / 1e6,
         command=command,
         minutes=seconds / 60,
+        threads=torch.get_num_threads(),
         python=platform.python_version(),
         torch=torch.__version__,
         transformers=transformers.__version__,
@@ -101,8 +102,7 @@ def _acceptance(text: Acceptance, dialogues: Acceptance) -> str:
         strict=True,
     )
     lines = [
-        "| position or K | text: accepted | dialogues: accepted | text: tokens per step "
-        "| dialogues: tokens per step |",
+        "| s or K | text: accepted | dialogues: accepted | text: tokens/step | dialogues |",
         "|---|---|---|---|---|",
     ]
     lines += [
