@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from drafters import TRUTH
+from hybrid_checkpoints import make_tiny_hybrid
 from local_engine import Answer, LocalEngine, Step, one_rank
 from parity_cases import EOS, TOTAL_LEN, VOCAB, make_requests, strangers
 from poison import poison_idle
@@ -23,7 +24,6 @@ from surestep_worker.models import Model, load_model
 from surestep_worker.models.checkpoint import checkpoint_names
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
-from tiny_hybrid import make_tiny_hybrid
 
 BLOCK_SIZE = 8
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from hybrid_checkpoints import FAMILIES, make_tiny_hybrid
 from stepping import Row, pack
 from surestep_common.errors import Unavailable
 from surestep_kernels import load_kernels
@@ -18,7 +19,6 @@ from surestep_worker.models import load_model
 from surestep_worker.recurrent import RecurrentCache
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
-from tiny_hybrid import FAMILIES, make_tiny_hybrid
 from torch import Tensor
 
 BLOCK_SIZE = 16

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hybrid_checkpoints import make_tiny_hybrid
 from stepping import Row, step
 from surestep_kernels import load_kernels
 from surestep_worker.caches import Caches
@@ -15,7 +16,6 @@ from surestep_worker.kv_cache import KVCache
 from surestep_worker.models import Model, load_model
 from surestep_worker.recurrent import RecurrentCache
 from surestep_worker.tp import TensorParallel
-from tiny_hybrid import make_tiny_hybrid
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 

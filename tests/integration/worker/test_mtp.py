@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from hybrid_checkpoints import make_tiny_hybrid
 from local_engine import LocalEngine, one_rank
 from mtp_reference import MtpReference
 from parity import Neighbours, build_runner, load
@@ -21,7 +22,6 @@ from surestep_worker.models import load_model
 from surestep_worker.spec import Drafts
 from surestep_worker.spec.mtp import MtpDrafter
 from surestep_worker.tp import TensorParallel
-from tiny_hybrid import make_tiny_hybrid
 from transformers import AutoModelForCausalLM
 
 TRAINED = Path(__file__).parents[2] / "data" / "tiny-hybrid"

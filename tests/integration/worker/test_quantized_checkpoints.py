@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 import torch
+from hybrid_checkpoints import make_tiny_hybrid
 from quantize import METHODS, Twins, quantize
 from safetensors.torch import load_file, save_file
 from stepping import Row, pack
@@ -20,7 +21,6 @@ from surestep_worker.models import Model, load_model
 from surestep_worker.models.hybrid import HybridModel
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
-from tiny_hybrid import make_tiny_hybrid
 from torch import Tensor
 from tp_rank import run_steps
 from tp_spawn import run_ranks

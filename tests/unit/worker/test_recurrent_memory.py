@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hybrid_checkpoints import make_tiny_hybrid
 from parity import Neighbours, build_runner, load
 from surestep_worker.recurrent import RecurrentCache, RecurrentSpec
 from surestep_worker.tp import TensorParallel
-from tiny_hybrid import make_tiny_hybrid
 
 MIB = 1 << 20
 # Linear layers, value heads, and the MiB per state and per record of published models:
