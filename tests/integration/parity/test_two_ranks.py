@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from mutants import PERTURBED_STEP
-from parity import NEIGHBOURS, ParityBench, serve
+from parity import NEIGHBOURS, Conditions, ParityBench, serve
 from ports import free_address
 from surestep_common.invariants import LedgerError
 from two_ranks import RankFailed, RankSetup, two_ranks
@@ -23,6 +23,18 @@ def test_two_ranks_equal_one(bench: ParityBench, drafter: str, k: int) -> None:
     for name, expected in bench.expected.items():
         assert answers[name].token_ids == expected.token_ids, name
     assert (sum(answer.num_accepted for answer in answers.values()) > 0) == (k > 0)
+
+
+@pytest.mark.parametrize(("drafter", "k", "depth"), [("mtp", 4, 2), ("ragged", 3, 0)])
+def test_two_ranks_of_a_hybrid_equal_one(
+    hybrid_bench: ParityBench, drafter: str, k: int, depth: int
+) -> None:
+    disorder = Conditions(shuffle_seed=9)
+    with two_ranks(setup_of(hybrid_bench, drafter, k)) as (step, facts):
+        answers = serve(step, facts, hybrid_bench.requests, WHERE, depth, disorder)
+    for name, expected in hybrid_bench.expected.items():
+        assert answers[name].token_ids == expected.token_ids, name
+    assert sum(answer.num_accepted for answer in answers.values()) > 0
 
 
 def test_a_changed_bit_is_found_in_its_own_step(bench: ParityBench) -> None:

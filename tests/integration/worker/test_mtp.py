@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -102,6 +102,40 @@ def test_drafts_are_those_of_the_definition(
             engine.state.counters.draft_tokens,
         )
         assert accepted > drafted // 5
+
+
+def test_requests_without_drafts_cost_the_drafter_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K = 0 is plain decoding: the head runs in no step."""
+    tp = TensorParallel()
+    built = build_runner(load(make_tiny_hybrid(tmp_path), tp), tp, WHERE, "mtp", K)
+    model = built.runner.parts.model
+    assert model.mtp is not None
+    runs = list[int]()
+    forward = model.mtp.forward
+
+    def counted(*inputs: Any) -> torch.Tensor:
+        runs.append(len(inputs[0]))
+        return forward(*inputs)
+
+    monkeypatch.setattr(model.mtp, "forward", counted)
+    sampling = pb.SamplingParams(temperature=0.0, top_p=1.0, repetition_penalty=1.0)
+    for draft_cap in (0, 1):
+        engine = LocalEngine(
+            one_rank(built.runner, epoch=1 + draft_cap), built.facts, epoch=1 + draft_cap
+        )
+        prompt = list(range(5, 60))
+        request = Request(
+            id="r",
+            prompt_ids=prompt,
+            emitted_ids=[],
+            max_tokens=20,
+            sampling=sampling,
+            draft_cap=draft_cap,
+        )
+        engine.run([request])
+        assert bool(runs) == (draft_cap > 0)
 
 
 def test_a_head_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:

@@ -26,9 +26,10 @@ class DraftTemperature:
         """`fixed` is the factor if it is not to be fitted."""
         self._fixed = fixed
         self._choice = np.full(num_slots, _FIRST, dtype=np.int64)
-        # A prior of a few windows, so that one lucky draft decides nothing.
+        # A prior of a few windows, so that one lucky draft decides nothing; best is no change.
         self._drafted = np.full(len(FACTORS), 8.0)
         self._accepted = np.full(len(FACTORS), 4.0)
+        self._accepted[_FIRST] += 1.0
         self._windows = 0
 
     def choose(self, slots: IntArray) -> torch.Tensor:
