@@ -27,9 +27,9 @@ class DraftTemperature:
         self._fixed = fixed
         self._choice = np.full(num_slots, _FIRST, dtype=np.int64)
         # A prior of a few windows, so that one lucky draft decides nothing; best is no change.
-        self._drafted = np.full(len(FACTORS), 8.0)
-        self._accepted = np.full(len(FACTORS), 4.0)
-        self._accepted[_FIRST] += 1.0
+        self._drafted = np.full(len(FACTORS), 32.0)
+        self._accepted = np.full(len(FACTORS), 16.0)
+        self._accepted[_FIRST] += 4.0
         self._windows = 0
 
     def choose(self, slots: IntArray) -> torch.Tensor:
