@@ -39,7 +39,7 @@ def gated_delta_reference(
         for x, ba in zip(qkv.float(), beta_and_decay.float(), strict=True)
     ]
     _, v_heads, _, v_dim = delta.state.shape
-    out = torch.empty(len(qkv), v_heads, v_dim)
+    out = delta.state.new_empty(len(qkv), v_heads, v_dim)
     for r in range(len(rows.slots)):
         slot, pending = int(rows.slots[r]), int(rows.pending[r])
         copy_at, line = int(rows.snapshot_after[r]), int(rows.snapshot_line[r])

@@ -139,12 +139,23 @@ class HybridConfig(ModelConfig):
             sizes["columns of a shared expert"] = self.moe.shared_expert_size
         if size % self.num_kv_heads:  # else ranks share a head
             sizes["KV heads"] = self.num_kv_heads
-        uneven = [f"{count} {name}" for name, count in sizes.items() if count % size]
-        if uneven:
-            raise InvalidRequest(
-                f"tensor_parallel_size {size} does not divide {', '.join(uneven)}",
-                param="tensor_parallel_size",
-            )
+        _require_even(sizes, size)
+
+    def check_experts(self, size: int, *, whole: bool) -> None:
+        """Raise InvalidRequest when `size` ranks cannot share out the experts, or their columns."""
+        if self.moe is not None and whole:
+            _require_even({"experts": self.moe.num_experts}, size)
+        elif self.moe is not None:
+            _require_even({"columns of an expert": self.moe.expert_size}, size)
+
+
+def _require_even(sizes: Mapping[str, int], num_ranks: int) -> None:
+    uneven = [f"{count} {name}" for name, count in sizes.items() if count % num_ranks]
+    if uneven:
+        raise InvalidRequest(
+            f"tensor_parallel_size {num_ranks} does not divide {', '.join(uneven)}",
+            param="tensor_parallel_size",
+        )
 
 
 def _layer_types(raw: Mapping[str, Any]) -> tuple[str, ...]:

@@ -101,10 +101,11 @@ def _load_dense(path: Path, tp: TensorParallel, kernels: KernelSet, options: Loa
     from .dense_weights import ignored, parameter_table
 
     config = ModelConfig.from_pretrained(path)
+    _check(config, tp, options)
     if options.mtp:
         raise InvalidRequest(f"{config.architecture} has no MTP head", param="speculative_config")
     table = parameter_table(config, tp)
-    with _open(path, config, table, ignored(config), tp, options) as weights:
+    with _open(path, config, table, ignored(config), options) as weights:
         rotary = _rotary(config, config.head_dim, options)
         return DenseModel(config, weights, tp, kernels, rotary)
 
@@ -114,14 +115,22 @@ def _load_hybrid(path: Path, tp: TensorParallel, kernels: KernelSet, options: Lo
     from .hybrid_weights import ignored, parameter_table
 
     config = HybridConfig.from_pretrained(path)
+    _check(config, tp, options)
+    config.check_experts(tp.size, whole=options.expert_parallel)
     shard, names = Sharding(tp, options.expert_parallel), checkpoint_names(path)
     if options.mtp and not any(name.startswith("mtp.") for name in names):
         raise InvalidRequest("the checkpoint has no MTP head", param="speculative_config")
     table = parameter_table(config, shard, names, mtp=options.mtp)
     ignore = ignored(config, shard, mtp=options.mtp)
-    with _open(path, config, table, ignore, tp, options) as weights:
+    with _open(path, config, table, ignore, options) as weights:
         rotary = _rotary(config, config.rotary_dim, options)
         return HybridModel(config, weights, shard, kernels, rotary)
+
+
+def _check(config: ModelConfig, tp: TensorParallel, options: LoadOptions) -> None:
+    """Whether the model can be served like that."""
+    config.check_length(options.max_model_len or config.max_length)
+    config.check_ranks(tp.size)
 
 
 def _open(
@@ -129,12 +138,9 @@ def _open(
     config: ModelConfig,
     table: Table,
     ignore: Iterable[str],
-    tp: TensorParallel,
     options: LoadOptions,
 ) -> Weights:
-    """The checkpoint, when it holds what the table wants and the model can be served like that."""
-    config.check_length(options.max_model_len or config.max_length)
-    config.check_ranks(tp.size)
+    """The checkpoint, when it holds what the table wants."""
     return Weights(
         path,
         table,
