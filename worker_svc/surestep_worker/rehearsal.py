@@ -21,8 +21,8 @@ _BUDGET_S = 0.6  # for the costs, and again for the check: a rank is needed back
 _REPEATS = 3
 _CONTEXT = 16  # tokens that stand before every row
 _LONG_CONTEXT = 1024
-_CHECK_WINDOWS = 24
-_TOKEN = 1  # what prompts consist of
+_CHECK_ROWS = 4  # texts that the drafter is checked on
+_CHECK_WINDOWS = 12
 
 
 class Check(NamedTuple):
@@ -67,7 +67,7 @@ def check_drafter(parts: Parts) -> Check:
     rehearsal = _Rehearsal(parts)
     if not isinstance(parts.drafter, StatefulDrafter) or not rehearsal.most_rows:
         return Check(0, 0)
-    rehearsal.admit([0], context=0)
+    rehearsal.admit(range(min(_CHECK_ROWS, rehearsal.most_rows)), context=0)
     results = [rehearsal.step(pb.VERIFY) for _ in rehearsal.while_time(_CHECK_WINDOWS)]
     return Check(
         sum(sum(result.n_drafts) for result in results),
@@ -146,7 +146,7 @@ class _Rehearsal:
             plan.admissions.add(
                 slot=slot,
                 slot_epoch=1,
-                token_ids=[_TOKEN] * (context + 1),
+                token_ids=[self._token(slot)] * (context + 1),
                 prompt_len=context + 1,
                 num_cached=context,
                 max_len=self.parts.slots.tokens.shape[1],
@@ -171,6 +171,11 @@ class _Rehearsal:
             last_step = int(slots.last_step[slot])
             _add_row(plan, slot, mode, int(slots.committed[slot]), lag, k_cap, last_step)
         return self._run(plan)
+
+    def _token(self, slot: int) -> int:
+        """What the prompt of a slot consists of: tokens from all over the vocabulary."""
+        vocab_size = self.parts.model.config.vocab_size
+        return (slot + 1) * vocab_size // (_CHECK_ROWS + 1) % vocab_size
 
     def _plan(self) -> pb.StepPlan:
         return pb.StepPlan(epoch=self._epoch, step=self._step + 1)

@@ -1,4 +1,4 @@
-"""The model and the expectations that all parity tests share."""
+"""The models and expectations that parity tests share."""
 
 from __future__ import annotations
 
