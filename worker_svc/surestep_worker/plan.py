@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rows:
     """The rows of one step, one array per column of the plan. All arrays are [R]."""
 
@@ -35,13 +36,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.slot)
 
-    @property
+    @cached_property
     def is_prefill(self) -> BoolArray:
         """Rows that consume known tokens named by `num_tokens`."""
         mask: BoolArray = (self.mode == pb.PREFILL) | (self.mode == pb.PREFILL_LAST)
         return mask
 
-    @property
+    @cached_property
     def is_sampled(self) -> BoolArray:
         """Rows that choose at least one token."""
         mask: BoolArray = self.mode != pb.PREFILL
@@ -56,8 +57,13 @@ class ArmedSnapshots(NamedTuple):
     id: IntArray  # 1..num_snapshots
 
 
+_NOTHING_ARMED = ArmedSnapshots(*np.zeros((3, 0), dtype=np.int64))
+
+
 def read_snapshots(plan: pb.StepPlan, num_snapshots: int) -> ArmedSnapshots:
     """Snapshots that `plan` arms. Raises InvalidRequest for columns or ids that make no sense."""
+    if not plan.snapshot_ids and not plan.snapshot_slots and not plan.snapshot_lens:
+        return _NOTHING_ARMED
     armed = ArmedSnapshots(
         _column(plan.snapshot_slots), _column(plan.snapshot_lens), _column(plan.snapshot_ids)
     )
@@ -87,9 +93,11 @@ def read_rows(plan: pb.StepPlan) -> Rows:
         depends_on_step=_column(plan.depends_on_step),
         catch_up=_column(plan.catch_up),
     )
-    for name in Rows.__slots__:
-        if len(getattr(rows, name)) != len(rows):
-            raise InvalidRequest(f"plan column {name} is not parallel to slot", param=name)
+    for column in fields(rows):
+        if len(getattr(rows, column.name)) != len(rows):
+            raise InvalidRequest(
+                f"plan column {column.name} is not parallel to slot", param=column.name
+            )
     if len(set(plan.slot)) != len(rows):
         raise InvalidRequest("a slot has more than one row", param="slot")
     if not _MODES.issuperset(plan.mode):

@@ -61,6 +61,8 @@ class Runner:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self._slots = parts.slots
+        drafter = parts.drafter
+        self._stateful = drafter if isinstance(drafter, StatefulDrafter) else None
         self._vocab_size = parts.model.config.vocab_size
         self._epoch = 0
         self._step = 0
@@ -147,8 +149,8 @@ class Runner:
 
     def _catch_up(self, rows: Rows) -> None:
         """The drafter's own state follows the committed tokens, as far as the plan says."""
-        drafter, slots = self.parts.drafter, self._slots
-        if not isinstance(drafter, StatefulDrafter):
+        drafter, slots = self._stateful, self._slots
+        if drafter is None:
             return
         start = slots.draft_upto[rows.slot]
         count = np.minimum(rows.catch_up, slots.committed[rows.slot] - start)
@@ -175,7 +177,7 @@ class Runner:
             return Drafts(ids, counts)
         slot = rows.slot[verify_rows]
         packed = torch.zeros(len(slot), ids.shape[1] + 1, dtype=torch.int64)
-        if self.parts.tp.rank == 0 or isinstance(self.parts.drafter, StatefulDrafter):
+        if self.parts.tp.rank == 0 or self._stateful is not None:
             packed[:, :-1], packed[:, -1] = self._propose(slot, rows.k_cap[verify_rows])
         self.parts.tp.broadcast(packed)
         ids[verify_rows], counts[verify_rows] = packed[:, :-1], packed[:, -1]
@@ -265,9 +267,9 @@ class Runner:
     def _observe(self, rows: Rows, outcome: StepOutcome) -> None:
         """A drafter with state learns how its drafts fared."""
         drafted = outcome.n_drafts > 0
-        if isinstance(self.parts.drafter, StatefulDrafter) and drafted.any():
+        if self._stateful is not None and drafted.any():
             counts = outcome.n_drafts[drafted], outcome.n_accepted[drafted]
-            self.parts.drafter.observe(rows.slot[drafted], *counts)
+            self._stateful.observe(rows.slot[drafted], *counts)
 
     def _report(
         self,

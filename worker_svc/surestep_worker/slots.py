@@ -97,9 +97,9 @@ class Slots:
         row, position = np.nonzero(np.arange(ids.shape[1]) < counts[:, None])
         self._tokens[slot[row], self.known[slot[row]] + position] = ids[row, position]
 
-    def write_token(self, slot: IntArray, place: IntArray, ids: torch.Tensor) -> None:
+    def write_token(self, slot: IntArray, place: IntArray, ids: IntArray) -> None:
         """Put one draft [R] at an index of each slot's line."""
-        self._tokens[slot, place] = ids.numpy()
+        self._tokens[slot, place] = ids
 
     def commit(
         self,

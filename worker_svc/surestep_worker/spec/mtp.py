@@ -52,40 +52,52 @@ class MtpDrafter:
         k_caps: torch.Tensor,
     ) -> Drafts:
         """See Drafter. Rows get all drafts they may have, fewer only where logits are unusable."""
-        target, host = self._target, slots.numpy()
-        ids = torch.zeros(len(slots), self._num_drafts, dtype=torch.int64)
-        counts = torch.zeros_like(k_caps)
-        factor = self._factors(host)
-        hidden = self._seed[slots]
-        active = torch.arange(len(slots))
+        host, places, caps = slots.numpy(), lengths.numpy(), k_caps.numpy()
+        ids = np.zeros((len(host), self._num_drafts), dtype=np.int64)
+        counts = np.zeros(len(host), dtype=np.int64)
+        factors = self._factors(host)
+        rows, hidden = np.arange(len(host)), self._seed[slots]
         for step in range(self._num_drafts):
-            keep = k_caps[active] > step
-            active, hidden = active[keep], hidden[keep]
-            if not len(active):
+            rows, hidden = _keep(caps[rows] > step, rows, hidden)
+            if not len(rows):
                 break
-            logits = target.model.logits(hidden) / factor[active, None]
-            where = slots[active], lengths[active] + step
-            chosen = sample(logits, *where, tokens, target.sampling)
-            packed = target.tp.broadcast(torch.stack((chosen.ids, chosen.status.long())))
-            usable = packed[1] == pb.OK
-            active, hidden, drafted = active[usable], hidden[usable], packed[0][usable]
-            ids[active, step] = drafted
-            counts[active] += 1
-            target.slots.write_token(host[active.numpy()], lengths[active].numpy() + step, drafted)
-            if step + 1 < self._num_drafts and len(active):
-                hidden = self._next(host[active.numpy()], lengths[active].numpy() + step, hidden)
-        return Drafts(ids, counts)
+            slot, place = host[rows], places[rows] + step
+            chosen, usable = self._choose(hidden, slot, place, factors[rows], tokens)
+            self._target.slots.write_token(slot, place, chosen)
+            ids[rows, step] = chosen
+            counts[rows] += usable
+            rows, hidden = _keep(usable, rows, hidden)
+            if step + 1 < self._num_drafts and len(rows):
+                hidden = self._next(host[rows], places[rows] + step, hidden)
+        return Drafts(torch.from_numpy(ids), torch.from_numpy(counts))
+
+    def _choose(
+        self,
+        hidden: torch.Tensor,
+        slot: IntArray,
+        place: IntArray,
+        factors: torch.Tensor,
+        tokens: torch.Tensor,
+    ) -> tuple[IntArray, BoolArray]:
+        """Drafts for an index of each slot [R], and which are of use; rank 0 chooses for all."""
+        target = self._target
+        logits = target.model.logits(hidden).div_(factors.unsqueeze(1))
+        where = torch.from_numpy(slot), torch.from_numpy(place)
+        chosen = sample(logits, *where, tokens, target.sampling)
+        packed = target.tp.broadcast(torch.stack((chosen.ids, chosen.status.long()))).numpy()
+        return packed[0], packed[1] == pb.OK
 
     def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
         """See StatefulDrafter."""
         random = self._random(slots)
-        self._temperature.observe(slots[random], n_drafts[random], n_accepted[random])
+        if random.any():
+            self._temperature.observe(slots[random], n_drafts[random], n_accepted[random])
 
     def _factors(self, slots: IntArray) -> torch.Tensor:
         """Divisors f32[R] of the logits; greedy requests have no use for any."""
-        factors = torch.ones(len(slots))
-        random = self._random(slots)
-        factors[torch.from_numpy(random)] = self._temperature.choose(slots[random])
+        factors, random = torch.ones(len(slots)), self._random(slots)
+        if random.any():
+            factors[torch.from_numpy(random)] = self._temperature.choose(slots[random])
         return factors
 
     def _random(self, slots: IntArray) -> BoolArray:
@@ -120,3 +132,10 @@ class MtpDrafter:
             kv_slots=torch.from_numpy(blocks * size + position % size),
             logits_index=torch.zeros(0, dtype=torch.int64),
         )
+
+
+def _keep(wanted: BoolArray, rows: IntArray, hidden: torch.Tensor) -> tuple[IntArray, torch.Tensor]:
+    """The wanted ones of rows [R] and of hidden [R, H]; nothing is copied when all are."""
+    if wanted.all():
+        return rows, hidden
+    return rows[wanted], hidden[torch.from_numpy(wanted)]
