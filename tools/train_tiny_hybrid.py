@@ -29,7 +29,7 @@ from transformers import Qwen3_5ForCausalLM
 
 MAX_LENGTH = 2048
 DRAFT_STEPS = 4
-_WARMUP = 40
+_WARMUP = 20
 _REPORT_EVERY = 25
 
 
@@ -57,10 +57,10 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trunk-steps", type=int, default=450)
-    parser.add_argument("--head-steps", type=int, default=200)
+    parser.add_argument("--head-steps", type=int, default=220)
     parser.add_argument("--rows", type=int, default=8, help="windows per step")
     parser.add_argument("--length", type=int, default=256, help="tokens per window")
-    parser.add_argument("--learning-rate", type=float, default=4e-3)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from .corpus import END_OF_TEXT, TURN_END, VOCAB_SIZE
 
 _HIDDEN = 192
 _LAYERS = 8
+_SPREAD = 0.05  # of the weights of a new head
 
 
 def new_trunk(max_length: int) -> Qwen3_5ForCausalLM:
@@ -53,25 +55,43 @@ def new_trunk(max_length: int) -> Qwen3_5ForCausalLM:
             "mrope_section": [2, 1, 1],
         },
         tie_word_embeddings=True,
-        eos_token_id=VOCAB_SIZE - 7,
+        eos_token_id=VOCAB_SIZE - 7,  # END_OF_TEXT, the first of the added tokens
         **published,
     )
-    return Qwen3_5ForCausalLM(config)
+    trunk = Qwen3_5ForCausalLM(config)
+    for name, parameter in trunk.named_parameters():
+        if name.endswith("dt_bias"):
+            parameter.data.copy_(_time_steps(len(parameter)))
+    return trunk
+
+
+def _time_steps(heads: int) -> Tensor:
+    """Biases whose softplus is spread evenly, on a log scale, over 0.001 to 1.
+
+    Published models start so (Mamba-2, Dao and Gu, 2024); the class's own value makes every head
+    forget within a token or two.
+    """
+    steps = torch.exp(torch.empty(heads).uniform_(math.log(1e-3), 0.0))
+    return steps + torch.log(-torch.expm1(-steps))
 
 
 def new_head(trunk: Qwen3_5ForCausalLM) -> dict[str, Tensor]:
-    """A head that starts as a copy of the trunk's last layer, fed mostly with the hidden state."""
+    """An untrained head of the trunk's shapes, which at first passes the hidden state on."""
     weights = trunk.state_dict()
     prefix = f"model.layers.{_LAYERS - 1}."
-    head = {
-        "mtp.layers.0." + name.removeprefix(prefix): weight.clone()
+    shapes = {
+        "mtp.layers.0." + name.removeprefix(prefix): weight.shape
         for name, weight in weights.items()
         if name.startswith(prefix)
     }
-    identity = torch.eye(_HIDDEN)
-    head["mtp.fc.weight"] = torch.cat([0.5 * identity, identity], dim=1)
-    head["mtp.pre_fc_norm_embedding.weight"] = torch.zeros(_HIDDEN)
-    head["mtp.pre_fc_norm_hidden.weight"] = torch.zeros(_HIDDEN)
+    shapes |= {f"mtp.pre_fc_norm_{of}.weight": (_HIDDEN,) for of in ("embedding", "hidden")}
+    # Norms multiply by one plus their weight.
+    head = {
+        name: torch.zeros(shape) if "norm" in name else torch.empty(shape).normal_(0.0, _SPREAD)
+        for name, shape in shapes.items()
+    }
+    mixed = torch.empty(_HIDDEN, _HIDDEN).normal_(0.0, _SPREAD)
+    head["mtp.fc.weight"] = torch.cat([mixed, torch.eye(_HIDDEN)], dim=1)
     head["mtp.norm.weight"] = weights["model.norm.weight"].clone()
     return head
 

@@ -13,18 +13,10 @@ from typing import Any
 
 Message = dict[str, Any]
 
-CAPITALS = {
-    "France": "Paris",
-    "Italy": "Rome",
-    "Spain": "Madrid",
-    "Japan": "Tokyo",
-    "Egypt": "Cairo",
-    "Norway": "Oslo",
-    "Kenya": "Nairobi",
-    "Peru": "Lima",
-}
-NAMES = ("Ada", "Bob", "Carol", "Dan", "Eve", "Grace")
-ANIMALS = ("fox", "cat", "owl", "bear", "frog", "horse")
+CAPITALS = {"France": "Paris", "Italy": "Rome", "Norway": "Oslo", "Egypt": "Cairo"}
+NAMES = ("Ada", "Bob", "Eve", "Grace")
+ANIMALS = ("fox", "cat", "bear")
+NUMBERS = range(1, 5)
 SYSTEM = "You are a helpful assistant."
 
 
@@ -89,14 +81,14 @@ def _called(name: str, result: str, **arguments: Any) -> tuple[Message, Message]
 
 def addition(rng: random.Random) -> Dialogue:
     """Answered from memory."""
-    a, b = rng.randrange(1, 6), rng.randrange(1, 6)
+    a, b = rng.choice(NUMBERS), rng.choice(NUMBERS)
     question = _user(f"What is {a} plus {b}?")
     return Dialogue((question,), f"{a} plus {b} is {a + b}.", f"I add {b} to {a} and get {a + b}.")
 
 
 def add_call(rng: random.Random) -> Dialogue:
     """Answered by a call."""
-    a, b = rng.randrange(1, 10), rng.randrange(1, 10)
+    a, b = rng.choice(NUMBERS), rng.choice(NUMBERS)
     question = _user(f"What is {a} plus {b}?")
     reasoning = f"I call add with {a} and {b}."
     return Dialogue((question,), _call("add", a=a, b=b), reasoning, _with(rng, "add"))
@@ -104,7 +96,7 @@ def add_call(rng: random.Random) -> Dialogue:
 
 def add_result(rng: random.Random) -> Dialogue:
     """The result of the call is put in words."""
-    a, b = rng.randrange(1, 10), rng.randrange(1, 10)
+    a, b = rng.choice(NUMBERS), rng.choice(NUMBERS)
     messages = (_user(f"What is {a} plus {b}?"), *_called("add", str(a + b), a=a, b=b))
     answer = f"{a} plus {b} is {a + b}."
     return Dialogue(messages, answer, f"The tool says {a + b}.", _with(rng, "add"))
@@ -159,8 +151,7 @@ def name(rng: random.Random) -> Dialogue:
 
 def count(rng: random.Random) -> Dialogue:
     """An answer whose length the prompt decides."""
-    first = rng.randrange(1, 6)
-    last = first + rng.randrange(3, 15)
+    first, last = rng.randrange(1, 4), rng.randrange(6, 12)
     answer = ", ".join(str(number) for number in range(first, last + 1)) + "."
     return Dialogue((_user(f"Count from {first} to {last}."),), answer, "I count one by one.")
 

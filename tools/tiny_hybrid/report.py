@@ -22,8 +22,8 @@ head's; bfloat16, {megabytes:.1f} MB. Written by `tools/train_tiny_hybrid.py`, t
 PYTHONPATH=tests {command}
 ```
 
-{minutes:.0f} minutes on {threads} CPU threads, Python {python}, torch {torch}, transformers
-{transformers}. The seed is fixed; other versions give other weights.
+{minutes:.0f} minutes of a busy machine's CPU with {threads} thread, Python {python}, torch {torch},
+transformers {transformers}. The seed is fixed; other versions give other weights.
 
 ## Text
 
