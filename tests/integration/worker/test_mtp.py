@@ -101,7 +101,7 @@ def test_drafts_are_those_of_the_definition(
             engine.state.counters.accepted_tokens,
             engine.state.counters.draft_tokens,
         )
-        assert accepted > drafted // 5
+        assert accepted > drafted // 8
 
 
 def test_requests_without_drafts_cost_the_drafter_nothing(
