@@ -13,6 +13,12 @@ import pytest
 SEED = 20_260_131
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much of the parity matrices is run."""
+    text = "every combination of the parity matrices; without it the slow ones take turns"
+    parser.addoption("--full-parity", action="store_true", help=text)
+
+
 def pytest_report_header() -> str:
     """The seed belongs to every failure report."""
     return f"seed: {SEED}"

@@ -67,6 +67,7 @@ class Choice(NamedTuple):
 
     lengths: IntArray  # drafts of each row [R]
     price: float  # of one more row that drafts, in tokens that the time would yield otherwise
+    cost_us: float  # of the step, overhead left out
 
 
 def draft_lengths(
@@ -76,12 +77,14 @@ def draft_lengths(
     *,
     num_tokens: int,
     costs: StepCosts,
+    overhead_us: float,
     catches_up: bool,
 ) -> Choice:
     """Choose for rows [R] that decode, within `caps` drafts each, at least one of which is above 0.
 
     `acceptance` is the probability that a draft is accepted when those before it were, `context`
-    the length of each row in tokens, `num_tokens` the input rows of the step without drafts.
+    the length of each row in tokens, `num_tokens` the input rows of the step without drafts,
+    `overhead_us` what a step takes besides, however many rows it has.
     `catches_up`: the drafter first makes up for the tokens of the step before.
     """
     candidates = np.arange(caps.max()) < caps[:, None]
@@ -89,7 +92,7 @@ def draft_lengths(
     chances = np.repeat(np.minimum(acceptance, _SURE)[:, None], caps.max(), axis=1)
     gain = chances.cumprod(axis=1)[candidates]
     context_us = costs.per_context_token * context
-    plain_us = float(costs.step[num_tokens] + context_us.sum())
+    plain_us = float(costs.step[num_tokens] + context_us.sum()) + overhead_us
     without = len(caps) / plain_us
     order = (without * context_us[row] - gain).argsort()
     tokens = gain[order].cumsum()
@@ -101,12 +104,13 @@ def draft_lengths(
     rate = float(rates[best])
     if rate < _WORTHWHILE * without:
         rate, best = without, -1
+    cost_us = plain_us - overhead_us + (float(more_us[best]) if best >= 0 else 0.0)
     lengths = np.bincount(row[order[: best + 1]], minlength=len(caps))
     reach, drafting = num_tokens + best + 1, int(np.count_nonzero(lengths))
     one_more_us = np.diff(costs.step[reach : reach + 2]) + np.diff(
         costs.draft[drafting : drafting + 2]
     )
-    return Choice(lengths, float(rate * (one_more_us[0] + context_us.mean())))
+    return Choice(lengths, float(rate * (one_more_us[0] + context_us.mean())), cost_us)
 
 
 def _draft_us(position: IntArray, tokens: FloatArray, draft: FloatArray) -> FloatArray:

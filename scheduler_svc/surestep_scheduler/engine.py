@@ -69,6 +69,7 @@ class _Sent(NamedTuple):
     num_tokens: int
     sent_at: float
     budget_s: float
+    expected_us: float  # what it should cost the workers; 0 = not known, or prompts are in it
     follows: bool  # there was work before it, so that the workers should not have had to wait
 
 
@@ -250,7 +251,8 @@ class Engine:
                 self._has_work = bool(core.in_flight)
                 return
             budget_s = self.timer.budget_s(plan.num_step_tokens)
-            sent = _Sent(plan.num_step_tokens, now, budget_s, self._has_work)
+            expected_us = 0.0 if plan.num_tokens.any() else core.speculation.expected_us
+            sent = _Sent(plan.num_step_tokens, now, budget_s, expected_us, self._has_work)
             self._has_work = True
             self._sent.append(sent)
             await group.send(to_proto(plan, round(1000 * sent.budget_s)), sent.budget_s)
@@ -282,7 +284,10 @@ class Engine:
             return
         outputs = apply(core, outcome)
         sent, now = self._sent.popleft(), self._clock()
-        self.timer.observe(sent.num_tokens, now - self._started_at(sent))
+        took_s = now - self._started_at(sent)
+        self.timer.observe(sent.num_tokens, took_s)
+        if sent.expected_us:
+            core.speculation.overhead.observe(sent.expected_us, 1e6 * took_s)
         self.last_step_at = now
         if sent.follows:
             self.gaps_s.add(outcome.gap_us * 1e-6)

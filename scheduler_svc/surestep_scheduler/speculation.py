@@ -1,7 +1,9 @@
 """Whether speculation pays: running acceptance of requests and model, probes, and the alarm.
 
-A request that is given no drafts shows nothing about its acceptance, so it is probed now and then,
-less often with every probe in vain. A model whose drafter fails altogether is suspended.
+A request that is given no drafts shows nothing about its acceptance, so one is probed now and then;
+probes may take a small share of the time. A model whose drafter fails altogether is suspended.
+Steps take longer than the workers measured by themselves, because scheduler and gateway have work
+to do too; by how much is learnt as they run.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ import logging
 from typing import NamedTuple
 
 import numpy as np
-from surestep_common.invariants import BoolArray, IntArray
+from surestep_common.invariants import IntArray
 
-from .draft_length import FloatArray, draft_lengths
+from .draft_length import FloatArray, StepCosts, draft_lengths
 from .limits import Limits
 
 logger = logging.getLogger(__name__)
@@ -22,9 +24,12 @@ _FIRST_GUESS = 0.7  # acceptance before anything is known
 _FIRST_WEIGHT = 16.0  # trials that the first guess counts for
 _MODEL_WEIGHT = 8.0  # trials that the model's estimate counts for in a request's
 _FADE = 0.9  # weight of a request's earlier windows, per window
-_FIRST_WAIT = 16  # steps between probes
-_LONGEST_WAIT = 4096  # steps
 _PROBE = 2  # drafts
+_PROBE_SHARE = 0.015  # of the time
+_MEMORY = 0.02  # weight of the newest step in the running means
+_INTERRUPTED = 8.0  # times a step's cost: what took longer teaches nothing
+_STEEPEST = 4.0  # times the measured costs
+_VARIED = 0.05  # standard deviation of costs, as a share of their mean, from which a slope is seen
 
 _FLOOR = 0.03  # acceptance that only a broken drafter stays below
 _WINDOW = 256  # trials until the alarm judges
@@ -41,7 +46,32 @@ class Experience(NamedTuple):
 
     hits: float = 0.0  # faded
     trials: float = 0.0  # faded
-    wait: int = _FIRST_WAIT  # steps until the next probe
+
+
+class Overhead:
+    """What a step takes besides what the workers measured, which had the machine to themselves.
+
+    A running linear fit of actual to expected durations: actual = slope * expected + constant. Only
+    ratios of costs matter, so what counts is the constant in units of the slope.
+    """
+
+    def __init__(self) -> None:
+        self.us = 0.0
+        self._means = np.zeros(4)  # of x, y, x * x and x * y
+        self._weight = 0.0
+
+    def observe(self, expected_us: float, actual_us: float) -> None:
+        """A step for which `expected_us` > 0 was expected took so long."""
+        if actual_us > _INTERRUPTED * expected_us:
+            return
+        x, y = expected_us, actual_us
+        self._weight += _MEMORY * (1 - self._weight)
+        self._means += _MEMORY * (np.array([x, y, x * x, x * y]) - self._means)
+        x, y, xx, xy = (self._means / self._weight).tolist()
+        variance = xx - x * x
+        slope = (xy - x * y) / variance if variance > (_VARIED * x) ** 2 else 1.0
+        slope = min(max(slope, 1.0), _STEEPEST)
+        self.us = max(y - slope * x, 0.0) / slope
 
 
 class Alarm:
@@ -93,6 +123,9 @@ class Speculation:
     def __init__(self) -> None:
         self.alarm = Alarm()
         self.pays = True  # the newest decision gave drafts to somebody
+        self.expected_us = 0.0  # cost of the newest step, overhead left out
+        self.overhead = Overhead()
+        self._credit_us = 0.0  # time that probes may take
         self._step = 0
         self._hits = _FIRST_GUESS * _FIRST_WEIGHT
         self._trials = _FIRST_WEIGHT
@@ -102,15 +135,16 @@ class Speculation:
         self._limits = limits
         self.hits = np.zeros(limits.num_slots)
         self.trials = np.zeros(limits.num_slots)
-        self.wait = np.zeros(limits.num_slots, dtype=np.int64)
+        self.drafted_at = np.zeros(limits.num_slots, dtype=np.int64)  # step
 
     def admit(self, slot: int, known: Experience) -> None:
         """A tenancy begins."""
-        self.hits[slot], self.trials[slot], self.wait[slot] = known
+        self.hits[slot], self.trials[slot] = known
+        self.drafted_at[slot] = self._step
 
     def release(self, slot: int) -> Experience:
         """A tenancy ends."""
-        return Experience(float(self.hits[slot]), float(self.trials[slot]), int(self.wait[slot]))
+        return Experience(float(self.hits[slot]), float(self.trials[slot]))
 
     @property
     def expected(self) -> bool:
@@ -122,6 +156,7 @@ class Speculation:
     ) -> IntArray:
         """Drafts of the rows [R] of a step: at most `caps`; see `draft_lengths`."""
         self._step += 1
+        self.expected_us = 0.0
         limits = self._limits
         if not limits.adaptive_draft_length or not caps.any():
             return caps
@@ -135,24 +170,38 @@ class Speculation:
             context,
             num_tokens=num_tokens,
             costs=limits.costs,
+            overhead_us=self.overhead.us,
             catches_up=limits.drafter_has_state,
         )
+        self.expected_us = choice.cost_us
         self.pays = bool(choice.lengths.any())
-        if choice.price >= 1:  # not even a draft that is accepted for certain
-            return choice.lengths
-        probed = self._probe(slot, choice.lengths > 0)
-        return np.where(probed, np.minimum(caps, _PROBE), choice.lengths)
+        if choice.price < 1:  # else not even a draft that is accepted for certain would pay
+            self._probe(slot, caps, choice.lengths, limits.costs, num_tokens)
+        self.drafted_at[slot[choice.lengths > 0]] = self._step
+        return choice.lengths
 
-    def _probe(self, slot: IntArray, chosen: BoolArray) -> BoolArray:
-        """Which rows [R] are given drafts although these would not be `chosen` for their sake.
+    def _probe(
+        self, slot: IntArray, caps: IntArray, lengths: IntArray, costs: StepCosts, num_tokens: int
+    ) -> None:
+        """Give drafts to one of the rows [R] without any, if there is time for it: see `lengths`.
 
-        Waits are powers of two, so that the probes of many requests share their steps.
+        It is the row about which least is known. A drafter with state has to make up for what the
+        request gained since it drafted last.
         """
-        wait = self.wait[slot]
-        probed: BoolArray = ~chosen & (self._step % wait == 0)
-        longer = np.where(probed, np.minimum(2 * wait, _LONGEST_WAIT), wait)
-        self.wait[slot] = np.where(chosen, _FIRST_WAIT, longer)
-        return probed
+        step_us = self.expected_us + self.overhead.us
+        self._credit_us += _PROBE_SHARE * step_us
+        idle = ((lengths == 0) & (caps > 0)).nonzero()[0]
+        if not len(idle):
+            return
+        row = idle[self.trials[slot[idle]].argmin()]
+        lag = int(self._step - self.drafted_at[slot[row]]) * self._limits.drafter_has_state
+        drafting_us = costs.draft[min(1 + lag, len(costs.draft) - 1)] + costs.draft[1]
+        reach = num_tokens + int(lengths.sum())
+        cost_us = drafting_us + costs.step[reach + _PROBE] - costs.step[reach]
+        if self._credit_us >= cost_us:
+            self._credit_us = 0.0
+            self.expected_us += float(cost_us)
+            lengths[row] = min(int(caps[row]), _PROBE)
 
     def _acceptance(self, slot: IntArray) -> FloatArray:
         """Estimate for rows [R]: their own experience, beginning from the model's."""
@@ -169,7 +218,6 @@ class Speculation:
         trials = hits + (hits < drafts[tried])
         self.hits[slot] = _FADE * self.hits[slot] + hits
         self.trials[slot] = _FADE * self.trials[slot] + trials
-        self.wait[slot[hits > 0]] = _FIRST_WAIT
         total = int(trials.sum())
         fade = 1 - min(total / _MODEL_MEMORY, 1.0)
         self._hits = fade * self._hits + int(hits.sum())

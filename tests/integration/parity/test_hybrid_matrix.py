@@ -7,6 +7,9 @@ NaN or out of range.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import pytest
 from local_engine import Answer
 from parity import NEIGHBOURS, Conditions, ParityBench
@@ -21,12 +24,21 @@ def total(answers: dict[str, Answer], name: str) -> int:
     return sum(getattr(answer, name) for answer in answers.values())
 
 
+def combinations(request: pytest.FixtureRequest, k: int) -> Iterator[tuple[int, str, bool]]:
+    """Depth, neighbours and caching; in turn, differently for every K, or all."""
+    if request.config.getoption("--full-parity"):
+        yield from itertools.product(DEPTHS, NEIGHBOURS, (False, True))
+    else:
+        for depth in DEPTHS:
+            yield depth, WHERE[(depth + k) % len(WHERE)], (depth + k) % 2 == 0
+
+
 @pytest.mark.parametrize(("drafter", "k"), SPECULATION)
-def test_speculation_changes_nothing(hybrid_bench: ParityBench, drafter: str, k: int) -> None:
-    """Each depth meets other neighbours, and caching is on or off, differently for every K."""
-    for depth in DEPTHS:
-        where = WHERE[(depth + k) % len(WHERE)]
-        conditions = Conditions((depth + k) % 2 == 0, shuffle_seed=1 + depth, poison=True)
+def test_speculation_changes_nothing(
+    request: pytest.FixtureRequest, hybrid_bench: ParityBench, drafter: str, k: int
+) -> None:
+    for depth, where, caching in combinations(request, k):
+        conditions = Conditions(caching, shuffle_seed=1 + depth, poison=True)
         answers = hybrid_bench.run(where, drafter=drafter, k=k, depth=depth, conditions=conditions)
         for name, expected in hybrid_bench.expected.items():
             got = answers[name]

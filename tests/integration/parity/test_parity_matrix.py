@@ -6,6 +6,8 @@ requests of all sampling parameters together (tests/parity_cases.py) and compare
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from local_engine import Answer
 from parity import NEIGHBOURS, ParityBench
@@ -23,10 +25,19 @@ def total(answers: dict[str, Answer], name: str) -> int:
     return sum(getattr(answer, name) for answer in answers.values())
 
 
+def depths(request: pytest.FixtureRequest, drafter: str, k: int, where: str) -> Sequence[int]:
+    """All of them; alone, where requests run one after the other, one in turn."""
+    if where != "alone" or request.config.getoption("--full-parity"):
+        return DEPTHS
+    return [DEPTHS[SPECULATION.index((drafter, k)) % len(DEPTHS)]]
+
+
 @pytest.mark.parametrize("where", NEIGHBOURS)
 @pytest.mark.parametrize(("drafter", "k"), SPECULATION)
-def test_speculation_changes_nothing(bench: ParityBench, drafter: str, k: int, where: str) -> None:
-    for depth in DEPTHS:
+def test_speculation_changes_nothing(
+    request: pytest.FixtureRequest, bench: ParityBench, drafter: str, k: int, where: str
+) -> None:
+    for depth in depths(request, drafter, k, where):
         answers = bench.run(where, drafter=drafter, k=k, depth=depth)
         for name, expected in bench.expected.items():
             assert same(answers[name], expected), f"{name} at depth {depth}: {answers[name]}"

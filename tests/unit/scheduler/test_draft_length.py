@@ -31,6 +31,7 @@ def choose(acceptance: list[float], table: StepCosts, cap: int = CAP, context: i
         np.full(rows, context),
         num_tokens=rows,
         costs=table,
+        overhead_us=0.0,
         catches_up=False,
     )
 
@@ -42,10 +43,14 @@ def random_costs(rng: np.random.Generator) -> StepCosts:
 
 
 def tokens_per_us(
-    lengths: tuple[int, ...], acceptance: list[float], context: list[int], table: StepCosts
+    lengths: tuple[int, ...],
+    acceptance: list[float],
+    context: list[int],
+    table: StepCosts,
+    overhead_us: float,
 ) -> float:
     """By the definition, row by row."""
-    tokens, us = 0.0, float(table.step[ROWS + sum(lengths)])
+    tokens, us = 0.0, overhead_us + float(table.step[ROWS + sum(lengths)])
     for a, length, drafts in zip(acceptance, context, lengths, strict=True):
         tokens += sum(a**j for j in range(drafts + 1))
         us += table.per_context_token * length * (1 + drafts)
@@ -59,12 +64,19 @@ def test_near_the_best_and_never_below_none(seed: int) -> None:
     rng = np.random.default_rng(seed)
     table = random_costs(rng)
     acceptance, context = rng.uniform(0.05, 0.98, ROWS), rng.integers(1, 5000, ROWS)
+    overhead_us = float(rng.choice([0, 3000]))
     chosen = draft_lengths(
-        acceptance, np.full(ROWS, CAP), context, num_tokens=ROWS, costs=table, catches_up=False
+        acceptance,
+        np.full(ROWS, CAP),
+        context,
+        num_tokens=ROWS,
+        costs=table,
+        overhead_us=overhead_us,
+        catches_up=False,
     )
 
     def rate(lengths: tuple[int, ...]) -> float:
-        return tokens_per_us(lengths, acceptance.tolist(), context.tolist(), table)
+        return tokens_per_us(lengths, acceptance.tolist(), context.tolist(), table, overhead_us)
 
     got = rate(tuple(chosen.lengths.tolist()))
     assert got >= 0.93 * max(map(rate, product(range(CAP + 1), repeat=ROWS)))
@@ -105,6 +117,7 @@ def test_drafts_of_long_contexts_are_given_up_first() -> None:
         np.array([100, 20_000]),
         num_tokens=2,
         costs=table,
+        overhead_us=0.0,
         catches_up=False,
     ).lengths.tolist()
     assert lengths[0] > lengths[1]
@@ -118,6 +131,7 @@ def test_caps_are_kept() -> None:
         np.full(4, 10),
         num_tokens=4,
         costs=table,
+        overhead_us=0.0,
         catches_up=True,
     ).lengths
     assert lengths.tolist() == [0, 1, 2, 0]
