@@ -19,7 +19,7 @@ from surestep_common.invariants import IntArray
 
 FloatArray = npt.NDArray[np.float64]
 
-_WORTHWHILE = 1.02  # tokens per second against those without drafts; less is within the noise
+_WORTHWHILE = 1.1  # tokens per second against those without drafts; less is within the noise
 _SURE = 0.99  # no draft is taken for certain
 
 
