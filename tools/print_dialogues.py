@@ -10,7 +10,7 @@ import sys
 
 from tiny_hybrid.corpus import prompt
 from tiny_hybrid.dialogues import PATTERNS
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, TokenizersBackend
 
 SEED = 5
 COUNT = 400
@@ -19,6 +19,7 @@ COUNT = 400
 def main() -> None:
     """Every pattern in turn."""
     tokenizer, rng = AutoTokenizer.from_pretrained(sys.argv[1]), random.Random(SEED)
+    assert isinstance(tokenizer, TokenizersBackend)
     for index in range(COUNT):
         dialogue = PATTERNS[index % len(PATTERNS)](rng)
         sys.stdout.write(f"{prompt(tokenizer, dialogue)}{dialogue.completion}<|im_end|>\n")
