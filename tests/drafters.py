@@ -13,11 +13,14 @@ They know what is right from TRUTH, which the test fills with what the engine sa
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 from zlib import crc32
 
 import torch
 from surestep_worker.spec import DRAFTERS, Drafts, Target
 from surestep_worker.spec.config import SpeculativeConfig
+
+NO_TARGET = cast(Target, None)  # for drafters without state, which look at tokens only
 
 
 class Truth:

