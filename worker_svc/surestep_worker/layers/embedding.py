@@ -1,21 +1,61 @@
-"""Token embeddings whose rows are shared out among the ranks."""
+"""The vocabulary of a model, its rows shared out among ranks: embedding and output head."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import torch
+from surestep_kernels import KernelSet
 from torch import Tensor
 from torch.nn import functional
 
+from surestep_worker.models.weights import Parameter, Weights
 from surestep_worker.tp import TensorParallel
 
+from .linear import Sharding
 
-def embed(token_ids: Tensor, table: Tensor, tp: TensorParallel) -> Tensor:
-    """Rows of the vocabulary for i64[T], [T, H] on every rank.
+if TYPE_CHECKING:
+    from surestep_worker.models.config import ModelConfig
 
-    `table` [V', H] is this rank's part: rank r holds the tokens r*V' to (r+1)*V'.
-    """
-    if tp.size == 1:
-        return functional.embedding(token_ids, table)
-    local = token_ids - tp.rank * len(table)
-    elsewhere = (local < 0) | (local >= len(table))
-    rows = functional.embedding(local.masked_fill(elsewhere, 0), table)
-    return tp.all_reduce(rows.masked_fill(elsewhere[:, None], 0))
+
+def vocabulary_table(prefix: str, config: ModelConfig, shard: Sharding) -> dict[str, Parameter]:
+    """Parameters of a model whose decoder's tensors begin with `prefix`."""
+    sizes = config.vocab_size, config.hidden_size
+    table = {"embedding": shard.vocabulary(f"{prefix}embed_tokens.weight", *sizes)}
+    if not config.tie_word_embeddings:
+        table["lm_head"] = shard.vocabulary("lm_head.weight", *sizes)
+    return table
+
+
+class Vocabulary:
+    """This rank's rows: of V' on every rank, rank r holds the tokens r*V' to (r+1)*V'."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, kernels: KernelSet, tp: TensorParallel
+    ) -> None:
+        self._size = config.vocab_size
+        self._linear = kernels.linear
+        self._tp = tp
+        self._embedding = weights.take("embedding")
+        head = self._embedding if config.tie_word_embeddings else weights.take("lm_head")
+        self._head = kernels.pack_linear(head, None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the embedding, and of what the model computes in."""
+        return self._embedding.dtype
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [T, H] of i64[T], on every rank."""
+        table, tp = self._embedding, self._tp
+        if tp.size == 1:
+            return functional.embedding(token_ids, table)
+        local = token_ids - tp.rank * len(table)
+        elsewhere = (local < 0) | (local >= len(table))
+        rows = functional.embedding(local.masked_fill(elsewhere, 0), table)
+        return tp.all_reduce(rows.masked_fill(elsewhere[:, None], 0))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
+        local = self._linear(hidden, self._head, out_dtype=torch.float32)
+        return self._tp.all_gather(local)[:, : self._size].contiguous()

@@ -13,7 +13,7 @@ from surestep_worker.caches import Caches
 from surestep_worker.models.weights import Parameter, Weights
 
 from .linear import Part, Sharding, take_linear
-from .norm import take_zero_centred
+from .norm import norm_heads, take_zero_centred
 
 if TYPE_CHECKING:
     from surestep_worker.models.hybrid_config import HybridConfig
@@ -75,7 +75,8 @@ class GatedAttention:
         projected = ops.linear(x, self._qgkv).unflatten(1, (-1, dim))
         sizes = [heads, heads, self._num_kv_heads, self._num_kv_heads]
         q, gate, k, v = torch.split(projected, sizes, dim=1)
-        q, k = self._normed(q, self._q_norm), self._normed(k, self._k_norm)
+        eps = self._config.rms_norm_eps
+        q, k = norm_heads(q, self._q_norm, eps, ops), norm_heads(k, self._k_norm, eps, ops)
         ops.rotary(q, k, batch.positions, self._rotary)
         ops.store_kv(k, v, *cache, batch.kv_slots)
         out = ops.paged_attention(
@@ -83,7 +84,3 @@ class GatedAttention:
         ).flatten(1)
         ops.mul_sigmoid(out, gate.flatten(1))
         return ops.linear(out, self._o)
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1]).contiguous()
-        return self._ops.rms_norm(flat, weight, self._config.rms_norm_eps).view(x.shape)

@@ -41,10 +41,8 @@ def delta_net_table(
         **shard.columns(f"{to}qkvz", qkvz, width, bias=False),
         **shard.columns(f"{to}ba", ba, width, bias=False),
         f"{to}conv": Parameter((sum(part.size for part in channels), 1, delta.taps), conv),
-        f"{to}a_log": Parameter((heads.size,), (Source(f"{at}A_log", (heads.total,), heads.keep),)),
-        f"{to}dt_bias": Parameter(
-            (heads.size,), (Source(f"{at}dt_bias", (heads.total,), heads.keep),)
-        ),
+        f"{to}a_log": shard.vector(f"{at}A_log", heads),
+        f"{to}dt_bias": shard.vector(f"{at}dt_bias", heads),
         f"{to}norm": shard.whole(f"{at}norm.weight", delta.v_dim),
         **shard.rows(
             f"{to}out",

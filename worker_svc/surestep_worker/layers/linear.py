@@ -44,7 +44,11 @@ class Sharding:
 
     def whole(self, name: str, size: int) -> Parameter:
         """A vector that every rank holds."""
-        return Parameter((size,), (Source(name, (size,), slice(0, size)),))
+        return self.vector(name, Part(size, slice(0, size)))
+
+    def vector(self, name: str, part: Part) -> Parameter:
+        """Part of a vector."""
+        return Parameter((part.size,), (Source(name, (part.total,), part.keep),))
 
     def vocabulary(self, name: str, vocab_size: int, width: int) -> Parameter:
         """Equal numbers of rows on every rank, the last ones padded with zeros."""

@@ -10,13 +10,15 @@ from surestep_worker.models.weights import Parameter, Weights
 from .linear import Sharding, take_linear
 
 
-def mlp_table(to: str, at: str, width: int, inner: int, shard: Sharding) -> dict[str, Parameter]:
+def mlp_table(
+    to: str, at: str, width: int, inner: int, shard: Sharding, *, bias: bool = False
+) -> dict[str, Parameter]:
     """Parameters of the layer whose tensors begin with `at`."""
     part = shard.part(inner)
     gate_up = [(f"{at}gate_proj", part), (f"{at}up_proj", part)]
     return {
-        **shard.columns(f"{to}gate_up", gate_up, width, bias=False),
-        **shard.rows(f"{to}down", f"{at}down_proj", width, part, bias=False),
+        **shard.columns(f"{to}gate_up", gate_up, width, bias=bias),
+        **shard.rows(f"{to}down", f"{at}down_proj", width, part, bias=bias),
     }
 
 

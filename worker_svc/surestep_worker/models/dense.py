@@ -9,7 +9,8 @@ from torch import Tensor
 from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
 from surestep_worker.kv_cache import KVSpec, LayerCache
-from surestep_worker.layers.embedding import embed
+from surestep_worker.layers.embedding import Vocabulary
+from surestep_worker.layers.norm import norm_heads
 from surestep_worker.tp import TensorParallel
 
 from .config import ModelConfig
@@ -36,11 +37,9 @@ class DenseModel:
         self._rotary = rotary
         self._num_heads = config.num_heads // tp.size
         self._num_kv_heads = max(1, config.num_kv_heads // tp.size)
-        self._embedding = weights.take("embedding")
+        self._vocabulary = Vocabulary(config, weights, kernels, tp)
         self._layers = [take_layer(f"{i}.", weights, kernels) for i in range(config.num_layers)]
         self._norm = weights.take("norm", torch.float32)
-        head = self._embedding if config.tie_word_embeddings else weights.take("lm_head")
-        self._lm_head = kernels.pack_linear(head, None)
         self.mtp: MtpHead | None = None
         self.weight_bytes = weights.bytes_taken
 
@@ -51,7 +50,7 @@ class DenseModel:
             num_kv_heads=self._num_kv_heads,
             head_dim=self.config.head_dim,
             block_size=block_size,
-            dtype=self._embedding.dtype,
+            dtype=self._vocabulary.dtype,
         )
 
     def recurrent_spec(self) -> None:
@@ -59,7 +58,7 @@ class DenseModel:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings [T, H] of i64[T]."""
-        return embed(token_ids, self._embedding, self._tp)
+        return self._vocabulary.embed(token_ids)
 
     def forward(self, batch: StepBatch, caches: Caches) -> Tensor:
         """Consume T tokens, writing their keys and values; returns the normed hidden [T, H]."""
@@ -70,31 +69,22 @@ class DenseModel:
             x = add_norm(x, residual, layer.input_norm, eps)
             x = self._attention(layer, x, batch, cache)
             x = add_norm(x, residual, layer.post_norm, eps)
-            x = self._mlp(layer, x)
+            x = self._tp.all_reduce(layer.mlp(x))
         return add_norm(x, residual, self._norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
-        local = self._kernels.linear(hidden, self._lm_head, out_dtype=torch.float32)
-        return self._tp.all_gather(local)[:, : self.config.vocab_size].contiguous()
+        return self._vocabulary.logits(hidden)
 
     def _attention(self, layer: Layer, x: Tensor, batch: StepBatch, cache: LayerCache) -> Tensor:
         ops, heads, kv_heads = self._kernels, self._num_heads, self._num_kv_heads
         qkv = ops.linear(x, layer.qkv).view(len(x), -1, self.config.head_dim)
         q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm_heads(q, layer.q_norm), self._norm_heads(k, layer.k_norm)
+            eps = self.config.rms_norm_eps
+            q, k = norm_heads(q, layer.q_norm, eps, ops), norm_heads(k, layer.k_norm, eps, ops)
         ops.rotary(q, k, batch.positions, self._rotary)
         ops.store_kv(k, v, *cache, batch.kv_slots)
         scale = self.config.head_dim**-0.5
         out = ops.paged_attention(q, *cache, batch.block_tables, batch.cu_rows, batch.start, scale)
         return self._tp.all_reduce(ops.linear(out.flatten(1), layer.o))
-
-    def _norm_heads(self, x: Tensor, weight: Tensor) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1]).contiguous()  # a single head may stay a slice of qkv
-        return self._kernels.rms_norm(flat, weight, self.config.rms_norm_eps).view(x.shape)
-
-    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        ops = self._kernels
-        x = ops.silu_and_mul(ops.linear(x, layer.gate_up))
-        return self._tp.all_reduce(ops.linear(x, layer.down))

@@ -8,7 +8,9 @@ import torch
 from surestep_kernels import KernelSet, PackedLinear
 from torch import Tensor
 
+from surestep_worker.layers.embedding import vocabulary_table
 from surestep_worker.layers.linear import Sharding, take_linear
+from surestep_worker.layers.mlp import GatedMlp, mlp_table
 from surestep_worker.tp import TensorParallel
 
 from .config import ModelConfig
@@ -31,19 +33,14 @@ class Layer(NamedTuple):
     k_norm: Tensor | None  # f32[D]
     o: PackedLinear
     post_norm: Tensor  # f32[H]
-    gate_up: PackedLinear
-    down: PackedLinear
+    mlp: GatedMlp
 
 
 def parameter_table(config: ModelConfig, tp: TensorParallel) -> dict[str, Parameter]:
     """Which checkpoint tensors fill which parameter of this rank."""
-    shard, vocab, width = Sharding(tp), config.vocab_size, config.hidden_size
-    table = {
-        "embedding": shard.vocabulary("model.embed_tokens.weight", vocab, width),
-        "norm": shard.whole("model.norm.weight", width),
-    }
-    if not config.tie_word_embeddings:
-        table["lm_head"] = shard.vocabulary("lm_head.weight", vocab, width)
+    shard = Sharding(tp)
+    table = vocabulary_table("model.", config, shard)
+    table["norm"] = shard.whole("model.norm.weight", config.hidden_size)
     for i in range(config.num_layers):
         table |= _layer_table(f"{i}.", f"model.layers.{i}.", config, shard)
     return table
@@ -53,16 +50,14 @@ def _layer_table(to: str, at: str, config: ModelConfig, shard: Sharding) -> dict
     width, head_dim = config.hidden_size, config.head_dim
     q = shard.part(config.num_heads, head_dim)
     kv = shard.part(config.num_kv_heads, head_dim)
-    mlp = shard.part(config.intermediate_size)
+    inner = config.intermediate_size
     qkv = [(f"{at}self_attn.{name}_proj", part) for name, part in (("q", q), ("k", kv), ("v", kv))]
-    gate_up = [(f"{at}mlp.{name}_proj", mlp) for name in ("gate", "up")]
     table = {
         f"{to}input_norm": shard.whole(f"{at}input_layernorm.weight", width),
         f"{to}post_norm": shard.whole(f"{at}post_attention_layernorm.weight", width),
         **shard.columns(f"{to}qkv", qkv, width, bias=config.qkv_bias),
         **shard.rows(f"{to}o", f"{at}self_attn.o_proj", width, q, bias=config.o_bias),
-        **shard.columns(f"{to}gate_up", gate_up, width, bias=config.mlp_bias),
-        **shard.rows(f"{to}down", f"{at}mlp.down_proj", width, mlp, bias=config.mlp_bias),
+        **mlp_table(to, f"{at}mlp.", width, inner, shard, bias=config.mlp_bias),
     }
     if config.qk_norm:
         for name in ("q_norm", "k_norm"):
@@ -83,6 +78,5 @@ def take_layer(to: str, weights: Weights, kernels: KernelSet) -> Layer:
         k_norm=vector("k_norm"),
         o=take_linear(weights, to + "o", kernels),
         post_norm=weights.take(to + "post_norm", torch.float32),
-        gate_up=take_linear(weights, to + "gate_up", kernels),
-        down=take_linear(weights, to + "down", kernels),
+        mlp=GatedMlp(to, weights, kernels),
     )

@@ -10,7 +10,7 @@ from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
 from surestep_worker.kv_cache import KVSpec
 from surestep_worker.layers.decoder_layer import DecoderLayer, FeedForward, Mixer
-from surestep_worker.layers.embedding import embed
+from surestep_worker.layers.embedding import Vocabulary
 from surestep_worker.layers.gated_attention import GatedAttention
 from surestep_worker.layers.gated_delta_net import GatedDeltaNet
 from surestep_worker.layers.linear import Sharding
@@ -41,13 +41,11 @@ class HybridModel:
         self._shard = shard
         self._kernels = kernels
         self._rotary = rotary
-        self._embedding = weights.take("embedding")
+        self._vocabulary = Vocabulary(config, weights, kernels, self._tp)
         self._layers = [
             self._layer(f"{i}.", self._mixer(i, weights), weights) for i in range(config.num_layers)
         ]
         self._norm = take_zero_centred(weights, "norm")
-        head = self._embedding if config.tie_word_embeddings else weights.take("lm_head")
-        self._lm_head = kernels.pack_linear(head, None)
         self.mtp = self._mtp(weights) if "mtp.norm" in weights else None
         self.weight_bytes = weights.bytes_taken
 
@@ -88,7 +86,7 @@ class HybridModel:
             num_kv_heads=max(1, config.num_kv_heads // self._tp.size),
             head_dim=config.head_dim,
             block_size=block_size,
-            dtype=self._embedding.dtype,
+            dtype=self._vocabulary.dtype,
             hidden_size=config.hidden_size if self.mtp is not None else 0,
         )
 
@@ -102,12 +100,12 @@ class HybridModel:
             k_dim=delta.k_dim,
             v_dim=delta.v_dim,
             taps=delta.taps,
-            dtype=self._embedding.dtype,
+            dtype=self._vocabulary.dtype,
         )
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings [T, H] of i64[T]."""
-        return embed(token_ids, self._embedding, self._tp)
+        return self._vocabulary.embed(token_ids)
 
     def forward(self, batch: StepBatch, caches: Caches) -> Tensor:
         """Consume T tokens, advancing the caches; returns the normed hidden [T, H]."""
@@ -119,5 +117,4 @@ class HybridModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
-        local = self._kernels.linear(hidden, self._lm_head, out_dtype=torch.float32)
-        return self._tp.all_gather(local)[:, : self.config.vocab_size].contiguous()
+        return self._vocabulary.logits(hidden)

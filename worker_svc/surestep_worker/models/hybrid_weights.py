@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from surestep_worker.layers.embedding import vocabulary_table
 from surestep_worker.layers.gated_attention import attention_table
 from surestep_worker.layers.gated_delta_net import delta_net_table
 from surestep_worker.layers.linear import Part, Sharding
@@ -38,13 +39,9 @@ def parameter_table(
 
     `names` are those of the checkpoint: they tell how it keeps its experts.
     """
-    vocab, width, prefix = config.vocab_size, config.hidden_size, config.traits.prefix
-    table = {
-        "embedding": shard.vocabulary(f"{prefix}embed_tokens.weight", vocab, width),
-        "norm": shard.whole(f"{prefix}norm.weight", width),
-    }
-    if not config.tie_word_embeddings:
-        table["lm_head"] = shard.vocabulary("lm_head.weight", vocab, width)
+    prefix = config.traits.prefix
+    table = vocabulary_table(prefix, config, shard)
+    table["norm"] = shard.whole(f"{prefix}norm.weight", config.hidden_size)
     for i, kind in enumerate(config.layer_types):
         at = f"{prefix}layers.{i}."
         if kind == "full_attention":
