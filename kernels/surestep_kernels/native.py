@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .dtypes import DTYPE_CODES
+from .binding import DTYPE_CODES, bind
 from .linear import PLAIN_FORMATS, PackedLinear
 from .quantized import QuantizedWeight
 
@@ -62,8 +62,13 @@ class NativeOps:
     def load(cls, library: Path) -> NativeOps:
         """Open a library that build_library made. Raises OSError when it cannot be loaded."""
         short, long = PyDLL(str(library)), CDLL(str(library))
-        functions = {f"c_{op}": _bind(short, op, args) for op, args in _SIGNATURES.items()}
-        functions |= {f"c_{op}": _bind(long, op, args) for op, args in _SIGNATURES_UNLOCKED.items()}
+        functions = {
+            f"c_{op}": bind(short, op, args, _RESULTS.get(op)) for op, args in _SIGNATURES.items()
+        }
+        functions |= {
+            f"c_{op}": bind(long, op, args, _RESULTS.get(op))
+            for op, args in _SIGNATURES_UNLOCKED.items()
+        }
         return cls(**functions)
 
     def set_num_threads(self, num_threads: int) -> None:
@@ -211,13 +216,6 @@ class NativeOps:
         dtype = DTYPE_CODES[q.dtype]
         self.c_paged_attention(*pointers, *tables, *block_tables.shape, *sizes, scale, dtype)
         return out
-
-
-def _bind(library: CDLL, op: str, arguments: list[Any]) -> Callable[..., Any]:
-    function = getattr(library, f"surestep_{op}")
-    function.argtypes = arguments
-    function.restype = _RESULTS.get(op)
-    return function  # type: ignore[no-any-return]
 
 
 def _token_stride(x: Tensor) -> int:

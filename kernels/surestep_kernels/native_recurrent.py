@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dtypes import DTYPE_CODES
+from .binding import DTYPE_CODES, bind
 from .recurrent import ConvState, DeltaState, RecurrentRows
 
 _P, _L, _I, _F = c_void_p, c_long, c_int, c_float
@@ -38,12 +38,7 @@ class NativeRecurrentOps:
     def load(cls, library: Path) -> NativeRecurrentOps:
         """Open a library that build_library made. Raises OSError when it cannot be loaded."""
         opened = CDLL(str(library))
-        functions: dict[str, Callable[..., None]] = {}
-        for op, arguments in _SIGNATURES.items():
-            function = getattr(opened, f"surestep_{op}")
-            function.argtypes, function.restype = arguments, None
-            functions[f"c_{op}"] = function
-        return cls(**functions)
+        return cls(**{f"c_{op}": bind(opened, op, args) for op, args in _SIGNATURES.items()})
 
     def causal_conv(
         self, x: Tensor, weight: Tensor, conv: ConvState, rows: RecurrentRows

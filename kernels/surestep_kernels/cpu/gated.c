@@ -1,60 +1,45 @@
 /* Row-wise ops of gated layers and of routed experts. */
 #include <assert.h>
 
-#include "pool.h"
-#include "vec.h"
-
-enum { TASK_ROWS = 16 };
+#include "rows.h"
 
 typedef struct {
-    long rows, width, groups;
+    row_range range;
+    long groups;
     void *out;
     const void *x, *gate;
     const float *weight;
     long x_stride, gate_stride, gate_width;
     float eps;
-    int dtype;
 } gated_job;
-
-INLINE void for_task_rows(const gated_job *j, long index, long *from, long *to)
-{
-    *from = index * TASK_ROWS;
-    *to = *from + TASK_ROWS < j->rows ? *from + TASK_ROWS : j->rows;
-}
-
-static void run_tasks(task_fn task, const gated_job *j)
-{
-    parallel_for(task, j, (j->rows + TASK_ROWS - 1) / TASK_ROWS);
-}
 
 /* ---- rms_norm_gated ---- */
 
 INLINE void norm_group(const gated_job *j, long row, long group, const int dtype)
 {
-    const long at = (row * j->groups + group) * j->width;
-    const long gate = row * j->gate_stride + group * j->width;
+    const long width = j->range.width / j->groups, at = row * j->range.width + group * width;
+    const long gate = row * j->gate_stride + group * width;
     f8 squares = splat8(0);
-    for (long i = 0; i < j->width; i += 8) {
+    for (long i = 0; i < width; i += 8) {
         f8 v = load8(j->x, at + i, dtype);
         squares = fma8(v, v, squares);
     }
-    float inverse = 1.0f / sqrtf(sum_lanes(squares) / (float)j->width + j->eps);
-    for (long i = 0; i < j->width; i += 8) {
+    float inverse = 1.0f / sqrtf(sum_lanes(squares) / (float)width + j->eps);
+    for (long i = 0; i < width; i += 8) {
         f8 v = rounded8(load8(j->x, at + i, dtype) * inverse, dtype) * load8(j->weight, i, F32);
-        f8 g = load8(j->gate, gate + i, dtype);
-        store8(j->out, at + i, rounded8(v, dtype) * (g / (1.0f + exp8(-g))), dtype);
+        store8(j->out, at + i, rounded8(v, dtype) * silu8(load8(j->gate, gate + i, dtype)), dtype);
     }
+}
+
+INLINE void gated_norm_row(const gated_job *j, long row, const int dtype)
+{
+    for (long group = 0; group < j->groups; group++) norm_group(j, row, group, dtype);
 }
 
 static void norm_task(const void *job, long index)
 {
     const gated_job *j = job;
-    long row, end;
-    for (for_task_rows(j, index, &row, &end); row < end; row++)
-        for (long group = 0; group < j->groups; group++) {
-            if (j->dtype == BF16) norm_group(j, row, group, BF16);
-            else norm_group(j, row, group, F32);
-        }
+    FOR_ROWS(row, j->range, index) BY_DTYPE(j->range.dtype, gated_norm_row, j, row);
 }
 
 /* x [rows, groups, width]: each group normalised, scaled, times silu of its gate. */
@@ -63,21 +48,18 @@ void surestep_rms_norm_gated(void *out, const void *x, const void *gate, const f
                              int dtype)
 {
     assert(width % 8 == 0);
-    gated_job j = {.rows = rows, .width = width, .groups = groups, .out = out, .x = x,
-                   .gate = gate, .weight = weight, .gate_stride = gate_stride, .eps = eps,
-                   .dtype = dtype};
-    run_tasks(norm_task, &j);
+    gated_job j = {.range = make_range(rows, groups * width, dtype), .groups = groups, .out = out,
+                   .x = x, .gate = gate, .weight = weight, .gate_stride = gate_stride, .eps = eps};
+    run_rows(norm_task, &j, &j.range);
 }
 
 /* ---- mul_sigmoid ---- */
-
-INLINE f8 sigmoid8(f8 x) { return 1.0f / (1.0f + exp8(-x)); }
 
 INLINE void sigmoid_row(const gated_job *j, long row, const int dtype)
 {
     const long at = row * j->x_stride, gate = row * j->gate_stride;
     f8 one = j->gate_width == 1 ? sigmoid8(splat8(load1(j->gate, gate, dtype))) : splat8(0);
-    for (long i = 0; i < j->width; i += 8) {
+    for (long i = 0; i < j->range.width; i += 8) {
         f8 s = j->gate_width == 1 ? one : sigmoid8(load8(j->gate, gate + i, dtype));
         store8(j->out, at + i, load8(j->x, at + i, dtype) * rounded8(s, dtype), dtype);
     }
@@ -86,11 +68,7 @@ INLINE void sigmoid_row(const gated_job *j, long row, const int dtype)
 static void sigmoid_task(const void *job, long index)
 {
     const gated_job *j = job;
-    long row, end;
-    for (for_task_rows(j, index, &row, &end); row < end; row++) {
-        if (j->dtype == BF16) sigmoid_row(j, row, BF16);
-        else sigmoid_row(j, row, F32);
-    }
+    FOR_ROWS(row, j->range, index) BY_DTYPE(j->range.dtype, sigmoid_row, j, row);
 }
 
 /* x [rows, width] *= sigmoid(gate), in place; gate [rows, width] or [rows, 1]. */
@@ -98,10 +76,9 @@ void surestep_mul_sigmoid(void *x, const void *gate, long rows, long width, long
                           long gate_stride, int dtype)
 {
     assert(width % 8 == 0);
-    gated_job j = {.rows = rows, .width = width, .out = x, .x = x, .gate = gate,
-                   .x_stride = width, .gate_stride = gate_stride, .gate_width = gate_width,
-                   .dtype = dtype};
-    run_tasks(sigmoid_task, &j);
+    gated_job j = {.range = make_range(rows, width, dtype), .out = x, .x = x, .gate = gate,
+                   .x_stride = width, .gate_stride = gate_stride, .gate_width = gate_width};
+    run_rows(sigmoid_task, &j, &j.range);
 }
 
 /* ---- route ---- */

@@ -6,10 +6,16 @@
 /* How weights are stored: F32 and BF16 of vec.h, and two whose elements share scales in groups. */
 enum { FP8 = 2, INT4 = 3 };
 
+/* ALL_TILES: TILE(rows, panels) for every shape that fits into the registers. */
 #if defined(__AVX512F__)
 enum { LANES = 16, MAX_ROWS = 12, TASK_PANELS = 1 }; /* 32 registers */
+#define ALL_TILES \
+    TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1) TILE(5, 1) TILE(6, 1) TILE(7, 1) TILE(8, 1) \
+    TILE(9, 1) TILE(10, 1) TILE(11, 1) TILE(12, 1)
 #else
 enum { LANES = 8, MAX_ROWS = 5, TASK_PANELS = 2 }; /* 16 registers */
+#define ALL_TILES \
+    TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1) TILE(5, 1) TILE(1, 2) TILE(2, 2) TILE(3, 2)
 #endif
 enum { PANEL = 2 * LANES };
 

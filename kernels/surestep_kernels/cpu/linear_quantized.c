@@ -100,12 +100,7 @@ INLINE void group_tile(const group *g, long row, vf *sums, const int rows, const
 static void run_group_tile(const group *g, long row, vf *sums, long rows, int panels, int format)
 {
     switch (rows * 8 + panels) {
-        TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1) TILE(5, 1)
-#if !defined(__AVX512F__)
-        TILE(1, 2) TILE(2, 2) TILE(3, 2)
-#else
-        TILE(6, 1) TILE(7, 1) TILE(8, 1) TILE(9, 1) TILE(10, 1) TILE(11, 1) TILE(12, 1)
-#endif
+        ALL_TILES
     }
 }
 

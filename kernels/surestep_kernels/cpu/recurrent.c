@@ -32,8 +32,6 @@ typedef struct {
     int dtype;
 } conv_job;
 
-INLINE f8 silu8(f8 x) { return x / (1.0f + exp8(-x)); }
-
 /* Input at place t >= -history of the row: from the slot before it, from x in it. */
 INLINE f8 conv_input(const conv_job *j, const f8 *history, long first, long t, long c,
                      const int dtype)

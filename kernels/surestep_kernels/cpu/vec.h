@@ -159,3 +159,7 @@ INLINE f8 exp8(f8 x)
     f8 power = (f8)(((i8x)shifted - 0x4b400000 + 127) << 23); /* 2^n */
     return select8(x < -87.0f, splat8(0), p * power);
 }
+
+INLINE f8 silu8(f8 x) { return x / (1.0f + exp8(-x)); }
+
+INLINE f8 sigmoid8(f8 x) { return 1.0f / (1.0f + exp8(-x)); }

@@ -1,0 +1,18 @@
+"""How Python calls the C kernels: the element types they know, and their functions by ctypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import CDLL
+from typing import Any
+
+import torch
+
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as in cpu/vec.h
+
+
+def bind(library: CDLL, op: str, arguments: list[Any], result: Any = None) -> Callable[..., Any]:
+    """The C function of an op, with ctypes of its arguments and its result (None = nothing)."""
+    function = getattr(library, f"surestep_{op}")
+    function.argtypes, function.restype = arguments, result
+    return function  # type: ignore[no-any-return]
