@@ -22,6 +22,25 @@ class RowStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NON_FINITE: _ClassVar[RowStatus]
     NO_CANDIDATE: _ClassVar[RowStatus]
 
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    LOADING: _ClassVar[Phase]
+    WARMING_UP: _ClassVar[Phase]
+    IDLE: _ClassVar[Phase]
+    PREPARING: _ClassVar[Phase]
+    DRAFTING: _ClassVar[Phase]
+    FORWARD: _ClassVar[Phase]
+    SAMPLING: _ClassVar[Phase]
+
+class ExitCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXIT_CAUSE_UNSPECIFIED: _ClassVar[ExitCause]
+    EXITED: _ClassVar[ExitCause]
+    KILLED: _ClassVar[ExitCause]
+    HUNG: _ClassVar[ExitCause]
+    REQUESTED: _ClassVar[ExitCause]
+
 class RankState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RANK_STATE_UNSPECIFIED: _ClassVar[RankState]
@@ -37,13 +56,26 @@ ROW_STATUS_UNSPECIFIED: RowStatus
 OK: RowStatus
 NON_FINITE: RowStatus
 NO_CANDIDATE: RowStatus
+PHASE_UNSPECIFIED: Phase
+LOADING: Phase
+WARMING_UP: Phase
+IDLE: Phase
+PREPARING: Phase
+DRAFTING: Phase
+FORWARD: Phase
+SAMPLING: Phase
+EXIT_CAUSE_UNSPECIFIED: ExitCause
+EXITED: ExitCause
+KILLED: ExitCause
+HUNG: ExitCause
+REQUESTED: ExitCause
 RANK_STATE_UNSPECIFIED: RankState
 STARTING: RankState
 READY: RankState
 DEAD: RankState
 
 class StepPlan(_message.Message):
-    __slots__ = ("epoch", "step", "budget_ms", "freed_slots", "freed_slot_epochs", "admissions", "extend_slots", "extend_counts", "block_ids", "slot", "slot_epoch", "mode", "num_tokens", "len_lo", "len_hi", "k_cap", "accepted_step", "accepted", "depends_on_step", "catch_up", "snapshot_slots", "snapshot_lens", "snapshot_ids")
+    __slots__ = ("epoch", "step", "budget_ms", "freed_slots", "freed_slot_epochs", "admissions", "extend_slots", "extend_counts", "block_ids", "slot", "slot_epoch", "mode", "num_tokens", "len_lo", "len_hi", "k_cap", "accepted_step", "accepted", "depends_on_step", "catch_up", "snapshot_slots", "snapshot_lens", "snapshot_ids", "drafter_faults")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +99,7 @@ class StepPlan(_message.Message):
     SNAPSHOT_SLOTS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_LENS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FAULTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     budget_ms: int
@@ -90,7 +123,8 @@ class StepPlan(_message.Message):
     snapshot_slots: _containers.RepeatedScalarFieldContainer[int]
     snapshot_lens: _containers.RepeatedScalarFieldContainer[int]
     snapshot_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., budget_ms: _Optional[int] = ..., freed_slots: _Optional[_Iterable[int]] = ..., freed_slot_epochs: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., extend_slots: _Optional[_Iterable[int]] = ..., extend_counts: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., mode: _Optional[_Iterable[_Union[DecodeMode, str]]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., len_lo: _Optional[_Iterable[int]] = ..., len_hi: _Optional[_Iterable[int]] = ..., k_cap: _Optional[_Iterable[int]] = ..., accepted_step: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., depends_on_step: _Optional[_Iterable[int]] = ..., catch_up: _Optional[_Iterable[int]] = ..., snapshot_slots: _Optional[_Iterable[int]] = ..., snapshot_lens: _Optional[_Iterable[int]] = ..., snapshot_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    drafter_faults: int
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., budget_ms: _Optional[int] = ..., freed_slots: _Optional[_Iterable[int]] = ..., freed_slot_epochs: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., extend_slots: _Optional[_Iterable[int]] = ..., extend_counts: _Optional[_Iterable[int]] = ..., block_ids: _Optional[_Iterable[int]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., mode: _Optional[_Iterable[_Union[DecodeMode, str]]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., len_lo: _Optional[_Iterable[int]] = ..., len_hi: _Optional[_Iterable[int]] = ..., k_cap: _Optional[_Iterable[int]] = ..., accepted_step: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., depends_on_step: _Optional[_Iterable[int]] = ..., catch_up: _Optional[_Iterable[int]] = ..., snapshot_slots: _Optional[_Iterable[int]] = ..., snapshot_lens: _Optional[_Iterable[int]] = ..., snapshot_ids: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("slot", "slot_epoch", "request_id", "token_ids", "prompt_len", "num_cached", "max_len", "sampling", "snapshot_id", "draft_valid")
@@ -168,7 +202,7 @@ class TokenSequence(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "rank", "digest", "timings", "slot", "slot_epoch", "status", "len_before", "n_drafts", "n_accepted", "n_emitted", "token_ids", "draft_upto", "snapshot_ids_taken", "logprobs", "prompt_logprobs")
+    __slots__ = ("epoch", "step", "rank", "digest", "timings", "slot", "slot_epoch", "status", "len_before", "n_drafts", "n_accepted", "n_emitted", "token_ids", "draft_upto", "snapshot_ids_taken", "drafter_faults", "drafter_skipped", "draft_non_finite_rows", "logprobs", "prompt_logprobs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +218,9 @@ class StepResult(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_UPTO_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_IDS_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FAULTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_NON_FINITE_ROWS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
@@ -201,9 +238,12 @@ class StepResult(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     draft_upto: _containers.RepeatedScalarFieldContainer[int]
     snapshot_ids_taken: _containers.RepeatedScalarFieldContainer[int]
+    drafter_faults: int
+    drafter_skipped: bool
+    draft_non_finite_rows: _containers.RepeatedScalarFieldContainer[int]
     logprobs: LogprobColumns
     prompt_logprobs: LogprobColumns
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., digest: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., status: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., len_before: _Optional[_Iterable[int]] = ..., n_drafts: _Optional[_Iterable[int]] = ..., n_accepted: _Optional[_Iterable[int]] = ..., n_emitted: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_upto: _Optional[_Iterable[int]] = ..., snapshot_ids_taken: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., digest: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., status: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., len_before: _Optional[_Iterable[int]] = ..., n_drafts: _Optional[_Iterable[int]] = ..., n_accepted: _Optional[_Iterable[int]] = ..., n_emitted: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_upto: _Optional[_Iterable[int]] = ..., snapshot_ids_taken: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ..., drafter_skipped: _Optional[bool] = ..., draft_non_finite_rows: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ...) -> None: ...
 
 class LogprobColumns(_message.Message):
     __slots__ = ("row", "token_id", "logprob", "rank", "num_top", "top_token_ids", "top_logprobs")
@@ -317,12 +357,40 @@ class StepCosts(_message.Message):
     draft_us: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., step_us: _Optional[_Iterable[float]] = ..., us_per_context_token: _Optional[float] = ..., draft_rows: _Optional[_Iterable[int]] = ..., draft_us: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class Heartbeat(_message.Message):
+    __slots__ = ("epoch", "step", "phase", "age_s")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    step: int
+    phase: Phase
+    age_s: float
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., age_s: _Optional[float] = ...) -> None: ...
+
+class RankExit(_message.Message):
+    __slots__ = ("pid", "cause", "reason", "last", "age_s", "replaced_s")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_S_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    cause: ExitCause
+    reason: str
+    last: Heartbeat
+    age_s: float
+    replaced_s: float
+    def __init__(self, pid: _Optional[int] = ..., cause: _Optional[_Union[ExitCause, str]] = ..., reason: _Optional[str] = ..., last: _Optional[_Union[Heartbeat, _Mapping]] = ..., age_s: _Optional[float] = ..., replaced_s: _Optional[float] = ...) -> None: ...
+
 class SupervisorStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class SupervisorStatus(_message.Message):
-    __slots__ = ("pid", "rank", "rank_state", "rank_pid", "rank_address", "restarts", "last_exit", "address")
+    __slots__ = ("pid", "rank", "rank_state", "rank_pid", "rank_address", "restarts", "last_exit", "address", "heartbeat", "exits", "standby_pid", "held_weight_bytes")
     PID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     RANK_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -331,6 +399,10 @@ class SupervisorStatus(_message.Message):
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     LAST_EXIT_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    EXITS_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_PID_FIELD_NUMBER: _ClassVar[int]
+    HELD_WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     pid: int
     rank: int
     rank_state: RankState
@@ -339,7 +411,11 @@ class SupervisorStatus(_message.Message):
     restarts: int
     last_exit: str
     address: str
-    def __init__(self, pid: _Optional[int] = ..., rank: _Optional[int] = ..., rank_state: _Optional[_Union[RankState, str]] = ..., rank_pid: _Optional[int] = ..., rank_address: _Optional[str] = ..., restarts: _Optional[int] = ..., last_exit: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    heartbeat: Heartbeat
+    exits: _containers.RepeatedCompositeFieldContainer[RankExit]
+    standby_pid: int
+    held_weight_bytes: int
+    def __init__(self, pid: _Optional[int] = ..., rank: _Optional[int] = ..., rank_state: _Optional[_Union[RankState, str]] = ..., rank_pid: _Optional[int] = ..., rank_address: _Optional[str] = ..., restarts: _Optional[int] = ..., last_exit: _Optional[str] = ..., address: _Optional[str] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., exits: _Optional[_Iterable[_Union[RankExit, _Mapping]]] = ..., standby_pid: _Optional[int] = ..., held_weight_bytes: _Optional[int] = ...) -> None: ...
 
 class RestartRequest(_message.Message):
     __slots__ = ("reason", "expected_pid")

@@ -125,7 +125,7 @@ class SchedulerStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SchedulerStatus(_message.Message):
-    __slots__ = ("pid", "address", "state", "epoch", "step", "last_step_age_s", "supervisors", "ranks")
+    __slots__ = ("pid", "address", "state", "epoch", "step", "last_step_age_s", "supervisors", "ranks", "incidents", "num_open_requests", "num_replaying_requests", "last_token_age_s")
     PID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,10 @@ class SchedulerStatus(_message.Message):
     LAST_STEP_AGE_S_FIELD_NUMBER: _ClassVar[int]
     SUPERVISORS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REPLAYING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_TOKEN_AGE_S_FIELD_NUMBER: _ClassVar[int]
     pid: int
     address: str
     state: EngineState
@@ -142,15 +146,60 @@ class SchedulerStatus(_message.Message):
     last_step_age_s: float
     supervisors: _containers.RepeatedCompositeFieldContainer[_engine_pb2.SupervisorStatus]
     ranks: _containers.RepeatedCompositeFieldContainer[_engine_pb2.WorkerInfo]
-    def __init__(self, pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[EngineState, str]] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., supervisors: _Optional[_Iterable[_Union[_engine_pb2.SupervisorStatus, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[_engine_pb2.WorkerInfo, _Mapping]]] = ...) -> None: ...
+    incidents: _containers.RepeatedCompositeFieldContainer[Incident]
+    num_open_requests: int
+    num_replaying_requests: int
+    last_token_age_s: float
+    def __init__(self, pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[EngineState, str]] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., supervisors: _Optional[_Iterable[_Union[_engine_pb2.SupervisorStatus, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[_engine_pb2.WorkerInfo, _Mapping]]] = ..., incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., num_open_requests: _Optional[int] = ..., num_replaying_requests: _Optional[int] = ..., last_token_age_s: _Optional[float] = ...) -> None: ...
+
+class Incident(_message.Message):
+    __slots__ = ("cause", "reason", "epoch", "age_s", "detect_s", "recover_s", "num_replayed_requests", "num_replayed_tokens")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    DETECT_S_FIELD_NUMBER: _ClassVar[int]
+    RECOVER_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_REPLAYED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REPLAYED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    reason: str
+    epoch: int
+    age_s: float
+    detect_s: float
+    recover_s: float
+    num_replayed_requests: int
+    num_replayed_tokens: int
+    def __init__(self, cause: _Optional[str] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ..., age_s: _Optional[float] = ..., detect_s: _Optional[float] = ..., recover_s: _Optional[float] = ..., num_replayed_requests: _Optional[int] = ..., num_replayed_tokens: _Optional[int] = ...) -> None: ...
+
+class RestartWorkersRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class RestartWorkersResponse(_message.Message):
+    __slots__ = ("epoch", "num_ranks")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    num_ranks: int
+    def __init__(self, epoch: _Optional[int] = ..., num_ranks: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class SchedulerStats(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_blocks_total", "num_blocks_used", "num_slots_used", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_rejected_requests", "num_steps", "num_epochs", "num_replayed_requests", "num_step_deadlines_exceeded", "num_aborted_requests", "finished_requests", "step_time_p50_s", "step_time_p99_s", "num_snapshot_queries", "num_snapshot_hits", "num_snapshots_taken", "num_snapshot_evictions", "speculation_suspended", "num_speculation_suspensions", "step_gap_p50_s", "step_gap_p99_s", "num_check_draft_tokens", "num_check_accepted_tokens")
+    __slots__ = ("num_running", "num_waiting", "num_blocks_total", "num_blocks_used", "num_slots_used", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_rejected_requests", "num_steps", "num_epochs", "num_replayed_requests", "num_step_deadlines_exceeded", "num_aborted_requests", "finished_requests", "step_time_p50_s", "step_time_p99_s", "num_snapshot_queries", "num_snapshot_hits", "num_snapshots_taken", "num_snapshot_evictions", "speculation_suspended", "num_speculation_suspensions", "step_gap_p50_s", "step_gap_p99_s", "num_check_draft_tokens", "num_check_accepted_tokens", "num_incidents", "detect_s_sum", "recover_s_sum", "num_recoveries", "num_replayed_tokens", "num_fenced_messages", "num_drafter_faults", "num_poisoned_requests", "num_canaries", "last_token_age_s", "num_queued_tokens")
     class FinishedRequestsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class NumIncidentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +239,17 @@ class SchedulerStats(_message.Message):
     STEP_GAP_P99_S_FIELD_NUMBER: _ClassVar[int]
     NUM_CHECK_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CHECK_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    DETECT_S_SUM_FIELD_NUMBER: _ClassVar[int]
+    RECOVER_S_SUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECOVERIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_REPLAYED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FENCED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTER_FAULTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_POISONED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CANARIES_FIELD_NUMBER: _ClassVar[int]
+    LAST_TOKEN_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_blocks_total: int
@@ -223,4 +283,15 @@ class SchedulerStats(_message.Message):
     step_gap_p99_s: float
     num_check_draft_tokens: int
     num_check_accepted_tokens: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_rejected_requests: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_epochs: _Optional[int] = ..., num_replayed_requests: _Optional[int] = ..., num_step_deadlines_exceeded: _Optional[int] = ..., num_aborted_requests: _Optional[int] = ..., finished_requests: _Optional[_Mapping[str, int]] = ..., step_time_p50_s: _Optional[float] = ..., step_time_p99_s: _Optional[float] = ..., num_snapshot_queries: _Optional[int] = ..., num_snapshot_hits: _Optional[int] = ..., num_snapshots_taken: _Optional[int] = ..., num_snapshot_evictions: _Optional[int] = ..., speculation_suspended: _Optional[bool] = ..., num_speculation_suspensions: _Optional[int] = ..., step_gap_p50_s: _Optional[float] = ..., step_gap_p99_s: _Optional[float] = ..., num_check_draft_tokens: _Optional[int] = ..., num_check_accepted_tokens: _Optional[int] = ...) -> None: ...
+    num_incidents: _containers.ScalarMap[str, int]
+    detect_s_sum: float
+    recover_s_sum: float
+    num_recoveries: int
+    num_replayed_tokens: int
+    num_fenced_messages: int
+    num_drafter_faults: int
+    num_poisoned_requests: int
+    num_canaries: int
+    last_token_age_s: float
+    num_queued_tokens: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_rejected_requests: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_epochs: _Optional[int] = ..., num_replayed_requests: _Optional[int] = ..., num_step_deadlines_exceeded: _Optional[int] = ..., num_aborted_requests: _Optional[int] = ..., finished_requests: _Optional[_Mapping[str, int]] = ..., step_time_p50_s: _Optional[float] = ..., step_time_p99_s: _Optional[float] = ..., num_snapshot_queries: _Optional[int] = ..., num_snapshot_hits: _Optional[int] = ..., num_snapshots_taken: _Optional[int] = ..., num_snapshot_evictions: _Optional[int] = ..., speculation_suspended: _Optional[bool] = ..., num_speculation_suspensions: _Optional[int] = ..., step_gap_p50_s: _Optional[float] = ..., step_gap_p99_s: _Optional[float] = ..., num_check_draft_tokens: _Optional[int] = ..., num_check_accepted_tokens: _Optional[int] = ..., num_incidents: _Optional[_Mapping[str, int]] = ..., detect_s_sum: _Optional[float] = ..., recover_s_sum: _Optional[float] = ..., num_recoveries: _Optional[int] = ..., num_replayed_tokens: _Optional[int] = ..., num_fenced_messages: _Optional[int] = ..., num_drafter_faults: _Optional[int] = ..., num_poisoned_requests: _Optional[int] = ..., num_canaries: _Optional[int] = ..., last_token_age_s: _Optional[float] = ..., num_queued_tokens: _Optional[int] = ...) -> None: ...

@@ -54,6 +54,11 @@ class SchedulerStub:
                 request_serializer=surestep__proto_dot_generate__pb2.StatsRequest.SerializeToString,
                 response_deserializer=surestep__proto_dot_generate__pb2.SchedulerStats.FromString,
                 _registered_method=True)
+        self.RestartWorkers = channel.unary_unary(
+                '/surestep.v1.Scheduler/RestartWorkers',
+                request_serializer=surestep__proto_dot_generate__pb2.RestartWorkersRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_generate__pb2.RestartWorkersResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -89,6 +94,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RestartWorkers(self, request, context):
+        """Replace every rank, for operators. Open requests go on. Returns when the old ranks are gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=surestep__proto_dot_generate__pb2.StatsRequest.FromString,
                     response_serializer=surestep__proto_dot_generate__pb2.SchedulerStats.SerializeToString,
+            ),
+            'RestartWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestartWorkers,
+                    request_deserializer=surestep__proto_dot_generate__pb2.RestartWorkersRequest.FromString,
+                    response_serializer=surestep__proto_dot_generate__pb2.RestartWorkersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +238,33 @@ class Scheduler:
             '/surestep.v1.Scheduler/Stats',
             surestep__proto_dot_generate__pb2.StatsRequest.SerializeToString,
             surestep__proto_dot_generate__pb2.SchedulerStats.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestartWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/surestep.v1.Scheduler/RestartWorkers',
+            surestep__proto_dot_generate__pb2.RestartWorkersRequest.SerializeToString,
+            surestep__proto_dot_generate__pb2.RestartWorkersResponse.FromString,
             options,
             channel_credentials,
             insecure,
