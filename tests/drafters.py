@@ -23,6 +23,9 @@ from surestep_worker.spec.config import SpeculativeConfig
 NO_TARGET = cast(Target, None)  # for drafters without state, which look at tokens only
 
 
+CHARACTERS = ("oracle", "garbage", *(f"flip-{j}" for j in range(5)), "eos-mid", "none", "ragged")
+
+
 class Truth:
     """The full token ids of every request of a test. None may begin with the prompt of another."""
 

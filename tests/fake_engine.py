@@ -8,7 +8,7 @@ tokens, and a shadow table of page owners names the culprit first.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
 import numpy as np
@@ -36,6 +36,7 @@ class FakeEngine:
         *,
         drafter: Drafter | None = None,
         status_of: StatusOf | None = None,
+        drafter_fails: Callable[[random.Random], bool] = lambda rng: False,
         rank: int = 0,
         seed: int = 0,
     ) -> None:
@@ -45,6 +46,7 @@ class FakeEngine:
         self.epoch = self.step = 0
         self._drafter = drafter or ragged(0.7)
         self._status_of = status_of or (lambda request_id, known: pb.OK)
+        self._drafter_fails = drafter_fails
         self._rng = random.Random(seed)
         self._slot_epochs: dict[int, int] = {}
         self.reset(0)
@@ -52,6 +54,7 @@ class FakeEngine:
     def reset(self, epoch: int) -> None:
         """Begin an epoch: no slot survives, and no KV content."""
         self.epoch, self.step, self.slots = epoch, 0, {}
+        self._drafter_faults, self._drafter_rests = 0, False
         self._kv: list[list[int | None]] = [
             [None] * self.model.block_size for _ in range(self.model.num_blocks)
         ]
@@ -73,6 +76,7 @@ class FakeEngine:
         assert 0 < width <= self.model.max_step_tokens
         self._check_rows(plan)
         self._states.check_plan(plan)
+        self._try_drafter(plan, result)
         for row in range(len(plan.slot)):
             self._run_row(plan, row, result)
         result.digest = self._digest(result)
@@ -133,12 +137,23 @@ class FakeEngine:
             last_step=_column(slot.last_step for slot in slots),
         )
 
+    def _try_drafter(self, plan: pb.StepPlan, result: pb.StepResult) -> None:
+        assert plan.drafter_faults <= self._drafter_faults
+        used = VERIFY in plan.mode or any(plan.catch_up)
+        if plan.drafter_faults == self._drafter_faults and used:
+            self._drafter_faults += self._drafter_fails(self._rng)
+        self._drafter_rests = plan.drafter_faults < self._drafter_faults
+        result.drafter_faults = self._drafter_faults
+        result.drafter_skipped = self._drafter_rests
+
     def _run_row(self, plan: pb.StepPlan, row: int, result: pb.StepResult) -> None:
         slot, mode = self.slots[plan.slot[row]], int(plan.mode[row])
         before, arms = slot.length, arms_of(plan, plan.slot[row])
-        self._drafter_rows.run(slot, mode, plan.catch_up[row])
+        if not self._drafter_rests:
+            self._drafter_rows.run(slot, mode, plan.catch_up[row])
         taken = self._states.run(slot, slot.length, arms)
-        drafts = self._draft(slot, plan.k_cap[row]) if mode == VERIFY else []
+        drafting = mode == VERIFY and not self._drafter_rests
+        drafts = self._draft(slot, plan.k_cap[row]) if drafting else []
         emitted, status = self._window(slot, mode, plan.num_tokens[row], drafts, plan, result, row)
         accepted = max(len(emitted) - 1, 0) if mode == VERIFY else 0
         stop_ids = slot.admission.sampling.stop_token_ids

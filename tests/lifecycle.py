@@ -25,6 +25,7 @@ from surestep_scheduler.messages import Plan
 from surestep_scheduler.plan import from_proto, to_proto
 from surestep_scheduler.policy import schedule
 from surestep_scheduler.sequence import Output, Request, Sequence
+from surestep_scheduler.speculation import Alarm
 from surestep_scheduler.state import SchedulerState
 
 MODEL = FakeModel(
@@ -84,10 +85,18 @@ class Lifecycle(RuleBasedStateMachine):
         seed=st.integers(0, 99),
         kind=st.sampled_from(list(KINDS)),
         adaptive=st.booleans(),
+        faulty=st.sampled_from([0.0, 0.0, 0.2]),
     )
-    def start(self, depth: int, caching: bool, seed: int, kind: str, adaptive: bool) -> None:
+    def start(
+        self, depth: int, caching: bool, seed: int, kind: str, adaptive: bool, faulty: float
+    ) -> None:
         self.state = self.state_class(limits(KINDS[kind], depth, caching, adaptive))
-        self.worker = FakeEngine(KINDS[kind], seed=seed, status_of=self.status_of)
+        self.worker = FakeEngine(
+            KINDS[kind],
+            seed=seed,
+            status_of=self.status_of,
+            drafter_fails=lambda rng: rng.random() < faulty,
+        )
         self.sent: deque[pb.StepPlan] = deque()
         self.results: deque[pb.StepResult] = deque()
         self.dead: deque[pb.StepResult] = deque()
@@ -157,6 +166,12 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(index=st.integers(0, 9))
     def preempt(self, index: int) -> None:
         self.state.preempt(self.state.running[index % len(self.state.running)])
+
+    @precondition(lambda self: self.state.speculation.alarm.suspended)
+    @rule()
+    def draft_again(self) -> None:
+        """The pause after a drafter's fault is over."""
+        self.state.speculation.alarm = Alarm()
 
     @rule(events=st.lists(st.sampled_from(["plan", "execute", "deliver"]), min_size=3, max_size=40))
     def run(self, events: list[str]) -> None:

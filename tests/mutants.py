@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from surestep_proto import engine_pb2 as pb
+from surestep_worker import drafting
 from surestep_worker import runner as product
 from surestep_worker.plan import Rows
 from surestep_worker.sampling import Verdict
@@ -69,12 +70,12 @@ def minus_one_as_an_id(patch: pytest.MonkeyPatch) -> None:
     """Places without a draft hold -1, and every window is as long as it may be (#39295)."""
 
     def propose(original: Any, self: Any, slot: Any, k_cap: Any) -> Any:
-        ids, counts = original(self, slot, k_cap)
+        ids, counts, _ = original(self, slot, k_cap)
         column = torch.arange(ids.shape[1])
         caps = torch.from_numpy(k_cap)
         return Drafts(torch.where(column < counts.unsqueeze(1), ids, -1), caps)
 
-    _around(patch, product.Runner, "_propose", propose)
+    _around(patch, drafting.Drafting, "_propose", propose)
 
 
 @_mutant
@@ -197,10 +198,9 @@ def rank_local_gate(patch: pytest.MonkeyPatch) -> None:
     def draft(original: Any, self: Any, rows: Rows) -> Any:
         if self._slots.committed.max() < PERTURBED_LEN:
             return original(self, rows)
-        ids = torch.zeros(len(rows), self.parts.max_draft_tokens, dtype=torch.int64)
-        return Drafts(ids, torch.zeros(len(rows), dtype=torch.int64))
+        return self._nothing(rows, skipped=False)
 
-    _around(patch, product.Runner, "_draft", draft)
+    _around(patch, drafting.Drafting, "_draft", draft)
 
 
 @_rank_mutant

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from drafters import TRUTH
@@ -22,6 +21,7 @@ from surestep_worker.config import WorkerSettings
 from surestep_worker.kv_cache import bytes_per_block
 from surestep_worker.models import Model, load_model
 from surestep_worker.models.checkpoint import checkpoint_names
+from surestep_worker.runner import Runner
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
 
@@ -140,7 +140,7 @@ class ParityBench:
         """Answers of any requests by a fresh runner."""
         built = build_runner(self._model, self._tp, neighbours, drafter, k)
         if conditions.poison:
-            conditions = replace(conditions, after_apply=partial(poison_idle, built.runner))
+            conditions = replace(conditions, after_apply=_poisoning(built.runner, conditions))
         step = one_rank(built.runner)
         return serve(step, built.facts, requests, neighbours, depth, conditions)
 
@@ -164,6 +164,14 @@ def serve(
         shuffle=random.Random(conditions.shuffle_seed) if conditions.shuffle_seed else None,
     )
     return engine.run(requests, arrive_every=1 if where.num_strangers else 0)
+
+
+def _poisoning(runner: Runner, conditions: Conditions) -> Callable[[SchedulerState], None]:
+    def after_apply(state: SchedulerState) -> None:
+        poison_idle(runner, state)
+        conditions.after_apply(state)
+
+    return after_apply
 
 
 def _interleave(requests: Sequence[Request], others: Sequence[Request]) -> list[Request]:

@@ -72,6 +72,10 @@ class ModelFault(SurestepError):
     """The model produced no usable logits for this request."""
 
 
+class DrafterFault(SurestepError):
+    """Ranks that draft together lost step with each other: the epoch is over."""
+
+
 class Cancelled(SurestepError):
     """The caller cancelled."""
 
@@ -98,6 +102,7 @@ ERROR_TABLE: tuple[ErrorKind, ...] = (
     ErrorKind(Unavailable, StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
     ErrorKind(DeadlineExceeded, StatusCode.DEADLINE_EXCEEDED, 504, "timeout_error"),
     ErrorKind(ModelFault, StatusCode.DATA_LOSS, 500, "model_error"),
+    ErrorKind(DrafterFault, StatusCode.ABORTED, 500, "internal_error"),
     ErrorKind(Cancelled, StatusCode.CANCELLED, 499, "cancelled_error"),
     ErrorKind(InternalError, StatusCode.INTERNAL, 500, "internal_error"),
 )

@@ -161,6 +161,18 @@ def drafter_watermark(
     return after
 
 
+def check_drafter_faults(*, known: int, before: int, after: int, skipped: bool) -> None:
+    """Raise LedgerError unless a result's count of drafter faults continues the books.
+
+    `known` is the count its plan carried, `before` that of the result before. The drafter is left
+    alone exactly in the steps in which it fails and in those whose plan knows of fewer faults.
+    """
+    if not known <= before <= after <= before + (known == before):
+        raise LedgerError(f"drafter faults: {before}, then {after}, the plan knew of {known}")
+    if skipped != (after > known):
+        raise LedgerError(f"drafter skipped: {skipped} with {after} faults, {known} known")
+
+
 def folded_length(mode: IntArray, len_before: IntArray, advance: IntArray) -> IntArray:
     """Tokens in the recurrent state after rows that ran from `len_before` and were OK.
 

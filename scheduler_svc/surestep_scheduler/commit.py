@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from itertools import compress
-from typing import NamedTuple
 
 import numpy as np
 from surestep_common.errors import ModelFault
@@ -15,6 +15,7 @@ from surestep_common.invariants import (
     IntArray,
     LedgerError,
     check_digests,
+    check_drafter_faults,
     check_result_rows,
     check_step,
     drafter_watermark,
@@ -23,8 +24,9 @@ from surestep_common.invariants import (
 )
 
 from . import prefix
+from .live_rows import LiveRows, check_columns, live_rows
 from .messages import Outcome, Plan
-from .sequence import Finish, Logprobs, Output, Sequence, Tenancy
+from .sequence import Finish, Logprobs, Output, Sequence
 from .state import SchedulerState
 
 
@@ -40,8 +42,9 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     plan = state.in_flight[0]
     check_step(plan.step, outcome.step)
     check_digests(outcome.step, outcome.digests)
-    _check_columns(plan, outcome, state.limits.vocab_size)
-    rows = _live_rows(state, plan, outcome)
+    check_columns(plan, outcome, state.limits.vocab_size)
+    rows = live_rows(state, plan, outcome)
+    _drafter_fared(state, plan, outcome)
     taken = _settle(state, plan, outcome, rows)
     outputs = _emit(state, outcome, rows)
     _publish(state, rows)
@@ -58,75 +61,7 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     return outputs
 
 
-def _check_columns(plan: Plan, outcome: Outcome, vocab_size: int) -> None:
-    same = np.array_equal(outcome.slot, plan.slot)
-    if not same or not np.array_equal(outcome.slot_epoch, plan.slot_epoch):
-        raise LedgerError(f"step {plan.step}: the result's rows are not the plan's")
-    columns = (
-        *(outcome.ok, outcome.len_before, outcome.draft_upto),
-        *(outcome.n_drafts, outcome.n_accepted, outcome.n_emitted),
-    )
-    if any(len(column) != len(plan.rows) for column in columns):
-        raise LedgerError(f"step {plan.step}: columns of unequal length")
-    if len(outcome.token_ids) != outcome.n_emitted.sum():
-        raise LedgerError(f"step {plan.step}: token ids and counts differ")
-    if outcome.token_ids.max(initial=0) >= vocab_size:
-        raise LedgerError(
-            f"step {plan.step}: token id {outcome.token_ids.max()} of a vocabulary of {vocab_size}"
-        )
-
-
-class _Rows(NamedTuple):
-    """The rows of a step whose tenancies are open; parallel columns [R]."""
-
-    planned: IntArray  # row of the plan
-    tenancies: list[Tenancy]
-    slot: IntArray
-    mode: IntArray
-    ok: BoolArray
-    len_before: IntArray
-    n_drafts: IntArray
-    n_accepted: IntArray
-    n_emitted: IntArray
-    end: IntArray  # of its window in `token_ids`
-    stopped: BoolArray  # the window ends with a stop id of its request
-
-
-def _live_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> _Rows:
-    planned = state.slots.open[plan.slot].nonzero()[0]
-    return _Rows(
-        planned=planned,
-        tenancies=plan.rows[planned].tolist(),
-        slot=plan.slot[planned],
-        mode=plan.mode[planned],
-        ok=outcome.ok[planned],
-        len_before=outcome.len_before[planned],
-        n_drafts=outcome.n_drafts[planned],
-        n_accepted=outcome.n_accepted[planned],
-        n_emitted=outcome.n_emitted[planned],
-        end=outcome.n_emitted.cumsum()[planned],
-        stopped=_stopped(state, plan, outcome)[planned],
-    )
-
-
-def _stopped(state: SchedulerState, plan: Plan, outcome: Outcome) -> BoolArray:
-    """Rows whose window holds a stop id of their request. Raises LedgerError if it goes on."""
-    stopped = np.zeros(len(plan.rows), dtype=np.bool_)
-    suspects = state.stop_ids[outcome.token_ids].nonzero()[0]
-    if not len(suspects):
-        return stopped
-    end = outcome.n_emitted.cumsum()
-    for row in np.unique(end.searchsorted(suspects, side="right")).tolist():
-        tenancy = plan.rows[row]
-        window = outcome.token_ids[end[row] - outcome.n_emitted[row] : end[row]].tolist()
-        stopped[row] = not tenancy.stop_ids.isdisjoint(window)
-        is_open = state.slots.open[tenancy.slot]
-        if is_open and not tenancy.stop_ids.isdisjoint(window[:-1]):
-            raise LedgerError(f"step {plan.step}, slot {tenancy.slot}: tokens behind a stop id")
-    return stopped
-
-
-def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: _Rows) -> BoolArray:
+def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: LiveRows) -> BoolArray:
     """Check the rows against the scheduler's own books, then write them down.
 
     Returns which of the plan's snapshots [S] were taken.
@@ -159,10 +94,33 @@ def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: _Rows) ->
     return taken
 
 
-def _watermark(state: SchedulerState, plan: Plan, outcome: Outcome, rows: _Rows) -> IntArray:
+def _drafter_fared(state: SchedulerState, plan: Plan, outcome: Outcome) -> None:
+    """A drafter that fails is suspended; a request whose drafts are not finite gets no more."""
+    faults = outcome.drafter_faults
+    check_drafter_faults(
+        known=plan.drafter_faults,
+        before=state.drafter_faults,
+        after=faults,
+        skipped=outcome.drafter_skipped,
+    )
+    if outcome.drafter_skipped:
+        if outcome.n_drafts.any():
+            raise LedgerError(f"step {plan.step}: drafts without a drafter")
+        state.counters.drafter_faults += 1
+    if faults > state.drafter_faults:
+        state.drafter_faults = faults
+        state.speculation.suspend("the drafter failed")
+    for row in outcome.draft_non_finite_rows:
+        tenancy = plan.rows[row]
+        state.counters.drafter_faults += tenancy.seq.may_draft
+        tenancy.seq.may_draft = False
+        state.slots.draft_cap[tenancy.slot] = 0
+
+
+def _watermark(state: SchedulerState, plan: Plan, outcome: Outcome, rows: LiveRows) -> IntArray:
     """Where the drafter's state of the rows has come to; all 0 for one without state."""
     before = state.slots.draft_upto[rows.slot]
-    if not state.limits.drafter_has_state:
+    if not state.limits.drafter_has_state or outcome.drafter_skipped:
         return before
     after = drafter_watermark(
         slot=rows.slot,
@@ -178,7 +136,7 @@ def _watermark(state: SchedulerState, plan: Plan, outcome: Outcome, rows: _Rows)
 
 
 def _taken(
-    state: SchedulerState, plan: Plan, outcome: Outcome, rows: _Rows, folded: IntArray
+    state: SchedulerState, plan: Plan, outcome: Outcome, rows: LiveRows, folded: IntArray
 ) -> BoolArray:
     """Snapshots [S] of open tenancies that the state has passed, `folded` being where it is now.
 
@@ -197,7 +155,7 @@ def _taken(
     return taken
 
 
-def _emit(state: SchedulerState, outcome: Outcome, rows: _Rows) -> list[Output]:
+def _emit(state: SchedulerState, outcome: Outcome, rows: LiveRows) -> list[Output]:
     """Hand the tokens to their sequences. What few rows need is found by column."""
     outputs, token_ids = [], array("I", outcome.token_ids.tobytes())
     starts, ends = (rows.end - rows.n_emitted).tolist(), rows.end.tolist()
@@ -231,29 +189,34 @@ def _collect(seq: Sequence, logprobs: Logprobs | None) -> None:
     seq.prompt_logprobs.extend(logprobs)
 
 
-def _publish(state: SchedulerState, rows: _Rows) -> None:
+def _publish(state: SchedulerState, rows: LiveRows) -> None:
     """Share blocks full of committed tokens: nothing in flight can write them again."""
     slots, size = state.slots, state.limits.block_size
-    ready = (slots.committed[rows.slot] >= slots.publish_at[rows.slot]).nonzero()[0]
-    slot = rows.slot[ready]
-    since, full = slots.publish_at[slot] // size - 1, slots.committed[slot] // size
-    slots.publish_at[slot] = (full + 1) * size
-    if not state.limits.enable_prefix_caching:
-        return
-    for row, first, end in zip(ready.tolist(), since.tolist(), full.tolist(), strict=True):
+    for row, first, end in _newly_full(slots.committed, slots.publish_at, rows.slot, size):
         seq, blocks = rows.tenancies[row].seq, rows.tenancies[row].blocks
-        prefix.publish(state.pool, seq.chain, seq.tokens, blocks, first, end)
+        if state.limits.enable_prefix_caching:
+            prefix.publish(state.pool, seq.chain, seq.tokens, blocks, first, end)
 
 
-def _mark_drafted(state: SchedulerState, rows: _Rows) -> None:
+def _mark_drafted(state: SchedulerState, rows: LiveRows) -> None:
     """Remember of which blocks the drafter's part is complete, for those that share them later."""
     slots, size = state.slots, state.limits.block_size
-    ready = (slots.draft_upto[rows.slot] >= slots.mark_at[rows.slot]).nonzero()[0]
-    slot = rows.slot[ready]
-    since, full = slots.mark_at[slot] // size - 1, slots.draft_upto[slot] // size
-    slots.mark_at[slot] = (full + 1) * size
-    for row, first, end in zip(ready.tolist(), since.tolist(), full.tolist(), strict=True):
+    for row, first, end in _newly_full(slots.draft_upto, slots.mark_at, rows.slot, size):
         state.pool.mark_drafted(rows.tenancies[row].blocks[first:end])
+
+
+def _newly_full(
+    length: IntArray, due: IntArray, slot: IntArray, size: int
+) -> Iterator[tuple[int, int, int]]:
+    """Rows whose slot, of slots [R], filled blocks, each with the first of them and their end.
+
+    `length` and `due` are columns by slot: so many tokens there are, so many fill the next block.
+    """
+    ready = (length[slot] >= due[slot]).nonzero()[0]
+    filled = slot[ready]
+    first, end = due[filled] // size - 1, length[filled] // size
+    due[filled] = (end + 1) * size
+    return zip(ready.tolist(), first.tolist(), end.tolist(), strict=True)
 
 
 def _publish_snapshots(state: SchedulerState, plan: Plan, taken: BoolArray) -> None:

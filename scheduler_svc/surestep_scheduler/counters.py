@@ -29,6 +29,7 @@ class Counters:
     rejected_requests: int = 0
     aborted_requests: int = 0
     draft_tokens: int = 0
+    drafter_faults: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     windows: Counter[int] = field(default_factory=Counter)  # windows with drafts, by accepted count
 

@@ -55,6 +55,7 @@ def _floor(state: SchedulerState) -> IntArray:
     upto, length = slots.draft_upto.copy(), slots.committed.copy()
     for plan in state.in_flight:
         slot = plan.slot
-        upto[slot] = np.minimum(length[slot], upto[slot] + plan.catch_up)
+        if plan.drafter_faults == state.drafter_faults:  # else the drafter is left alone
+            upto[slot] = np.minimum(length[slot], upto[slot] + plan.catch_up)
         length[slot] += plan.width - plan.k_cap
     return upto

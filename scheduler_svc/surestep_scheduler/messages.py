@@ -57,6 +57,7 @@ class Plan:
     catch_up: IntArray
     width: IntArray  # tokens each row schedules: num_tokens, or k_cap + 1
     arms: Arms
+    drafter_faults: int  # of this epoch, known when it was made
 
     @property
     def num_step_tokens(self) -> int:
@@ -82,5 +83,8 @@ class Outcome:
     token_ids: npt.NDArray[np.uint32]  # CSR by n_emitted
     draft_upto: IntArray
     snapshot_ids_taken: IntArray  # [S]
+    drafter_faults: int  # of this epoch
+    drafter_skipped: bool  # no drafts and no catch-up in this step
+    draft_non_finite_rows: list[int]
     logprobs: dict[int, Logprobs]  # by row
     prompt_logprobs: dict[int, Logprobs]  # by row

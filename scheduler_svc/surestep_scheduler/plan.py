@@ -37,6 +37,7 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
         snapshot_slots=plan.slot[plan.arms.row].tolist(),
         snapshot_lens=plan.arms.length.tolist(),
         snapshot_ids=plan.arms.id.tolist(),
+        drafter_faults=plan.drafter_faults,
     )
     message.mode.extend(plan.mode.tolist())  # ints are enum values on the wire
     return message
@@ -79,6 +80,9 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
         token_ids=np.array(first.token_ids, dtype=np.uint32),
         draft_upto=_column(first.draft_upto) if first.draft_upto else _zeros(len(slot)),
         snapshot_ids_taken=_column(first.snapshot_ids_taken),
+        drafter_faults=first.drafter_faults,
+        drafter_skipped=first.drafter_skipped,
+        draft_non_finite_rows=list(first.draft_non_finite_rows),
         logprobs=_by_row(first.logprobs),
         prompt_logprobs=_by_row(first.prompt_logprobs),
     )

@@ -217,6 +217,7 @@ class _Step:
             catch_up=catch_up,
             width=width,
             arms=state.snapshots.arm(slots, state.in_flight, slot, num_tokens),
+            drafter_faults=state.drafter_faults,
         )
         state.freed = []
         _check(plan, state)

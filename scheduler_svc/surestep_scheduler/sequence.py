@@ -73,6 +73,7 @@ class Sequence:
     num_accepted: int = 0
     num_preemptions: int = 0
     num_replays: int = 0
+    may_draft: bool = True  # until its drafting meets logits that are not finite
     fruitless_replays: int = 0  # replays since the newest token
 
     @property

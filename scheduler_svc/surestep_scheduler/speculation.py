@@ -97,22 +97,20 @@ class Alarm:
         if self._trials < (_PROBATION if self.suspended else _WINDOW):
             return
         if self._hits < _FLOOR * self._trials:
-            self._suspend(step)
+            message = "%d of the last %d drafts were accepted; is this the model's drafter?"
+            self.suspend(message % (self._hits, self._trials), step)
         elif self.suspended:
             logger.info("speculation goes on: %d of %d hits", self._hits, self._trials)
             self.suspended, self._pause = False, _FIRST_PAUSE
         self._hits = self._trials = 0
 
-    def _suspend(self, step: int) -> None:
+    def suspend(self, reason: str, step: int) -> None:
+        """Allow no drafts for a while, and only a trial after that."""
         if not self.suspended:
             self.num_suspensions += 1
-            logger.warning(
-                "speculation is suspended: %d of the last %d drafts were accepted; is this the "
-                "model's drafter?",
-                self._hits,
-                self._trials,
-            )
+            logger.warning("speculation is suspended: %s", reason)
         self.suspended = True
+        self._hits = self._trials = 0
         self._until = step + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
@@ -146,6 +144,10 @@ class Speculation:
         """A tenancy ends."""
         return Experience(float(self.hits[slot]), float(self.trials[slot]))
 
+    def suspend(self, reason: str) -> None:
+        """The drafter is at fault for something: no drafts for a while."""
+        self.alarm.suspend(reason, self._step)
+
     @property
     def expected(self) -> bool:
         """A request that is being prefilled will probably draft."""
@@ -158,11 +160,9 @@ class Speculation:
         self._step += 1
         self.expected_us = 0.0
         limits = self._limits
-        if not limits.adaptive_draft_length or not caps.any():
-            return caps
         if not self.alarm.allows(self._step):
             return np.zeros_like(caps)
-        if limits.costs is None:
+        if not limits.adaptive_draft_length or limits.costs is None or not caps.any():
             return caps
         choice = draft_lengths(
             self._acceptance(slot),
@@ -211,7 +211,7 @@ class Speculation:
 
     def observe(self, slot: IntArray, drafts: IntArray, accepted: IntArray) -> None:
         """Rows [R] verified and accepted so many drafts."""
-        if not self._limits.adaptive_draft_length:
+        if not (self._limits.adaptive_draft_length or self.alarm.suspended):
             return
         tried = drafts.nonzero()[0]
         slot, hits = slot[tried], accepted[tried]

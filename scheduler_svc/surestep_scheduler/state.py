@@ -53,6 +53,7 @@ class SchedulerState:
         self.in_flight: deque[Plan] = deque()
         self.planned_step = 0
         self.applied_step = 0
+        self.drafter_faults = 0  # that the workers have told of
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -138,7 +139,7 @@ class SchedulerState:
             tenancy,
             prefill_len=len(seq.tokens),
             max_len=seq.max_len,
-            draft_cap=self.limits.draft_cap(seq.request.draft_cap),
+            draft_cap=self.limits.draft_cap(seq.request.draft_cap) if seq.may_draft else 0,
             capacity=len(tenancy.blocks) * size,
             publish_at=tenancy.num_cached + size,
             mark_at=(drafted + 1) * size,
@@ -200,7 +201,8 @@ class SchedulerState:
 
     def acknowledge(self, plan: Plan) -> None:
         """The oldest plan in flight was answered."""
-        assert self.in_flight.popleft() is plan
+        oldest = self.in_flight.popleft()
+        assert oldest is plan
         self.applied_step = plan.step
         self.snapshots.acknowledge(plan)
 

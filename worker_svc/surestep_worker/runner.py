@@ -12,14 +12,15 @@ from surestep_common.errors import InternalError, InvalidRequest
 from surestep_proto import engine_pb2 as pb
 
 from .caches import Caches
+from .drafting import Drafting
 from .gather import Gathered, gather, offsets, tokens_consumed
 from .models import Model
 from .plan import IntArray, Rows, read_rows, read_snapshots
-from .plan_check import check_caught_up, check_rows
+from .plan_check import check_rows
 from .result import StepOutcome, digest, fill_logprobs, fill_rows
 from .sampling import SamplingSlots, Verdict, sample, verify
 from .slots import Slots
-from .spec import Drafter, Drafts, StatefulDrafter
+from .spec import Drafter, Drafts
 from .state_rows import StateRows, state_rows
 from .tp import TensorParallel
 
@@ -61,9 +62,13 @@ class Runner:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self._slots = parts.slots
-        drafter = parts.drafter
-        self._stateful = drafter if isinstance(drafter, StatefulDrafter) else None
-        self._vocab_size = parts.model.config.vocab_size
+        self._drafting = Drafting(
+            parts.drafter,
+            parts.slots,
+            parts.tp,
+            max_drafts=parts.max_draft_tokens,
+            vocab_size=parts.model.config.vocab_size,
+        )
         self._epoch = 0
         self._step = 0
 
@@ -73,6 +78,7 @@ class Runner:
             raise InvalidRequest(f"epoch {epoch} is not newer than {self._epoch}", param="epoch")
         self._epoch, self._step = epoch, 0
         self._slots.reset()
+        self._drafting.open()
         for slot in range(self._slots.num_slots):
             self.parts.sampling.free(slot)
 
@@ -81,8 +87,8 @@ class Runner:
         """Execute one plan. Raises LedgerError or InvalidRequest; the epoch is then over."""
         clock = StepClock()
         rows = self._apply(plan)
-        self._catch_up(rows)
-        drafts = self._draft(rows)
+        drafted = self._drafting.run(rows, plan.drafter_faults)
+        drafts = drafted.drafts
         state = self._state_rows(plan, rows, drafts)
         gathered = gather(
             rows,
@@ -101,6 +107,9 @@ class Runner:
         result = self._report(plan, rows, gathered, outcome, verdict, hidden, logits)
         if state is not None:
             result.snapshot_ids_taken.extend(state.snapshot_ids.tolist())
+        result.drafter_faults = self._drafting.faults
+        result.drafter_skipped = drafted.skipped
+        result.draft_non_finite_rows.extend(drafted.non_finite_rows.tolist())
         clock.sample_us = clock.lap()
         result.timings.prepare_us = clock.prepare_us
         result.timings.forward_us = clock.forward_us
@@ -147,19 +156,6 @@ class Runner:
         for slot, count, end in zip(plan.extend_slots, plan.extend_counts, ends, strict=True):
             self._slots.extend(slot, block_ids[end - count : end])
 
-    def _catch_up(self, rows: Rows) -> None:
-        """The drafter's own state follows the committed tokens, as far as the plan says."""
-        drafter, slots = self._stateful, self._slots
-        if drafter is None:
-            return
-        start = slots.draft_upto[rows.slot]
-        count = np.minimum(rows.catch_up, slots.committed[rows.slot] - start)
-        lags = count > 0
-        if lags.any():
-            drafter.catch_up(rows.slot[lags], start[lags], count[lags])
-            slots.draft_upto[rows.slot] += count
-        check_caught_up(rows, slots)
-
     def _state_rows(self, plan: pb.StepPlan, rows: Rows, drafts: Drafts) -> StateRows | None:
         recurrent = self.parts.caches.recurrent
         if recurrent is None:
@@ -167,36 +163,6 @@ class Runner:
         armed = read_snapshots(plan, recurrent.num_snapshots)
         consumed = tokens_consumed(rows, drafts.counts.numpy())
         return state_rows(rows, consumed, offsets(consumed), self._slots, armed)
-
-    def _draft(self, rows: Rows) -> Drafts:
-        """Drafts of every row [R, K]; rank 0 proposes, so that all ranks hold the same."""
-        ids = torch.zeros(len(rows), self.parts.max_draft_tokens, dtype=torch.int64)
-        counts = torch.zeros(len(rows), dtype=torch.int64)
-        verify_rows = np.flatnonzero(rows.mode == pb.VERIFY)
-        if not len(verify_rows):
-            return Drafts(ids, counts)
-        slot = rows.slot[verify_rows]
-        packed = torch.zeros(len(slot), ids.shape[1] + 1, dtype=torch.int64)
-        if self.parts.tp.rank == 0 or self._stateful is not None:
-            packed[:, :-1], packed[:, -1] = self._propose(slot, rows.k_cap[verify_rows])
-        self.parts.tp.broadcast(packed)
-        ids[verify_rows], counts[verify_rows] = packed[:, :-1], packed[:, -1]
-        self._slots.write_drafts(slot, packed[:, :-1].numpy(), packed[:, -1].numpy())
-        return Drafts(ids, counts)
-
-    def _propose(self, slot: IntArray, k_cap: IntArray) -> Drafts:
-        assert self.parts.drafter is not None, "VERIFY rows without a drafter"
-        proposed = self.parts.drafter.propose(
-            self._slots.tokens,
-            torch.from_numpy(slot),
-            torch.from_numpy(self._slots.known[slot]),
-            torch.from_numpy(k_cap),
-        )
-        if bool((proposed.counts > torch.from_numpy(k_cap)).any()):
-            raise InternalError("the drafter proposed more than it may")
-        if not bool(((proposed.ids >= 0) & (proposed.ids < self._vocab_size)).all()):
-            raise InternalError("the drafter proposed an id outside the vocabulary")
-        return proposed
 
     def _forward(self, gathered: Gathered) -> torch.Tensor:
         """Final hidden states [N, H] of the positions whose logits are wanted."""
@@ -261,15 +227,8 @@ class Runner:
         folded = outcome.len_before if state is None else state.folded
         counts = consumed, outcome.n_accepted, outcome.n_emitted
         self._slots.commit(self._step, rows.slot, folded, *counts)
-        self._observe(rows, outcome)
+        self._drafting.observe(rows, outcome.n_drafts, outcome.n_accepted)
         return outcome
-
-    def _observe(self, rows: Rows, outcome: StepOutcome) -> None:
-        """A drafter with state learns how its drafts fared."""
-        drafted = outcome.n_drafts > 0
-        if self._stateful is not None and drafted.any():
-            counts = outcome.n_drafts[drafted], outcome.n_accepted[drafted]
-            self._stateful.observe(rows.slot[drafted], *counts)
 
     def _report(
         self,

@@ -38,9 +38,11 @@ def live(
         seed=rng.randrange(100),
         kind=kind,
         adaptive=adaptive,
+        faulty=rng.choice([0.0, 0.2]),
     )
-    events = ["arrive", "abort", "preempt", "fence", "deliver_dead", "plan", "execute", "deliver"]
-    for event in rng.choices(events, [6, 2, 1, 0.3, 1, 30, 30, 30], k=num_events):
+    weights = {"arrive": 6, "abort": 2, "preempt": 1, "fence": 0.3, "deliver_dead": 1}
+    weights |= {"plan": 30, "execute": 30, "deliver": 30, "draft_again": 5}
+    for event in rng.choices(list(weights), list(weights.values()), k=num_events):
         if event == "arrive":
             machine.arrive(**wishes(rng))
         elif event == "abort":
@@ -53,6 +55,8 @@ def live(
             machine.deliver_dead()
         elif event in ("plan", "execute", "deliver"):
             getattr(machine, event)()
+        elif event == "draft_again" and machine.state.speculation.alarm.suspended:
+            machine.draft_again()
         machine.books_balance()
     machine.teardown()
 

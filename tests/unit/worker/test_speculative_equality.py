@@ -13,7 +13,7 @@ from toy_decoding import VOCAB, Decoded, Decoding, Request, ToyModel
 
 MODEL_SEED, STOP = 99, 5
 MODEL = ToyModel(MODEL_SEED)
-STATELESS = sorted(set(DRAFTERS.names()) - {"mtp"})  # what drafts from tokens alone
+STATELESS = ("ngram", *drafters.CHARACTERS)  # what drafts from tokens alone
 SHAPING: dict[str, dict[str, object]] = {
     "plain": {},
     "stop": {"stop_token_ids": [STOP, 6]},

@@ -20,6 +20,7 @@ class Drafts(NamedTuple):
 
     ids: torch.Tensor  # i64[R,K]
     counts: torch.Tensor  # i64[R]
+    non_finite: torch.Tensor | None = None  # bool[R]: rows cut short by logits of no use; None = no
 
 
 class Target(NamedTuple):

@@ -55,6 +55,7 @@ class MtpDrafter:
         host, places, caps = slots.numpy(), lengths.numpy(), k_caps.numpy()
         ids = np.zeros((len(host), self._num_drafts), dtype=np.int64)
         counts = np.zeros(len(host), dtype=np.int64)
+        non_finite = np.zeros(len(host), dtype=np.bool_)
         factors = self._factors(host)
         rows, hidden = np.arange(len(host)), self._seed[slots]
         for step in range(self._num_drafts):
@@ -62,14 +63,16 @@ class MtpDrafter:
             if not len(rows):
                 break
             slot, place = host[rows], places[rows] + step
-            chosen, usable = self._choose(hidden, slot, place, factors[rows], tokens)
+            chosen, status = self._choose(hidden, slot, place, factors[rows], tokens)
+            usable = status == pb.OK
+            non_finite[rows] = status == pb.NON_FINITE
             self._target.slots.write_token(slot, place, chosen)
             ids[rows, step] = chosen
             counts[rows] += usable
             rows, hidden = _keep(usable, rows, hidden)
             if step + 1 < self._num_drafts and len(rows):
                 hidden = self._next(host[rows], places[rows] + step, hidden)
-        return Drafts(torch.from_numpy(ids), torch.from_numpy(counts))
+        return Drafts(*map(torch.from_numpy, (ids, counts, non_finite)))
 
     def _choose(
         self,
@@ -78,14 +81,14 @@ class MtpDrafter:
         place: IntArray,
         factors: torch.Tensor,
         tokens: torch.Tensor,
-    ) -> tuple[IntArray, BoolArray]:
-        """Drafts for an index of each slot [R], and which are of use; rank 0 chooses for all."""
+    ) -> tuple[IntArray, IntArray]:
+        """Drafts for an index of each slot [R], and a RowStatus each; rank 0 chooses for all."""
         target = self._target
         logits = target.model.logits(hidden).div_(factors.unsqueeze(1))
         where = torch.from_numpy(slot), torch.from_numpy(place)
         chosen = sample(logits, *where, tokens, target.sampling)
         packed = target.tp.broadcast(torch.stack((chosen.ids, chosen.status.long()))).numpy()
-        return packed[0], packed[1] == pb.OK
+        return packed[0], packed[1]
 
     def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
         """See StatefulDrafter."""

@@ -1,0 +1,82 @@
+"""The rows of a result that still mean something: those whose tenancies are open."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from surestep_common.invariants import BoolArray, IntArray, LedgerError
+
+from .messages import Outcome, Plan
+from .sequence import Tenancy
+from .state import SchedulerState
+
+
+def check_columns(plan: Plan, outcome: Outcome, vocab_size: int) -> None:
+    """Raises LedgerError unless the result answers the plan, in columns of one length."""
+    same = np.array_equal(outcome.slot, plan.slot)
+    if not same or not np.array_equal(outcome.slot_epoch, plan.slot_epoch):
+        raise LedgerError(f"step {plan.step}: the result's rows are not the plan's")
+    columns = (
+        *(outcome.ok, outcome.len_before, outcome.draft_upto),
+        *(outcome.n_drafts, outcome.n_accepted, outcome.n_emitted),
+    )
+    if any(len(column) != len(plan.rows) for column in columns):
+        raise LedgerError(f"step {plan.step}: columns of unequal length")
+    if len(outcome.token_ids) != outcome.n_emitted.sum():
+        raise LedgerError(f"step {plan.step}: token ids and counts differ")
+    if outcome.token_ids.max(initial=0) >= vocab_size:
+        raise LedgerError(
+            f"step {plan.step}: token id {outcome.token_ids.max()} of a vocabulary of {vocab_size}"
+        )
+
+
+class LiveRows(NamedTuple):
+    """The rows of a step whose tenancies are open; parallel columns [R]."""
+
+    planned: IntArray  # row of the plan
+    tenancies: list[Tenancy]
+    slot: IntArray
+    mode: IntArray
+    ok: BoolArray
+    len_before: IntArray
+    n_drafts: IntArray
+    n_accepted: IntArray
+    n_emitted: IntArray
+    end: IntArray  # of its window in `token_ids`
+    stopped: BoolArray  # the window ends with a stop id of its request
+
+
+def live_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> LiveRows:
+    """Those of the plan, with what the outcome says of each. Raises LedgerError."""
+    planned = state.slots.open[plan.slot].nonzero()[0]
+    return LiveRows(
+        planned=planned,
+        tenancies=plan.rows[planned].tolist(),
+        slot=plan.slot[planned],
+        mode=plan.mode[planned],
+        ok=outcome.ok[planned],
+        len_before=outcome.len_before[planned],
+        n_drafts=outcome.n_drafts[planned],
+        n_accepted=outcome.n_accepted[planned],
+        n_emitted=outcome.n_emitted[planned],
+        end=outcome.n_emitted.cumsum()[planned],
+        stopped=_stopped(state, plan, outcome)[planned],
+    )
+
+
+def _stopped(state: SchedulerState, plan: Plan, outcome: Outcome) -> BoolArray:
+    """Rows whose window holds a stop id of their request. Raises LedgerError if it goes on."""
+    stopped = np.zeros(len(plan.rows), dtype=np.bool_)
+    suspects = state.stop_ids[outcome.token_ids].nonzero()[0]
+    if not len(suspects):
+        return stopped
+    end = outcome.n_emitted.cumsum()
+    for row in np.unique(end.searchsorted(suspects, side="right")).tolist():
+        tenancy = plan.rows[row]
+        window = outcome.token_ids[end[row] - outcome.n_emitted[row] : end[row]].tolist()
+        stopped[row] = not tenancy.stop_ids.isdisjoint(window)
+        is_open = state.slots.open[tenancy.slot]
+        if is_open and not tenancy.stop_ids.isdisjoint(window[:-1]):
+            raise LedgerError(f"step {plan.step}, slot {tenancy.slot}: tokens behind a stop id")
+    return stopped

@@ -1,0 +1,100 @@
+"""Drafters that fail now and then: they raise, break their promises, or meet NaN.
+
+Each wraps a drafter that works, and fails by a hash of what it is asked, half done where it can.
+Importing this module registers them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NoReturn
+from zlib import crc32
+
+import torch
+from surestep_worker.plan import IntArray
+from surestep_worker.spec import DRAFTERS, Drafts, Target
+from surestep_worker.spec.config import SpeculativeConfig
+from surestep_worker.spec.mtp import MtpDrafter
+from surestep_worker.spec.temperature import DraftTemperature
+
+FAILURES: Counter[str] = Counter()  # since the test emptied it
+
+
+def _unlucky(kind: str, *what: Any) -> bool:
+    """One time in five."""
+    unlucky = crc32(repr(what).encode()) % 5 == 0
+    FAILURES[kind] += unlucky
+    return unlucky
+
+
+class _Broken(Exception):
+    """What a drafter raises."""
+
+
+class _Faulty:
+    """Ngram drafts, or a fault: an exception, a wrong id, or too many drafts."""
+
+    def __init__(self, config: SpeculativeConfig, target: Target) -> None:
+        self._inner = DRAFTERS.get("ngram")(config, target)
+
+    def propose(self, tokens: torch.Tensor, *columns: torch.Tensor) -> Drafts:
+        drafts, lengths = self._inner.propose(tokens, *columns), columns[1].tolist()
+        if _unlucky("raised", "raise", *lengths):
+            raise _Broken
+        if _unlucky("wrong id", "id", *lengths):
+            return drafts._replace(ids=drafts.ids - 10**6)
+        if _unlucky("too many", "many", *lengths):
+            return drafts._replace(counts=drafts.counts + 100)
+        return drafts
+
+
+DRAFTERS.register("faulty")(_Faulty)
+
+
+class _FaultyMtp(MtpDrafter):
+    """The MTP head, or a fault of any of its parts, in the middle of its work."""
+
+    def catch_up(self, slots: IntArray, start: IntArray, count: IntArray) -> None:
+        if _unlucky("catch-up", "catch up", start.tolist(), count.tolist()):
+            half = (count + 1) // 2
+            super().catch_up(slots, start, half)
+            self._seed[torch.from_numpy(slots)] = float("nan")
+            raise _Broken
+        super().catch_up(slots, start, count)
+
+    def propose(self, tokens: torch.Tensor, *columns: torch.Tensor) -> Drafts:
+        drafts = super().propose(tokens, *columns)
+        if _unlucky("raised", "raise", *columns[1].tolist()):
+            raise MemoryError
+        return drafts
+
+    def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
+        if _unlucky("observed", slots.tolist(), n_accepted.tolist()):
+            raise _Broken
+        super().observe(slots, n_drafts, n_accepted)
+
+    def _next(self, slots: IntArray, place: IntArray, hidden: torch.Tensor) -> torch.Tensor:
+        out = super()._next(slots, place, hidden)
+        if _unlucky("nan", "nan", *place.tolist()):
+            out[0] = float("nan")
+        return out
+
+
+@DRAFTERS.register("faulty-mtp")
+def _faulty_mtp(config: SpeculativeConfig, target: Target) -> MtpDrafter:
+    temperature = DraftTemperature(target.slots.num_slots, config.draft_temperature)
+    return _FaultyMtp(config.num_speculative_tokens, target, temperature)
+
+
+class _Hopeless:
+    """Raises whenever it is asked."""
+
+    def __init__(self, config: SpeculativeConfig, target: Target) -> None:
+        pass
+
+    def propose(self, *columns: torch.Tensor) -> NoReturn:
+        FAILURES["raised"] += 1
+        raise _Broken
+
+
+DRAFTERS.register("hopeless")(_Hopeless)

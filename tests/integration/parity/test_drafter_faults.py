@@ -1,0 +1,55 @@
+"""A drafter that fails costs its drafts: every request answers what it answers without one."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from faulty_drafters import FAILURES
+from parity import CALM, NEIGHBOURS, Conditions, ParityBench
+from surestep_scheduler.speculation import Alarm
+from surestep_scheduler.state import SchedulerState
+
+KINDS = {
+    "faulty": ("raised", "wrong id", "too many"),
+    "faulty-mtp": ("raised", "catch-up", "observed", "nan"),
+}
+WHERE = [name for name in NEIGHBOURS if name != "alone"]
+
+
+def draft_again(state: SchedulerState) -> None:
+    """No pause after a fault, so that there are many."""
+    state.speculation.alarm = Alarm()
+
+
+def check(bench: ParityBench, drafter: str, where: str, depth: int, conditions: Conditions) -> int:
+    """Serve everything; the number of drafts verified."""
+    answers = bench.run(where, drafter=drafter, k=3, depth=depth, conditions=conditions)
+    for name, expected in bench.expected.items():
+        got = answers[name]
+        assert got.error is None, f"{name}: {got.error}"
+        assert got.token_ids == expected.token_ids, name
+        assert got.logprobs == expected.logprobs, name
+        assert got.finish == expected.finish, name
+    return sum(answer.num_drafts for answer in answers.values())
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("drafter", KINDS)
+def test_faults_change_nothing(hybrid_bench: ParityBench, drafter: str, depth: int) -> None:
+    FAILURES.clear()
+    where = WHERE[depth % len(WHERE)]
+    conditions = Conditions(shuffle_seed=1 + depth, poison=True, after_apply=draft_again)
+    assert check(hybrid_bench, drafter, where, depth, conditions)
+    assert all(FAILURES[kind] for kind in KINDS[drafter]), FAILURES
+
+
+def test_a_hopeless_drafter_is_left_alone(
+    bench: ParityBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    FAILURES.clear()
+    with caplog.at_level(logging.WARNING):
+        assert check(bench, "hopeless", "mixed", 1, CALM) == 0
+    assert FAILURES["raised"] == 1
+    assert "speculation is suspended: the drafter failed" in caplog.text
+    assert "_Broken" in caplog.text
