@@ -106,4 +106,7 @@ def read_rows(plan: pb.StepPlan) -> Rows:
 
 
 def _column(values: object) -> IntArray:
-    return np.array(values, dtype=np.int64)
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        raise InvalidRequest("a number of the plan has more than 63 bits") from None

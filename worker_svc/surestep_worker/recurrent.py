@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from surestep_common.invariants import IntArray, LedgerError
 from surestep_kernels.recurrent import ConvState, DeltaState
 from torch import Tensor
 
@@ -68,6 +69,7 @@ class RecurrentCache:
         self.spec = spec
         self.num_snapshots = num_snapshots
         self._device = device
+        self._snapshot_len = [0] * num_snapshots  # tokens in each; 0 = never taken
         self.layers = [
             self._layer(num_slots, window, max(num_snapshots, 1)) for _ in range(spec.num_layers)
         ]
@@ -93,9 +95,23 @@ class RecurrentCache:
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return zero_pages(shape, dtype, self._device)
 
-    def restore(self, snapshot_id: int, slot: int) -> None:
-        """Let `slot` go on from a snapshot (1..num_snapshots): its state, and no records."""
+    def forget(self) -> None:
+        """An epoch begins: what was taken in another means nothing."""
+        self._snapshot_len = [0] * self.num_snapshots
+
+    def taken(self, snapshot_ids: IntArray, lengths: IntArray) -> None:
+        """These snapshots [N] were written, after so many tokens."""
+        for snapshot_id, length in zip(snapshot_ids.tolist(), lengths.tolist(), strict=True):
+            self._snapshot_len[snapshot_id - 1] = length
+
+    def restore(self, snapshot_id: int, slot: int, length: int) -> None:
+        """Let `slot` go on from a snapshot (1..num_snapshots): its state, and no records.
+
+        Raises LedgerError unless the snapshot was taken after exactly `length` tokens.
+        """
         line = snapshot_id - 1
+        if line < 0 or self._snapshot_len[line] != length:
+            raise LedgerError(f"slot {slot}: snapshot {snapshot_id} is not of {length} tokens")
         for layer in self.layers:
             layer.delta.state[slot] = layer.delta.snapshots[line]
             kept = layer.conv.snapshots[line]

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from surestep_proto import engine_pb2 as pb
 
@@ -139,6 +140,8 @@ class _Rehearsal:
         recurrent = self.parts.caches.recurrent
         if recurrent is not None and not recurrent.num_snapshots:
             context = 0
+        if recurrent is not None and context:  # a state of zeros will do
+            recurrent.taken(np.array([1]), np.array([context]))
         plan = self._plan()
         blocks = -(-(context + self._length) // self.parts.slots.block_size)
         sampling = pb.SamplingParams(top_p=1, repetition_penalty=1)

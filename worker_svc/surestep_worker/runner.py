@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from surestep_common.errors import InternalError, InvalidRequest
+from surestep_common.errors import InvalidRequest
 from surestep_proto import engine_pb2 as pb
 
 from .caches import Caches
@@ -16,6 +16,7 @@ from .drafting import Drafting
 from .gather import Gathered, gather, offsets, tokens_consumed
 from .models import Model
 from .plan import IntArray, Rows, read_rows, read_snapshots
+from .plan_bounds import PlanBounds
 from .plan_check import check_rows
 from .result import StepOutcome, digest, fill_logprobs, fill_rows
 from .sampling import SamplingSlots, Verdict, sample, verify
@@ -69,6 +70,7 @@ class Runner:
             max_drafts=parts.max_draft_tokens,
             vocab_size=parts.model.config.vocab_size,
         )
+        self._bounds = _bounds(parts)
         self._epoch = 0
         self._step = 0
 
@@ -79,6 +81,8 @@ class Runner:
         self._epoch, self._step = epoch, 0
         self._slots.reset()
         self._drafting.open()
+        if self.parts.caches.recurrent is not None:
+            self.parts.caches.recurrent.forget()
         for slot in range(self._slots.num_slots):
             self.parts.sampling.free(slot)
 
@@ -105,7 +109,9 @@ class Runner:
         verdict = self._choose(gathered, drafts, logits)
         outcome = self._commit(rows, gathered, drafts, verdict, state)
         result = self._report(plan, rows, gathered, outcome, verdict, hidden, logits)
-        if state is not None:
+        recurrent = self.parts.caches.recurrent
+        if recurrent is not None and state is not None:
+            recurrent.taken(state.snapshot_ids, state.snapshot_lens)
             result.snapshot_ids_taken.extend(state.snapshot_ids.tolist())
         result.drafter_faults = self._drafting.faults
         result.drafter_skipped = drafted.skipped
@@ -123,6 +129,7 @@ class Runner:
                 f"plan {plan.epoch}/{plan.step} does not follow {self._epoch}/{self._step}",
                 param="step",
             )
+        self._bounds.check(plan, self._slots.num_blocks.tolist())
         for slot, tenancy in zip(plan.freed_slots, plan.freed_slot_epochs, strict=True):
             self._slots.free(slot, tenancy)
             self.parts.sampling.free(slot)
@@ -141,17 +148,10 @@ class Runner:
         recurrent = self.parts.caches.recurrent
         if recurrent is None or not admission.num_cached:
             return
-        if not 0 < admission.snapshot_id <= recurrent.num_snapshots:
-            raise InternalError(f"slot {admission.slot}: a cached prefix without its snapshot")
-        recurrent.restore(admission.snapshot_id, admission.slot)
+        recurrent.restore(admission.snapshot_id, admission.slot, admission.num_cached)
 
     def _extend(self, plan: pb.StepPlan) -> None:
         block_ids = np.array(plan.block_ids, dtype=np.int64)
-        if (
-            len(block_ids)
-            and not 0 < block_ids.min() <= block_ids.max() < self.parts.caches.kv.num_blocks
-        ):
-            raise InternalError("plan names a block outside the pool")
         ends = np.cumsum(np.array(plan.extend_counts, dtype=np.int64))
         for slot, count, end in zip(plan.extend_slots, plan.extend_counts, ends, strict=True):
             self._slots.extend(slot, block_ids[end - count : end])
@@ -249,3 +249,15 @@ class Runner:
             result.draft_upto.extend(self._slots.draft_upto[rows.slot].tolist())
             fill_logprobs(result, gathered, verdict, logits, self.parts.sampling.logprobs)
         return result
+
+
+def _bounds(parts: Parts) -> PlanBounds:
+    slots, recurrent = parts.slots, parts.caches.recurrent
+    return PlanBounds(
+        num_slots=slots.num_slots,
+        max_tokens=slots.tokens.shape[1],
+        num_blocks=parts.caches.kv.num_blocks,
+        max_blocks_per_slot=slots.block_tables.shape[1],
+        vocab_size=parts.model.config.vocab_size,
+        num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
+    )

@@ -31,6 +31,7 @@ class StateRows(NamedTuple):
     columns: StateColumns
     folded: IntArray  # [R] tokens that each row's state holds afterwards
     snapshot_ids: IntArray  # [N] that are taken
+    snapshot_lens: IntArray  # [N] after so many tokens
 
 
 def state_rows(
@@ -57,7 +58,7 @@ def state_rows(
             np.where(taken, snapshot_id[slot] - 1, 0),
         ),
     )
-    return StateRows(columns, folded, snapshot_id[slot][taken])
+    return StateRows(columns, folded, snapshot_id[slot][taken], length[slot][taken])
 
 
 def _int32(*columns: npt.NDArray[Any]) -> list[Int32Array]:

@@ -1,0 +1,105 @@
+"""Random plans against a rank: each is executed or refused, and a fresh epoch is as good as new."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from local_engine import LocalEngine, one_rank
+from parity import NEIGHBOURS, ParityBench, build_runner, load
+from surestep_common.errors import SurestepError
+from surestep_proto import engine_pb2 as pb
+from surestep_worker.build import Built
+from surestep_worker.tp import TensorParallel
+
+pytestmark = pytest.mark.timeout(300)
+
+SEED = 4
+EPOCHS = 50
+STEPS = 15
+NUMBERS = (0, 1, 2, 3, 5, 8, 13, 31, 40, 44, 100, 159, 160, 2**16, 2**31 - 1, 2**31, 2**32 - 1)
+DRAFTERS = {"bench": "ngram", "hybrid_bench": "mtp"}
+
+
+class Mutator:
+    """Changes plans a little: a number, an element, a column, a message."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def mutate(self, plan: pb.StepPlan) -> None:
+        """One to three changes."""
+        for _ in range(self.rng.randint(1, 3)):
+            self._change(plan)
+
+    def _change(self, message: Message) -> None:
+        field = self.rng.choice(message.DESCRIPTOR.fields)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            getattr(message, field.name)[self._number(field)] = self.rng.choice((0.5, float("nan")))
+        elif field.is_repeated:
+            self._change_column(message, field)
+        elif field.message_type is not None:
+            self._change(getattr(message, field.name))
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            setattr(message, field.name, "x" * self.rng.randrange(9))
+        else:
+            setattr(message, field.name, self._number(field))
+
+    def _change_column(self, message: Message, field: FieldDescriptor) -> None:
+        column: Any = getattr(message, field.name)
+        if column and self.rng.random() < 0.2:
+            del column[self.rng.randrange(len(column))]
+        elif field.message_type is not None:
+            self._change(self.rng.choice(column) if column else column.add())
+        elif column and self.rng.random() < 0.8:
+            column[self.rng.randrange(len(column))] = self._number(field)
+        else:
+            column.append(self._number(field))
+
+    def _number(self, field: FieldDescriptor) -> Any:
+        kind = field.type
+        if kind in (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE):
+            return self.rng.choice((0.0, -1.0, 0.5, 1e30, float("nan"), float("inf")))
+        if kind == FieldDescriptor.TYPE_BOOL:
+            return self.rng.random() < 0.5
+        if kind == FieldDescriptor.TYPE_ENUM:
+            return self.rng.randrange(6)
+        if kind == FieldDescriptor.TYPE_UINT64 and self.rng.random() < 0.1:
+            return 2**64 - 1
+        return self.rng.choice(NUMBERS)
+
+
+def fuzzed_epoch(bench: ParityBench, built: Built, epoch: int, mutator: Mutator) -> str:
+    """Serve some requests, changing a plan now and then, until one is refused: the error's name."""
+    built.runner.open(epoch)
+    wrong_by = mutator.rng.choice((0.1, 0.5))
+
+    def step(plan: pb.StepPlan) -> list[pb.StepResult]:
+        if mutator.rng.random() < wrong_by:
+            mutator.mutate(plan)
+        return [built.runner.step(plan)]
+
+    engine = LocalEngine(step, built.facts, epoch=epoch, depth=1)
+    try:
+        for request in mutator.rng.sample(bench.requests, k=4):
+            engine.add(request)
+        for _ in range(STEPS):
+            engine.advance()
+    except SurestepError as error:  # of the rank, or of the scheduler's books
+        return type(error).__name__
+    return "none"
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_rank_survives_any_plan(request: pytest.FixtureRequest, name: str) -> None:
+    bench: ParityBench = request.getfixturevalue(name)
+    tp, mutator = TensorParallel(), Mutator(SEED)
+    built = build_runner(load(bench.folder, tp), tp, NEIGHBOURS["mixed"], DRAFTERS[name], 3)
+    seen = {fuzzed_epoch(bench, built, epoch, mutator) for epoch in range(1, EPOCHS)}
+    assert {"InvalidRequest", "LedgerError"} <= seen
+    calm = LocalEngine(one_rank(built.runner, EPOCHS), built.facts, epoch=EPOCHS)
+    for which, answer in calm.run(bench.requests[::4]).items():
+        assert answer.token_ids == bench.expected[which].token_ids

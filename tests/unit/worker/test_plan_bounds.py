@@ -1,0 +1,72 @@
+"""A rank refuses a plan that points outside of what it has, before it does any of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from surestep_common.errors import InvalidRequest
+from surestep_proto import engine_pb2 as pb
+from surestep_worker.plan_bounds import PlanBounds
+
+BOUNDS = PlanBounds(
+    num_slots=4,
+    max_tokens=32,
+    num_blocks=10,
+    max_blocks_per_slot=4,
+    vocab_size=50,
+    num_snapshots=2,
+)
+
+
+def plan() -> pb.StepPlan:
+    sampling = pb.SamplingParams(top_p=1, repetition_penalty=1)
+    admission = pb.Admission(
+        slot=1, slot_epoch=1, token_ids=[1, 2, 3], prompt_len=2, max_len=20, sampling=sampling
+    )
+    return pb.StepPlan(
+        freed_slots=[2],
+        freed_slot_epochs=[1],
+        admissions=[admission],
+        extend_slots=[1, 2],
+        extend_counts=[2, 4],
+        block_ids=[1, 2, 3, 4, 5, 9],
+    )
+
+
+def test_what_fits_is_accepted() -> None:
+    BOUNDS.check(plan(), [0, 0, 3, 0])  # slot 2 is freed first
+
+
+WRONG: dict[str, Callable[[pb.StepPlan], object]] = {
+    "freed slot": lambda p: p.freed_slots.__setitem__(0, 4),
+    "freed twice": lambda p: (p.freed_slots.append(2), p.freed_slot_epochs.append(1)),
+    "freed without tenancy": lambda p: p.freed_slots.append(3),
+    "admitted slot": lambda p: setattr(p.admissions[0], "slot", 4),
+    "no tokens": lambda p: p.admissions[0].ClearField("token_ids"),
+    "token": lambda p: p.admissions[0].token_ids.append(50),
+    "too many tokens": lambda p: p.admissions[0].token_ids.extend([1] * 30),
+    "no prompt": lambda p: setattr(p.admissions[0], "prompt_len", 0),
+    "prompt of unknown tokens": lambda p: setattr(p.admissions[0], "prompt_len", 4),
+    "max_len": lambda p: setattr(p.admissions[0], "max_len", 33),
+    "snapshot": lambda p: setattr(p.admissions[0], "snapshot_id", 3),
+    "temperature": lambda p: setattr(p.admissions[0].sampling, "temperature", math.nan),
+    "stop id": lambda p: p.admissions[0].sampling.stop_token_ids.append(50),
+    "empty bad word": lambda p: p.admissions[0].sampling.bad_words.add(),
+    "block": lambda p: p.block_ids.__setitem__(0, 10),
+    "NULL block": lambda p: p.block_ids.__setitem__(0, 0),
+    "fewer blocks than counted": lambda p: p.block_ids.pop(),
+    "slot of blocks": lambda p: p.extend_slots.__setitem__(0, 4),
+    "more blocks than a slot holds": lambda p: p.freed_slots.__setitem__(0, 3),
+    "row": lambda p: p.slot.append(4),
+    "slot of a snapshot": lambda p: p.snapshot_slots.append(4),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_does_not_fit_is_refused(what: str) -> None:
+    wrong = plan()
+    WRONG[what](wrong)
+    with pytest.raises(InvalidRequest):
+        BOUNDS.check(wrong, [0, 0, 3, 0])

@@ -1,0 +1,68 @@
+"""Whether a plan stays within what this rank has: checked whole, before any of it is done.
+
+A plan is the scheduler's, and a scheduler may be wrong. Whatever a plan says, a rank refuses it or
+executes it: no index of it reaches a tensor unchecked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from surestep_common.errors import InvalidRequest
+from surestep_common.sampling_ranges import check_sampling
+from surestep_proto import engine_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanBounds:
+    """Sizes of one rank."""
+
+    num_slots: int
+    max_tokens: int  # that a slot's line holds
+    num_blocks: int  # NULL block included
+    max_blocks_per_slot: int
+    vocab_size: int
+    num_snapshots: int
+
+    def check(self, plan: pb.StepPlan, blocks_held: Iterable[int]) -> None:
+        """Raises InvalidRequest; `blocks_held` counts the blocks of each slot before the plan."""
+        self._check_columns(plan)
+        for admission in plan.admissions:
+            self._check_admission(admission)
+        self._check_blocks(plan, list(blocks_held))
+
+    def _check_columns(self, plan: pb.StepPlan) -> None:
+        _require(len(plan.freed_slots) == len(plan.freed_slot_epochs), "freed_slot_epochs")
+        _require(len(plan.extend_slots) == len(plan.extend_counts), "extend_counts")
+        _require(sum(plan.extend_counts) == len(plan.block_ids), "block_ids")
+        named = (*plan.freed_slots, *plan.extend_slots, *plan.slot, *plan.snapshot_slots)
+        _require(max(named, default=0) < self.num_slots, "slot")
+        for column in (plan.freed_slots, plan.extend_slots):
+            _require(len(set(column)) == len(column), "slot")
+
+    def _check_admission(self, admission: pb.Admission) -> None:
+        ids = admission.token_ids
+        _require(admission.slot < self.num_slots, "slot")
+        _require(0 < len(ids) <= self.max_tokens, "token_ids")
+        _require(max(ids) < self.vocab_size, "token_ids")
+        _require(0 < admission.prompt_len <= len(ids), "prompt_len")
+        _require(len(ids) <= admission.max_len <= self.max_tokens, "max_len")
+        _require(admission.snapshot_id <= self.num_snapshots, "snapshot_id")
+        check_sampling(admission.sampling, self.vocab_size)
+
+    def _check_blocks(self, plan: pb.StepPlan, held: list[int]) -> None:
+        if not plan.block_ids:
+            return
+        ids = np.array(plan.block_ids, dtype=np.int64)
+        _require(bool(ids.min() > 0 and ids.max() < self.num_blocks), "block_ids")
+        for slot in plan.freed_slots:
+            held[slot] = 0
+        for slot, count in zip(plan.extend_slots, plan.extend_counts, strict=True):
+            _require(held[slot] + count <= self.max_blocks_per_slot, "extend_counts")
+
+
+def _require(holds: bool, column: str) -> None:
+    if not holds:
+        raise InvalidRequest(f"the plan's {column} cannot be", param=column)
