@@ -78,8 +78,8 @@ def snapshot_of_another_prefix(patch: pytest.MonkeyPatch) -> None:
     """A cached prefix gets the state of another length or another text (#53912)."""
     restore = RecurrentCache.restore
 
-    def wrong(self: RecurrentCache, snapshot_id: int, slot: int) -> None:
-        restore(self, snapshot_id - 1 or self.num_snapshots, slot)
+    def wrong(self: RecurrentCache, snapshot_id: int, slot: int, length: int) -> None:
+        restore(self, snapshot_id - 1 or self.num_snapshots, slot, length)
 
     patch.setattr(RecurrentCache, "restore", wrong)
 
@@ -87,4 +87,4 @@ def snapshot_of_another_prefix(patch: pytest.MonkeyPatch) -> None:
 @_mutant
 def cached_prefix_without_state(patch: pytest.MonkeyPatch) -> None:
     """A cached prefix brings its KV and leaves the state as it was (#47194)."""
-    patch.setattr(RecurrentCache, "restore", lambda self, snapshot_id, slot: None)
+    patch.setattr(RecurrentCache, "restore", lambda self, snapshot_id, slot, length: None)

@@ -36,7 +36,7 @@ class Mutator:
             self._change(plan)
 
     def _change(self, message: Message) -> None:
-        field = self.rng.choice(message.DESCRIPTOR.fields)
+        field: Any = self.rng.choice(list(message.DESCRIPTOR.fields))
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             getattr(message, field.name)[self._number(field)] = self.rng.choice((0.5, float("nan")))
         elif field.is_repeated:

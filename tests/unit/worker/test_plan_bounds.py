@@ -41,7 +41,7 @@ def test_what_fits_is_accepted() -> None:
 
 WRONG: dict[str, Callable[[pb.StepPlan], object]] = {
     "freed slot": lambda p: p.freed_slots.__setitem__(0, 4),
-    "freed twice": lambda p: (p.freed_slots.append(2), p.freed_slot_epochs.append(1)),
+    "freed twice": lambda p: p.MergeFrom(pb.StepPlan(freed_slots=[2], freed_slot_epochs=[1])),
     "freed without tenancy": lambda p: p.freed_slots.append(3),
     "admitted slot": lambda p: setattr(p.admissions[0], "slot", 4),
     "no tokens": lambda p: p.admissions[0].ClearField("token_ids"),
