@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from surestep_common.errors import InvalidRequest
 from surestep_proto import engine_pb2, generate_pb2
 
-from .sequence import Finish, Request
+from .sequence import CANARY, Finish, Request
 
 _MAX_LOGPROBS = 128
 
@@ -17,6 +17,8 @@ def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Req
     """The request in the core's terms. Raises InvalidRequest naming the parameter."""
     if not message.request_id:
         raise InvalidRequest("a request needs an id", param="request_id")
+    if message.request_id == CANARY:
+        raise InvalidRequest(f"'{CANARY}' is the scheduler's own", param="request_id")
     if message.max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
     sampling = message.sampling

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from surestep_common.errors import Unavailable
+from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.rpc import connect, translate_errors
 from surestep_proto import engine_pb2 as pb
 from surestep_proto.engine_pb2_grpc import WorkerStub
@@ -48,10 +48,13 @@ class WorkerGroup:
             tasks.create_task(self._read(rank, wake), name=f"rank {rank}")
 
     async def _read(self, rank: int, wake: Callable[[], None]) -> None:
-        with translate_errors():
-            while isinstance(result := await self._calls[rank].read(), pb.StepResult):
-                self._results[rank].append(result)
-                wake()
+        try:
+            with translate_errors():
+                while isinstance(result := await self._calls[rank].read(), pb.StepResult):
+                    self._results[rank].append(result)
+                    wake()
+        except SurestepError as error:
+            raise type(error)(f"rank {rank}: {error}") from error
         raise Unavailable(f"rank {rank} closed its stream")
 
     async def send(self, plan: pb.StepPlan, timeout_s: float) -> None:
@@ -72,6 +75,11 @@ class WorkerGroup:
         while all(self._results):
             outcomes.append(from_proto([results.popleft() for results in self._results]))
         return outcomes
+
+    @property
+    def num_unread(self) -> int:
+        """Results that nobody has taken."""
+        return sum(map(len, self._results))
 
     async def close(self) -> None:
         """Cancel the streams and close the channels."""
