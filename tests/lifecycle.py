@@ -146,6 +146,7 @@ class Lifecycle(RuleBasedStateMachine):
             sampling=sampling,
         )
         full = len(self.state.waiting) >= self.state.limits.max_queue_len
+        full &= not request.emitted_ids  # who has delivered tokens elsewhere is never refused
         if wish["broken"]:
             self.broken.add(request.id)
         if full:

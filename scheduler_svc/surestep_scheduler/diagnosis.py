@@ -83,4 +83,4 @@ def _drafting(death: _Death) -> bool:
 
 def _last_sign(death: _Death) -> str:
     last = death.exit.last
-    return f"rank {death.rank} was {pb.Phase.Name(last.phase)} for {last.age_s:.1f} s"
+    return f"rank {death.rank} was in {pb.Phase.Name(last.phase)} for {last.age_s:.1f} s"
