@@ -67,9 +67,8 @@ def test_nobody_finds_what_it_computed_or_used(recurrent: bool) -> None:
     loop.complete(PROMPT, 2)
     seq = loop.add(PROMPT, 20)
     loop.step()
-    assert seq.tenancy is not None
-    assert seq.tenancy.num_cached == 28
-    while seq.tenancy is not None:
+    assert loop.plans[-1].admissions[0].num_cached == 28
+    while not seq.num_non_finite:
         loop.step()
     other = loop.add([*seq.tokens[:33]], 5)
     loop.step()
