@@ -94,8 +94,9 @@ class Engine:
 
     def hand_back(self) -> None:
         """End what is open so that the callers can submit it again, elsewhere."""
-        for seq in list(self.core.open.values()) if self.core is not None else ():
-            assert self.core is not None
+        if self.core is None:
+            return
+        for seq in list(self.core.open.values()):
             self.core.abort(seq)
             error = Unavailable("the scheduler is shutting down", retry_after=_RETRY_AFTER_S)
             self._requests.fail(seq, error)
@@ -160,8 +161,9 @@ class Engine:
     async def _try_workers(self) -> WorkerGroup:
         """All ranks, accepted for a new epoch. Raises a SurestepError unless they are ready."""
         timeout_s = self._settings.worker_connect_timeout_s
-        ready = await self.supervisors.ready_addresses(timeout_s)
-        group = WorkerGroup(self._settings.worker_addresses or ready)
+        statuses = await self.supervisors.statuses(timeout_s)
+        self.supervisors.check_ready(statuses)
+        group = WorkerGroup(self.addresses(statuses))
         try:
             self._accept(await group.infos(timeout_s))
         except BaseException:
@@ -171,12 +173,10 @@ class Engine:
             self._reached.notify_all()
         return group
 
-    async def addresses(self) -> list[str]:
+    def addresses(self, statuses: Sequence[engine_pb2.SupervisorStatus]) -> list[str]:
         """host:port of each rank, in rank order, as far as known."""
-        if self._settings.worker_addresses:
-            return self._settings.worker_addresses
-        statuses = await self.supervisors.statuses(self._settings.worker_connect_timeout_s)
-        return [status.rank_address for status in statuses]
+        told = [status.rank_address for status in statuses]
+        return self._settings.worker_addresses or told
 
     def _accept(self, infos: list[engine_pb2.WorkerInfo]) -> None:
         limits = self._settings.limits(infos[0])
@@ -231,4 +231,6 @@ class Engine:
             core.speculation.suspend(reason)
         if cause.accuses:
             core.suspicion.lost(windows)
+        if core.suspicion.trial:
+            logger.warning("may be to blame, and are tried: %s", ", ".join(core.suspicion.trial))
         await asyncio.sleep(self.incidents.pause_s)

@@ -74,6 +74,8 @@ class Epoch:
                 await self._drive(group)
         except* SurestepError as lost:
             errors = [error for error in lost.exceptions if isinstance(error, SurestepError)]
+        if isinstance(errors[0], DeadlineExceeded):
+            self._monitor.missed()
         return errors[0]
 
     async def _drive(self, group: WorkerGroup) -> None:
@@ -110,7 +112,6 @@ class Epoch:
             if now > due_at + _OVERSLEPT_S:
                 self._monitor.pardon(now)
             elif now >= due_at:
-                self._monitor.missed()
                 message = f"no result within {self._monitor.oldest_budget_s:.1f} s"
                 raise DeadlineExceeded(message) from error
             if now >= canary_at:

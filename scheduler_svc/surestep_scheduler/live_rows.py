@@ -50,7 +50,10 @@ class LiveRows(NamedTuple):
 
 
 def live_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> LiveRows:
-    """Those of the plan, with what the outcome says of each. Raises LedgerError or NonFiniteLogits."""
+    """Those of the plan, with what the outcome says of each.
+
+    Raises LedgerError, or NonFiniteLogits when the workers compute nonsense.
+    """
     planned = state.slots.open[plan.slot].nonzero()[0]
     return LiveRows(
         planned=planned,

@@ -40,7 +40,7 @@ def info(engine: Engine) -> pb.SchedulerInfo:
 
 async def status(engine: Engine, address: str) -> pb.SchedulerStatus:
     """The scheduler, its supervisors and its ranks, as far as they answer."""
-    core = engine.core
+    core, supervisors = engine.core, await engine.supervisors.statuses(_TIMEOUT_S)
     return pb.SchedulerStatus(
         pid=os.getpid(),
         address=address,
@@ -49,8 +49,8 @@ async def status(engine: Engine, address: str) -> pb.SchedulerStatus:
         step=core.applied_step if core else 0,
         last_step_age_s=engine.age_s(engine.monitor.last_step_at),
         last_token_age_s=engine.age_s(engine.monitor.last_token_at),
-        supervisors=await engine.supervisors.statuses(_TIMEOUT_S),
-        ranks=await _ranks(await engine.addresses()),
+        supervisors=supervisors,
+        ranks=await _ranks(engine.addresses(supervisors)),
         incidents=[_incident(engine, incident) for incident in engine.incidents.latest],
         num_open_requests=len(core.open) if core else 0,
         num_replaying_requests=sum(s.is_replaying for s in core.open.values()) if core else 0,
@@ -126,6 +126,7 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_recoveries=incidents.num_recoveries,
         num_replayed_tokens=incidents.replayed_tokens,
         num_fenced_messages=engine.num_fenced_messages,
+        num_drafter_faults=counters.drafter_faults,
         num_poisoned_requests=counters.poisoned_requests,
         num_canaries=counters.canaries,
         last_token_age_s=engine.age_s(monitor.last_token_at),

@@ -41,16 +41,14 @@ class Supervisors:
         self._rank[stub] = status.rank
         return cast(pb.SupervisorStatus, status)
 
-    async def ready_addresses(self, timeout_s: float) -> list[str]:
-        """Addresses of the ranks, in rank order. Raises Unavailable unless all are ready."""
-        statuses = await self.statuses(timeout_s)
+    def check_ready(self, statuses: Sequence[pb.SupervisorStatus]) -> None:
+        """Raise Unavailable unless every supervisor has answered, and every rank is ready."""
         if len(statuses) < len(self._stubs):
             raise Unavailable(f"{len(statuses)} of {len(self._stubs)} supervisors answer")
         for status in statuses:
             if status.rank_state != pb.READY:
                 state = pb.RankState.Name(status.rank_state).lower()
                 raise Unavailable(f"rank {status.rank} is {state}")
-        return [status.rank_address for status in statuses]
 
     async def restart(self, reason: str, pids: Sequence[int], timeout_s: float) -> None:
         """Have every rank process of a lost epoch replaced, all at once; failures are logged.

@@ -14,7 +14,7 @@ One such request among n is found within log2(n) + 4 losses. Those without suspi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .sequence import CANARY
@@ -54,6 +54,11 @@ class Suspicion:
     def needs_canary(self) -> bool:
         """Before there is a verdict, a canary has to show that the workers live without it."""
         return self._lone_losses >= _LONE_LOSSES
+
+    @property
+    def trial(self) -> Sequence[str]:
+        """Suspects that are admitted to see what happens."""
+        return self._groups[-1] if self._groups else ()
 
     def allows(self, request_id: str) -> bool:
         """The request may be admitted now."""

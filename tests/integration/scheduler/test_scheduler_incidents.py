@@ -103,6 +103,21 @@ async def test_a_hang_right_after_a_recovery_is_found_in_time() -> None:
     assert took_s < 10
 
 
+async def test_a_scheduler_that_was_stopped_does_not_blame_the_workers() -> None:
+    gate = Gate(epoch=1, steps=12)
+    async with (
+        fake_worker(MODEL, before_step=gate) as worker,
+        scheduler(make_settings([worker], **IMPATIENT)) as client,
+    ):
+        work = asyncio.ensure_future(everything(client))
+        await gate.reached.wait()
+        time.sleep(2 * FLOOR_S)  # noqa: ASYNC251  # the whole process stands still
+        gate.opened.set()
+        await work
+        stats = await client.idle()
+    assert (stats.num_epochs, stats.num_step_deadlines_exceeded) == (1, 0)
+
+
 async def test_an_error_of_the_worker_is_told_from_a_lost_connection() -> None:
     async def raises(plan: engine_pb2.StepPlan) -> None:
         if (plan.epoch, plan.step) == (1, 9):
