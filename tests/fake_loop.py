@@ -6,14 +6,14 @@ from collections import deque
 from typing import Any
 
 from fake_engine import FakeEngine
-from fake_model import Drafter, FakeModel
+from fake_model import Drafter, FakeModel, StatusOf
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.commit import apply
 from surestep_scheduler.limits import Limits
 from surestep_scheduler.messages import Plan
 from surestep_scheduler.plan import from_proto, to_proto
 from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Request, Sequence
+from surestep_scheduler.sequence import Output, Request, Sequence
 from surestep_scheduler.state import SchedulerState
 
 
@@ -31,7 +31,13 @@ class FakeLoop:
     """`plans` are those whose result was applied, `unanswered` those in flight with their results."""
 
     def __init__(
-        self, model: FakeModel, *, depth: int = 0, drafter: Drafter = perfect, **changes: Any
+        self,
+        model: FakeModel,
+        *,
+        depth: int = 0,
+        drafter: Drafter = perfect,
+        status_of: StatusOf | None = None,
+        **changes: Any,
     ) -> None:
         values: dict[str, Any] = {
             "num_slots": model.num_slots,
@@ -51,8 +57,9 @@ class FakeLoop:
         limits = Limits(**(values | changes))
         self.state = SchedulerState(limits)
         self.state.open_epoch(1, limits)
-        self.engine = FakeEngine(model, drafter=drafter)
+        self.engine = FakeEngine(model, drafter=drafter, status_of=status_of)
         self.engine.reset(1)
+        self.outputs: list[Output] = []
         self.plans: list[Plan] = []
         self.results: list[pb.StepResult] = []
         self.unanswered: deque[tuple[Plan, pb.StepResult]] = deque()
@@ -84,9 +91,16 @@ class FakeLoop:
         plan, result = self.unanswered.popleft()
         self.plans.append(plan)
         self.results.append(result)
-        apply(self.state, from_proto([result]))
+        self.outputs += apply(self.state, from_proto([result]))
         self.state.check()
         return plan
+
+    def fence(self) -> None:
+        """Lose the epoch and begin the next."""
+        self.unanswered.clear()
+        self.state.fence()
+        self.state.open_epoch(self.state.epoch + 1, self.state.limits)
+        self.engine.reset(self.state.epoch)
 
     def run(self) -> None:
         """Until nothing is open."""

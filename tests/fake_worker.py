@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count
 from typing import Any
 
 import grpc
@@ -19,6 +22,8 @@ from surestep_proto.engine_pb2_grpc import (
     add_SupervisorServicer_to_server,
     add_WorkerServicer_to_server,
 )
+
+_PIDS = count(1 << 22)  # of no real process
 
 BeforeStep = Callable[[pb.StepPlan], Awaitable[None]]
 
@@ -52,6 +57,7 @@ class FakeWorker(WorkerServicer):
         self.model = model
         self.engine = FakeEngine(model, drafter=drafter, status_of=status_of, rank=rank)
         self.num_streams = 0
+        self.pid = next(_PIDS)
         self._world_size = world_size
         self._before_step = before_step
         self._perturb = perturb
@@ -79,7 +85,7 @@ class FakeWorker(WorkerServicer):
         return pb.WorkerInfo(
             rank=self.engine.rank,
             world_size=self._world_size,
-            pid=os.getpid(),
+            pid=self.pid,
             instance_id=self._instance_id,
             model_path="fake",
             architecture="FakeForCausalLM",
@@ -138,18 +144,29 @@ def fake_worker(model: FakeModel | None = None, **hooks: Any) -> AbstractAsyncCo
 
 
 class FakeSupervisor(SupervisorServicer):
-    """Replaces a fake rank by a new one, on another port. Start and stop it like a FakeWorker."""
+    """Replaces a fake rank by a new one, on another port. Start and stop it like a FakeWorker.
+
+    `may_start` holds the next rank back while it is cleared.
+    """
 
     def __init__(self, make: Callable[[], FakeWorker]) -> None:
         self.worker = make()
         self.reasons: list[str] = []
+        self.exits: list[pb.RankExit] = []  # newest first
+        self.may_start = asyncio.Event()
+        self.may_start.set()
+        self._ended_at: list[float] = []  # parallel to exits
         self._make = make
         self._address = ""
+        self._ready = False
+        self._replacing = asyncio.Lock()
+        self._tasks = asyncio.TaskGroup()
         self._server = Server([pb.DESCRIPTOR.services_by_name["Supervisor"]])
 
     async def start(self) -> str:
         """Start the rank, and listen."""
-        self._address = await self.worker.start()
+        await self._tasks.__aenter__()
+        await self._start_rank()
         add_SupervisorServicer_to_server(  # generated
             self, self._server.grpc
         )
@@ -157,26 +174,59 @@ class FakeSupervisor(SupervisorServicer):
 
     async def stop(self) -> None:
         """Stop both."""
+        self.may_start.set()
+        await self._tasks.__aexit__(None, None, None)
         await self._server.stop(grace_s=0)
         await self.worker.stop()
+
+    async def __aenter__(self) -> str:
+        return await self.start()
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    async def _start_rank(self) -> None:
+        await self.may_start.wait()
+        self._address = await self.worker.start()
+        self._ready = True
+
+    async def lose(
+        self, cause: pb.ExitCause = pb.KILLED, phase: pb.Phase = pb.FORWARD, why: str = "SIGKILL"
+    ) -> None:
+        """The rank ends, and another takes its place. Returns when it is gone."""
+        async with self._replacing:
+            await self._end(cause, phase, why)
+
+    async def _end(self, cause: pb.ExitCause, phase: pb.Phase, why: str) -> None:
+        last = pb.Heartbeat(epoch=self.worker.engine.epoch, phase=phase)
+        self.exits.insert(0, pb.RankExit(pid=self.worker.pid, cause=cause, reason=why, last=last))
+        self._ended_at.insert(0, time.monotonic())
+        self._ready = False
+        await self.worker.stop()
+        self.worker = self._make()
+        self._tasks.create_task(self._start_rank())
 
     async def Status(
         self, request: pb.SupervisorStatusRequest, context: Any
     ) -> pb.SupervisorStatus:
-        """Where the rank is now."""
+        """Where the rank is now, and how earlier ones ended."""
+        for exit_, ended_at in zip(self.exits, self._ended_at, strict=True):
+            exit_.age_s = time.monotonic() - ended_at
         return pb.SupervisorStatus(
             pid=os.getpid(),
             rank=self.worker.engine.rank,
-            rank_state=pb.READY,
-            rank_pid=os.getpid(),
+            rank_state=pb.READY if self._ready else pb.DEAD,
+            rank_pid=self.worker.pid,
             rank_address=self._address,
-            restarts=len(self.reasons),
+            restarts=len(self.exits),
+            exits=self.exits,
         )
 
     async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.RestartResponse:
-        """Stop the rank and start another."""
+        """Stop the rank and start another, unless it has ended already."""
         self.reasons.append(request.reason)
-        await self.worker.stop()
-        self.worker = self._make()
-        self._address = await self.worker.start()
+        async with self._replacing:
+            if request.expected_pid not in (0, self.worker.pid):
+                return pb.RestartResponse(restarted=False)
+            await self._end(pb.REQUESTED, pb.FORWARD, request.reason)
         return pb.RestartResponse(restarted=True)

@@ -22,6 +22,7 @@ from surestep_scheduler.commit import apply
 from surestep_scheduler.draft_length import StepCosts
 from surestep_scheduler.limits import Limits
 from surestep_scheduler.messages import Plan
+from surestep_scheduler.non_finite import NonFiniteLogits
 from surestep_scheduler.plan import from_proto, to_proto
 from surestep_scheduler.policy import schedule
 from surestep_scheduler.sequence import Output, Request, Sequence
@@ -72,7 +73,6 @@ def limits(model: FakeModel, depth: int, prefix_caching: bool, adaptive: bool) -
         max_queue_len=6,
         pipeline_depth=depth,
         enable_prefix_caching=prefix_caching,
-        max_fruitless_replays=1000,
     )
 
 
@@ -146,6 +146,7 @@ class Lifecycle(RuleBasedStateMachine):
             sampling=sampling,
         )
         full = len(self.state.waiting) >= self.state.limits.max_queue_len
+        full &= not request.emitted_ids  # who has delivered tokens elsewhere is never refused
         if wish["broken"]:
             self.broken.add(request.id)
         if full:
@@ -225,8 +226,14 @@ class Lifecycle(RuleBasedStateMachine):
             self.results.append(self.worker.execute(self.sent.popleft()))
 
     def deliver(self) -> None:
-        if self.results:
-            for output in apply(self.state, from_proto([self.results.popleft()])):
+        if not self.results:
+            return
+        try:
+            outputs = apply(self.state, from_proto([self.results.popleft()]))
+        except NonFiniteLogits:
+            self.lose_epoch()
+        else:
+            for output in outputs:
                 self.receive(output)
 
     @precondition(lambda self: self.dead)
@@ -237,12 +244,14 @@ class Lifecycle(RuleBasedStateMachine):
     @precondition(lambda self: self.sent or self.results)
     @rule(chance=st.integers(0, 3))
     def fence(self, chance: int) -> None:
-        if chance:
-            return
+        if not chance:
+            self.lose_epoch()
+
+    def lose_epoch(self) -> None:
         self.dead += self.results
         self.sent.clear()
         self.results.clear()
-        assert self.state.fence() == []
+        self.state.fence()
         self.open_epoch()
 
     def receive(self, output: Output) -> None:

@@ -30,6 +30,10 @@ class LedgerError(InternalError):
     """Scheduler and worker disagree, or one of them broke the protocol."""
 
 
+class DigestError(LedgerError):
+    """The ranks did not compute the same."""
+
+
 def check_step(expected: int, step: int) -> None:
     """Invariant 1: steps are consecutive."""
     if step != expected:
@@ -40,7 +44,7 @@ def check_digests(step: int, digests: Sequence[int]) -> None:
     """All ranks computed the same tokens, counts and lengths in this step."""
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
-            raise LedgerError(
+            raise DigestError(
                 f"step {step}: rank {rank} has digest {digest:#x}, rank 0 has {digests[0]:#x}"
             )
 

@@ -96,6 +96,13 @@ class BlockPool:
             del self._cached[block]
             self._free.append(block)
 
+    def withdraw(self, blocks: Iterable[int]) -> None:
+        """Nobody shall find the content of these blocks, which are in use, any more."""
+        for block in blocks:
+            key = self._keys[block]
+            if key is not None:
+                self.forget(key)
+
     def mark_drafted(self, blocks: Iterable[int]) -> None:
         """The drafter's rows of all positions of these blocks in use are valid."""
         for block in blocks:

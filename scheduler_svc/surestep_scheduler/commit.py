@@ -34,8 +34,9 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     """Commit the result of the oldest plan in flight.
 
     Results of another epoch, and rows of tenancies that have ended, are dropped: their tokens were
-    discarded when the epoch or tenancy ended. Raises LedgerError when an invariant is broken, with
-    nothing committed, after which the epoch must be fenced.
+    discarded when the epoch or tenancy ended. Raises LedgerError when an invariant is broken and
+    NonFiniteLogits when the workers compute nonsense, with nothing committed, after which the epoch
+    must be fenced.
     """
     if outcome.epoch != state.epoch or not state.in_flight:
         return []
@@ -55,8 +56,9 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     for output in outputs:
         if output.finish is not None or output.error is not None:
             reason = output.finish.name.lower() if output.finish is not None else "error"
-            state.counters.finished[reason] += 1
-            state.close(output.seq)
+            state.end(output.seq, reason)
+    for row in rows.retry.nonzero()[0].tolist():
+        state.retry(rows.tenancies[row])
     state.sweep()
     return outputs
 
@@ -169,7 +171,8 @@ def _emit(state: SchedulerState, outcome: Outcome, rows: LiveRows) -> list[Outpu
         outputs[row].finish = Finish.LENGTH
     for row in rows.stopped.nonzero()[0].tolist():
         outputs[row].finish = Finish.STOP
-    for row in (~rows.ok).nonzero()[0].tolist():
+    failed = ~rows.ok & ~rows.retry
+    for row in failed.nonzero()[0].tolist():
         outputs[row].error = ModelFault("the model's logits were not usable")
     if outcome.logprobs or outcome.prompt_logprobs:
         for output, row in zip(outputs, rows.planned.tolist(), strict=True):
@@ -178,7 +181,7 @@ def _emit(state: SchedulerState, outcome: Outcome, rows: LiveRows) -> list[Outpu
     for row in (rows.mode == PREFILL_LAST).nonzero()[0].tolist():
         seq = rows.tenancies[row].seq
         outputs[row].prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
-    return list(compress(outputs, (emits | ~rows.ok).tolist()))
+    return list(compress(outputs, (emits | failed).tolist()))
 
 
 def _collect(seq: Sequence, logprobs: Logprobs | None) -> None:

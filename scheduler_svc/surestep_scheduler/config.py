@@ -30,6 +30,9 @@ class SchedulerSettings(Settings):
         default=None, ge=1, description="requests that run at once; default: the workers' slots"
     )
     max_queue_len: int = Field(default=1024, ge=0, description="requests that may wait")
+    max_queue_tokens: int = Field(
+        default=1 << 20, ge=0, description="tokens of requests that may wait; 0 = any number"
+    )
     enable_prefix_caching: bool = Field(
         default=True, description="share KV blocks of equal prefixes"
     )
@@ -46,16 +49,16 @@ class SchedulerSettings(Settings):
         default=30.0, ge=0, description="seconds of waiting that outweigh one level of priority"
     )
     step_deadline_floor_s: float = Field(
-        default=5.0, gt=0, description="no step is given up earlier"
+        default=3.0, gt=0, description="no step is given up earlier"
     )
     step_deadline_ceiling_s: float = Field(
-        default=60.0, gt=0, description="every step is given up by then"
+        default=30.0, gt=0, description="every step is given up by then"
     )
     step_warmup_s: float = Field(
-        default=120.0, gt=0, description="the same for the first steps of an epoch"
+        default=60.0, gt=0, description="the same for a kind of step that was never seen"
     )
-    step_warmup_steps: int = Field(
-        default=3, ge=0, description="steps of an epoch that count as first"
+    canary_interval_s: float = Field(
+        default=10.0, ge=0, description="idle time after which a step is made to see; 0 = never"
     )
     worker_connect_timeout_s: float = Field(
         default=2.0, gt=0, description="for one question to a worker"
@@ -86,6 +89,7 @@ class SchedulerSettings(Settings):
             max_num_batched_tokens=tokens,
             max_draft_tokens=info.max_draft_tokens,
             max_queue_len=self.max_queue_len,
+            max_queue_tokens=self.max_queue_tokens,
             pipeline_depth=self.pipeline_depth,
             drafter_has_state=info.drafter_has_state,
             recurrent=info.recurrent,

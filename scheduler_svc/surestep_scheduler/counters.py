@@ -26,8 +26,9 @@ class Counters:
     steps: int = 0
     epochs: int = 0
     replayed_requests: int = 0
-    rejected_requests: int = 0
     aborted_requests: int = 0
+    poisoned_requests: int = 0
+    canaries: int = 0  # that ended well
     draft_tokens: int = 0
     drafter_faults: int = 0
     finished: Counter[str] = field(default_factory=Counter)

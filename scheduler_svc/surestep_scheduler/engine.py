@@ -1,76 +1,35 @@
-"""The loop around the policy: schedule -> send -> apply, epoch after epoch.
-
-Everything runs on one event loop and the core never awaits, so that requests come and go between
-any two steps without locks.
-"""
+"""The loop around the policy: epoch after epoch, with whatever workers there are."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from array import array
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
 
-from surestep_common.errors import (
-    DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
-    SurestepError,
-    Unavailable,
-)
+from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
 from surestep_proto import engine_pb2, generate_pb2
 
-from .commit import apply
 from .config import SchedulerSettings
-from .deadline import Recent, StepTimer
+from .deadline import StepTimer
+from .diagnosis import OperatorRestart, diagnose
+from .epoch import Epoch, under_way
+from .incidents import Cause, Incident, IncidentLog
 from .limits import Limits
-from .messages import Outcome
-from .plan import to_proto
-from .policy import schedule
-from .sequence import Output, Request
-from .sequence import Sequence as TokenSequence
+from .open_requests import OpenRequest, OpenRequests
+from .sequence import CANARY, Request
 from .state import SchedulerState
+from .steps import StepMonitor
 from .supervisors import Supervisors
 from .workers import WorkerGroup
 
 logger = logging.getLogger(__name__)
 
-_RECONNECT_S = 0.2  # between attempts to reach the workers
-_IDLE_S = 5.0  # between looks at the clock when nothing happens
+_SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.2
+_POLL_SHARE = 0.02  # of the time that passed already
 _RETRY_AFTER_S = 1.0
 
 StateListener = Callable[[generate_pb2.EngineState], Awaitable[None]]
-
-
-class OpenRequest:
-    """A request and the outputs its reader has not taken yet; at most max_len tokens of them."""
-
-    def __init__(self, seq: TokenSequence) -> None:
-        self.seq = seq
-        self.started = False  # the first chunk was sent
-        self._outputs: asyncio.Queue[Output] = asyncio.Queue()
-
-    def put(self, output: Output) -> None:
-        """Hand over an output."""
-        self._outputs.put_nowait(output)
-
-    async def get(self) -> list[Output]:
-        """All outputs since the last call, at least one."""
-        outputs = [await self._outputs.get()]
-        while not self._outputs.empty():
-            outputs.append(self._outputs.get_nowait())
-        return outputs
-
-
-class _Sent(NamedTuple):
-    num_tokens: int
-    sent_at: float
-    budget_s: float
-    expected_us: float  # what it should cost the workers; 0 = not known, or prompts are in it
-    follows: bool  # there was work before it, so that the workers should not have had to wait
 
 
 class Engine:
@@ -86,22 +45,22 @@ class Engine:
         self._on_state = on_state
         self._clock = clock
         self._wake = asyncio.Event()
-        self._requests: dict[str, OpenRequest] = {}
-        self._sent: deque[_Sent] = deque()
+        self._requests = OpenRequests()
+        self._epoch: Epoch | None = None  # the one under way
+        self._reached = asyncio.Condition()  # new workers
         self.supervisors = Supervisors(settings.supervisor_addresses)
-        self.gaps_s = Recent()  # in which workers had work to do and did not do it
-        self._has_work = False
-        self.timer = StepTimer(
-            floor_s=settings.step_deadline_floor_s,
-            ceiling_s=settings.step_deadline_ceiling_s,
-            warmup_s=settings.step_warmup_s,
-            warmup_steps=settings.step_warmup_steps,
+        self.incidents = IncidentLog()
+        self.monitor = StepMonitor(
+            StepTimer(
+                floor_s=settings.step_deadline_floor_s,
+                ceiling_s=settings.step_deadline_ceiling_s,
+                warmup_s=settings.step_warmup_s,
+            )
         )
         self.engine_state = generate_pb2.WAITING_FOR_WORKERS
         self.core: SchedulerState | None = None  # None until the workers' sizes are known
         self.infos: Sequence[engine_pb2.WorkerInfo] = ()
-        self.last_step_at: float | None = None
-        self.num_deadlines_exceeded = 0
+        self.num_fenced_messages = 0
 
     @property
     def limits(self) -> Limits:
@@ -110,10 +69,9 @@ class Engine:
             raise Unavailable("no worker is ready", retry_after=_RETRY_AFTER_S)
         return self.core.limits
 
-    @property
-    def last_step_age_s(self) -> float:
-        """Seconds since the last applied result; 0 before the first."""
-        return 0.0 if self.last_step_at is None else self._clock() - self.last_step_at
+    def age_s(self, at: float | None) -> float:
+        """Seconds since a time on the engine's clock; 0 for what has not been yet."""
+        return 0.0 if at is None else self._clock() - at
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -123,25 +81,25 @@ class Engine:
             raise Unavailable("no worker is ready", retry_after=_RETRY_AFTER_S)
         if self.engine_state == generate_pb2.DRAINING:
             raise Unavailable("the scheduler is shutting down", retry_after=_RETRY_AFTER_S)
-        opened = OpenRequest(self.core.add(request, self._clock()))
-        self._requests[request.id] = opened
+        opened = self._requests.open(self.core.add(request, self._clock()))
         self._wake.set()
         return opened
 
     def close(self, opened: OpenRequest) -> None:
         """The reader is gone: abort the request unless it has ended."""
-        request_id = opened.seq.request.id
-        if self._requests.get(request_id) is opened:
-            del self._requests[request_id]
+        if self._requests.close(opened):
             assert self.core is not None
             self.core.abort(opened.seq)
             self._wake.set()
 
-    def _deliver(self, output: Output) -> None:
-        request_id = output.seq.request.id
-        self._requests[request_id].put(output)
-        if output.finish is not None or output.error is not None:
-            del self._requests[request_id]
+    def hand_back(self) -> None:
+        """End what is open so that the callers can submit it again, elsewhere."""
+        if self.core is None:
+            return
+        for seq in list(self.core.open.values()):
+            self.core.abort(seq)
+            error = Unavailable("the scheduler is shutting down", retry_after=_RETRY_AFTER_S)
+            self._requests.fail(seq, error)
 
     # -- epochs --------------------------------------------------------------------------------
 
@@ -151,16 +109,33 @@ class Engine:
             while True:
                 group = await self._reach_workers()
                 try:
-                    reason = await self._run_epoch(group)
+                    error = await self._run_epoch(group)
                 finally:
+                    self._epoch = None
+                    self.num_fenced_messages += group.num_unread
                     await group.close()
-                await self._recover(reason)
+                await self._recover(error)
         finally:
             await self.supervisors.close()
 
     async def drain(self) -> None:
         """Admit nothing more; what is open goes on."""
         await self._set_state(generate_pb2.DRAINING)
+
+    async def restart_workers(self, reason: str) -> int:
+        """Replace all ranks; open requests go on. Returns the epoch that was ended for it.
+
+        Raises Unavailable when the workers are not there or nobody could bring them back.
+        """
+        if not self._settings.supervisor_addresses:
+            raise Unavailable("no supervisor is known that could start workers again")
+        if self._epoch is None or self.core is None:
+            raise Unavailable("the workers are being replaced", retry_after=_RETRY_AFTER_S)
+        epoch = self.core.epoch
+        self._epoch.interrupt(OperatorRestart(reason or "an operator asked for new workers"))
+        async with self._reached:
+            await self._reached.wait_for(lambda: self.core and self.core.epoch > epoch)
+        return epoch
 
     async def _set_state(self, state: generate_pb2.EngineState) -> None:
         if self.engine_state not in (state, generate_pb2.DRAINING):
@@ -169,34 +144,41 @@ class Engine:
             await self._on_state(state)
 
     async def _reach_workers(self) -> WorkerGroup:
-        """Ask for the ranks until all are ready."""
-        said = ""
+        """Ask for the ranks until all are ready, at first often: it should not cost time itself."""
+        said, began = "", self._clock()
         while True:
-            group = WorkerGroup(await self.addresses())
             try:
-                self._accept(await group.infos(self._settings.worker_connect_timeout_s))
+                return await self._try_workers()
             except InvalidRequest:  # settings that can never work
-                await group.close()
                 raise
             except SurestepError as error:
-                await group.close()
                 if str(error) != said:
                     said = str(error)
                     logger.info("waiting for workers: %s", said)
-                await asyncio.sleep(_RECONNECT_S)
-            else:
-                return group
+            poll_s = _POLL_SHARE * (self._clock() - began)
+            await asyncio.sleep(min(max(poll_s, _SHORTEST_POLL_S), _LONGEST_POLL_S))
 
-    async def addresses(self) -> list[str]:
+    async def _try_workers(self) -> WorkerGroup:
+        """All ranks, accepted for a new epoch. Raises a SurestepError unless they are ready."""
+        timeout_s = self._settings.worker_connect_timeout_s
+        statuses = await self.supervisors.statuses(timeout_s)
+        self.supervisors.check_ready(statuses)
+        group = WorkerGroup(self.addresses(statuses))
+        try:
+            self._accept(await group.infos(timeout_s))
+        except BaseException:
+            await group.close()
+            raise
+        async with self._reached:
+            self._reached.notify_all()
+        return group
+
+    def addresses(self, statuses: Sequence[engine_pb2.SupervisorStatus]) -> list[str]:
         """host:port of each rank, in rank order, as far as known."""
-        if self._settings.worker_addresses:
-            return self._settings.worker_addresses
-        statuses = await self.supervisors.statuses(self._settings.worker_connect_timeout_s)
-        return [status.rank_address for status in statuses]
+        told = [status.rank_address for status in statuses]
+        return self._settings.worker_addresses or told
 
     def _accept(self, infos: list[engine_pb2.WorkerInfo]) -> None:
-        if not infos:
-            raise Unavailable("no supervisor answers")
         limits = self._settings.limits(infos[0])
         core = self.core or SchedulerState(limits)
         if (limits.vocab_size, limits.block_size) != (
@@ -209,87 +191,46 @@ class Engine:
         core.open_epoch(1 + max(core.epoch, *(info.last_epoch for info in infos)), limits)
         self.core, self.infos = core, infos
 
-    async def _run_epoch(self, group: WorkerGroup) -> str:
+    async def _run_epoch(self, group: WorkerGroup) -> SurestepError:
         """Step until the epoch is lost; returns why."""
         assert self.core is not None
-        self.timer.start_epoch()
-        self._sent.clear()
+        self._epoch = Epoch(
+            self.core,
+            self._requests,
+            self.monitor,
+            self.incidents,
+            wake=self._wake,
+            clock=self._clock,
+            canary_interval_s=self._settings.canary_interval_s,
+        )
         await self._set_state(generate_pb2.SERVING)
         logger.info("epoch %d on %d ranks", self.core.epoch, len(self.infos))
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                group.start(tasks, self._wake.set)
-                await self._drive(self.core, group)
-        except* SurestepError as lost:
-            reason = "; ".join(str(error) for error in lost.exceptions)
-        return reason
+        return await self._epoch.run(group)
 
-    async def _recover(self, reason: str) -> None:
-        assert self.core is not None
-        logger.error("epoch %d is lost: %s", self.core.epoch, reason)
+    async def _recover(self, error: SurestepError) -> None:
+        """Fence the epoch, have all ranks replaced, and find out what happened.
+
+        The ranks are one group: when one is lost, the processes of the others are replaced too.
+        """
+        core, now = self.core, self._clock()
+        assert core is not None
+        detect_s, windows = self.monitor.silent_s(now), under_way(core)
+        replay = core.fence()
+        if CANARY in core.open:  # the next one tells more if it starts afresh
+            self.close(self._requests[CANARY])
         await self._set_state(generate_pb2.RECOVERING)
-        for seq in self.core.fence():
-            message = "the request ran in every one of several worker failures"
-            self._deliver(Output(seq, array("I"), error=InternalError(message)))
         pids = [info.pid for info in self.infos]
-        await self.supervisors.restart(reason, pids, self._settings.restart_timeout_s)
-
-    # -- steps ---------------------------------------------------------------------------------
-
-    async def _drive(self, core: SchedulerState, group: WorkerGroup) -> None:
-        while True:
-            await self._send_plans(core, group)
-            await self._wait()
-            for outcome in group.take():
-                self._apply(core, outcome)
-
-    async def _send_plans(self, core: SchedulerState, group: WorkerGroup) -> None:
-        while len(core.in_flight) <= core.limits.pipeline_depth:
-            now = self._clock()
-            plan = schedule(core, now)
-            if plan is None:
-                self._has_work = bool(core.in_flight)
-                return
-            budget_s = self.timer.budget_s(plan.num_step_tokens)
-            expected_us = 0.0 if plan.num_tokens.any() else core.speculation.expected_us
-            sent = _Sent(plan.num_step_tokens, now, budget_s, expected_us, self._has_work)
-            self._has_work = True
-            self._sent.append(sent)
-            await group.send(to_proto(plan, round(1000 * sent.budget_s)), sent.budget_s)
-
-    async def _wait(self) -> None:
-        """Until something happens. Raises DeadlineExceeded when the oldest step is late."""
-        timeout_s = _IDLE_S
-        if self._sent:
-            timeout_s = max(
-                self._started_at(self._sent[0]) + self._sent[0].budget_s - self._clock(), 0
-            )
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._wake.wait()
-        except TimeoutError as error:
-            if self._sent:
-                self.num_deadlines_exceeded += 1
-                raise DeadlineExceeded(
-                    f"no result within {self._sent[0].budget_s:.1f} s"
-                ) from error
-        self._wake.clear()
-
-    def _started_at(self, sent: _Sent) -> float:
-        """Workers run one step at a time: a step starts when the one before it has ended."""
-        return max(sent.sent_at, self.last_step_at or 0.0)
-
-    def _apply(self, core: SchedulerState, outcome: Outcome) -> None:
-        if outcome.epoch != core.epoch:
-            return
-        outputs = apply(core, outcome)
-        sent, now = self._sent.popleft(), self._clock()
-        took_s = now - self._started_at(sent)
-        self.timer.observe(sent.num_tokens, took_s)
-        if sent.expected_us:
-            core.speculation.overhead.observe(sent.expected_us, 1e6 * took_s)
-        self.last_step_at = now
-        if sent.follows:
-            self.gaps_s.add(outcome.gap_us * 1e-6)
-        for output in outputs:
-            self._deliver(output)
+        await self.supervisors.restart(str(error), pids, self._settings.restart_timeout_s)
+        statuses = await self.supervisors.statuses(self._settings.worker_connect_timeout_s)
+        cause, reason = diagnose(error, self.infos, statuses)
+        logger.error(
+            "epoch %d is lost: %s: %s; noticed after %.1f s", core.epoch, cause, reason, detect_s
+        )
+        self.incidents.lost(Incident(cause, reason, core.epoch, now, detect_s, replay))
+        if cause is Cause.DRAFTER:
+            core.speculation.suspend(reason)
+        if cause.accuses:
+            core.suspicion.lost(windows)
+        if core.suspicion.trial:
+            logger.warning("may be to blame, and are tried: %s", ", ".join(core.suspicion.trial))
+        await asyncio.sleep(self.incidents.pause_s)

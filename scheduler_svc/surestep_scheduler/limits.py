@@ -22,6 +22,7 @@ class Limits:
     max_num_batched_tokens: int  # rows of one step, drafts included
     max_draft_tokens: int  # per row; 0 = speculation off
     max_queue_len: int  # requests
+    max_queue_tokens: int = 0  # of requests that wait; 0 = no bound
     pipeline_depth: int  # plans sent ahead of the newest applied result
     drafter_has_state: bool = False  # it must be kept caught up with the committed tokens
     recurrent: bool = False  # a cached prefix is of use only with a snapshot of the state behind it
@@ -31,7 +32,6 @@ class Limits:
     snapshot_interval: int = 64  # between snapshots of a request that decodes
     enable_prefix_caching: bool = True
     priority_aging_s: float = 30.0  # seconds of waiting that outweigh one level of priority
-    max_fruitless_replays: int = 3  # replays in a row without a new token before a request fails
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest for sizes that no request could be served with."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from surestep_common.invariants import BoolArray, IntArray, LedgerError
 
 from .messages import Outcome, Plan
@@ -39,6 +40,7 @@ class LiveRows(NamedTuple):
     slot: IntArray
     mode: IntArray
     ok: BoolArray
+    retry: BoolArray  # its logits were not finite, for the first time: it is computed again
     len_before: IntArray
     n_drafts: IntArray
     n_accepted: IntArray
@@ -48,7 +50,10 @@ class LiveRows(NamedTuple):
 
 
 def live_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> LiveRows:
-    """Those of the plan, with what the outcome says of each. Raises LedgerError."""
+    """Those of the plan, with what the outcome says of each.
+
+    Raises LedgerError, or NonFiniteLogits when the workers compute nonsense.
+    """
     planned = state.slots.open[plan.slot].nonzero()[0]
     return LiveRows(
         planned=planned,
@@ -56,6 +61,7 @@ def live_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> LiveRows:
         slot=plan.slot[planned],
         mode=plan.mode[planned],
         ok=outcome.ok[planned],
+        retry=_retry(state, outcome.non_finite[planned], plan.rows[planned]),
         len_before=outcome.len_before[planned],
         n_drafts=outcome.n_drafts[planned],
         n_accepted=outcome.n_accepted[planned],
@@ -63,6 +69,17 @@ def live_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> LiveRows:
         end=outcome.n_emitted.cumsum()[planned],
         stopped=_stopped(state, plan, outcome)[planned],
     )
+
+
+def _retry(
+    state: SchedulerState, failed: BoolArray, tenancies: npt.NDArray[np.object_]
+) -> BoolArray:
+    """Those of the `failed` rows [R] that get a second chance."""
+    retry = failed.copy()
+    if failed.any():
+        seqs = [tenancy.seq for tenancy in tenancies[failed]]
+        retry[failed] = state.non_finite.first_failures(seqs, state.counters.steps)
+    return retry
 
 
 def _stopped(state: SchedulerState, plan: Plan, outcome: Outcome) -> BoolArray:

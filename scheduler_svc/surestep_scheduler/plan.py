@@ -73,6 +73,7 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
         slot=slot,
         slot_epoch=_column(first.slot_epoch),
         ok=_column(first.status) == pb.OK,
+        non_finite=_column(first.status) == pb.NON_FINITE,
         len_before=_column(first.len_before),
         n_drafts=_column(first.n_drafts),
         n_accepted=_column(first.n_accepted),

@@ -37,7 +37,7 @@ def schedule(state: SchedulerState, now: float) -> Plan | None:
     """
     step = _Step(state)
     ready, prefilling = _split(state)
-    prompts = list(heapq.merge(prefilling, state.waiting[: len(state.free_slots)], key=_order))
+    prompts = _new_ones_too(list(heapq.merge(prefilling, state.candidates(), key=_order)))
     budget = state.limits.max_num_batched_tokens
     prompt_tokens = sum(_uncomputed(state, seq) for seq in prompts)
     budget -= step.add_decodes(ready, budget, min(prompt_tokens, budget - len(ready)))
@@ -47,6 +47,14 @@ def schedule(state: SchedulerState, now: float) -> Plan | None:
 
 def _order(seq: Sequence) -> tuple[float, int]:
     return seq.order
+
+
+def _new_ones_too(prompts: list[Sequence]) -> list[Sequence]:
+    """While requests are computed again after a fault, the first new one has the second turn."""
+    if prompts and prompts[0].num_replays:
+        new = next((i for i, seq in enumerate(prompts) if not seq.num_replays), 0)
+        prompts[1:1] = [prompts.pop(new)] if new else []
+    return prompts
 
 
 def _split(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:

@@ -10,6 +10,7 @@ from surestep_proto import engine_pb2
 from surestep_proto import generate_pb2 as pb
 
 from .engine import Engine
+from .incidents import Incident
 from .workers import WorkerGroup
 
 _TIMEOUT_S = 1.0  # for one question to a rank or supervisor
@@ -39,16 +40,33 @@ def info(engine: Engine) -> pb.SchedulerInfo:
 
 async def status(engine: Engine, address: str) -> pb.SchedulerStatus:
     """The scheduler, its supervisors and its ranks, as far as they answer."""
-    core = engine.core
+    core, supervisors = engine.core, await engine.supervisors.statuses(_TIMEOUT_S)
     return pb.SchedulerStatus(
         pid=os.getpid(),
         address=address,
         state=engine.engine_state,
         epoch=core.epoch if core else 0,
         step=core.applied_step if core else 0,
-        last_step_age_s=engine.last_step_age_s,
-        supervisors=await engine.supervisors.statuses(_TIMEOUT_S),
-        ranks=await _ranks(await engine.addresses()),
+        last_step_age_s=engine.age_s(engine.monitor.last_step_at),
+        last_token_age_s=engine.age_s(engine.monitor.last_token_at),
+        supervisors=supervisors,
+        ranks=await _ranks(engine.addresses(supervisors)),
+        incidents=[_incident(engine, incident) for incident in engine.incidents.latest],
+        num_open_requests=len(core.open) if core else 0,
+        num_replaying_requests=sum(s.is_replaying for s in core.open.values()) if core else 0,
+    )
+
+
+def _incident(engine: Engine, incident: Incident) -> pb.Incident:
+    return pb.Incident(
+        cause=incident.cause,
+        reason=incident.reason,
+        epoch=incident.epoch,
+        age_s=engine.age_s(incident.noticed_at),
+        detect_s=incident.detect_s,
+        recover_s=incident.recover_s or 0.0,
+        num_replayed_requests=incident.replay.num_requests,
+        num_replayed_tokens=incident.replay.num_tokens,
     )
 
 
@@ -67,7 +85,7 @@ def stats(engine: Engine) -> pb.SchedulerStats:
     core = engine.core
     if core is None:
         return pb.SchedulerStats()
-    counters, pool = core.counters, core.pool
+    counters, pool, incidents, monitor = core.counters, core.pool, engine.incidents, engine.monitor
     return pb.SchedulerStats(
         num_running=len(core.running),
         num_waiting=len(core.waiting),
@@ -75,7 +93,7 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_blocks_used=pool.num_used,
         num_slots_used=core.limits.num_slots - len(core.free_slots),
         prompt_tokens=counters.prompt_tokens,
-        generation_tokens=counters.generation_tokens,
+        generation_tokens=counters.generation_tokens - counters.canaries,  # one token each
         prefix_cache_queries=counters.prefix_cache_queries,
         prefix_cache_hits=counters.prefix_cache_hits,
         num_snapshot_queries=counters.snapshot_queries,
@@ -89,17 +107,28 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_draft_tokens=counters.draft_tokens,
         num_accepted_tokens=counters.accepted_tokens,
         num_accepted_tokens_per_pos=counters.accepted_per_position(),
-        num_rejected_requests=counters.rejected_requests,
+        num_rejected_requests=core.waiting.num_refused,
         num_steps=counters.steps,
         num_epochs=counters.epochs,
         num_replayed_requests=counters.replayed_requests,
-        num_step_deadlines_exceeded=engine.num_deadlines_exceeded,
+        num_step_deadlines_exceeded=monitor.num_deadlines_exceeded,
         num_aborted_requests=counters.aborted_requests,
         finished_requests=counters.finished,
-        step_time_p50_s=engine.timer.recent_s.quantile(0.5),
-        step_time_p99_s=engine.timer.recent_s.quantile(0.99),
-        step_gap_p50_s=engine.gaps_s.quantile(0.5),
-        step_gap_p99_s=engine.gaps_s.quantile(0.99),
+        step_time_p50_s=monitor.timer.recent_s.quantile(0.5),
+        step_time_p99_s=monitor.timer.recent_s.quantile(0.99),
+        step_gap_p50_s=monitor.gaps_s.quantile(0.5),
+        step_gap_p99_s=monitor.gaps_s.quantile(0.99),
         num_check_draft_tokens=engine.infos[0].check_drafts if engine.infos else 0,
         num_check_accepted_tokens=engine.infos[0].check_accepted if engine.infos else 0,
+        num_incidents={cause.value: count for cause, count in incidents.by_cause.items()},
+        detect_s_sum=incidents.detect_s,
+        recover_s_sum=incidents.recover_s,
+        num_recoveries=incidents.num_recoveries,
+        num_replayed_tokens=incidents.replayed_tokens,
+        num_fenced_messages=engine.num_fenced_messages,
+        num_drafter_faults=counters.drafter_faults,
+        num_poisoned_requests=counters.poisoned_requests,
+        num_canaries=counters.canaries,
+        last_token_age_s=engine.age_s(monitor.last_token_at),
+        num_queued_tokens=core.waiting.num_tokens,
     )

@@ -6,13 +6,15 @@ from surestep_common.errors import InvalidRequest
 from surestep_common.sampling_ranges import check_sampling
 from surestep_proto import generate_pb2
 
-from .sequence import Finish, Request
+from .sequence import CANARY, Finish, Request
 
 
 def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Request:
     """The request in the core's terms. Raises InvalidRequest naming the parameter."""
     if not message.request_id:
         raise InvalidRequest("a request needs an id", param="request_id")
+    if message.request_id == CANARY:
+        raise InvalidRequest(f"'{CANARY}' is the scheduler's own", param="request_id")
     if message.max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
     sampling = message.sampling

@@ -12,6 +12,8 @@ from surestep_common.errors import SurestepError
 from .prefix import PrefixChain
 from .speculation import Experience
 
+CANARY = "canary"  # id of a request of the scheduler's own that shows whether the workers live
+
 
 class Finish(Enum):
     """Why a request ended well."""
@@ -74,12 +76,18 @@ class Sequence:
     num_preemptions: int = 0
     num_replays: int = 0
     may_draft: bool = True  # until its drafting meets logits that are not finite
-    fruitless_replays: int = 0  # replays since the newest token
+    replayed_len: int = 0  # tokens at the newest replay
+    num_non_finite: int = 0  # times its logits were not finite
 
     @property
     def prompt_len(self) -> int:
         """Tokens of the prompt."""
         return len(self.request.prompt_ids)
+
+    @property
+    def is_replaying(self) -> bool:
+        """It has emitted nothing since its newest replay."""
+        return self.num_replays > 0 and len(self.tokens) == self.replayed_len
 
     @property
     def needs_prompt_logprobs(self) -> bool:

@@ -42,7 +42,8 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
         finally:
             await engine.drain()
             # The port stays open meanwhile: whoever asks is told that this scheduler drains.
-            await service.wait_until_quiet(settings.drain_timeout_s)
+            await service.wait_until_quiet(0 if loop.done() else settings.drain_timeout_s)
+            engine.hand_back()
             await server.stop(_LAST_WORDS_S)
             await end(loop)
 

@@ -12,7 +12,8 @@ from surestep_proto import generate_pb2 as pb
 from surestep_proto.generate_pb2_grpc import SchedulerServicer
 
 from . import report
-from .engine import Engine, OpenRequest
+from .engine import Engine
+from .open_requests import OpenRequest
 from .plan import logprob_columns
 from .requests import ended, parse_request
 from .sequence import Finish, Logprobs, Output
@@ -80,6 +81,14 @@ class SchedulerService(SchedulerServicer):
     async def Status(self, request: pb.SchedulerStatusRequest, context: Any) -> pb.SchedulerStatus:
         """Processes behind this scheduler."""
         return await report.status(self._engine, self.address)
+
+    async def RestartWorkers(
+        self, request: pb.RestartWorkersRequest, context: Any
+    ) -> pb.RestartWorkersResponse:
+        """Replace every rank. Raises Unavailable when they are being replaced already."""
+        num_ranks = len(self._engine.infos)
+        epoch = await self._engine.restart_workers(request.reason)
+        return pb.RestartWorkersResponse(epoch=epoch, num_ranks=num_ranks)
 
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.SchedulerStats:
         """Counters and gauges."""

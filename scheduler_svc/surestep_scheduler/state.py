@@ -8,20 +8,22 @@ from collections import deque
 from itertools import count
 
 import numpy as np
-from surestep_common.errors import InvalidRequest, QueueFull
+from surestep_common.errors import InvalidRequest
 from surestep_common.invariants import IntArray
 
 from . import prefix
 from .blocks import BlockPool
 from .counters import Counters
+from .incidents import Replay
 from .limits import Limits
 from .messages import Extend, Freed, Plan
-from .sequence import Request, Sequence, Tenancy
+from .non_finite import NonFiniteWatch
+from .queue import WaitingQueue
+from .sequence import CANARY, Request, Sequence, Tenancy
 from .slots import SlotTable
 from .snapshots import SnapshotCache
 from .speculation import Speculation
-
-_MAX_RETRY_AFTER_S = 60.0
+from .suspicion import Suspicion
 
 
 class SchedulerState:
@@ -31,9 +33,11 @@ class SchedulerState:
         self.limits = limits
         self.counters = Counters()
         self.speculation = Speculation()
+        self.suspicion = Suspicion()
+        self.non_finite = NonFiniteWatch()
         self.epoch = 0
         self.open: dict[str, Sequence] = {}  # by request id: waiting and running
-        self.waiting: list[Sequence] = []  # sorted by order
+        self.waiting = WaitingQueue()
         self.running: list[Tenancy] = []  # sorted by order
         self._arrivals = count()
         self._slot_epochs = [0] * limits.num_slots  # newest tenancy of each slot, over all epochs
@@ -60,14 +64,10 @@ class SchedulerState:
     def add(self, request: Request, now: float) -> Sequence:
         """Queue a request. Raises InvalidRequest, RequestTooLarge or QueueFull."""
         seq = self._new_sequence(request, now)
-        if len(self.waiting) >= self.limits.max_queue_len:
-            self.counters.rejected_requests += 1
-            raise QueueFull(
-                f"{len(self.waiting)} requests are waiting already",
-                retry_after=self._retry_after(now),
-            )
+        if not request.emitted_ids:  # who has delivered tokens already is not turned away
+            self.waiting.check_room(len(seq.tokens), self.limits, now)
         self.open[request.id] = seq
-        insort(self.waiting, seq, key=_order)
+        self.waiting.add(seq)
         return seq
 
     def _new_sequence(self, request: Request, now: float) -> Sequence:
@@ -88,19 +88,19 @@ class SchedulerState:
             chain=prefix.PrefixChain(request.cache_salt, self.limits.block_size),
         )
 
-    def _retry_after(self, now: float) -> float:
-        """Seconds; the head of the queue tells how long a wait is."""
-        waited = now - min((seq.arrival for seq in self.waiting), default=now)
-        return min(max(waited, 1.0), _MAX_RETRY_AFTER_S)
-
     def abort(self, seq: Sequence) -> None:
         """Drop an open request. Its results in flight will be ignored."""
-        self.close(seq)
         self.counters.aborted_requests += 1
-        self.counters.finished["abort"] += 1
+        self.end(seq, "abort")
 
-    def close(self, seq: Sequence) -> None:
-        """Forget a request, wherever it is."""
+    def end(self, seq: Sequence, reason: str) -> None:
+        """Forget a request, wherever it is. Canaries count apart."""
+        if seq.request.id != CANARY:
+            self.counters.finished[reason] += 1
+        elif reason == "length":
+            self.counters.canaries += 1
+            self.suspicion.canary_lived()
+        self.suspicion.close(seq.request.id)
         del self.open[seq.request.id]
         if seq.tenancy is not None:
             self.release(seq.tenancy)
@@ -108,6 +108,10 @@ class SchedulerState:
             self.waiting.remove(seq)
 
     # -- tenancies -----------------------------------------------------------------------------
+
+    def candidates(self) -> list[Sequence]:
+        """Requests that may move into the free slots, in their order."""
+        return self.waiting.first(len(self.free_slots), self.suspicion.allows)
 
     def admit(self, seq: Sequence, now: float) -> Tenancy | None:
         """Move a waiting request into a slot with blocks for all its tokens, if there is room."""
@@ -151,19 +155,21 @@ class SchedulerState:
 
     def _start(self, seq: Sequence, tenancy: Tenancy, now: float) -> None:
         self.waiting.remove(seq)
+        self.waiting.started(seq, now)
         insort(self.running, tenancy, key=lambda t: t.seq.order)
         seq.tenancy = tenancy
         if seq.queue_s is None:
             seq.queue_s = now - seq.arrival
             seq.num_cached = tenancy.num_cached
-            self.counters.prompt_tokens += seq.prompt_len
+            self.counters.prompt_tokens += seq.prompt_len * (seq.request.id != CANARY)
         if self.limits.enable_prefix_caching:
             self.counters.prefix_cache_queries += len(seq.tokens)
             self.counters.prefix_cache_hits += tenancy.num_cached
 
     def _match(self, seq: Sequence) -> tuple[list[int], int]:
         """Blocks that hold a prefix already, and the id of the state behind it (0 = none)."""
-        if not self.limits.enable_prefix_caching or seq.needs_prompt_logprobs:
+        usable = self.limits.enable_prefix_caching and not seq.num_non_finite
+        if not usable or seq.needs_prompt_logprobs:
             return [], 0
         blocks = prefix.match(self.pool, seq.chain, seq.tokens, self.limits.block_size)
         if not self.limits.recurrent:
@@ -187,8 +193,6 @@ class SchedulerState:
         seq.num_drafts += int(slots.num_drafts[slot])
         seq.num_accepted += int(slots.num_accepted[slot])
         seq.experience = self.speculation.release(slot)
-        if slots.num_steps[slot]:
-            seq.fruitless_replays = 0
 
     def sweep(self) -> None:
         """Reuse what no plan in flight touches any more."""
@@ -213,9 +217,18 @@ class SchedulerState:
         self.counters.preemptions += 1
         self._requeue(tenancy.seq)
 
+    def retry(self, tenancy: Tenancy) -> None:
+        """Compute a request again from nothing: what its blocks hold may be wrong."""
+        seq, size = tenancy.seq, self.limits.block_size
+        self.pool.withdraw(tenancy.blocks)
+        for key in seq.chain.keys(seq.tokens, 0, len(seq.tokens) // size):
+            self.snapshots.forget(key)
+        self.release(tenancy)
+        self._requeue(seq)
+
     def _requeue(self, seq: Sequence) -> None:
         seq.prompt_logprobs = None
-        insort(self.waiting, seq, key=_order)
+        self.waiting.add(seq)
 
     def extend(self, slot: IntArray, num_blocks: IntArray) -> list[Extend]:
         """Append blocks to running tenancies [R]. The caller checks that there are enough."""
@@ -230,26 +243,17 @@ class SchedulerState:
 
     # -- epochs --------------------------------------------------------------------------------
 
-    def fence(self) -> list[Sequence]:
-        """End the epoch: every running request waits again, nothing on the workers is trusted.
-
-        Returns the requests that ran through too many fences without a new token; they are closed.
-        """
-        suspects = []
+    def fence(self) -> Replay:
+        """End the epoch: every running request waits again, nothing on the workers is trusted."""
+        replayed = [tenancy.seq for tenancy in self.running]
         for tenancy in list(self.running):
-            seq = tenancy.seq
             self.release(tenancy)
-            seq.num_replays += 1
-            seq.fruitless_replays += 1
-            self.counters.replayed_requests += 1
-            self._requeue(seq)
-            if seq.fruitless_replays > self.limits.max_fruitless_replays:
-                suspects.append(seq)
+            tenancy.seq.num_replays += 1
+            tenancy.seq.replayed_len = len(tenancy.seq.tokens)
+            self._requeue(tenancy.seq)
         self._reset_workers()
-        for seq in suspects:
-            self.close(seq)
-            self.counters.finished["error"] += 1
-        return suspects
+        self.counters.replayed_requests += len(replayed)
+        return Replay(len(replayed), sum(len(seq.tokens) for seq in replayed))
 
     def open_epoch(self, epoch: int, limits: Limits) -> None:
         """Begin an epoch on fresh workers, after `fence` or at the start."""
@@ -271,11 +275,10 @@ class SchedulerState:
         self.snapshots.check(self.in_flight)
         held = [t.slot for t in [*self.running, *self.quarantine]]
         assert sorted(held + self.free_slots) == list(range(self.limits.num_slots)), "slots"
-        assert self.waiting == sorted(self.waiting, key=_order)
+        self.waiting.check()
         assert self.running == sorted(self.running, key=lambda t: t.seq.order)
-        seqs = [*self.waiting, *(t.seq for t in self.running)]
-        assert len(seqs) == len(self.open)
-        assert set(seqs) == set(self.open.values())
+        seqs = sorted([*self.waiting, *(t.seq for t in self.running)], key=id)
+        assert seqs == sorted(self.open.values(), key=id)
         assert all(seq.tenancy is None for seq in self.waiting)
         for tenancy in self.running:
             assert tenancy.seq.tenancy is tenancy
@@ -291,7 +294,3 @@ class SchedulerState:
                 if row is tenancy
             )
             assert pending == self.slots.len_hi[tenancy.slot] - committed, "tokens in flight"
-
-
-def _order(seq: Sequence) -> tuple[float, int]:
-    return seq.order

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, cast
 
-from surestep_common.errors import SurestepError
+from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.rpc import connect, translate_errors
 from surestep_proto import engine_pb2 as pb
 from surestep_proto.engine_pb2_grpc import SupervisorStub
@@ -24,6 +24,7 @@ class Supervisors:
             SupervisorStub(channel)  # generated
             for channel in self._channels
         ]
+        self._rank = {stub: index for index, stub in enumerate(self._stubs)}  # as they say
 
     async def statuses(self, timeout_s: float) -> list[pb.SupervisorStatus]:
         """Status of those that answer in time, in rank order."""
@@ -37,15 +38,27 @@ class Supervisors:
         except SurestepError as error:
             logger.debug("a supervisor does not answer: %s", error)
             return None
+        self._rank[stub] = status.rank
         return cast(pb.SupervisorStatus, status)
 
+    def check_ready(self, statuses: Sequence[pb.SupervisorStatus]) -> None:
+        """Raise Unavailable unless every supervisor has answered, and every rank is ready."""
+        if len(statuses) < len(self._stubs):
+            raise Unavailable(f"{len(statuses)} of {len(self._stubs)} supervisors answer")
+        for status in statuses:
+            if status.rank_state != pb.READY:
+                state = pb.RankState.Name(status.rank_state).lower()
+                raise Unavailable(f"rank {status.rank} is {state}")
+
     async def restart(self, reason: str, pids: Sequence[int], timeout_s: float) -> None:
-        """Have every rank process of a lost epoch replaced; failures are logged."""
-        if not self._stubs:
-            return
+        """Have every rank process of a lost epoch replaced, all at once; failures are logged.
+
+        `pids` are in rank order. Returns when the processes are gone; those that were dead already
+        take no time.
+        """
         requests = [pb.RestartRequest(reason=reason, expected_pid=pid) for pid in pids]
-        pairs = zip(self._stubs, requests, strict=True)
-        await asyncio.gather(*(self._restart(*pair, timeout_s) for pair in pairs))
+        stubs = sorted(self._stubs, key=self._rank.__getitem__)
+        await asyncio.gather(*map(self._restart, stubs, requests, [timeout_s] * len(pids)))
 
     async def _restart(self, stub: Any, request: pb.RestartRequest, timeout_s: float) -> None:
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from surestep_common.errors import Unavailable
+import grpc
+from surestep_common.errors import DeadlineExceeded, SurestepError, Unavailable
 from surestep_common.rpc import connect, translate_errors
 from surestep_proto import engine_pb2 as pb
 from surestep_proto.engine_pb2_grpc import WorkerStub
@@ -48,23 +50,27 @@ class WorkerGroup:
             tasks.create_task(self._read(rank, wake), name=f"rank {rank}")
 
     async def _read(self, rank: int, wake: Callable[[], None]) -> None:
-        with translate_errors():
-            while isinstance(result := await self._calls[rank].read(), pb.StepResult):
-                self._results[rank].append(result)
-                wake()
+        try:
+            with translate_errors():
+                while isinstance(result := await self._calls[rank].read(), pb.StepResult):
+                    self._results[rank].append(result)
+                    wake()
+        except SurestepError as error:
+            raise type(error)(f"rank {rank}: {error}") from error
         raise Unavailable(f"rank {rank} closed its stream")
 
     async def send(self, plan: pb.StepPlan, timeout_s: float) -> None:
-        """Send a plan to every rank. Raises a SurestepError when a stream is lost or stuck."""
+        """Send a plan to every rank. Raises DeadlineExceeded when one does not take it.
+
+        When a stream is lost the write does not tell why; its reader does.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                with translate_errors():
-                    for call in self._calls:
+                for call in self._calls:
+                    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                         await call.write(plan)
         except TimeoutError as error:
-            raise Unavailable("a rank does not take plans") from error
-        except asyncio.InvalidStateError as error:
-            raise Unavailable("a rank's stream has ended") from error
+            raise DeadlineExceeded("a rank does not take plans") from error
 
     def take(self) -> list[Outcome]:
         """Outcomes of the steps that all ranks have answered."""
@@ -72,6 +78,11 @@ class WorkerGroup:
         while all(self._results):
             outcomes.append(from_proto([results.popleft() for results in self._results]))
         return outcomes
+
+    @property
+    def num_unread(self) -> int:
+        """Results that nobody has taken."""
+        return sum(map(len, self._results))
 
     async def close(self) -> None:
         """Cancel the streams and close the channels."""

@@ -1,0 +1,86 @@
+"""Why an epoch was lost: what the scheduler saw, and what the supervisors know about the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from surestep_common.errors import DeadlineExceeded, SurestepError, Unavailable
+from surestep_common.invariants import DigestError, LedgerError
+from surestep_proto import engine_pb2 as pb
+
+from .incidents import Cause
+from .non_finite import NonFiniteLogits
+
+
+class OperatorRestart(SurestepError):
+    """Somebody asked for new workers."""
+
+
+class Diagnosis(NamedTuple):
+    """Cause of a lost epoch, and a line for people."""
+
+    cause: Cause
+    reason: str
+
+
+class _Death(NamedTuple):
+    rank: int
+    exit: pb.RankExit
+
+
+_TOLD = (
+    (OperatorRestart, Cause.OPERATOR),
+    (NonFiniteLogits, Cause.NON_FINITE),
+    (DigestError, Cause.DIGEST),
+    (LedgerError, Cause.LEDGER),
+)
+
+
+def diagnose(
+    error: SurestepError,
+    ranks: Sequence[pb.WorkerInfo],
+    statuses: Sequence[pb.SupervisorStatus],
+) -> Diagnosis:
+    """`error` ended the epoch of `ranks`; `statuses` were asked for when their processes were gone.
+
+    A lost stream and a missed deadline are symptoms: the supervisors know whether a rank ended by
+    itself or stood still, and whether it was drafting then.
+    """
+    for kind, cause in _TOLD:
+        if isinstance(error, kind):
+            return Diagnosis(cause, str(error))
+    deaths = _deaths(ranks, statuses)
+    own = [death for death in deaths if death.exit.cause != pb.REQUESTED]
+    if own:
+        first = max(own, key=lambda death: death.exit.age_s)
+        hung = first.exit.cause == pb.HUNG
+        cause = Cause.WORKER_HANG if hung else Cause.WORKER_EXIT
+        reason = f"rank {first.rank}: {first.exit.reason}"
+        return Diagnosis(Cause.DRAFTER if _drafting(first) else cause, reason)
+    if isinstance(error, DeadlineExceeded):
+        cause = Cause.DRAFTER if any(map(_drafting, deaths)) else Cause.WORKER_HANG
+        return Diagnosis(cause, "; ".join([str(error), *map(_last_sign, deaths)]))
+    lost = isinstance(error, Unavailable)
+    return Diagnosis(Cause.CONNECTION if lost else Cause.WORKER_ERROR, str(error))
+
+
+def _deaths(
+    ranks: Sequence[pb.WorkerInfo], statuses: Sequence[pb.SupervisorStatus]
+) -> list[_Death]:
+    pids = {info.rank: info.pid for info in ranks}
+    return [
+        _Death(status.rank, exit_)
+        for status in statuses
+        for exit_ in status.exits
+        if exit_.pid == pids.get(status.rank)
+    ]
+
+
+def _drafting(death: _Death) -> bool:
+    return death.exit.last.phase == pb.DRAFTING
+
+
+def _last_sign(death: _Death) -> str:
+    last = death.exit.last
+    return f"rank {death.rank} was in {pb.Phase.Name(last.phase)} for {last.age_s:.1f} s"

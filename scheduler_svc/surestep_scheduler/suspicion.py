@@ -1,0 +1,140 @@
+"""Which request ends the workers: suspects are admitted again by halves, at last one by one.
+
+When workers are lost, the requests with rows in unanswered plans are accused: the fatal position is
+between what was committed and what they may have come to. After a first loss all of them are
+admitted again. Those that are lost again over the same positions are suspects: one group of them is
+on trial, the others are held. A trial that ends with the workers is halved; when all of its
+requests got past those positions, the next group has its turn. A suspect left over is tried alone.
+Having ended the workers alone several times in a row, it is guilty if the canary, alone as well,
+then does not end them; if it does, nobody is to blame.
+
+One such request among n is found within log2(n) + 4 losses. Those without suspicion go on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from .sequence import CANARY
+
+_LONE_LOSSES = 2  # in a row; one may be chance
+
+
+class Window(NamedTuple):
+    """Positions of a request, the first and the last, among which a fatal one may be."""
+
+    low: int
+    high: int
+
+    def common(self, other: Window) -> Window | None:
+        """Positions in both."""
+        low, high = max(self.low, other.low), min(self.high, other.high)
+        return Window(low, high) if low <= high else None
+
+
+class Suspicion:
+    """Requests are known by their ids, lengths are in tokens."""
+
+    def __init__(self) -> None:
+        self._accused: dict[str, Window] = {}
+        self._num_losses: Counter[str] = Counter()  # since it was accused first
+        self._groups: list[list[str]] = []  # of suspects; the last one is on trial
+        self._alone = False  # nobody else is admitted during this trial
+        self._lone_losses = 0  # in a row
+        self._canary_lives = False  # it got through instead of the suspect
+
+    @property
+    def active(self) -> bool:
+        """Somebody is accused."""
+        return bool(self._accused)
+
+    @property
+    def needs_canary(self) -> bool:
+        """Before there is a verdict, a canary has to show that the workers live without it."""
+        return self._lone_losses >= _LONE_LOSSES
+
+    @property
+    def trial(self) -> Sequence[str]:
+        """Suspects that are admitted to see what happens."""
+        return self._groups[-1] if self._groups else ()
+
+    def allows(self, request_id: str) -> bool:
+        """The request may be admitted now."""
+        if not self._groups:
+            return True
+        if self.needs_canary:
+            return request_id == CANARY
+        if self._alone:
+            return request_id in self._groups[-1]
+        return not any(request_id in group for group in self._groups[:-1])
+
+    def num_losses(self, request_id: str) -> int:
+        """Losses in which the request was under way, since it was accused first."""
+        return self._num_losses[request_id]
+
+    def lost(self, under_way: Mapping[str, Window]) -> None:
+        """The workers are lost while these requests were somewhere in these windows."""
+        if self.needs_canary:
+            self._acquit_all()
+            return
+        rows = {name: window for name, window in under_way.items() if name != CANARY}
+        if not rows:
+            return
+        was_alone = self._alone
+        for name, window in rows.items():
+            before = self._accused.get(name)
+            if before is not None and before.common(window) is None:
+                self.close(name)  # whatever it was, it was not at one position
+        self._lone_losses = self._lone_losses + 1 if was_alone and self._alone else 0
+        self._regroup(rows)
+        self._alone = bool(self._groups) and len(self._groups[-1]) == 1
+        self._num_losses.update(rows.keys())
+        for name, window in rows.items():
+            self._accused[name] = self._accused.get(name, window).common(window) or window
+
+    def _regroup(self, rows: Mapping[str, Window]) -> None:
+        """The new trial is half of those on trial that were under way, or of fresh suspects."""
+        held = {name for group in self._groups for name in group}
+        fresh = [name for name in rows if name in self._accused and name not in held]
+        trial = self._groups.pop() if self._groups else []
+        guilty = [name for name in trial if name in rows]
+        others = [name for name in trial if name not in rows]
+        if not guilty:
+            guilty, fresh = fresh, []
+        half = (len(guilty) + 1) // 2
+        groups = (fresh, others, guilty[half:], guilty[:half])
+        self._groups += [group for group in groups if group]
+
+    def applied(self, lengths: Mapping[str, int]) -> str | None:
+        """A step was applied; running requests have these committed lengths.
+
+        Returns the request that is found guilty; the caller closes it.
+        """
+        if self._canary_lives:
+            return self._groups[-1][0]
+        past = [n for n, window in self._accused.items() if lengths.get(n, 0) > window.high]
+        for name in past:
+            self.close(name)
+        return None
+
+    def canary_lived(self) -> None:
+        """A canary has ended well."""
+        self._canary_lives = self.needs_canary
+
+    def close(self, request_id: str) -> None:
+        """The request got past, or has ended: nothing is held against it."""
+        if self._accused.pop(request_id, None) is None:
+            return
+        del self._num_losses[request_id]
+        trial = self._groups[-1] if self._groups else None
+        groups = [[n for n in group if n != request_id] for group in self._groups]
+        self._groups = [group for group in groups if group]
+        if trial == [request_id]:  # the next group has its turn, in company
+            self._alone, self._lone_losses, self._canary_lives = False, 0, False
+
+    def _acquit_all(self) -> None:
+        for books in (self._accused, self._num_losses, self._groups):
+            books.clear()
+        self._alone, self._lone_losses, self._canary_lives = False, 0, False

@@ -1,0 +1,125 @@
+"""Requests that end the workers are found and given up; nobody else is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import grpc
+from fake_model import FakeModel
+from fake_worker import FakeSupervisor, FakeWorker, fake_worker
+from scheduler_harness import (
+    Answer,
+    code_of,
+    expected,
+    make_request,
+    make_settings,
+    scheduler,
+)
+from surestep_proto import engine_pb2
+from surestep_proto import generate_pb2 as pb
+
+MODEL = FakeModel()
+NUM = 16
+MESSAGES = [make_request(i, 1 + 2 * i, 40, stop_token_ids=[]) for i in range(NUM)]
+
+
+class Poisoned(FakeWorker):
+    """Ends when a row of one of these requests may come to a fatal length."""
+
+    def __init__(self, fatal: dict[str, int]) -> None:
+        super().__init__(MODEL, before_step=self.look)
+        self._fatal = fatal
+
+    async def look(self, plan: engine_pb2.StepPlan) -> None:
+        names = {slot: s.admission.request_id for slot, s in self.engine.slots.items()}
+        names |= {admission.slot: admission.request_id for admission in plan.admissions}
+        rows = zip(plan.slot, plan.len_lo, plan.len_hi, plan.num_tokens, plan.k_cap, strict=True)
+        for slot, low, high, num_tokens, k_cap in rows:
+            fatal = self._fatal.get(names[slot], 0)
+            if low <= fatal <= high + max(num_tokens, k_cap + 1) and fatal:
+                raise RuntimeError("illegal memory access")
+
+
+async def serve(
+    fatal: dict[str, int], messages: Iterable[pb.GenerateRequest] = MESSAGES
+) -> tuple[list[Answer | BaseException], pb.SchedulerStats]:
+    supervisor = FakeSupervisor(lambda: Poisoned(fatal))
+    settings = {"max_num_batched_tokens": 256}
+    async with (
+        supervisor as address,
+        scheduler(make_settings([], supervisor_addresses=[address], **settings)) as client,
+    ):
+        calls = [client.generate(message) for message in messages]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        return answers, await client.idle()
+
+
+def check(answers: list[Answer | BaseException], fatal: dict[str, int]) -> None:
+    for message, answer in zip(MESSAGES, answers, strict=True):
+        if message.request_id in fatal:
+            assert isinstance(answer, grpc.aio.AioRpcError)
+            assert answer.code() == grpc.StatusCode.DATA_LOSS
+            assert "this request ended the workers" in (answer.details() or "")
+        else:
+            assert isinstance(answer, Answer), answer
+            assert answer.tokens == expected(MODEL, message)
+
+
+async def test_one_among_many() -> None:
+    fatal = {"r11": 30}  # it decodes by then
+    answers, stats = await serve(fatal)
+    check(answers, fatal)
+    assert stats.num_poisoned_requests == 1
+    assert stats.num_epochs <= 1 + 8  # log2(16) + 4 losses at most
+    assert stats.finished_requests == {"length": NUM - 1, "error": 1}
+    assert stats.num_blocks_used == 0
+
+
+async def test_two_at_once() -> None:
+    fatal = {"r3": 5, "r12": 40}
+    answers, stats = await serve(fatal)
+    check(answers, fatal)
+    assert stats.num_poisoned_requests == 2
+    assert stats.num_epochs <= 1 + 2 * 8
+
+
+async def test_new_requests_go_on_during_the_search() -> None:
+    supervisor = FakeSupervisor(lambda: Poisoned({"r5": 20}))
+    async with (
+        supervisor as address,
+        scheduler(make_settings([], supervisor_addresses=[address])) as client,
+    ):
+        poisoned = asyncio.ensure_future(code_of(client.generate(MESSAGES[5])))
+        index = NUM
+        while not poisoned.done():
+            message = make_request(index, 5, 10, stop_token_ids=[])
+            assert (await client.generate(message)).tokens == expected(MODEL, message)
+            index += 1
+        assert poisoned.result().code() == grpc.StatusCode.DATA_LOSS
+
+
+async def test_workers_that_end_at_every_step_are_nobodys_fault() -> None:
+    """Attempts become rare, requests stay open, and go on when the machine is well again."""
+    broken = True
+
+    async def dies(plan: engine_pb2.StepPlan) -> None:
+        if broken:
+            raise RuntimeError("uncorrectable memory error")
+
+    async with (
+        fake_worker(MODEL, before_step=dies) as worker,
+        scheduler(make_settings([worker])) as client,
+    ):
+        calls = [asyncio.ensure_future(client.generate(message)) for message in MESSAGES]
+        stats = await client.until(lambda stats: stats.num_incidents["worker_error"] >= 5)
+        assert stats.num_recoveries == 0
+        error = await code_of(client.generate(make_request(99), timeout_s=0.2))
+        assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED  # while nothing is up
+        assert not any(call.done() for call in calls)
+        broken = False
+        answers = await asyncio.gather(*calls)
+        stats = await client.idle()
+    check(list(answers), {})
+    assert stats.num_poisoned_requests == 0
+    assert stats.num_recoveries == sum(stats.num_incidents.values())

@@ -1,0 +1,185 @@
+"""Random requests that end the workers, random deaths besides, random arrivals."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from surestep_scheduler.sequence import CANARY
+from surestep_scheduler.suspicion import Suspicion, Window
+
+_CHUNK = 8  # tokens of a prompt that one step takes
+
+
+@dataclass
+class Job:
+    """A request. Positions in tokens."""
+
+    arrives: int  # step
+    prompt: int
+    length: int  # when it has finished
+    fatal: int | None  # the workers end when they come to this position
+    known: int = 0
+    committed: int = 0
+
+    def __post_init__(self) -> None:
+        self.known = self.prompt
+
+
+@dataclass
+class Plant:
+    """Workers and a scheduler in miniature: plans in flight, replays from the first token."""
+
+    jobs: dict[str, Job]
+    num_slots: int
+    depth: int
+    deaths: set[int]  # steps at which the workers end for no reason of ours
+    broken_after: int | None = None  # executed steps of an epoch after which the machine fails
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    failed: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    step: int = 0
+    losses: int = 0
+
+    def run(self, max_losses: int) -> None:
+        while self.jobs and self.losses < max_losses:
+            self.epoch()
+
+    def epoch(self) -> None:
+        running: dict[str, int] = {}  # and the length if everything in flight is committed
+        plans: deque[dict[str, int]] = deque()
+        for job in self.jobs.values():
+            job.committed = 0
+        self.jobs.pop(CANARY, None)
+        for executed in range(10_000):
+            self.admit(running)
+            while len(plans) <= self.depth and (plan := self.plan(running)):
+                plans.append(plan)
+            self.step += 1
+            if not self.jobs:
+                return
+            if not plans:
+                continue
+            if self.dies(plans[0], executed):
+                self.losses += 1
+                under_way = {name for plan in plans for name in plan if name in self.jobs}
+                self.suspicion.lost(
+                    {n: Window(self.jobs[n].committed, running[n]) for n in sorted(under_way)}
+                )
+                return
+            self.apply(plans.popleft(), running)
+        raise AssertionError("a request starves")
+
+    def admit(self, running: dict[str, int]) -> None:
+        if self.suspicion.needs_canary:
+            self.jobs.setdefault(CANARY, Job(self.step, 1, 16, None))
+        for name, job in self.jobs.items():
+            free = len(running) < self.num_slots and name not in running
+            if free and job.arrives <= self.step and self.suspicion.allows(name):
+                running[name] = 0
+
+    def plan(self, running: dict[str, int]) -> dict[str, int]:
+        """How far each row goes."""
+        plan = {}
+        for name, upto in running.items():
+            job = self.jobs[name]
+            end = min(upto + _CHUNK, job.known) if upto < job.known else upto + 1
+            if end <= job.length:
+                plan[name] = running[name] = end
+        return plan
+
+    def dies(self, plan: dict[str, int], executed: int) -> bool:
+        planned = [(self.jobs[name], end) for name, end in plan.items() if name in self.jobs]
+        fatal = (job.fatal is not None and job.committed < job.fatal <= end for job, end in planned)
+        return any(fatal) or self.step in self.deaths or executed == self.broken_after
+
+    def apply(self, plan: dict[str, int], running: dict[str, int]) -> None:
+        for name, end in plan.items():
+            if name not in self.jobs:
+                continue
+            job = self.jobs[name]
+            job.committed, job.known = end, max(job.known, end + 1)
+            if end >= job.length:
+                self.close(name, self.finished, running)
+        guilty = self.suspicion.applied({name: self.jobs[name].committed for name in running})
+        if guilty is not None:
+            self.close(guilty, self.failed, running)
+
+    def close(self, name: str, where: list[str], running: dict[str, int]) -> None:
+        del self.jobs[name]
+        running.pop(name, None)
+        self.suspicion.close(name)
+        if name == CANARY:
+            self.suspicion.canary_lived()
+        else:
+            where.append(name)
+
+
+def jobs(rng: random.Random, num: int, num_fatal: int, spread: int) -> dict[str, Job]:
+    made = {}
+    for index in range(num):
+        prompt, output = rng.randint(1, 60), rng.randint(1, 40)
+        fatal = rng.randint(1, prompt + output) if index < num_fatal else None
+        made[f"r{index}"] = Job(rng.randint(0, spread), prompt, prompt + output, fatal)
+    names = list(made)
+    rng.shuffle(names)
+    return {name: made[name] for name in names}
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 1 << 32),
+    num=st.integers(1, 40),
+    num_fatal=st.integers(0, 3),
+    num_slots=st.integers(1, 32),
+    depth=st.integers(0, 2),
+    spread=st.sampled_from([0, 0, 50, 300]),
+    death=st.none() | st.integers(0, 400),
+)
+def test_only_fatal_requests_fail(
+    seed: int, num: int, num_fatal: int, num_slots: int, depth: int, spread: int, death: int | None
+) -> None:
+    """Wherever one more death hits. The others finish, and the search takes logarithmic time."""
+    made = jobs(random.Random(seed), num, num_fatal, spread)
+    fatal = sorted(name for name, job in made.items() if job.fatal is not None)
+    plant = Plant(made, num_slots, depth, deaths=set() if death is None else {death})
+    plant.run(max_losses=1000)
+    assert sorted(plant.failed) == fatal
+    assert len(plant.finished) == num - len(fatal)
+    each = math.ceil(math.log2(min(num, num_slots))) + 4 if num > 1 else 4
+    assert plant.losses <= each * max(len(fatal), 1) * 2 + (death is not None)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_many_random_deaths_convict_nobody(seed: int) -> None:
+    rng = random.Random(seed)
+    deaths = {step for step in range(3000) if rng.random() < 0.03}
+    plant = Plant(jobs(rng, 60, 0, 300), 16, 1, deaths)
+    plant.run(max_losses=1000)
+    assert plant.failed == []
+    assert len(plant.finished) == 60
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("num_slots", [1, 2, 4, 16, 32])
+def test_one_among_many_is_found_in_logarithmic_time(num_slots: int, depth: int) -> None:
+    for index in range(num_slots):
+        made = {f"r{i}": Job(0, 20, 30, 25 if i == index else None) for i in range(num_slots)}
+        plant = Plant(made, num_slots, depth, set())
+        plant.run(max_losses=100)
+        assert plant.failed == [f"r{index}"]
+        assert plant.losses <= math.log2(num_slots) + 4
+
+
+@pytest.mark.parametrize("broken_after", [0, 1, 5])
+def test_a_broken_machine_convicts_nobody(broken_after: int) -> None:
+    """Every epoch ends at once: the canary's too."""
+    plant = Plant(jobs(random.Random(1), 12, 0, 0), 8, 1, set(), broken_after=broken_after)
+    plant.run(max_losses=200)
+    assert plant.losses == 200
+    assert plant.failed == []
