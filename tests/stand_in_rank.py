@@ -3,7 +3,7 @@
 Usage, by a supervisor: python stand_in_rank.py STACKS_FILE [LOADING]
 
 LOADING says how it loads: "fills" its weights (the default), "crashes" while it does, or "dozes".
-A step does what the plan's only block id stands for: see STEPS.
+A step does what the plan's only block id stands for. SIGUSR2 blocks the event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from surestep_worker.heartbeat import Heartbeat
 from surestep_worker.rank import Build, run
 
 MEMO = b"measured"
-NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE, BLOCK_THE_LOOP = range(1, 5)
+NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE = range(1, 4)
 LONG_S = 60
 
 
@@ -37,11 +37,10 @@ class Runner:
 
     def step(self, plan: pb.StepPlan) -> pb.StepResult:
         self._heartbeat.enter(pb.FORWARD)
-        match list(plan.block_ids):
-            case [2]:
-                time.sleep(LONG_S)
-            case [3]:
-                ctypes.PyDLL(None).sleep(LONG_S)  # keeps the interpreter lock
+        if SLEEP in plan.block_ids:
+            time.sleep(LONG_S)
+        if SLEEP_IN_NATIVE_CODE in plan.block_ids:
+            ctypes.PyDLL(None).sleep(LONG_S)  # keeps the interpreter lock
         return pb.StepResult(epoch=plan.epoch, step=plan.step)
 
 
@@ -76,6 +75,7 @@ if __name__ == "__main__":
     def preload(settings: WorkerSettings) -> Build:
         stacks = open(sys.argv[1], "w")  # noqa: SIM115  # until the end of the process
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=True)
+        signal.signal(signal.SIGUSR2, lambda *_: time.sleep(LONG_S))
         return build_as(loading)
 
     run(WorkerSettings.load([]), preload)

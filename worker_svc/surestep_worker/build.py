@@ -17,6 +17,7 @@ from .config import WorkerSettings
 from .heartbeat import Heartbeat
 from .kv_cache import KVCache, blocks_that_fit, bytes_per_block
 from .models import Model, load_model
+from .models.weight_store import WeightStore
 from .models.weights import Progress
 from .recurrent import RecurrentCache
 from .rehearsal import check_drafter, measure_costs
@@ -90,6 +91,7 @@ def build_runner(
         mtp=speculation is not None and speculation.method == "mtp",
         expert_parallel=settings.enable_expert_parallel,
         progress=_show_progress(heartbeat),
+        store=WeightStore(weights_fd) if weights_fd is not None else None,
     )
     built = assemble(settings, model, tp, kernels, heartbeat)
     heartbeat.progress(pb.WARMING_UP)

@@ -6,12 +6,15 @@ No device is touched: a standby lives beside the rank that uses it.
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 from surestep_kernels import load_kernels
 
 from .build import build_runner
 from .config import WorkerSettings
-from .rank import Build
+
+if TYPE_CHECKING:
+    from .rank import Build
 
 # What the rank imports where it is needed.
 _LATE = (

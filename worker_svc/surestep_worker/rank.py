@@ -26,7 +26,7 @@ from .heartbeat import Heartbeat
 from .rank_process import STACK_DUMP_SIGNAL
 from .service import StepRunner, StepThread, WorkerService
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("surestep_worker.rank")  # which runs as __main__
 
 _STOP_GRACE_S = 2.0  # the scheduler has drained before a rank is told to stop
 _TICK_S = 0.5

@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from surestep_common.config import child_environ
 from surestep_proto import engine_pb2 as pb
 
 from . import control, memory
+from .config import WorkerSettings
 from .control import Kind, Message
 from .heartbeat import SIZE, Heartbeat
 
@@ -44,11 +46,14 @@ class RankProcess:
         self.heartbeat = Heartbeat.unseen()
 
     @classmethod
-    async def spawn(cls, command: Sequence[str]) -> RankProcess:
-        """Start a standby."""
+    async def spawn(cls, command: Sequence[str], settings: WorkerSettings) -> RankProcess:
+        """Start a standby; its settings travel in the environment."""
+        environ = child_environ(settings.environ())
         ours, theirs = control.pair()
         with theirs:
-            process = await asyncio.create_subprocess_exec(*command, stdin=theirs.fileno())
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=theirs.fileno(), env=environ
+            )
         ours.setblocking(False)
         return cls(process, ours)
 

@@ -61,7 +61,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         standby, self._standby = self._standby, None
         if standby is not None and standby.alive:
             return standby
-        return await RankProcess.spawn(self._command)
+        return await RankProcess.spawn(self._command, self._settings)
 
     async def _live(self, rank: RankProcess) -> None:
         """From activation to the end of the process."""
@@ -108,7 +108,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
     async def _watch(self, rank: RankProcess) -> None:
         """End the rank when its heartbeat stands still."""
         watch = Watch(rank.heartbeat, time.monotonic_ns())
-        while (late := watch.look(time.monotonic_ns())) is None:
+        while (late := watch.look(time.monotonic_ns())) is None:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         logger.error("rank %d, pid %d, hangs: %s", self._settings.rank, rank.pid, late)
         await rank.end(pb.HUNG, f"hung: {late}")
@@ -120,7 +120,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         await self._ready.wait()
         await asyncio.sleep(_STANDBY_DELAY_S)
         for attempt in range(sys.maxsize):
-            standby = self._standby = await RankProcess.spawn(self._command)
+            standby = self._standby = await RankProcess.spawn(self._command, self._settings)
             logger.info("rank %d has a standby, pid %d", self._settings.rank, standby.pid)
             async for _ in standby.messages():
                 standby.imported = True
@@ -168,5 +168,5 @@ class Supervisor(pb_grpc.SupervisorServicer):
 
 
 def rank_command() -> list[str]:
-    """Command line of a standby; its settings travel in the environment."""
+    """Command line of a standby."""
     return [sys.executable, "-m", "surestep_worker.rank"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from ports import free_address
-from stand_in_rank import NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE
+from stand_in_rank import MEMO, NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE
 from surestep_common import rpc
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
@@ -23,14 +23,21 @@ from surestep_worker.supervisor import Supervisor
 TIMEOUT_S = 30
 STAND_IN = Path(__file__).parents[2] / "stand_in_rank.py"
 IDLE_S = 1.5  # heartbeat_timeout_s
+STANDBY_IMPORTS_S = 2.0
 
 
 class Supervised:
     """A supervisor, its rank, and stubs of both."""
 
-    def __init__(self, supervisor: pb_grpc.SupervisorStub, rank: pb_grpc.WorkerStub) -> None:
+    def __init__(
+        self,
+        supervisor: pb_grpc.SupervisorStub,
+        rank: pb_grpc.WorkerStub,
+        stop: Callable[[], object],
+    ) -> None:
         self._supervisor = supervisor
         self.rank = rank
+        self.stop = stop
         self._epoch = 0
 
     async def status(self) -> pb.SupervisorStatus:
@@ -53,6 +60,12 @@ class Supervised:
         request = pb.RestartRequest(reason="test", expected_pid=expected_pid)
         reply = await self._supervisor.Restart(request, timeout=TIMEOUT_S)
         return bool(reply.restarted)
+
+    async def info(self) -> pb.WorkerInfo:
+        facts: pb.WorkerInfo = await self.rank.Info(
+            pb.WorkerInfoRequest(), timeout=TIMEOUT_S, wait_for_ready=True
+        )
+        return facts
 
     async def step(self, what: int, budget_ms: int) -> None:
         """Have the rank do something; its answer is not waited for."""
@@ -92,8 +105,6 @@ async def supervising(
         load_timeout_s=load_s,
         standby=standby,
     )
-    for name, value in settings.environ().items():
-        monkeypatch.setenv(name, value)
     supervisor = Supervisor(command, settings)
     server = rpc.Server([pb.DESCRIPTOR.services_by_name["Supervisor"]])
     pb_grpc.add_SupervisorServicer_to_server(supervisor, server.grpc)
@@ -104,7 +115,8 @@ async def supervising(
         asyncio.TaskGroup() as tasks,
     ):
         running = tasks.create_task(supervisor.run())
-        yield Supervised(pb_grpc.SupervisorStub(channel), pb_grpc.WorkerStub(rank))
+        stubs = pb_grpc.SupervisorStub(channel), pb_grpc.WorkerStub(rank)
+        yield Supervised(*stubs, running.cancel)
         running.cancel()
     await server.stop(0)
 
@@ -206,3 +218,81 @@ async def test_a_quiet_rank_is_left_alone(lone: Supervised) -> None:
     now = await lone.until(lambda now: time.monotonic() - began > 2 * IDLE_S)
     assert (now.restarts, now.heartbeat.phase, now.heartbeat.epoch) == (0, pb.IDLE, 1)
     assert now.heartbeat.age_s < IDLE_S
+
+
+async def test_a_rank_whose_loop_is_blocked_is_found(lone: Supervised, stacks: Path) -> None:
+    first = await lone.ready(restarts=0)
+    os.kill(first.rank_pid, signal.SIGUSR2)
+    after = await lone.until(lambda now: now.restarts == 1)
+    assert after.exits[0].cause == pb.HUNG
+
+
+async def test_the_next_rank_gets_memo_and_weights(lone: Supervised) -> None:
+    await lone.ready(restarts=0)
+    assert (await lone.info()).model_path == ""
+    assert (await lone.status()).held_weight_bytes == len(b"weights")
+    await lone.restart()
+    await lone.ready(restarts=1)
+    assert (await lone.info()).model_path == MEMO.decode()
+    assert (await lone.status()).held_weight_bytes == len(b"weights")
+
+
+async def test_a_standby_takes_over(paired: Supervised) -> None:
+    first = await paired.until(lambda now: now.standby_pid)
+    os.kill(first.rank_pid, signal.SIGKILL)
+    second = await paired.ready(restarts=1)
+    assert second.rank_pid == first.standby_pid
+    assert second.standby_pid == 0
+    third = await paired.until(lambda now: now.standby_pid)
+    assert third.standby_pid != second.rank_pid
+
+
+async def test_a_standby_that_dies_is_replaced(paired: Supervised) -> None:
+    first = await paired.until(lambda now: now.standby_pid)
+    os.kill(first.standby_pid, signal.SIGKILL)
+    gone = first.standby_pid
+    second = await paired.until(lambda now: now.standby_pid not in (0, gone))
+    assert (second.rank_pid, second.restarts) == (first.rank_pid, 0)
+
+
+async def test_a_stopped_standby_is_not_waited_for_long(paired: Supervised) -> None:
+    first = await paired.until(lambda now: now.standby_pid)
+    await asyncio.sleep(STANDBY_IMPORTS_S)
+    os.kill(first.standby_pid, signal.SIGSTOP)
+    os.kill(first.rank_pid, signal.SIGKILL)
+    second = await paired.ready(restarts=2)
+    hung, killed = second.exits
+    assert (hung.pid, hung.cause) == (first.standby_pid, pb.HUNG)
+    assert (killed.pid, killed.cause) == (first.rank_pid, pb.KILLED)
+    assert killed.replaced_s > hung.replaced_s > 0
+
+
+async def test_ranks_that_never_get_ready_are_started_ever_more_slowly(
+    monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    async with supervising(monkeypatch, [*command, "crashes"]) as running:
+        began = time.monotonic()
+        third = await running.until(lambda now: now.restarts == 3)
+        assert time.monotonic() - began > 0.5 + 1.0
+        assert third.held_weight_bytes == 0, "weights without a seal were kept"
+        assert [end.reason for end in third.exits] == ["exit code 1"] * 3
+        assert {end.cause for end in third.exits} == {pb.EXITED}
+        assert third.exits[0].last.phase == pb.LOADING
+        assert {end.replaced_s for end in third.exits} == {0.0}
+
+
+async def test_loading_that_makes_no_progress_ends(
+    monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    async with supervising(monkeypatch, [*command, "dozes"], load_s=1.0) as running:
+        after = await running.until(lambda now: now.restarts == 1)
+        assert after.exits[0].cause == pb.HUNG
+        assert after.exits[0].reason.startswith("hung: ")
+
+
+async def test_nothing_outlives_the_supervisor(paired: Supervised) -> None:
+    now = await paired.until(lambda now: now.standby_pid)
+    paired.stop()
+    async with asyncio.timeout(TIMEOUT_S):
+        while alive(now.rank_pid) or alive(now.standby_pid):
+            await asyncio.sleep(0.02)
