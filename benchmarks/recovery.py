@@ -60,7 +60,6 @@ async def kill(stub: Any, args: argparse.Namespace) -> float:
     """Seconds from the kill to a rank that is ready."""
     if args.standby:
         await until(stub, lambda now: now.standby_pid, args.timeout)
-        await asyncio.sleep(args.settle)  # it imports
     status = await stub.Status(pb.SupervisorStatusRequest())
     began = time.monotonic()
     os.kill(status.rank_pid, signal.SIGKILL)
@@ -75,7 +74,7 @@ async def kill(stub: Any, args: argparse.Namespace) -> float:
 async def until(stub: Any, wanted: Callable[[Any], object], timeout_s: float) -> None:
     """Poll the supervisor until its status is as wanted."""
     async with asyncio.timeout(timeout_s):
-        while not wanted(await stub.Status(pb.SupervisorStatusRequest(), wait_for_ready=True)):
+        while not wanted(await stub.Status(pb.SupervisorStatusRequest(), wait_for_ready=True)):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
 
 
@@ -153,7 +152,6 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--layers", type=int, nargs="+", help="random models instead of the default one")
     add("--rounds", type=int, default=3)
-    add("--settle", type=float, default=8.0, help="seconds that a new standby gets to import")
     add("--standby", action=argparse.BooleanOptionalAction, default=True)
     add("--timeout", type=float, default=300.0, help="seconds for each wait")
     args = parser.parse_args(argv)

@@ -65,7 +65,9 @@ def send(end: socket.socket, message: Message) -> None:
 
 def receive(end: socket.socket) -> Message | None:
     """The next message, None at the end of the stream. Raises InvalidRequest for anything else."""
-    data, fds, flags, _ = socket.recv_fds(end, MAX_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    data, fds, flags, _ = socket.recv_fds(end, MAX_BYTES, _MAX_FDS)
+    for fd in fds:
+        os.set_inheritable(fd, False)
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         raise InvalidRequest("a control message is too long")
     return decode(data, tuple(fds)) if data else None

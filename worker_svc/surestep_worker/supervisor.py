@@ -143,7 +143,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             restarts=self._exits.count,
             last_exit=self._exits.last,
             exits=self._exits.reports(),
-            standby_pid=standby.pid if standby is not None else 0,
+            standby_pid=standby.pid if standby is not None and standby.imported else 0,
             held_weight_bytes=self._weights.nbytes,
         )
         if rank is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -40,8 +41,6 @@ def test_nothing_else_is_a_message(packet: bytes) -> None:
     )
 )
 def test_no_other_json_is_a_message(data: object) -> None:
-    import json
-
     with pytest.raises(InvalidRequest):
         control.decode(json.dumps(data).encode())
 
