@@ -8,7 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from ports import free_address
 from surestep_worker.rendezvous import meet
-from torch.distributed import DistError, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError
 
 TIMEOUT_S = 20.0
 
@@ -19,7 +20,7 @@ def take_seat(address: str, rank: int) -> None:
     TCPStore(host, int(port), is_master=False, wait_for_workers=False).add(f"seat/{rank}", 1)
 
 
-def gather(threads: ThreadPoolExecutor, address: str, *ranks: int) -> list[Future[object]]:
+def gather(threads: ThreadPoolExecutor, address: str, *ranks: int) -> list[Future[Store]]:
     return [threads.submit(meet, rank, 3, address, TIMEOUT_S) for rank in ranks]
 
 
