@@ -145,9 +145,7 @@ async def test_a_group_comes_back_from_its_standbys(group: Group) -> None:
         for rank in victims:
             os.kill(before[rank].rank_pid, signal.SIGKILL)
         began = time.monotonic()
-        await group.until(
-            lambda now: any(e.age_s < 10 for e in now.exits) or now.rank not in victims
-        )
+        await group.deaths(before, victims)
         await group.restart([status.rank_pid for status in before])
         after = await group.until(is_ready)
         assert time.monotonic() - began < 20, "a rank waited for its peer until a timeout"
