@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from surestep_common.config import child_environ
+from surestep_common.errors import InvalidRequest
 from surestep_proto import engine_pb2 as pb
 
 from . import control, memory
@@ -77,11 +78,13 @@ class RankProcess:
         os.close(fd)
 
     async def messages(self) -> AsyncIterator[Message]:
-        """What it says, until it is gone."""
+        """What it says, until it is gone or talks nonsense."""
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):
+        try:
             while packet := await loop.sock_recv(self._control, control.MAX_BYTES):
                 yield control.decode(packet)
+        except (OSError, InvalidRequest) as error:
+            logger.warning("nothing more is heard from pid %d: %s", self.pid, error)
 
     async def wait(self) -> Verdict:
         """Its end, and why."""
