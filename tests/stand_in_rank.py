@@ -1,32 +1,81 @@
-"""A process that looks like a rank from outside: binds, becomes healthy, waits.
+"""A rank without tensors that misbehaves on demand; everything around the step is the real thing.
 
-Usage: python stand_in_rank.py HOST:PORT STACKS_FILE
+Usage, by a supervisor: python stand_in_rank.py STACKS_FILE [LOADING]
+
+LOADING says how it loads: "fills" its weights (the default), "crashes" while it does, or "dozes".
+A step does what the plan's only block id stands for. SIGUSR2 blocks the event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
+import ctypes
 import faulthandler
 import signal
 import sys
+import time
+from typing import NamedTuple
 
-from surestep_common import rpc
-from surestep_common.process import die_with_parent
 from surestep_proto import engine_pb2 as pb
+from surestep_worker import memory
+from surestep_worker.config import WorkerSettings
+from surestep_worker.heartbeat import Heartbeat
+from surestep_worker.rank import Build, run
+
+MEMO = b"measured"
+NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE = range(1, 4)
+LONG_S = 60
 
 
-async def main(address: str) -> None:
-    server = rpc.Server([pb.DESCRIPTOR.services_by_name["Worker"]])
-    await server.start(address)
-    await server.set_serving(True)
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await stop.wait()
-    await server.stop(0)
+class Runner:
+    """Does what plans say."""
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+
+    def open(self, epoch: int) -> None:
+        pass
+
+    def step(self, plan: pb.StepPlan) -> pb.StepResult:
+        self._heartbeat.enter(pb.FORWARD)
+        if SLEEP in plan.block_ids:
+            time.sleep(LONG_S)
+        if SLEEP_IN_NATIVE_CODE in plan.block_ids:
+            ctypes.PyDLL(None).sleep(LONG_S)  # keeps the interpreter lock
+        return pb.StepResult(epoch=plan.epoch, step=plan.step)
+
+
+class Loaded(NamedTuple):
+    runner: Runner
+    facts: pb.WorkerInfo
+    memo: bytes
+
+
+def build_as(loading: str) -> Build:
+    def build(
+        settings: WorkerSettings, heartbeat: Heartbeat, weights_fd: int, memo: bytes
+    ) -> Loaded:
+        heartbeat.progress(pb.LOADING)
+        facts = pb.WorkerInfo(weight_bytes=0, model_path=memo.decode())
+        if not memory.is_sealed(weights_fd):
+            with open(weights_fd, "wb", closefd=False) as weights:
+                weights.write(b"weights")
+            if loading == "crashes":
+                raise RuntimeError("crashes while loading")
+            if loading == "dozes":
+                time.sleep(LONG_S)
+            memory.seal(weights_fd)
+        return Loaded(Runner(heartbeat), facts, MEMO)
+
+    return build
 
 
 if __name__ == "__main__":
-    die_with_parent()
-    with open(sys.argv[2], "w") as stacks:
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        asyncio.run(main(sys.argv[1]))
+    loading = sys.argv[2] if len(sys.argv) > 2 else "fills"
+
+    def preload(settings: WorkerSettings) -> Build:
+        stacks = open(sys.argv[1], "w")  # noqa: SIM115  # until the end of the process
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=True)
+        signal.signal(signal.SIGUSR2, lambda *_: time.sleep(LONG_S))
+        return build_as(loading)
+
+    run(WorkerSettings.load([]), preload)

@@ -16,6 +16,7 @@ from surestep_worker.caches import Caches
 from surestep_worker.digest import fingerprint
 from surestep_worker.kv_cache import KVCache
 from surestep_worker.models import load_model
+from surestep_worker.models.weight_store import WeightStore
 from surestep_worker.recurrent import RecurrentCache
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
@@ -51,7 +52,10 @@ STEPS = (
 
 @torch.inference_mode()
 def run_steps(
-    path: Path, tp: TensorParallel, cpu_kernels: Literal["auto", "reference"] = "auto"
+    path: Path,
+    tp: TensorParallel,
+    cpu_kernels: Literal["auto", "reference"] = "auto",
+    store: WeightStore | None = None,
 ) -> dict[str, Tensor]:
     """Logits and fingerprint of every step."""
     kernels = load_kernels("cpu", cpu_kernels)
@@ -62,6 +66,7 @@ def run_steps(
         tp=tp,
         kernels=kernels,
         expert_parallel=path.name.endswith("expert-parallel"),
+        store=store,
     )
     kv, spec = KVCache(model.kv_spec(BLOCK_SIZE), 5, kernels, "cpu"), model.recurrent_spec()
     caches = Caches(kv, RecurrentCache(spec, 2, 4, 0, "cpu") if spec else None)

@@ -21,11 +21,10 @@ async def supervise(settings: WorkerSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    address = settings.supervisor_address
-    supervisor = Supervisor(rank_command(), settings.rank, settings.rank_address, address)
+    supervisor = Supervisor(rank_command(), settings)
     server = rpc.Server([pb.DESCRIPTOR.services_by_name["Supervisor"]])
     pb_grpc.add_SupervisorServicer_to_server(supervisor, server.grpc)
-    await server.start(address)
+    await server.start(settings.supervisor_address)
     await server.set_serving(True)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(supervisor.run())

@@ -14,8 +14,10 @@ from surestep_proto import engine_pb2 as pb
 
 from .caches import Caches
 from .config import WorkerSettings
+from .heartbeat import Heartbeat
 from .kv_cache import KVCache, blocks_that_fit, bytes_per_block
 from .models import Model, load_model
+from .models.weight_store import WeightStore
 from .models.weights import Progress
 from .recurrent import RecurrentCache
 from .rehearsal import check_drafter, measure_costs
@@ -42,12 +44,30 @@ class Built(NamedTuple):
     runner: Runner
     facts: pb.WorkerInfo
 
+    @property
+    def memo(self) -> bytes:
+        """What was measured: for the rank that comes after this one."""
+        facts = self.facts
+        return pb.WorkerInfo(
+            costs=facts.costs,
+            check_drafts=facts.check_drafts,
+            check_accepted=facts.check_accepted,
+        ).SerializeToString()
 
-def build_runner(settings: WorkerSettings) -> Built:
+
+def build_runner(
+    settings: WorkerSettings,
+    heartbeat: Heartbeat | None = None,
+    weights_fd: int | None = None,
+    memo: bytes = b"",
+) -> Built:
     """Load the model and allocate everything a rank needs.
 
-    Raises InvalidRequest for settings the model cannot serve.
+    What the `memo` of an earlier rank tells is not measured again. Raises InvalidRequest for
+    settings the model cannot serve.
     """
+    heartbeat = heartbeat or Heartbeat.unseen()
+    heartbeat.progress(pb.LOADING)
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
     speculation = _speculation(settings)
@@ -60,6 +80,7 @@ def build_runner(settings: WorkerSettings) -> Built:
         settings.device,
         _TP_TIMEOUT_S,
     )
+    measured = _all_know(memo, tp)
     model = load_model(
         settings.model,
         dtype=settings.dtype,
@@ -69,19 +90,30 @@ def build_runner(settings: WorkerSettings) -> Built:
         max_model_len=settings.max_model_len,
         mtp=speculation is not None and speculation.method == "mtp",
         expert_parallel=settings.enable_expert_parallel,
-        progress=_log_progress(),
+        progress=_show_progress(heartbeat),
+        store=WeightStore(weights_fd) if weights_fd is not None else None,
     )
-    built = assemble(settings, model, tp, kernels)
-    _rehearse(built)
+    built = assemble(settings, model, tp, kernels, heartbeat)
+    heartbeat.progress(pb.WARMING_UP)
+    if measured:
+        built.facts.MergeFrom(pb.WorkerInfo.FromString(memo))
+    else:
+        _rehearse(built)
     return built
+
+
+def _all_know(memo: bytes, tp: TensorParallel) -> bool:
+    """Whether every rank has a memo: the ranks rehearse together or not at all."""
+    return int(tp.all_reduce(torch.tensor([int(bool(memo))])).item()) == tp.size
 
 
 def _rehearse(built: Built) -> None:
     """Measure the steps of a rank that drafts, and see whether its drafter is any good."""
     if not built.facts.max_draft_tokens:
         return
-    built.facts.costs.CopyFrom(measure_costs(built.runner.parts))
-    check = check_drafter(built.runner.parts)
+    parts = built.runner.parts._replace(heartbeat=Heartbeat.unseen())
+    built.facts.costs.CopyFrom(measure_costs(parts))
+    check = check_drafter(parts)
     built.facts.check_drafts, built.facts.check_accepted = check
     if not check.drafts:
         return
@@ -99,6 +131,7 @@ def assemble(
     model: Model,
     tp: TensorParallel,
     kernels: KernelSet,
+    heartbeat: Heartbeat | None = None,
 ) -> Built:
     """A runner around a loaded model."""
     config, speculation = model.config, _speculation(settings)
@@ -119,6 +152,7 @@ def assemble(
         max_draft_tokens=max_drafts,
         tp=tp,
         device=torch.device(settings.device),
+        heartbeat=heartbeat or Heartbeat.unseen(),
     )
     recurrent = caches.recurrent
     facts = pb.WorkerInfo(
@@ -186,12 +220,13 @@ def _drafter(config: SpeculativeConfig | None, target: Target) -> Drafter | None
     return DRAFTERS.get(config.method)(config, target) if config is not None else None
 
 
-def _log_progress() -> Progress:
+def _show_progress(heartbeat: Heartbeat) -> Progress:
     """Log every tenth of the checkpoint; whoever starts the worker shows a bar from these lines."""
     logged = -1.0
 
     def progress(done: int, total: int) -> None:
         nonlocal logged
+        heartbeat.progress(pb.LOADING)
         share = done / total
         if share - logged >= _PROGRESS_STEP or (done == total and logged < 1):
             logged = share

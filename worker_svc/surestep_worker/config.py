@@ -50,6 +50,15 @@ class WorkerSettings(Settings):
         default=None,
         description='JSON, e.g. {"method":"ngram","num_speculative_tokens":4}; none = off',
     )
+    heartbeat_timeout_s: float = Field(
+        default=3.0, gt=0, description="seconds in which an idle rank must give a sign of life"
+    )
+    load_timeout_s: float = Field(
+        default=300.0, gt=0, description="seconds that loading and warming up may make no progress"
+    )
+    standby: bool = Field(
+        default=True, description="keep a process beside each rank that can replace it at once"
+    )
     cpu_threads: int = Field(
         default=0, ge=0, description="compute threads of a rank; 0 = its share of the cores"
     )

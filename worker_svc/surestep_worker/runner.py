@@ -14,6 +14,7 @@ from surestep_proto import engine_pb2 as pb
 from .caches import Caches
 from .drafting import Drafting
 from .gather import Gathered, gather, offsets, tokens_consumed
+from .heartbeat import Heartbeat
 from .models import Model
 from .plan import IntArray, Rows, read_rows, read_snapshots
 from .plan_bounds import PlanBounds
@@ -37,6 +38,7 @@ class Parts(NamedTuple):
     max_draft_tokens: int
     tp: TensorParallel
     device: torch.device
+    heartbeat: Heartbeat
 
 
 @dataclass
@@ -91,8 +93,10 @@ class Runner:
         """Execute one plan. Raises LedgerError or InvalidRequest; the epoch is then over."""
         clock = StepClock()
         rows = self._apply(plan)
+        self.parts.heartbeat.enter(pb.DRAFTING)
         drafted = self._drafting.run(rows, plan.drafter_faults)
         drafts = drafted.drafts
+        self.parts.heartbeat.enter(pb.FORWARD)
         state = self._state_rows(plan, rows, drafts)
         gathered = gather(
             rows,
@@ -106,6 +110,7 @@ class Runner:
         hidden = self._forward(gathered)
         logits = self.parts.model.logits(hidden).float() if len(hidden) else hidden
         clock.forward_us = clock.lap()
+        self.parts.heartbeat.enter(pb.SAMPLING)
         verdict = self._choose(gathered, drafts, logits)
         outcome = self._commit(rows, gathered, drafts, verdict, state)
         result = self._report(plan, rows, gathered, outcome, verdict, hidden, logits)

@@ -16,6 +16,8 @@ from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
 
+from .heartbeat import Heartbeat
+
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -51,8 +53,11 @@ class StepThread:
 class WorkerService(pb_grpc.WorkerServicer):
     """Serves Info once the model is loaded and one Run stream per epoch."""
 
-    def __init__(self, rank: int, world_size: int, thread: StepThread) -> None:
+    def __init__(
+        self, rank: int, world_size: int, thread: StepThread, heartbeat: Heartbeat
+    ) -> None:
         self._thread = thread
+        self.heartbeat = heartbeat
         self._runner: StepRunner | None = None
         self._facts = pb.WorkerInfo(
             rank=rank, world_size=world_size, pid=os.getpid(), instance_id=uuid.uuid4().hex
@@ -165,8 +170,13 @@ class _Step:
 
     def __call__(self) -> pb.StepResult:
         self._service.check_fence(self._epoch)
+        heartbeat, plan = self._service.heartbeat, self._plan
         started = time.perf_counter_ns()
-        result = self._runner.step(self._plan)
+        heartbeat.begin(plan.epoch, plan.step, plan.budget_ms)
+        try:
+            result = self._runner.step(plan)
+        finally:
+            heartbeat.idle()
         result.timings.queue_us = (started - self._received) // 1000
         result.timings.gap_us = self._service.gap_ns(started) // 1000
         return result

@@ -1,4 +1,4 @@
-"""The parent of one rank: spawns it, sees it die, dumps its stacks, kills it, spawns the next.
+"""The parent of one rank: spawns it, watches it, dumps its stacks, kills it, replaces it.
 
 Holds no tensors and imports no torch, so that nothing the rank does can stop it from answering.
 """
@@ -6,127 +6,167 @@ Holds no tensors and imports no torch, so that nothing the rank does can stop it
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import signal
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from surestep_common import rpc
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
 
+from .config import WorkerSettings
+from .control import Kind
+from .exits import Exits, report_beat
+from .held_weights import HeldWeights
+from .rank_process import RankProcess
+from .watch import POLL_S, Watch
+
 logger = logging.getLogger(__name__)
 
-_STACK_DUMP_S = 0.5  # time a rank gets to write its stacks before it is killed
-_TERM_GRACE_S = 5.0
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)  # by consecutive failures to become ready
-_PROBE_INTERVAL_S = 0.2
-STACK_DUMP_SIGNAL = signal.SIGUSR1  # ranks register faulthandler on it
+_STANDBY_DELAY_S = 2.0  # after a rank became ready: the cores are its own at first
+_DISTRUST_AFTER = 3  # failures with what an earlier rank left; then everything is done afresh
 
 
 class Supervisor(pb_grpc.SupervisorServicer):
-    """Keeps one child process alive. `run` owns the child; the RPCs only look and ask."""
+    """Keeps one rank alive and one standby for it. `run` owns them; the RPCs only look and ask."""
 
-    def __init__(self, command: Sequence[str], rank: int, rank_address: str, address: str) -> None:
-        """`command` starts the rank, whose service is at `rank_address`; ours is at `address`."""
+    def __init__(self, command: Sequence[str], settings: WorkerSettings) -> None:
+        """`command` starts a standby."""
         self._command = command
-        self._address = address
-        self._rank = rank
-        self._rank_address = rank_address
-        self._process: asyncio.subprocess.Process | None = None
-        self._restarts = 0
-        self._last_exit = ""
-        self._ready = False
-        self._failures = 0  # consecutive exits before ready
+        self._settings = settings
+        self._rank: RankProcess | None = None
+        self._standby: RankProcess | None = None
+        self._ready = asyncio.Event()
+        self._exits = Exits()
+        self._weights = HeldWeights()
+        self._memo = b""  # what a rank has measured: the next one need not
 
     async def run(self) -> None:
-        """Spawn the rank again whenever it ends. Cancel to stop; the rank is then terminated."""
+        """Replace the rank whenever it ends. Cancel to stop; the rank is then terminated."""
         try:
             while True:
-                process = await asyncio.create_subprocess_exec(*self._command)
-                self._process = process
-                logger.info("rank %d started, pid %d", self._rank, process.pid)
-                async with asyncio.TaskGroup() as tasks:
-                    probe = tasks.create_task(self._probe())
-                    code = await process.wait()
-                    probe.cancel()
-                self._note_exit(process.pid, code)
-                await asyncio.sleep(_BACKOFF_S[min(self._failures, len(_BACKOFF_S) - 1)])
+                self._rank = await self._next()
+                await self._live(self._rank)
+                await asyncio.sleep(_BACKOFF_S[min(self._exits.failures, len(_BACKOFF_S) - 1)])
         finally:
-            await self._terminate()
+            for process in (self._standby, self._rank):
+                if process is not None:
+                    await process.terminate()
 
-    async def _probe(self) -> None:
-        """Watch the rank's own health until it serves."""
-        async with rpc.connect(self._rank_address) as channel:
-            health = health_pb2_grpc.HealthStub(channel)
-            while True:
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    reply = await health.Check(health_pb2.HealthCheckRequest(), timeout=1)
-                    if reply.status == health_pb2.HealthCheckResponse.SERVING:
-                        self._ready, self._failures = True, 0
-                        return
-                await asyncio.sleep(_PROBE_INTERVAL_S)
+    async def _next(self) -> RankProcess:
+        standby, self._standby = self._standby, None
+        if standby is not None and standby.alive:
+            return standby
+        return await RankProcess.spawn(self._command, self._settings)
 
-    def _note_exit(self, pid: int, code: int) -> None:
-        self._last_exit = f"pid {pid}: " + (
-            f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        )
-        self._failures += 0 if self._ready else 1
-        self._ready = False
-        self._process = None
-        self._restarts += 1
-        logger.error("rank %d ended: %s", self._rank, self._last_exit)
+    async def _live(self, rank: RankProcess) -> None:
+        """From activation to the end of the process."""
+        settings = self._settings
+        how = "from its standby" if rank.imported else "from scratch"
+        logger.info("rank %d starts %s, pid %d", settings.rank, how, rank.pid)
+        limits = settings.heartbeat_timeout_s, settings.load_timeout_s
+        rank.activate(self._weights.fd, self._memo, *limits)
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [
+                tasks.create_task(self._listen(rank)),
+                tasks.create_task(self._watch(rank)),
+                tasks.create_task(self._keep_standby()),
+            ]
+            verdict = await rank.wait()
+            for helper in helpers:
+                helper.cancel()
+        logger.error("rank %d, pid %d, ended: %s", settings.rank, rank.pid, verdict.reason)
+        was_ready = self._ready.is_set()
+        self._exits.note(rank.pid, verdict, rank.heartbeat.read(), was_ready=was_ready)
+        self._ready.clear()
+        self._rank = None
+        self._clean_up()
 
-    async def _terminate(self) -> None:
-        process = self._process
-        if process is None or process.returncode is not None:
+    def _clean_up(self) -> None:
+        """What the next rank may not be given."""
+        distrusted = self._exits.failures >= _DISTRUST_AFTER
+        if distrusted:
+            self._memo = b""
+        if distrusted or not self._weights.sealed:
+            self._weights.renew()
+
+    async def _listen(self, rank: RankProcess) -> None:
+        async for message in rank.messages():
+            if message.kind is Kind.STANDBY:
+                rank.imported = True
+            elif message.kind is Kind.READY:
+                self._memo = message.memo
+                seconds = self._exits.note_ready()
+                after = f", {seconds:.2f} s after the end of the last one" if seconds else ""
+                logger.info("rank %d, pid %d, is ready%s", self._settings.rank, rank.pid, after)
+                self._ready.set()
+
+    async def _watch(self, rank: RankProcess) -> None:
+        """End the rank when its heartbeat stands still."""
+        watch = Watch(rank.heartbeat, time.monotonic_ns())
+        while (late := watch.look(time.monotonic_ns())) is None:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+        logger.error("rank %d, pid %d, hangs: %s", self._settings.rank, rank.pid, late)
+        await rank.end(pb.HUNG, f"hung: {late}")
+
+    async def _keep_standby(self) -> None:
+        """Have a standby some time after the rank is ready."""
+        if not self._settings.standby:
             return
-        process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), _TERM_GRACE_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        await self._ready.wait()
+        await asyncio.sleep(_STANDBY_DELAY_S)
+        for attempt in range(sys.maxsize):
+            standby = self._standby = await RankProcess.spawn(self._command, self._settings)
+            logger.info("rank %d has a standby, pid %d", self._settings.rank, standby.pid)
+            async for _ in standby.messages():
+                standby.imported = True
+            verdict = await standby.wait()
+            self._standby = None
+            logger.warning("standby, pid %d, ended: %s", standby.pid, verdict.reason)
+            await asyncio.sleep(_BACKOFF_S[min(attempt + 1, len(_BACKOFF_S) - 1)])
 
     async def Status(
         self, request: pb.SupervisorStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.SupervisorStatus:
         """What the supervisor knows of its rank."""
-        state = pb.DEAD
-        if self._process is not None:
-            state = pb.READY if self._ready else pb.STARTING
-        return pb.SupervisorStatus(
+        settings, rank, standby = self._settings, self._rank, self._standby
+        status = pb.SupervisorStatus(
             pid=os.getpid(),
-            address=self._address,
-            rank=self._rank,
-            rank_state=state,
-            rank_pid=self._process.pid if self._process is not None else 0,
-            rank_address=self._rank_address,
-            restarts=self._restarts,
-            last_exit=self._last_exit,
+            address=settings.supervisor_address,
+            rank=settings.rank,
+            rank_state=pb.DEAD,
+            rank_address=settings.rank_address,
+            restarts=self._exits.count,
+            last_exit=self._exits.last,
+            exits=self._exits.reports(),
+            standby_pid=standby.pid if standby is not None and standby.imported else 0,
+            held_weight_bytes=self._weights.nbytes,
         )
+        if rank is not None:
+            beat = rank.heartbeat.read()
+            status.rank_pid = rank.pid
+            status.rank_state = pb.READY if self._ready.is_set() else pb.STARTING
+            status.heartbeat.CopyFrom(report_beat(beat, beat.age_s() if beat.since_ns else 0.0))
+        return status
 
     async def Restart(
         self, request: pb.RestartRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RestartResponse:
-        """Dump stacks, kill. The `run` loop respawns."""
-        process = self._process
-        if process is None or request.expected_pid not in (0, process.pid):
+        """Dump stacks, kill. The `run` loop replaces the rank."""
+        rank = self._rank
+        if rank is None or request.expected_pid not in (0, rank.pid):
             return pb.RestartResponse(restarted=False)
-        logger.warning("restarting rank %d, pid %d: %s", self._rank, process.pid, request.reason)
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(STACK_DUMP_SIGNAL)
-            await asyncio.sleep(_STACK_DUMP_S)
-            process.kill()
-        await process.wait()
+        logger.warning(
+            "rank %d, pid %d, is restarted: %s", self._settings.rank, rank.pid, request.reason
+        )
+        await rank.end(pb.REQUESTED, f"restart: {request.reason}")
         return pb.RestartResponse(restarted=True)
 
 
 def rank_command() -> list[str]:
-    """Command line of the rank process; its settings travel in the environment."""
+    """Command line of a standby."""
     return [sys.executable, "-m", "surestep_worker.rank"]

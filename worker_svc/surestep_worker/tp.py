@@ -10,6 +10,8 @@ import torch
 from surestep_common.errors import Unavailable
 from torch import Tensor
 
+from .rendezvous import meet
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -43,9 +45,10 @@ class TensorParallel:
 
         cuda = device.startswith("cuda")
         try:
+            store = meet(rank, size, address, timeout_s)
             distributed.init_process_group(
                 "nccl" if cuda else "gloo",
-                init_method=f"tcp://{address}",
+                store=store,
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=timeout_s),

@@ -11,6 +11,7 @@ import pytest
 from surestep_common import errors, rpc
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
+from surestep_worker.heartbeat import Heartbeat
 from surestep_worker.service import StepThread, WorkerService
 
 TIMEOUT_S = 10
@@ -49,7 +50,7 @@ class Rank:
 @pytest.fixture
 async def rank() -> AsyncIterator[Rank]:
     thread, runner = StepThread(), Recorder()
-    service = WorkerService(rank=0, world_size=1, thread=thread)
+    service = WorkerService(0, 1, thread, Heartbeat.unseen())
     server = rpc.Server([pb.DESCRIPTOR.services_by_name["Worker"]])
     pb_grpc.add_WorkerServicer_to_server(service, server.grpc)
     port = await server.start("127.0.0.1:0")

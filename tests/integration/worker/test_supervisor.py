@@ -1,4 +1,4 @@
-"""The supervisor with a real child process and real signals."""
+"""The supervisor with real child processes and real signals."""
 
 from __future__ import annotations
 
@@ -6,18 +6,75 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from ports import free_address
+from stand_in_rank import MEMO, NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE
 from surestep_common import rpc
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
+from surestep_worker.config import WorkerSettings
 from surestep_worker.supervisor import Supervisor
 
 TIMEOUT_S = 30
 STAND_IN = Path(__file__).parents[2] / "stand_in_rank.py"
+IDLE_S = 1.5  # heartbeat_timeout_s
+
+
+class Supervised:
+    """A supervisor, its rank, and stubs of both."""
+
+    def __init__(
+        self,
+        supervisor: pb_grpc.SupervisorStub,
+        rank: pb_grpc.WorkerStub,
+        stop: Callable[[], object],
+    ) -> None:
+        self._supervisor = supervisor
+        self.rank = rank
+        self.stop = stop
+        self._epoch = 0
+
+    async def status(self) -> pb.SupervisorStatus:
+        now: pb.SupervisorStatus = await self._supervisor.Status(
+            pb.SupervisorStatusRequest(), timeout=TIMEOUT_S
+        )
+        return now
+
+    async def until(self, wanted: Callable[[pb.SupervisorStatus], object]) -> pb.SupervisorStatus:
+        """Poll the status until it is as wanted."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not wanted(now := await self.status()):
+                await asyncio.sleep(0.02)
+        return now
+
+    async def ready(self, *, restarts: int) -> pb.SupervisorStatus:
+        return await self.until(lambda now: now.rank_state == pb.READY and now.restarts == restarts)
+
+    async def restart(self, expected_pid: int = 0) -> bool:
+        request = pb.RestartRequest(reason="test", expected_pid=expected_pid)
+        reply = await self._supervisor.Restart(request, timeout=TIMEOUT_S)
+        return bool(reply.restarted)
+
+    async def info(self) -> pb.WorkerInfo:
+        facts: pb.WorkerInfo = await self.rank.Info(
+            pb.WorkerInfoRequest(), timeout=TIMEOUT_S, wait_for_ready=True
+        )
+        return facts
+
+    async def step(self, what: int, budget_ms: int) -> None:
+        """Have the rank do something; its answer is not waited for."""
+        self._epoch += 1
+        call = self.rank.Run(timeout=TIMEOUT_S)
+        plan = pb.StepPlan(epoch=self._epoch, step=1, budget_ms=budget_ms, block_ids=[what])
+        await call.write(
+            plan,
+        )
+        self.call = call
 
 
 @pytest.fixture
@@ -27,36 +84,54 @@ def stacks(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def stub(
-    monkeypatch: pytest.MonkeyPatch, stacks: Path
-) -> AsyncIterator[pb_grpc.SupervisorStub]:
+def command(stacks: Path) -> list[str]:
+    return [sys.executable, str(STAND_IN), str(stacks)]
+
+
+@asynccontextmanager
+async def supervising(
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    *,
+    standby: bool = False,
+    load_s: float = 60,
+) -> AsyncIterator[Supervised]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    address = free_address()
-    command = [sys.executable, str(STAND_IN), address, str(stacks)]
-    supervisor = Supervisor(command, 0, address, "127.0.0.1:7")
+    settings = WorkerSettings(
+        worker_listen=free_address(),
+        supervisor_listen="127.0.0.1:7",
+        heartbeat_timeout_s=IDLE_S,
+        load_timeout_s=load_s,
+        standby=standby,
+    )
+    supervisor = Supervisor(command, settings)
     server = rpc.Server([pb.DESCRIPTOR.services_by_name["Supervisor"]])
     pb_grpc.add_SupervisorServicer_to_server(supervisor, server.grpc)
     port = await server.start("127.0.0.1:0")
-    async with asyncio.TaskGroup() as tasks, rpc.connect(f"127.0.0.1:{port}") as channel:
+    async with (
+        rpc.connect(f"127.0.0.1:{port}") as channel,
+        rpc.connect(settings.rank_address) as rank,
+        asyncio.TaskGroup() as tasks,
+    ):
         running = tasks.create_task(supervisor.run())
-        yield pb_grpc.SupervisorStub(channel)
+        stubs = pb_grpc.SupervisorStub(channel), pb_grpc.WorkerStub(rank)
+        yield Supervised(*stubs, running.cancel)
         running.cancel()
     await server.stop(0)
 
 
-async def status(stub: pb_grpc.SupervisorStub) -> pb.SupervisorStatus:
-    now: pb.SupervisorStatus = await stub.Status(pb.SupervisorStatusRequest(), timeout=TIMEOUT_S)
-    return now
+@pytest.fixture
+async def lone(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> AsyncIterator[Supervised]:
+    """Without a standby."""
+    async with supervising(monkeypatch, command) as running:
+        yield running
 
 
-async def ready(stub: pb_grpc.SupervisorStub, *, restarts: int) -> pb.SupervisorStatus:
-    """Poll until the rank is READY after that many restarts."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while True:
-            now = await status(stub)
-            if now.rank_state == pb.READY and now.restarts == restarts:
-                return now
-            await asyncio.sleep(0.02)
+@pytest.fixture
+async def paired(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> AsyncIterator[Supervised]:
+    """With a standby, once it is there."""
+    async with supervising(monkeypatch, command, standby=True) as running:
+        yield running
 
 
 def alive(pid: int) -> bool:
@@ -67,39 +142,155 @@ def alive(pid: int) -> bool:
     return True
 
 
-async def test_a_killed_rank_is_replaced(stub: pb_grpc.SupervisorStub) -> None:
-    first = await ready(stub, restarts=0)
+async def test_a_killed_rank_is_replaced(lone: Supervised) -> None:
+    first = await lone.ready(restarts=0)
     os.kill(first.rank_pid, signal.SIGKILL)
-    second = await ready(stub, restarts=1)
+    second = await lone.ready(restarts=1)
     assert second.rank_pid != first.rank_pid
     assert second.address == "127.0.0.1:7"
     assert second.last_exit == f"pid {first.rank_pid}: signal SIGKILL"
+    (end,) = second.exits
+    assert (end.pid, end.cause, end.reason) == (first.rank_pid, pb.KILLED, "signal SIGKILL")
+    assert end.last.phase == pb.IDLE
+    assert 0 < end.replaced_s < TIMEOUT_S
 
 
-async def test_restart_kills_a_stopped_rank(stub: pb_grpc.SupervisorStub) -> None:
-    first = await ready(stub, restarts=0)
+async def test_restart_kills_a_stopped_rank_without_waiting_for_its_stacks(
+    lone: Supervised,
+) -> None:
+    first = await lone.ready(restarts=0)
     os.kill(first.rank_pid, signal.SIGSTOP)
-    reply = await stub.Restart(
-        pb.RestartRequest(reason="test", expected_pid=first.rank_pid), timeout=TIMEOUT_S
-    )
-    assert reply.restarted
-    second = await ready(stub, restarts=1)
+    began = time.monotonic()
+    assert await lone.restart(first.rank_pid)
+    assert time.monotonic() - began < 0.4
+    second = await lone.ready(restarts=1)
     assert second.rank_pid != first.rank_pid
     assert not alive(first.rank_pid)
+    assert second.exits[0].cause == pb.REQUESTED
+    assert second.exits[0].reason == "restart: test"
 
 
-async def test_restart_dumps_the_stacks_of_the_rank(
-    stub: pb_grpc.SupervisorStub, stacks: Path
+async def test_restart_dumps_the_stacks_of_the_rank(lone: Supervised, stacks: Path) -> None:
+    await lone.ready(restarts=0)
+    began = time.monotonic()
+    await lone.restart()
+    assert time.monotonic() - began < 0.4, "the end of the dump was not noticed"
+    assert "most recent call first" in stacks.read_text()
+
+
+async def test_restart_of_another_process_does_nothing(lone: Supervised) -> None:
+    first = await lone.ready(restarts=0)
+    assert not await lone.restart(first.rank_pid + 1)
+    assert (await lone.status()).rank_pid == first.rank_pid
+
+
+@pytest.mark.parametrize("how", [SLEEP, SLEEP_IN_NATIVE_CODE])
+async def test_a_step_that_hangs_ends_the_rank(lone: Supervised, stacks: Path, how: int) -> None:
+    await lone.ready(restarts=0)
+    began = time.monotonic()
+    await lone.step(how, budget_ms=1000)
+    after = await lone.until(lambda now: now.restarts == 1)
+    assert time.monotonic() - began < 2 * 1.0 + 0.5
+    (end,) = after.exits
+    assert end.cause == pb.HUNG
+    assert end.reason.startswith("hung: FORWARD of step 1 in epoch 1 for 1.")
+    assert end.reason.endswith("(limit 1.4 s)") or end.reason.endswith("(limit 1.5 s)")
+    assert (end.last.phase, end.last.epoch, end.last.step) == (pb.FORWARD, 1, 1)
+    assert "in step" in stacks.read_text()
+    await lone.ready(restarts=1)
+
+
+async def test_a_stopped_rank_is_found_although_it_is_idle(lone: Supervised) -> None:
+    first = await lone.ready(restarts=0)
+    began = time.monotonic()
+    os.kill(first.rank_pid, signal.SIGSTOP)
+    after = await lone.until(lambda now: now.restarts == 1)
+    assert IDLE_S / 2 < time.monotonic() - began < 2 * IDLE_S
+    assert after.exits[0].cause == pb.HUNG
+    assert after.exits[0].reason.startswith("hung: IDLE for 1.")
+
+
+async def test_a_quiet_rank_is_left_alone(lone: Supervised) -> None:
+    await lone.ready(restarts=0)
+    began = time.monotonic()
+    await lone.step(NOTHING, budget_ms=500)
+    now = await lone.until(lambda now: time.monotonic() - began > 2 * IDLE_S)
+    assert (now.restarts, now.heartbeat.phase, now.heartbeat.epoch) == (0, pb.IDLE, 1)
+    assert now.heartbeat.age_s < IDLE_S
+
+
+async def test_a_rank_whose_loop_is_blocked_is_found(lone: Supervised, stacks: Path) -> None:
+    first = await lone.ready(restarts=0)
+    os.kill(first.rank_pid, signal.SIGUSR2)
+    after = await lone.until(lambda now: now.restarts == 1)
+    assert after.exits[0].cause == pb.HUNG
+
+
+async def test_the_next_rank_gets_memo_and_weights(lone: Supervised) -> None:
+    await lone.ready(restarts=0)
+    assert (await lone.info()).model_path == ""
+    assert (await lone.status()).held_weight_bytes == len(b"weights")
+    await lone.restart()
+    await lone.ready(restarts=1)
+    assert (await lone.info()).model_path == MEMO.decode()
+    assert (await lone.status()).held_weight_bytes == len(b"weights")
+
+
+async def test_a_standby_takes_over(paired: Supervised) -> None:
+    first = await paired.until(lambda now: now.standby_pid)
+    os.kill(first.rank_pid, signal.SIGKILL)
+    second = await paired.ready(restarts=1)
+    assert second.rank_pid == first.standby_pid
+    assert second.standby_pid == 0
+    third = await paired.until(lambda now: now.standby_pid)
+    assert third.standby_pid != second.rank_pid
+
+
+async def test_a_standby_that_dies_is_replaced(paired: Supervised) -> None:
+    first = await paired.until(lambda now: now.standby_pid)
+    os.kill(first.standby_pid, signal.SIGKILL)
+    gone = first.standby_pid
+    second = await paired.until(lambda now: now.standby_pid not in (0, gone))
+    assert (second.rank_pid, second.restarts) == (first.rank_pid, 0)
+
+
+async def test_a_stopped_standby_is_not_waited_for_long(paired: Supervised) -> None:
+    first = await paired.until(lambda now: now.standby_pid)
+    os.kill(first.standby_pid, signal.SIGSTOP)
+    os.kill(first.rank_pid, signal.SIGKILL)
+    second = await paired.ready(restarts=2)
+    hung, killed = second.exits
+    assert (hung.pid, hung.cause) == (first.standby_pid, pb.HUNG)
+    assert (killed.pid, killed.cause) == (first.rank_pid, pb.KILLED)
+    assert killed.replaced_s > hung.replaced_s > 0
+
+
+async def test_ranks_that_never_get_ready_are_started_ever_more_slowly(
+    monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    await ready(stub, restarts=0)
-    await stub.Restart(pb.RestartRequest(reason="test"), timeout=TIMEOUT_S)
-    assert "Current thread" in stacks.read_text()
+    async with supervising(monkeypatch, [*command, "crashes"]) as running:
+        began = time.monotonic()
+        third = await running.until(lambda now: now.restarts == 3)
+        assert time.monotonic() - began > 0.5 + 1.0
+        assert third.held_weight_bytes == 0, "weights without a seal were kept"
+        assert [end.reason for end in third.exits] == ["exit code 1"] * 3
+        assert {end.cause for end in third.exits} == {pb.EXITED}
+        assert third.exits[0].last.phase == pb.LOADING
+        assert {end.replaced_s for end in third.exits} == {0.0}
 
 
-async def test_restart_of_another_process_does_nothing(stub: pb_grpc.SupervisorStub) -> None:
-    first = await ready(stub, restarts=0)
-    reply = await stub.Restart(
-        pb.RestartRequest(reason="test", expected_pid=first.rank_pid + 1), timeout=TIMEOUT_S
-    )
-    assert not reply.restarted
-    assert (await status(stub)).rank_pid == first.rank_pid
+async def test_loading_that_makes_no_progress_ends(
+    monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    async with supervising(monkeypatch, [*command, "dozes"], load_s=1.0) as running:
+        after = await running.until(lambda now: now.restarts == 1)
+        assert after.exits[0].cause == pb.HUNG
+        assert after.exits[0].reason.startswith("hung: ")
+
+
+async def test_nothing_outlives_the_supervisor(paired: Supervised) -> None:
+    now = await paired.until(lambda now: now.standby_pid)
+    paired.stop()
+    async with asyncio.timeout(TIMEOUT_S):
+        while alive(now.rank_pid) or alive(now.standby_pid):
+            await asyncio.sleep(0.02)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_worker.models import Model, load_model
-from surestep_worker.models.weights import Parameter, Progress, Source, Weights
+from surestep_worker.models.weights import CheckpointWeights, Parameter, Progress, Source
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
 from torch import Tensor
@@ -161,7 +161,7 @@ def test_slices_are_stacked_and_the_rest_is_zero(tmp_path: Path) -> None:
     tensors = {name: torch.randn(rows, 6) for name, rows in (("a", 4), ("b", 2), ("c", 4))}
     save_file(tensors, tmp_path / "model.safetensors")
     table = table_of(slice(1, 3), slice(2, 5))
-    with Weights(tmp_path, table, dtype=torch.float32, device="cpu") as weights:
+    with CheckpointWeights(tmp_path, table, dtype=torch.float32) as weights:
         assert torch.equal(weights.take("columns"), tensors["c"][:, 2:5])
         stacked = weights.take("stacked")
         assert "stacked" not in weights
@@ -174,7 +174,7 @@ def test_a_parameter_never_taken_is_a_bug(tmp_path: Path) -> None:
     table = {"p": Parameter((2,), (Source("a", (2,), slice(0, 2)),))}
     with (
         pytest.raises(AssertionError, match=r"never taken: .'p'"),
-        Weights(tmp_path, table, dtype=torch.float32, device="cpu"),
+        CheckpointWeights(tmp_path, table, dtype=torch.float32),
     ):
         pass
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
-from surestep_worker.models.weights import Weights
+from surestep_worker.models.prepared import Weights
 from surestep_worker.tp import TensorParallel
 
 from .norm import take_zero_centred

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from surestep_kernels import KernelSet
+from surestep_kernels import KernelSet, PackedLinear
 from torch import Tensor
 from torch.nn import functional
 
-from surestep_worker.models.weights import Parameter, Weights
+from surestep_worker.models.prepared import Weights
+from surestep_worker.models.weights import CheckpointWeights, Parameter
 from surestep_worker.tp import TensorParallel
 
 from .linear import Sharding
@@ -37,8 +38,13 @@ class Vocabulary:
         self._linear = kernels.linear
         self._tp = tp
         self._embedding = weights.take("embedding")
-        head = self._embedding if config.tie_word_embeddings else weights.take("lm_head")
-        self._head = kernels.pack_linear(head, None)
+        tied = config.tie_word_embeddings
+
+        def pack(checkpoint: CheckpointWeights) -> PackedLinear:
+            own = weights.in_host_memory("embedding") if tied else checkpoint.take("lm_head")
+            return kernels.pack_linear(own, None)
+
+        self._head = weights.take_packed("lm_head", pack)
 
     @property
     def dtype(self) -> torch.dtype:

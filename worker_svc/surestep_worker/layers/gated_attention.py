@@ -10,7 +10,8 @@ from torch import Tensor
 
 from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
-from surestep_worker.models.weights import Parameter, Weights
+from surestep_worker.models.prepared import Weights
+from surestep_worker.models.weights import Parameter
 
 from .linear import Part, Sharding, take_linear
 from .norm import norm_heads, take_zero_centred

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
-from surestep_worker.models.weights import Parameter, Source, Weights
+from surestep_worker.models.prepared import Weights
+from surestep_worker.models.weights import Parameter, Source
 
 from .linear import Part, Sharding, take_linear
 
@@ -109,7 +110,7 @@ class GatedDeltaNet:
         self._v_dim = delta.v_dim
         self._qkvz = take_linear(weights, f"{to}qkvz", kernels)
         self._ba = take_linear(weights, f"{to}ba", kernels)
-        self._conv = weights.take(f"{to}conv", torch.float32).squeeze(1).t().contiguous()
+        self._conv = weights.take(f"{to}conv", torch.float32, lambda taps: taps.squeeze(1).t())
         self._a_log = weights.take(f"{to}a_log", torch.float32)
         self._dt_bias = weights.take(f"{to}dt_bias", torch.float32)
         self._norm = weights.take(f"{to}norm", torch.float32)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 
-from surestep_worker.models.weights import Parameter, Source, Weights
+from surestep_worker.models.prepared import Weights
+from surestep_worker.models.weights import CheckpointWeights, Parameter, Source
 from surestep_worker.tp import TensorParallel
 
 
@@ -90,8 +91,12 @@ class Sharding:
 
 def take_linear(weights: Weights, name: str, kernels: KernelSet) -> PackedLinear:
     """Read a linear layer, quantised or not, and keep it in the kernels' layout only."""
-    bias = weights.take(f"{name}.bias") if f"{name}.bias" in weights else None
-    weight = weights.take_linear(f"{name}.weight")
-    if isinstance(weight, QuantizedWeight):
-        return kernels.pack_quantized(weight, bias)
-    return kernels.pack_linear(weight, bias)
+
+    def pack(checkpoint: CheckpointWeights) -> PackedLinear:
+        bias = checkpoint.take(f"{name}.bias") if f"{name}.bias" in checkpoint else None
+        weight = checkpoint.take_linear(f"{name}.weight")
+        if isinstance(weight, QuantizedWeight):
+            return kernels.pack_quantized(weight, bias)
+        return kernels.pack_linear(weight, bias)
+
+    return weights.take_packed(name, pack)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from surestep_kernels import KernelSet
 from torch import Tensor
 
-from surestep_worker.models.weights import Parameter, Weights
+from surestep_worker.models.prepared import Weights
+from surestep_worker.models.weights import Parameter
 
 from .linear import Sharding, take_linear
 

@@ -12,7 +12,8 @@ import torch
 from surestep_kernels import KernelSet, PackedLinear
 from torch import Tensor
 
-from surestep_worker.models.weights import Parameter, Source, Weights
+from surestep_worker.models.prepared import Weights
+from surestep_worker.models.weights import Parameter, Source
 
 from .linear import Part, Sharding, take_linear
 from .mlp import GatedMlp, mlp_table

@@ -6,12 +6,12 @@ import torch
 from surestep_kernels import KernelSet
 from torch import Tensor
 
-from surestep_worker.models.weights import Weights
+from surestep_worker.models.prepared import Weights
 
 
 def take_zero_centred(weights: Weights, name: str) -> Tensor:
     """Read a norm whose checkpoint holds the difference from 1; returns the factors, f32."""
-    return 1.0 + weights.take(name, torch.float32)
+    return weights.take(name, torch.float32, lambda difference: 1.0 + difference)
 
 
 def norm_heads(x: Tensor, weight: Tensor, eps: float, kernels: KernelSet) -> Tensor:

@@ -16,7 +16,7 @@ from surestep_worker.tp import TensorParallel
 from .config import ModelConfig
 from .dense_weights import Layer, take_layer
 from .mtp import MtpHead
-from .weights import Weights
+from .prepared import Weights
 
 
 class DenseModel:
@@ -41,7 +41,7 @@ class DenseModel:
         self._layers = [take_layer(f"{i}.", weights, kernels) for i in range(config.num_layers)]
         self._norm = weights.take("norm", torch.float32)
         self.mtp: MtpHead | None = None
-        self.weight_bytes = weights.bytes_taken
+        self.weight_bytes = weights.nbytes
 
     def kv_spec(self, block_size: int) -> KVSpec:
         """What this rank's KV cache must hold, in blocks of `block_size` tokens."""

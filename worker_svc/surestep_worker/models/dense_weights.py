@@ -14,7 +14,8 @@ from surestep_worker.layers.mlp import GatedMlp, mlp_table
 from surestep_worker.tp import TensorParallel
 
 from .config import ModelConfig
-from .weights import Parameter, Weights
+from .prepared import Weights
+from .weights import Parameter
 
 _BUFFERS = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 

@@ -21,7 +21,7 @@ from surestep_worker.recurrent import RecurrentSpec
 
 from .hybrid_config import HybridConfig
 from .mtp import MtpHead
-from .weights import Weights
+from .prepared import Weights
 
 
 class HybridModel:
@@ -47,7 +47,7 @@ class HybridModel:
         ]
         self._norm = take_zero_centred(weights, "norm")
         self.mtp = self._mtp(weights) if "mtp.norm" in weights else None
-        self.weight_bytes = weights.bytes_taken
+        self.weight_bytes = weights.nbytes
 
     def _layer(self, to: str, mixer: Mixer, weights: Weights) -> DecoderLayer:
         mlp, eps = self._mlp(f"{to}mlp.", weights), self.config.rms_norm_eps
@@ -68,7 +68,7 @@ class HybridModel:
         return GatedDeltaNet(to, self.config, weights, self._kernels, self._tp.size, cache_layer)
 
     def _mlp(self, to: str, weights: Weights) -> FeedForward:
-        if f"{to}router.weight" in weights:
+        if f"{to}router" in weights:
             return SparseMoe(to, self.config, weights, self._kernels, self._shard)
         return GatedMlp(to, weights, self._kernels)
 

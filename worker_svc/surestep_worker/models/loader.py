@@ -24,7 +24,9 @@ from .checkpoint import checkpoint_names
 from .config import DENSE_ARCHITECTURES, ModelConfig, architecture_of, read_json, resolve_dtype
 from .hybrid_config import HYBRID_ARCHITECTURES, HybridConfig
 from .mtp import MtpHead
-from .weights import Progress, Table, Weights
+from .prepared import prepared
+from .weight_store import WeightStore
+from .weights import CheckpointWeights, Progress, Table
 
 
 class Model(Protocol):
@@ -66,6 +68,7 @@ class LoadOptions:
     mtp: bool  # with its multi-token prediction head
     expert_parallel: bool  # ranks share out whole experts
     progress: Progress | None
+    store: WeightStore  # of this rank's weights: filled, or used as it is
 
 
 def load_model(
@@ -79,6 +82,7 @@ def load_model(
     mtp: bool = False,
     expert_parallel: bool = False,
     progress: Progress | None = None,
+    store: WeightStore | None = None,
 ) -> Model:
     """Load this rank's part of the model in folder `path`; see LoadOptions.
 
@@ -92,6 +96,7 @@ def load_model(
         mtp=mtp,
         expert_parallel=expert_parallel,
         progress=progress,
+        store=store or WeightStore.private(),
     )
     return MODELS.get(architecture)(path, tp, kernels, options)
 
@@ -104,8 +109,12 @@ def _load_dense(path: Path, tp: TensorParallel, kernels: KernelSet, options: Loa
     _check(config, tp, options)
     if options.mtp:
         raise InvalidRequest(f"{config.architecture} has no MTP head", param="speculative_config")
-    table = parameter_table(config, tp)
-    with _open(path, config, table, ignored(config), options) as weights:
+
+    def checkpoint() -> CheckpointWeights:
+        table = parameter_table(config, tp)
+        return _open(path, config, table, ignored(config), options)
+
+    with prepared(options.store, kernels.name, options.device, checkpoint) as weights:
         rotary = _rotary(config, config.head_dim, options)
         return DenseModel(config, weights, tp, kernels, rotary)
 
@@ -117,12 +126,17 @@ def _load_hybrid(path: Path, tp: TensorParallel, kernels: KernelSet, options: Lo
     config = HybridConfig.from_pretrained(path)
     _check(config, tp, options)
     config.check_experts(tp.size, whole=options.expert_parallel)
-    shard, names = Sharding(tp, options.expert_parallel), checkpoint_names(path)
-    if options.mtp and not any(name.startswith("mtp.") for name in names):
-        raise InvalidRequest("the checkpoint has no MTP head", param="speculative_config")
-    table = parameter_table(config, shard, names, mtp=options.mtp)
-    ignore = ignored(config, shard, mtp=options.mtp)
-    with _open(path, config, table, ignore, options) as weights:
+    shard = Sharding(tp, options.expert_parallel)
+
+    def checkpoint() -> CheckpointWeights:
+        names = checkpoint_names(path)
+        if options.mtp and not any(name.startswith("mtp.") for name in names):
+            raise InvalidRequest("the checkpoint has no MTP head", param="speculative_config")
+        table = parameter_table(config, shard, names, mtp=options.mtp)
+        ignore = ignored(config, shard, mtp=options.mtp)
+        return _open(path, config, table, ignore, options)
+
+    with prepared(options.store, kernels.name, options.device, checkpoint) as weights:
         rotary = _rotary(config, config.rotary_dim, options)
         return HybridModel(config, weights, shard, kernels, rotary)
 
@@ -139,15 +153,14 @@ def _open(
     table: Table,
     ignore: Iterable[str],
     options: LoadOptions,
-) -> Weights:
+) -> CheckpointWeights:
     """The checkpoint, when it holds what the table wants."""
-    return Weights(
+    return CheckpointWeights(
         path,
         table,
         ignore=ignore,
         quantization=config.quantization,
         dtype=resolve_dtype(options.dtype, config),
-        device=options.device,
         progress=options.progress,
     )
 

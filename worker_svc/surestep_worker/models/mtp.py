@@ -16,7 +16,7 @@ from surestep_worker.layers.decoder_layer import DecoderLayer
 from surestep_worker.layers.linear import take_linear
 from surestep_worker.layers.norm import take_zero_centred
 
-from .weights import Weights
+from .prepared import Weights
 
 
 class MtpHead:

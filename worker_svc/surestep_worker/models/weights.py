@@ -84,7 +84,7 @@ class Parameter(NamedTuple):
 Table = Mapping[str, Parameter]
 
 
-class Weights:
+class CheckpointWeights:
     """The parameters of a checked checkpoint, each to be taken exactly once.
 
     Use as a context manager; leaving it without an error asserts that all were taken.
@@ -98,7 +98,6 @@ class Weights:
         ignore: Iterable[str] = (),
         quantization: Quantization | None = None,
         dtype: torch.dtype,
-        device: str,
         progress: Progress | None = None,
     ) -> None:
         """Open the checkpoint in folder `path` and compare it with `table`.
@@ -110,7 +109,6 @@ class Weights:
         self._left = dict(table)
         self._quantization = quantization
         self._dtype = dtype
-        self._device = device
         self._progress = progress or (lambda done, total: None)
         self._done = 0
         self.bytes_taken = 0  # of the parameters as this rank keeps them
@@ -137,9 +135,9 @@ class Weights:
         return name in self._left
 
     def take(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Read one parameter, on this reader's device and in its dtype unless another is given."""
+        """Read one parameter, in this reader's dtype unless another is given."""
         shape, sources, _ = self._left.pop(name)
-        parameter = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
+        parameter = torch.empty(shape, dtype=dtype or self._dtype)
         row = 0
         for source in sources:
             if source.numel > 0:
@@ -169,7 +167,7 @@ class Weights:
         return weight
 
     def _read_part(self, name: str, rows: slice, columns: slice) -> Tensor:
-        return self._checkpoint.read(name, (rows, columns)).to(self._device)
+        return self._checkpoint.read(name, (rows, columns))
 
     def _advance(self, source: Source) -> None:
         self._done += self._bytes(source)

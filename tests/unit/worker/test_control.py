@@ -1,0 +1,74 @@
+"""What supervisor and rank tell each other, over a real socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_worker import control, memory
+from surestep_worker.control import Kind, Message
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = control.pair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+@given(st.sampled_from(Kind), st.binary(max_size=40_000))
+def test_messages_arrive_as_they_were_sent(kind: Kind, memo: bytes) -> None:
+    message = Message(kind, memo)
+    assert control.decode(control.encode(message)) == message
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_nothing_else_is_a_message(packet: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        control.decode(packet)
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda x: st.dictionaries(st.sampled_from(["kind", "memo"]), x),
+    )
+)
+def test_no_other_json_is_a_message(data: object) -> None:
+    with pytest.raises(InvalidRequest):
+        control.decode(json.dumps(data).encode())
+
+
+def test_descriptors_travel_with_an_activation(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    fds = memory.create("a", 5), memory.create("b", 6)
+    control.send(ours, Message(Kind.ACTIVATE, b"memo", fds))
+    activation = control.wait_for_activation(theirs)
+    received = activation.heartbeat_fd, activation.weights_fd
+    assert activation.memo == b"memo"
+    assert [os.fstat(fd).st_size for fd in received] == [5, 6]
+    assert not any(os.get_inheritable(fd) for fd in received)
+    for fd in (*fds, *received):
+        os.close(fd)
+
+
+def test_a_supervisor_that_is_gone(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    assert not control.is_closed(theirs)
+    ours.close()
+    assert control.is_closed(theirs)
+    with pytest.raises(Unavailable, match="supervisor is gone"):
+        control.wait_for_activation(theirs)
+
+
+def test_a_message_that_is_too_long(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    ours.send(b"x" * (control.MAX_BYTES + 1))
+    with pytest.raises(InvalidRequest, match="too long"):
+        control.receive(theirs)

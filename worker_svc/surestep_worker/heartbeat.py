@@ -1,0 +1,90 @@
+"""The heartbeat of a rank: words of shared memory that its step thread writes, whatever it does.
+
+The supervisor reads them without the rank's help. Each word is 8 aligned bytes and written at once;
+`since` is written before and read after the others, so that a word of a newer beat is never seen
+with the age of an older one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from typing import NamedTuple, cast
+
+from surestep_proto import engine_pb2 as pb
+
+SIZE = 5 * 8
+_EPOCH, _STEP, _PHASE, _LIMIT, _SINCE = range(5)
+_STEP_FACTOR, _STEP_MARGIN_MS = 1.25, 200  # the scheduler, with the same budget, is to act first
+
+
+class Beat(NamedTuple):
+    """What a rank is doing."""
+
+    epoch: int  # of the newest plan; 0 = none
+    step: int  # of the newest plan
+    phase: pb.Phase
+    limit_ms: int  # it is late when this has passed since `since_ns`; 0 = never
+    since_ns: int  # CLOCK_MONOTONIC
+
+    def age_s(self) -> float:
+        """Seconds since then."""
+        return (time.monotonic_ns() - self.since_ns) / 1e9
+
+    def __str__(self) -> str:
+        name = pb.Phase.Name(self.phase)
+        return f"{name} of step {self.step} in epoch {self.epoch}" if self.epoch else name
+
+
+class Heartbeat:
+    """Both ends of it: one process writes, another one reads."""
+
+    def __init__(self, memory: mmap.mmap | bytearray, idle_s: float, load_s: float) -> None:
+        """Limits in seconds: between two ticks of an idle rank, and of loading without progress."""
+        self._words = memoryview(memory).cast("Q")
+        self._idle_ms, self._load_ms = round(1000 * idle_s), round(1000 * load_s)
+
+    @classmethod
+    def shared(cls, fd: int, idle_s: float, load_s: float) -> Heartbeat:
+        """On a memfd of SIZE bytes, which may be closed then."""
+        return cls(mmap.mmap(fd, SIZE), idle_s, load_s)
+
+    @classmethod
+    def unseen(cls) -> Heartbeat:
+        """One that nobody watches."""
+        return cls(bytearray(SIZE), 0, 0)
+
+    def expect(self, limit_s: float) -> None:
+        """The supervisor's own beat, before the rank's first, which has so long to come."""
+        self._since_now(pb.PHASE_UNSPECIFIED, round(1000 * limit_s))
+
+    def progress(self, phase: pb.Phase) -> None:
+        """LOADING or WARMING_UP goes on."""
+        self._since_now(phase, self._load_ms)
+
+    def idle(self) -> None:
+        """Waiting for a plan; to be said again and again."""
+        self._since_now(pb.IDLE, self._idle_ms)
+
+    def begin(self, epoch: int, step: int, budget_ms: int) -> None:
+        """A step starts; it has a little longer than the scheduler's budget, 0 = no limit."""
+        limit = round(_STEP_FACTOR * budget_ms) + _STEP_MARGIN_MS if budget_ms else 0
+        self._since_now(pb.PREPARING, limit)
+        self._words[_STEP] = step
+        self._words[_EPOCH] = epoch
+
+    def enter(self, phase: pb.Phase) -> None:
+        """The next phase of what was begun, under the same limit."""
+        self._words[_PHASE] = phase
+
+    def read(self) -> Beat:
+        """The newest beat."""
+        words = self._words
+        epoch, step, phase, limit = words[_EPOCH], words[_STEP], words[_PHASE], words[_LIMIT]
+        return Beat(epoch, step, cast("pb.Phase", phase), limit, words[_SINCE])
+
+    def _since_now(self, phase: pb.Phase, limit_ms: int) -> None:
+        words = self._words
+        words[_SINCE] = time.monotonic_ns()
+        words[_LIMIT] = limit_ms
+        words[_PHASE] = phase

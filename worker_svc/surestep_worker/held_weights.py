@@ -1,0 +1,33 @@
+"""The weights that outlive a rank: shared memory that its supervisor holds."""
+
+from __future__ import annotations
+
+import os
+
+from . import memory
+
+
+class HeldWeights:
+    """Filled by the first rank, which seals it when it is complete; mapped by those after it."""
+
+    def __init__(self) -> None:
+        self.fd = self._create()
+
+    @staticmethod
+    def _create() -> int:
+        return memory.create("surestep-weights")
+
+    @property
+    def sealed(self) -> bool:
+        """Whether it is complete."""
+        return memory.is_sealed(self.fd)
+
+    @property
+    def nbytes(self) -> int:
+        """What the next rank need not load."""
+        return os.fstat(self.fd).st_size if self.sealed else 0
+
+    def renew(self) -> None:
+        """Give up what is there; ranks that have mapped it keep it until they end."""
+        os.close(self.fd)
+        self.fd = self._create()

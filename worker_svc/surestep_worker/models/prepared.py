@@ -1,0 +1,137 @@
+"""What models take their parameters from: weights in the kernels' layout, prepared once."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+import torch
+from surestep_common.errors import InternalError
+from surestep_kernels import PackedLinear
+from surestep_kernels.linear import WeightFormat
+from torch import Tensor
+
+from .weight_store import Record, WeightStore
+from .weights import CheckpointWeights
+
+logger = logging.getLogger(__name__)
+
+_TENSORS = ("data", "bias", "scales", "zeros")
+_FACTS = ("in_features", "out_features", "format", "group_size")
+
+
+class Weights:
+    """The parameters of one rank, each to be taken once.
+
+    Those of a sealed store are taken as they lie there. Others are read from the checkpoint,
+    prepared, and put into the store; what the model gets is in the store in both cases.
+    """
+
+    def __init__(
+        self, store: WeightStore, checkpoint: CheckpointWeights | None, device: str
+    ) -> None:
+        """The checkpoint of a store that is not sealed."""
+        assert (checkpoint is None) == store.sealed
+        self._store = store
+        self._checkpoint = checkpoint
+        self._device = device
+        self._taken: set[str] = set()
+        self._copies: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+
+    def __contains__(self, name: str) -> bool:
+        if self._checkpoint is None:
+            return name in self._store
+        return name in self._checkpoint or f"{name}.weight" in self._checkpoint
+
+    @property
+    def nbytes(self) -> int:
+        """Of the parameters, as the checkpoint and the dtype have them."""
+        if self._checkpoint is None:
+            return int(self._store.facts["weight_bytes"])
+        return self._checkpoint.bytes_taken
+
+    def take(
+        self,
+        name: str,
+        dtype: torch.dtype | None = None,
+        prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    ) -> Tensor:
+        """One parameter, in the model's dtype unless another is given, after `prepare`."""
+
+        def read(checkpoint: CheckpointWeights) -> Record:
+            return Record({"data": prepare(checkpoint.take(name, dtype))}, {})
+
+        return self._place(self._record(name, read).tensors["data"])
+
+    def take_packed(
+        self, name: str, pack: Callable[[CheckpointWeights], PackedLinear]
+    ) -> PackedLinear:
+        """One linear layer; `pack` reads it from the checkpoint and puts it into its layout."""
+
+        def read(checkpoint: CheckpointWeights) -> Record:
+            packed = pack(checkpoint)
+            parts = {part: getattr(packed, part) for part in _TENSORS}
+            facts = {fact: int(getattr(packed, fact)) for fact in _FACTS}
+            return Record({k: v for k, v in parts.items() if v is not None}, facts)
+
+        tensors, facts = self._record(name, read)
+        tensors = {part: self._place(tensor) for part, tensor in tensors.items()}
+        return PackedLinear(
+            data=tensors["data"],
+            bias=tensors.get("bias"),
+            in_features=facts["in_features"],
+            out_features=facts["out_features"],
+            format=WeightFormat(facts["format"]),
+            group_size=facts["group_size"],
+            scales=tensors.get("scales"),
+            zeros=tensors.get("zeros"),
+        )
+
+    def in_host_memory(self, name: str) -> Tensor:
+        """A parameter that was taken before, for another layout of it."""
+        return self._store.get(name).tensors["data"]
+
+    def _record(self, name: str, read: Callable[[CheckpointWeights], Record]) -> Record:
+        assert name not in self._taken, f"{name} is taken twice"
+        self._taken.add(name)
+        if self._checkpoint is not None:
+            self._store.put(name, read(self._checkpoint))
+        return self._store.get(name)
+
+    def _place(self, tensor: Tensor) -> Tensor:
+        """The tensor on the device of the model; where two parameters share memory, so do these."""
+        if self._device == "cpu":
+            return tensor
+        key = tensor.data_ptr(), tuple(tensor.shape)
+        if key not in self._copies:
+            self._copies[key] = tensor.pin_memory().to(self._device, non_blocking=True)
+        return self._copies[key]
+
+    def finish(self) -> None:
+        """The model has all it wants. Asserts that nothing is left."""
+        left = self._store.names() - self._taken
+        assert not left, f"parameters never taken: {sorted(left)}"
+
+
+@contextlib.contextmanager
+def prepared(
+    store: WeightStore, layout: str, device: str, open_checkpoint: Callable[[], CheckpointWeights]
+) -> Iterator[Weights]:
+    """The weights of a rank; `layout` is the name of the kernels that use them.
+
+    The checkpoint is opened only for a store that is not sealed, which is sealed in the end. Raises
+    InternalError for weights that other kernels have prepared.
+    """
+    if store.sealed:
+        if store.facts["layout"] != layout:
+            raise InternalError(f"weights for {store.facts['layout']} kernels, not for {layout}")
+        weights = Weights(store, None, device)
+        logger.info("weights: %d MB are in memory already", weights.nbytes >> 20)
+        yield weights
+    else:
+        with open_checkpoint() as checkpoint:
+            weights = Weights(store, checkpoint, device)
+            yield weights
+        store.seal({"layout": layout, "weight_bytes": weights.nbytes})
+    weights.finish()

@@ -1,0 +1,36 @@
+"""Imports whatever a rank needs, so that a standby has nothing left to import.
+
+No device is touched: a standby lives beside the rank that uses it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from surestep_kernels import load_kernels
+
+from .build import build_runner
+from .config import WorkerSettings
+
+if TYPE_CHECKING:
+    from .rank import Build
+
+# What the rank imports where it is needed.
+_LATE = (
+    "surestep_worker.models.dense",
+    "surestep_worker.models.hybrid",
+    "surestep_worker.spec.mtp",
+    "surestep_worker.spec.ngram",
+    "surestep_worker.spec.temperature",
+    "torch.distributed",
+)
+
+
+def everything(settings: WorkerSettings) -> Build:
+    """Import all of it, and open the library of the CPU kernels; returns what loads the model."""
+    for module in _LATE:
+        importlib.import_module(module)
+    if settings.device == "cpu":
+        load_kernels(settings.device)
+    return build_runner

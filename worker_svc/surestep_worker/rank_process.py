@@ -1,0 +1,127 @@
+"""One rank process in the care of its supervisor: a standby at first, then the rank."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from surestep_common.config import child_environ
+from surestep_common.errors import InvalidRequest
+from surestep_proto import engine_pb2 as pb
+
+from . import control, memory
+from .config import WorkerSettings
+from .control import Kind, Message
+from .heartbeat import SIZE, Heartbeat
+
+logger = logging.getLogger(__name__)
+
+# The rank writes its stacks, and ends: whoever sent it need not guess when the dump is complete.
+STACK_DUMP_SIGNAL = signal.SIGUSR1
+_STACK_DUMP_S = 0.5  # most that a rank gets for that
+_TERM_GRACE_S = 5.0
+
+
+class Verdict(NamedTuple):
+    """Why a process ended."""
+
+    cause: pb.ExitCause
+    reason: str
+
+
+class RankProcess:
+    """Made by `spawn`; ended by `end` or `terminate`, or by itself."""
+
+    def __init__(self, process: asyncio.subprocess.Process, end: socket.socket) -> None:
+        self._process = process
+        self._control = end
+        self._verdict: Verdict | None = None
+        self.imported = False  # it has said so: what remains is quick
+        self.heartbeat = Heartbeat.unseen()
+
+    @classmethod
+    async def spawn(cls, command: Sequence[str], settings: WorkerSettings) -> RankProcess:
+        """Start a standby; its settings travel in the environment."""
+        environ = child_environ(settings.environ())
+        ours, theirs = control.pair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=theirs.fileno(), env=environ
+            )
+        ours.setblocking(False)
+        return cls(process, ours)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether its end has not been seen."""
+        return self._process.returncode is None
+
+    def activate(self, weights_fd: int, memo: bytes, idle_s: float, load_s: float) -> None:
+        """Tell the standby to become the rank. One that dies of it is noticed by its exit."""
+        fd = memory.create("surestep-heartbeat", SIZE)
+        self.heartbeat = Heartbeat.shared(fd, idle_s, load_s)
+        self.heartbeat.expect(idle_s if self.imported else load_s)
+        with contextlib.suppress(OSError):
+            control.send(self._control, Message(Kind.ACTIVATE, memo, (fd, weights_fd)))
+        os.close(fd)
+
+    async def messages(self) -> AsyncIterator[Message]:
+        """What it says, until it is gone or talks nonsense."""
+        loop = asyncio.get_running_loop()
+        try:
+            while packet := await loop.sock_recv(self._control, control.MAX_BYTES):
+                yield control.decode(packet)
+        except (OSError, InvalidRequest) as error:
+            logger.warning("nothing more is heard from pid %d: %s", self.pid, error)
+
+    async def wait(self) -> Verdict:
+        """Its end, and why."""
+        code = await self._process.wait()
+        self._control.close()
+        if self._verdict is not None:
+            return self._verdict
+        if code < 0:
+            return Verdict(pb.KILLED, f"signal {signal.Signals(-code).name}")
+        return Verdict(pb.EXITED, f"exit code {code}")
+
+    async def end(self, cause: pb.ExitCause, reason: str) -> None:
+        """Have it dump its stacks, then kill it. The first reason that is given stays."""
+        self._verdict = self._verdict or Verdict(cause, reason)
+        with contextlib.suppress(ProcessLookupError):
+            if not _is_stopped(self.pid):
+                self._process.send_signal(STACK_DUMP_SIGNAL)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), _STACK_DUMP_S)
+            self._process.kill()
+        await self._process.wait()
+
+    async def terminate(self) -> None:
+        """Let it finish what it can in a few seconds."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), _TERM_GRACE_S)
+        except TimeoutError:
+            self._process.kill()
+        await self.wait()
+
+
+def _is_stopped(pid: int) -> bool:
+    """By SIGSTOP or a tracer: such a process handles no signal."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in "Tt"

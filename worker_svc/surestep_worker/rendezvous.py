@@ -1,0 +1,74 @@
+"""Where the ranks of a group meet: a key-value store that rank 0 serves.
+
+Ranks die and come back one by one, so whoever comes may find the store of a group that is over, or
+of one that has lost a rank meanwhile. Each rank takes its seat, and a seat is taken once: a store
+in which it was taken before belongs to others. Rank 0 gives such a store up for a new one, the
+other ranks wait for that. When all have their seats, rank 0 says so.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError
+
+_RETRY_S = 0.02
+_CONNECT_S = 2.0
+_COMPLETE = "complete"
+
+
+def meet(rank: int, size: int, address: str, timeout_s: float) -> Store:
+    """The store of a fresh group whose `size` ranks are all there; rank 0 listens at `address`.
+
+    Raises DistError or RuntimeError when they are not in time.
+    """
+    host, _, port = address.rpartition(":")
+    place = host, int(port)
+    deadline = time.monotonic() + timeout_s
+    attempt = _gather if rank == 0 else _join
+    while True:
+        try:
+            store = attempt(*place, rank, size, deadline)
+        except (DistError, RuntimeError):  # no store yet, or its rank 0 has gone
+            if time.monotonic() > deadline:
+                raise
+            store = None
+        if store is not None:
+            return store
+        time.sleep(_RETRY_S)
+
+
+def _gather(host: str, port: int, rank: int, size: int, deadline: float) -> Store | None:
+    """Rank 0: serve a store until every seat is taken; None when one is taken twice."""
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False)
+    while True:
+        seats = [store.add(_seat(other), 0) for other in range(1, size)]
+        if max(seats) > 1:
+            return None
+        if min(seats) == 1:
+            store.set(_COMPLETE, "")
+            return store
+        if time.monotonic() > deadline:
+            raise RuntimeError("a rank is missing")
+        time.sleep(_RETRY_S)
+
+
+def _join(host: str, port: int, rank: int, size: int, deadline: float) -> Store | None:
+    """Another rank: take the seat and wait until all are taken; None when it is not free."""
+    store = TCPStore(
+        host,
+        port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=_CONNECT_S),
+    )
+    if store.add(_seat(rank), 1) > 1:
+        return None
+    store.wait([_COMPLETE], timedelta(seconds=max(0.0, deadline - time.monotonic())))
+    return store
+
+
+def _seat(rank: int) -> str:
+    return f"seat/{rank}"
