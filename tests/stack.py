@@ -34,8 +34,9 @@ class Stack:
         return reply.json()
 
     def status(self) -> Any:
-        """The /status document."""
-        return self.get("/status")
+        """The /status document; "scheduler" is the status of the first one, or None."""
+        document = self.get("/status")
+        return document | {"scheduler": document["schedulers"][0]["status"]}
 
     def metric(self, name: str) -> float:
         """Sum over the samples of a metric."""

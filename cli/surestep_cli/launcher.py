@@ -76,14 +76,17 @@ class Services(NamedTuple):
 def _services(settings: Mapping[str, str], ranks: int, log_dir: Path) -> Services:
     environ = child_environ({**settings, **_PROCESS})
 
-    def child(name: str, module: str, **extra: str) -> Child:
-        argv = (sys.executable, "-m", module)
+    def child(name: str, *module: str, **extra: str) -> Child:
+        argv = (sys.executable, "-m", *module)
         path = log_dir / f"{name}.log"
         return Child(Command(name=name, argv=argv, environ={**environ, **extra}, log_path=path))
 
+    # Ranks have supervisors, and a gateway that hangs has clients that notice.
+    address = settings[f"{ENV_PREFIX}SCHEDULER_LISTEN"]
+    watched = ("surestep_common.watchdog", address, "--", sys.executable, "-m")
     return Services(
         child("gateway", "surestep_gateway"),
-        child("scheduler", "surestep_scheduler"),
+        child("scheduler", *watched, "surestep_scheduler"),
         tuple(
             child(f"worker{rank}", "surestep_worker", SURESTEP_RANK=str(rank))
             for rank in range(ranks)

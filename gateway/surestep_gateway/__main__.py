@@ -8,6 +8,7 @@ import sys
 import uvloop
 from surestep_common import log
 from surestep_common.errors import SurestepError
+from surestep_common.process import dump_stacks_on_signal
 
 from .config import GatewaySettings
 from .server import run
@@ -17,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 def main() -> int:
     """Exit status: 0 after a drain, 1 after a fatal error."""
+    dump_stacks_on_signal()
     settings = GatewaySettings.load()
     log.configure("gateway", level=settings.log_level, as_json=settings.log_json)
     try:

@@ -21,7 +21,18 @@ from surestep_common.registry import Registry
 
 from .parsers import REASONING_PARSERS, TOOL_PARSERS
 
+
+def _address(url: str) -> str:
+    """host:port of a URL whose scheme, if it has one, is grpc."""
+    address = url.removeprefix("grpc://").rstrip("/")
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        raise ValueError("must be host:port, with or without grpc:// in front")
+    return address
+
+
 Names = Annotated[tuple[str, ...], NoDecode]
+SchedulerUrls = Annotated[tuple[Annotated[str, AfterValidator(_address)], ...], NoDecode]
 
 
 def _choices(registry: Registry[Any]) -> str:
@@ -48,7 +59,11 @@ class GatewaySettings(Settings):
     served_model_name: Names = Field(
         (), description="names clients may use, comma separated; default: the folder's name"
     )
-    scheduler_address: str = Field("127.0.0.1:50051", description="host:port of the scheduler")
+    scheduler_url: SchedulerUrls = Field(
+        ("127.0.0.1:50051",),
+        min_length=1,
+        description="host:port of the scheduler; comma separated or repeated: of its replicas",
+    )
     api_key: Names = Field((), description="keys, comma separated, one of which clients must send")
     chat_template: Path | None = Field(
         None, description="file whose template replaces the checkpoint's"
@@ -83,14 +98,17 @@ class GatewaySettings(Settings):
     resume_timeout_s: PositiveFloat = Field(
         60.0, description="seconds to wait for a lost scheduler before open requests fail"
     )
+    admission_timeout_s: float = Field(
+        10.0, ge=0, description="seconds a new request waits for a scheduler that serves"
+    )
     max_resumes: int = Field(
-        3, ge=0, description="times a request is resubmitted after its scheduler was lost"
+        5, ge=0, description="times in a row a request may lose its scheduler without a new token"
     )
     drain_timeout_s: float = Field(
         60.0, ge=0, description="seconds open requests may take to finish after SIGTERM"
     )
 
-    @field_validator("served_model_name", "api_key", mode="before")
+    @field_validator("served_model_name", "api_key", "scheduler_url", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         """A JSON list, or names separated by commas."""

@@ -64,7 +64,7 @@ class GatewayServer:
         """Until stopped."""
         try:
             async with asyncio.TaskGroup() as group:
-                watcher = group.create_task(self.gateway.link.watch())
+                watcher = group.create_task(self.gateway.pool.run())
                 drainer = group.create_task(self._drain_when_stopping())
                 logger.info("listening on http://%s", self.address)
                 await self._server.serve(sockets=[self._socket])
@@ -72,7 +72,7 @@ class GatewayServer:
                 drainer.cancel()
         finally:
             self._socket.close()
-            await self.gateway.link.close()
+            await self.gateway.pool.close()
 
     async def _drain_when_stopping(self) -> None:
         await self._stopping.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uvloop
 from surestep_common import log
+from surestep_common.process import dump_stacks_on_signal
 
 from .config import SchedulerSettings
 from .server import serve
@@ -11,6 +12,7 @@ from .server import serve
 
 def main() -> None:
     """Run one scheduler until it is told to stop."""
+    dump_stacks_on_signal()
     settings = SchedulerSettings.load()
     log.configure("scheduler", level=settings.log_level, as_json=settings.log_json)
     uvloop.run(serve(settings))

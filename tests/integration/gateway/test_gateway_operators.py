@@ -96,10 +96,12 @@ async def test_metrics(stack: Stack) -> None:
 
 
 async def test_metrics_without_a_scheduler(stack: Stack) -> None:
-    assert (await scrape(stack))["surestep:scheduler_up"][()] == 1
+    who = (("scheduler", f"127.0.0.1:{stack.scheduler.port}"),)
+    assert (await scrape(stack))["surestep:scheduler_up"][who] == 1
     await stack.scheduler.stop()
     found = await scrape(stack)
-    assert found["surestep:scheduler_up"][()] == 0
+    assert found["surestep:scheduler_up"][who] == 0
+    assert found["surestep:circuit_breaker_state"][who] == 0
     assert "vllm:num_requests_running" not in found
     assert "vllm:time_to_first_token_seconds_count" in found
 
@@ -109,10 +111,14 @@ async def test_status(stack: Stack) -> None:
     assert status["gateway"]["pid"] == os.getpid()
     assert status["gateway"]["address"] == stack.server.address
     assert status["gateway"]["state"] == "SERVING"
-    assert status["scheduler"]["state"] == "SERVING"
-    assert (status["scheduler"]["epoch"], status["scheduler"]["step"]) == (3, 7)
+    (scheduler,) = status["schedulers"]
+    assert scheduler["url"] == f"127.0.0.1:{stack.scheduler.port}"
+    assert (scheduler["admits"], scheduler["circuit_breaker"]) == (True, "CLOSED")
+    assert scheduler["status"]["state"] == "SERVING"
+    assert (scheduler["status"]["epoch"], scheduler["status"]["step"]) == (3, 7)
     await stack.scheduler.stop()
-    assert (await stack.client.get("/status")).json()["scheduler"] is None
+    (scheduler,) = (await stack.client.get("/status")).json()["schedulers"]
+    assert scheduler["status"] is None
 
 
 async def test_small_endpoints(stack: Stack) -> None:
@@ -181,7 +187,7 @@ async def test_request_ids(stack: Stack) -> None:
 
 
 async def test_before_the_model_is_known(start_stack: StartStack) -> None:
-    stack = await start_stack(ready=False, scheduler_address="127.0.0.1:1")
+    stack = await start_stack(ready=False, scheduler_url="127.0.0.1:1")
     for path in ("/v1/models", "/health/ready"):
         assert (await stack.client.get(path)).status_code == 503
     assert (await stack.chat()).status_code == 503
