@@ -24,7 +24,6 @@ async def serve(port: str) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGUSR2, block_here)
     await server.start(f"127.0.0.1:{port}")
-    await server.set_serving(True)
     await stop.wait()
     await server.stop(0)
 

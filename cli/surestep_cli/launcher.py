@@ -45,10 +45,11 @@ def launch(settings: ServeSettings, console: Console) -> int:
     environ = wiring(settings, model)
     services = _services(environ, settings.tensor_parallel_size, log_dir)
     startup = Startup(
-        _url(settings.host, environ[f"{ENV_PREFIX}PORT"]),
+        _url(settings, environ[f"{ENV_PREFIX}PORT"]),
         environ[f"{ENV_PREFIX}SERVED_MODEL_NAME"].split(",")[0],
         [worker.command.log_path for worker in services.workers],
         console,
+        certificate=settings.ssl_certfile,
     )
     launcher = Launcher(
         services,
@@ -94,10 +95,10 @@ def _services(settings: Mapping[str, str], ranks: int, log_dir: Path) -> Service
     )
 
 
-def _url(host: str, port: str) -> str:
-    """How clients on this machine reach a server that listens on `host`."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
-    return f"http://{reachable}:{port}"
+def _url(settings: ServeSettings, port: str) -> str:
+    """How clients on this machine reach the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104
+    return f"{'https' if settings.ssl_certfile else 'http'}://{host}:{port}"
 
 
 class Launcher:

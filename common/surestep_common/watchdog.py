@@ -19,12 +19,12 @@ from collections.abc import Sequence
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from . import log, rpc
+from . import log, rpc, tls
 from .process import STACK_DUMP_SIGNAL, die_with_parent
 
 logger = logging.getLogger(__name__)
 
-_PROBE_TIMEOUT_S = 1.0
+_PROBE_TIMEOUT_S = 0.9
 _PROBE_INTERVAL_S = 0.25
 _MISSES = 3  # probes in a row; counted, not timed: the watchdog may have been stopped itself
 _STACK_DUMP_S = 0.3  # for the child to write its stacks, if it still can
@@ -59,7 +59,7 @@ async def _end_when_silent(
     """Kill a process that has answered and does not any more; one that stops may take its time."""
     async with rpc.connect(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        await _until_silent(health)
+        await _until_silent(health, process.pid)
     if stopping.is_set():
         return
     logger.error(
@@ -71,19 +71,23 @@ async def _end_when_silent(
         process.kill()
 
 
-async def _until_silent(health: health_pb2_grpc.HealthStub) -> None:
-    answered, misses = False, 0
+async def _until_silent(health: health_pb2_grpc.HealthStub, pid: int) -> None:
+    has_answered, misses = False, 0
     while misses < _MISSES:
         if await _answers(health):
-            answered, misses = True, 0
-        elif answered:
-            misses += 1
-        await asyncio.sleep(_PROBE_INTERVAL_S)
+            if not has_answered:
+                logger.info("watching pid %d", pid)
+            has_answered, misses = True, 0
+            await asyncio.sleep(_PROBE_INTERVAL_S)
+        else:
+            misses += has_answered  # until then it starts
 
 
 async def _answers(health: health_pb2_grpc.HealthStub) -> bool:
     try:
-        await health.Check(health_pb2.HealthCheckRequest(), timeout=_PROBE_TIMEOUT_S)
+        await health.Check(
+            health_pb2.HealthCheckRequest(), timeout=_PROBE_TIMEOUT_S, wait_for_ready=True
+        )
     except grpc.aio.AioRpcError as error:
         return error.code() not in _SILENCE
     return True
@@ -95,6 +99,7 @@ def main(arguments: Sequence[str]) -> int:
         case [address, "--", _, *_]:
             die_with_parent()
             log.configure("watchdog")
+            tls.use(tls.TlsSettings.load([]))
             return asyncio.run(watch(address, arguments[2:]))
         case _:
             sys.stderr.write(_USAGE)

@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from surestep_common.errors import SurestepError
 
+from .admin import AdminRoutes
 from .admission import Admission
 from .chat import ChatTemplate
 from .config import GatewaySettings
@@ -38,6 +39,7 @@ def make_app(gateway: Gateway, address: str) -> Starlette:
         routes=[
             *OpenAIRoutes(gateway).routes(),
             *OperatorRoutes(gateway, address).routes(),
+            *AdminRoutes(gateway).routes(),
         ],
         middleware=[
             Middleware(

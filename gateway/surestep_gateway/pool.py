@@ -59,22 +59,23 @@ class SchedulerPool:
         """`pick`, when there is one. Raises Unavailable when the time is over."""
         deadline = time.monotonic() + timeout_s
         while (link := self.pick(key)) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise Unavailable("no scheduler serves", retry_after=RETRY_AFTER_S)
-            await self._wait_for_change(left)
+            await self._wait_for_change(deadline)
         return link
 
-    async def wait_until_serving(self, timeout_s: float) -> None:
-        """Raises Unavailable when no scheduler serves within the time."""
-        await self.acquire(b"", timeout_s)
+    async def until_admits(self, link: SchedulerLink, timeout_s: float) -> None:
+        """Wait until this scheduler takes requests. Raises Unavailable when the time is over."""
+        deadline = time.monotonic() + timeout_s
+        while not link.admits(time.monotonic()):
+            await self._wait_for_change(deadline)
 
-    async def _wait_for_change(self, timeout_s: float) -> None:
+    async def _wait_for_change(self, deadline: float) -> None:
         now = time.monotonic()
+        if now >= deadline:
+            raise Unavailable("no scheduler serves", retry_after=RETRY_AFTER_S)
         waits = [wait for link in self.links if (wait := link.breaker.waits_s(now)) is not None]
         changed = self._changed
         try:
-            async with asyncio.timeout(min([timeout_s, *waits])):
+            async with asyncio.timeout(min([deadline - now, *waits])):
                 await changed.wait()
         except TimeoutError:
             return

@@ -198,6 +198,12 @@ class DetokenizeBody(Body):
     tokens: TokenIds
 
 
+class RestartBody(Body):
+    """POST /admin/workers/restart"""
+
+    reason: Annotated[str, Field(max_length=500)] | None = None  # for the log
+
+
 B = TypeVar("B", bound=Body)
 
 

@@ -39,6 +39,7 @@ class GatewayServer:
         self._socket = _bind(settings.host, settings.port)
         host, port = self._socket.getsockname()[:2]
         self.address = f"{host}:{port}"
+        self.url = f"{'https' if settings.ssl_certfile else 'http'}://{self.address}"
         config = uvicorn.Config(
             make_app(self.gateway, self.address),
             loop="none",  # runs inside ours
@@ -48,6 +49,8 @@ class GatewayServer:
             access_log=False,
             log_config=None,
             server_header=False,
+            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=settings.ssl_keyfile,
             timeout_graceful_shutdown=_CLOSE_S,
             backlog=_BACKLOG,
         )
@@ -66,7 +69,7 @@ class GatewayServer:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(self.gateway.pool.run())
                 drainer = group.create_task(self._drain_when_stopping())
-                logger.info("listening on http://%s", self.address)
+                logger.info("listening on %s", self.url)
                 await self._server.serve(sockets=[self._socket])
                 watcher.cancel()
                 drainer.cancel()

@@ -8,7 +8,7 @@ import logging
 import signal
 
 import uvloop
-from surestep_common import log, rpc
+from surestep_common import log, rpc, tls
 from surestep_common.process import die_with_parent
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
@@ -55,6 +55,7 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
     settings = WorkerSettings.load()
+    tls.use(settings)
     log.configure("worker", rank=settings.rank, level=settings.log_level, as_json=settings.log_json)
     uvloop.run(serve(settings))
 

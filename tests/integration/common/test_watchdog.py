@@ -16,7 +16,6 @@ import hanging_service
 import psutil
 import pytest
 from ports import free_address
-from surestep_common.healthcheck import is_healthy
 
 
 @dataclass
@@ -62,9 +61,8 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
     command = (sys.executable, hanging_service.__file__, address.rpartition(":")[2])
     async with watching(tmp_path / "log", address, *command) as service:
         async with asyncio.timeout(30):
-            while not await asyncio.to_thread(is_healthy, address):
+            while "watching pid" not in service.log.read_text():
                 await asyncio.sleep(0.05)
-        await asyncio.sleep(0.5)  # the watchdog has seen an answer, too: it asks every 0.25 s
         yield service
 
 

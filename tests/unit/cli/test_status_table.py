@@ -46,8 +46,8 @@ def document(*schedulers: SchedulerStatus | None) -> dict[str, Any]:
 
 
 def scheduler(**changes: Any) -> SchedulerStatus:
-    facts = {"pid": 2, "address": "s:2", "state": SERVING, "epoch": 3, "step": 9}
-    lists = {"last_step_age_s": 0.25, "supervisors": [SUPERVISOR], "ranks": [RANK]}
+    facts: dict[str, Any] = {"pid": 2, "address": "s:2", "state": SERVING, "epoch": 3, "step": 9}
+    lists: dict[str, Any] = {"last_step_age_s": 0.25, "supervisors": [SUPERVISOR], "ranks": [RANK]}
     return SchedulerStatus(**facts | lists | changes)
 
 
@@ -104,9 +104,7 @@ def test_what_went_wrong_in_plain_words() -> None:
     )
     assert list(remarks(document(status, None))) == [
         "s:0: 17 open requests, 16 of them replaying",
-        "  1 s ago: epoch 3 was lost (ledger: a row is missing); noticed after 0.0 s,"
-        " not over yet, 0 requests replayed",
-        "  1 min ago: epoch 2 was lost (worker_hang: rank 0 was FORWARD for 5.0 s); noticed after"
-        " 5.0 s, serving again after 0.8 s, 16 requests replayed",
+        "  1 s ago: epoch 3 was lost (ledger: a row is missing); noticed after 0.0 s, not over yet, 0 requests replayed",
+        "  1 min ago: epoch 2 was lost (worker_hang: rank 0 was FORWARD for 5.0 s); noticed after 5.0 s, serving again after 0.8 s, 16 requests replayed",
         "  2.0 h ago: rank 0, pid 9, ended (HUNG: signal SIGKILL), replaced in 0.7 s",
     ]
