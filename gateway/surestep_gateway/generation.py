@@ -25,6 +25,8 @@ from .sampling import max_tokens, sampling_params, sibling_seed
 from .sequence import OutputSequence
 from .unsupported import refuse_unsupported
 
+MAX_SEQUENCES = 1024  # in one request
+
 
 class Origin(NamedTuple):
     """Where a request came from."""
@@ -67,6 +69,11 @@ async def completion_generation(
     """Raises SurestepError for anything wrong with the request or the time."""
     _check_common(gateway, body)
     prompts = await completion_prompts(gateway, body)
+    if len(prompts) * (body.n or 1) > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"{len(prompts)} prompts with n={body.n} are more than {MAX_SEQUENCES} sequences",
+            param="n",
+        )
     return _generation(gateway, body, f"cmpl-{origin.request_id}", prompts, origin, OutputParser)
 
 

@@ -20,6 +20,7 @@ from surestep_common.errors import SurestepError, Unavailable
 from .context import Gateway
 from .errors import JsonResponse
 from .link import SchedulerLink
+from .openapi import document
 from .scheduler_metrics import SchedulerReading
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class OperatorRoutes:
             Route("/health/ready", self.ready),
             Route("/ping", self.health, methods=["GET", "POST"]),
             Route("/version", self.version),
+            Route("/openapi.json", self.openapi),
             Route("/metrics", self.metrics),
             Route("/load", self.load),
             Route("/status", self.status),
@@ -73,6 +75,11 @@ class OperatorRoutes:
     async def version(self, request: Request) -> Response:
         """Version of the gateway."""
         return JsonResponse({"version": self._version})
+
+    async def openapi(self, request: Request) -> Response:
+        """The endpoints as an OpenAPI document."""
+        admin = self._gateway.settings.admin_api_key is not None
+        return JsonResponse(document(self._version, admin=admin))
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text; the gateway's own part even when no scheduler answers."""

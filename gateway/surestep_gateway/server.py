@@ -15,6 +15,7 @@ from surestep_common.errors import Unavailable
 from .app import make_app, make_gateway
 from .config import GatewaySettings
 from .context import Gateway
+from .http_protocol import HttpProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class GatewayServer:
         config = uvicorn.Config(
             make_app(self.gateway, self.address),
             loop="none",  # runs inside ours
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             access_log=False,
