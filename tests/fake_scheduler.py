@@ -149,6 +149,7 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
     requests: list[GenerateRequest] = field(default_factory=list)
     time_remaining: list[float] = field(default_factory=list)
     restarts: list[str] = field(default_factory=list)  # reasons
+    hanging: bool = False
     restarting: asyncio.Event | None = None
     num_open: int = 0
     num_cancelled: int = 0
@@ -181,6 +182,9 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
         return self.info
 
     async def Stats(self, request: Any, context: Any) -> SchedulerStats:
+        """Nothing while `hanging`, as from a process that is stopped."""
+        while self.hanging:
+            await asyncio.sleep(0.01)
         return self.stats
 
     async def RestartWorkers(self, request: Any, context: Any) -> RestartWorkersResponse:

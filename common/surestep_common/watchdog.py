@@ -14,12 +14,8 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from . import log, rpc, tls
 from .process import STACK_DUMP_SIGNAL, die_with_parent
 
 logger = logging.getLogger(__name__)
@@ -28,7 +24,6 @@ _PROBE_TIMEOUT_S = 0.9
 _PROBE_INTERVAL_S = 0.25
 _MISSES = 3  # probes in a row; counted, not timed: the watchdog may have been stopped itself
 _STACK_DUMP_S = 0.3  # for the child to write its stacks, if it still can
-_SILENCE = frozenset({grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE})
 _USAGE = "usage: python -m surestep_common.watchdog HOST:PORT -- COMMAND [ARGUMENT...]\n"
 _USAGE_ERROR = 2
 
@@ -57,9 +52,13 @@ async def _end_when_silent(
     process: asyncio.subprocess.Process, address: str, stopping: asyncio.Event
 ) -> None:
     """Kill a process that has answered and does not any more; one that stops may take its time."""
-    async with rpc.connect(address) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
-        await _until_silent(health, process.pid)
+    # Half a second of imports, which the child is not kept waiting for.
+    from . import log
+    from .health_probe import HealthProbe
+
+    log.configure("watchdog")
+    async with HealthProbe(address) as probe:
+        await _until_silent(probe.answers, process.pid)
     if stopping.is_set():
         return
     logger.error(
@@ -71,10 +70,10 @@ async def _end_when_silent(
         process.kill()
 
 
-async def _until_silent(health: health_pb2_grpc.HealthStub, pid: int) -> None:
+async def _until_silent(answers: Callable[[float], Awaitable[bool]], pid: int) -> None:
     has_answered, misses = False, 0
     while misses < _MISSES:
-        if await _answers(health):
+        if await answers(_PROBE_TIMEOUT_S):
             if not has_answered:
                 logger.info("watching pid %d", pid)
             has_answered, misses = True, 0
@@ -83,23 +82,11 @@ async def _until_silent(health: health_pb2_grpc.HealthStub, pid: int) -> None:
             misses += has_answered  # until then it starts
 
 
-async def _answers(health: health_pb2_grpc.HealthStub) -> bool:
-    try:
-        await health.Check(
-            health_pb2.HealthCheckRequest(), timeout=_PROBE_TIMEOUT_S, wait_for_ready=True
-        )
-    except grpc.aio.AioRpcError as error:
-        return error.code() not in _SILENCE
-    return True
-
-
 def main(arguments: Sequence[str]) -> int:
     """Exit status."""
     match list(arguments):
         case [address, "--", _, *_]:
             die_with_parent()
-            log.configure("watchdog")
-            tls.use(tls.TlsSettings.load([]))
             return asyncio.run(watch(address, arguments[2:]))
         case _:
             sys.stderr.write(_USAGE)

@@ -20,7 +20,7 @@ from ports import free_port
 from schemathesis import GenerationMode
 
 CHAT = "/v1/chat/completions"
-EXAMPLES = 40  # for each operation and kind of data
+EXAMPLES = 25  # for each operation and kind of data
 _PROFILE = settings(
     max_examples=EXAMPLES,
     deadline=None,

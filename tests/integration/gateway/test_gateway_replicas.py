@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -153,6 +154,35 @@ async def test_what_clients_do_wrong_opens_no_breaker(
         assert (await stack.complete()).status_code == status
     (link,) = stack.server.gateway.pool.links
     assert link.breaker.state(0) is BreakerState.CLOSED
+
+
+async def test_a_silent_scheduler_is_left(start_stack: StartStack) -> None:
+    """Its connection stays up, its calls bring nothing, and it gives no answer to questions."""
+    stack = await start_stack(replicas=2)
+
+    async def script(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        yield start()
+        yield tokens(emulated(request)[:3])
+        await asyncio.sleep(60)
+
+    both(stack, script)
+    async with asyncio.TaskGroup() as group:
+        reader = group.create_task(
+            stack.stream("/v1/completions", prompt="x", max_tokens=9, seed=4, return_token_ids=True)
+        )
+        first = await lone(stack, lambda scheduler: scheduler.num_open)
+        (second,) = [scheduler for scheduler in stack.schedulers if scheduler is not first]
+        second.script = emulating
+        began = time.monotonic()
+        first.hanging = True
+    assert time.monotonic() - began < 10
+    ids = [i for choice in reader.result().choices() for i in choice.get("token_ids", ())]
+    assert ids == emulated(first.requests[0])
+    assert len(second.requests) == 1
+    await first.until(lambda fake: fake.num_open == 0)
+    await stack.until_serving(1)
+    first.hanging = False
+    await stack.until_serving(2)
 
 
 async def test_a_new_request_waits_for_a_scheduler(start_stack: StartStack) -> None:

@@ -104,3 +104,16 @@ def test_a_scheduler_url_of_the_users_wins(children: Any) -> None:
     gateway, scheduler, _ = children("--scheduler-url", "a:1", "--scheduler-url", "grpc://b:2")
     assert gateway.scheduler_url == ("a:1", "b:2")
     assert scheduler.scheduler_listen not in gateway.scheduler_url
+
+
+def test_everything_listens_on_the_loopback_interface(children: Any) -> None:
+    """Unless told otherwise: by default, and where the launcher wires the services."""
+    assert GatewaySettings.model_fields["host"].default == "127.0.0.1"
+    for cls in SERVICES:
+        for name, field in cls.model_fields.items():
+            if name.endswith("_listen"):
+                assert str(field.default).startswith("127.0.0.1:"), name
+    gateway, scheduler, worker = children()
+    assert gateway.host == "127.0.0.1"
+    for address in (scheduler.scheduler_listen, worker.supervisor_listen, worker.worker_listen):
+        assert address.startswith("127.0.0.1:")
