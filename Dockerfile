@@ -43,7 +43,7 @@ USER surestep
 ENV SURESTEP_SCHEDULER_LISTEN=0.0.0.0:50051
 EXPOSE 50051
 HEALTHCHECK --interval=5s --timeout=5s --start-period=10m CMD ["python", "-m", "surestep_common.healthcheck", "127.0.0.1:50051"]
-CMD ["python", "-m", "surestep_scheduler"]
+CMD ["python", "-m", "surestep_common.watchdog", "127.0.0.1:50051", "--", "python", "-m", "surestep_scheduler"]
 
 FROM base AS gateway
 COPY --from=build-gateway /opt/surestep /opt/surestep

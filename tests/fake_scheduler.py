@@ -20,6 +20,7 @@ from surestep_proto.generate_pb2 import (
     GenerateRequest,
     RequestEnd,
     RequestStart,
+    RestartWorkersResponse,
     SchedulerInfo,
     SchedulerStats,
     SchedulerStatus,
@@ -147,6 +148,9 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
     stats: SchedulerStats = field(default_factory=SchedulerStats)
     requests: list[GenerateRequest] = field(default_factory=list)
     time_remaining: list[float] = field(default_factory=list)
+    restarts: list[str] = field(default_factory=list)  # reasons
+    hanging: bool = False
+    restarting: asyncio.Event | None = None
     num_open: int = 0
     num_cancelled: int = 0
     port: int = 0
@@ -178,7 +182,19 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
         return self.info
 
     async def Stats(self, request: Any, context: Any) -> SchedulerStats:
+        """Nothing while `hanging`, as from a process that is stopped."""
+        while self.hanging:
+            await asyncio.sleep(0.01)
         return self.stats
+
+    async def RestartWorkers(self, request: Any, context: Any) -> RestartWorkersResponse:
+        """Not serving until `restarting` is set, if it is there."""
+        self.restarts.append(request.reason)
+        await self.set_serving(False)
+        if self.restarting is not None:
+            await self.restarting.wait()
+        await self.set_serving(True)
+        return RestartWorkersResponse(epoch=3, num_ranks=2)
 
     async def Status(self, request: Any, context: Any) -> SchedulerStatus:
         return SchedulerStatus(

@@ -23,7 +23,7 @@ async def gateway(
     environ = os.environ | {
         "SURESTEP_MODEL": str(model),
         "SURESTEP_PORT": str(port),
-        "SURESTEP_SCHEDULER_ADDRESS": f"127.0.0.1:{scheduler_port}",
+        "SURESTEP_SCHEDULER_URL": f"127.0.0.1:{scheduler_port}",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     process = await asyncio.create_subprocess_exec(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,21 @@ from surestep_gateway.server import GatewayServer
 
 
 class Stack:
-    """A running gateway with its scheduler and a client."""
+    """A running gateway with its schedulers, of which most tests have one, and a client."""
 
-    def __init__(self, server: GatewayServer, scheduler: FakeScheduler) -> None:
+    def __init__(self, server: GatewayServer, schedulers: Sequence[FakeScheduler]) -> None:
         self.server = server
-        self.scheduler = scheduler
+        self.scheduler = schedulers[0]
+        self.schedulers = schedulers
         self.url = f"http://{server.address}"
         self.client = httpx.AsyncClient(base_url=self.url, timeout=20)
+
+    async def until_serving(self, count: int = 1, timeout_s: float = 10) -> None:
+        """Wait until so many schedulers would be sent requests."""
+        links = self.server.gateway.pool.links
+        async with asyncio.timeout(timeout_s):
+            while sum(link.admits(time.monotonic()) for link in links) != count:
+                await asyncio.sleep(0.005)
 
     async def chat(self, **body: Any) -> httpx.Response:
         """A chat completion."""
@@ -80,22 +89,25 @@ async def stacks(model: Path) -> AsyncIterator[StartStack]:
     """A function that starts a stack, given settings that differ from the default ones."""
     async with contextlib.AsyncExitStack() as cleanup:
 
-        async def start(ready: bool = True, **settings: Any) -> Stack:
-            scheduler = await cleanup.enter_async_context(fake_scheduler.running())
+        async def start(ready: bool = True, replicas: int = 1, **settings: Any) -> Stack:
+            schedulers = [
+                await cleanup.enter_async_context(fake_scheduler.running()) for _ in range(replicas)
+            ]
             given = {
                 "model": model,
                 "port": 0,
-                "scheduler_address": f"127.0.0.1:{scheduler.port}",
+                "scheduler_url": [f"127.0.0.1:{scheduler.port}" for scheduler in schedulers],
+                "admission_timeout_s": 0.2,
                 "drain_timeout_s": 0.2,
             }
             server = GatewayServer(GatewaySettings.model_validate(given | settings))
             group = await cleanup.enter_async_context(asyncio.TaskGroup())
             group.create_task(server.serve())
             cleanup.callback(server.stop)
-            stack = Stack(server, scheduler)
+            stack = Stack(server, schedulers)
             await cleanup.enter_async_context(stack.client)
             if ready:
-                await server.gateway.link.wait_until_serving(10)
+                await stack.until_serving(replicas)
             return stack
 
         yield start

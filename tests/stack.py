@@ -34,13 +34,16 @@ class Stack:
         return reply.json()
 
     def status(self) -> Any:
-        """The /status document."""
-        return self.get("/status")
+        """The /status document; "scheduler" is the status of the first one, or None."""
+        document = self.get("/status")
+        return document | {"scheduler": document["schedulers"][0]["status"]}
 
     def metric(self, name: str) -> float:
         """Sum over the samples of a metric."""
         text = httpx.get(self.url + "/metrics", timeout=10).text
-        lines = [line for line in text.splitlines() if line.startswith(name + "{")]
+        lines = [
+            line for line in text.splitlines() if line.partition("{")[0].partition(" ")[0] == name
+        ]
         assert lines, f"no metric {name}"
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 

@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 
 from rich.console import Console
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import InvalidRequest, Unavailable
 
+from .http import call
 from .model_source import resolve
+
+_RESTART_S = 3600.0  # the server has time limits of its own, for each scheduler
 
 
 def fetch(model: str | None, link: Path | None, console: Console) -> None:
@@ -30,6 +33,30 @@ def import_gguf(gguf: Path, folder: Path, console: Console) -> None:
     with console.status("loading the converter") as status:
         convert(gguf, folder, lambda stage: status.update(f"{gguf.name}: {stage}"))
     console.print(f"{gguf.name} converted into {folder}", markup=False, soft_wrap=True)
+
+
+def restart_workers(url: str, admin_key: str, reason: str | None, console: Console) -> int:
+    """Have every worker replaced and say how it went. Raises Unavailable, Unauthenticated."""
+    try:
+        answer = call(
+            f"{url.rstrip('/')}/admin/workers/restart",
+            {"reason": reason} if reason else {},
+            api_key=admin_key,
+            timeout_s=_RESTART_S,
+        )
+    except OSError as error:
+        raise Unavailable(f"no answer from {url}: {error}") from error
+    body = answer.body or {}
+    for one in body.get("restarted", ()):
+        console.print(
+            f"{one['scheduler']}: {one['num_ranks']} workers replaced, serving again after"
+            f" {one['seconds']:.1f} s",
+            markup=False,
+        )
+    if answer.status != 200:
+        message = body.get("error", {}).get("message", f"HTTP {answer.status}")
+        raise Unavailable(f"{body.get('failed', url)}: {message}")
+    return 0
 
 
 def _point(link: Path, target: Path) -> None:

@@ -45,10 +45,11 @@ def launch(settings: ServeSettings, console: Console) -> int:
     environ = wiring(settings, model)
     services = _services(environ, settings.tensor_parallel_size, log_dir)
     startup = Startup(
-        _url(settings.host, environ[f"{ENV_PREFIX}PORT"]),
+        _url(settings, environ[f"{ENV_PREFIX}PORT"]),
         environ[f"{ENV_PREFIX}SERVED_MODEL_NAME"].split(",")[0],
         [worker.command.log_path for worker in services.workers],
         console,
+        certificate=settings.ssl_certfile,
     )
     launcher = Launcher(
         services,
@@ -76,14 +77,17 @@ class Services(NamedTuple):
 def _services(settings: Mapping[str, str], ranks: int, log_dir: Path) -> Services:
     environ = child_environ({**settings, **_PROCESS})
 
-    def child(name: str, module: str, **extra: str) -> Child:
-        argv = (sys.executable, "-m", module)
+    def child(name: str, *module: str, **extra: str) -> Child:
+        argv = (sys.executable, "-m", *module)
         path = log_dir / f"{name}.log"
         return Child(Command(name=name, argv=argv, environ={**environ, **extra}, log_path=path))
 
+    # Ranks have supervisors, and a gateway that hangs has clients that notice.
+    address = settings[f"{ENV_PREFIX}SCHEDULER_LISTEN"]
+    watched = ("surestep_common.watchdog", address, "--", sys.executable, "-m")
     return Services(
         child("gateway", "surestep_gateway"),
-        child("scheduler", "surestep_scheduler"),
+        child("scheduler", *watched, "surestep_scheduler"),
         tuple(
             child(f"worker{rank}", "surestep_worker", SURESTEP_RANK=str(rank))
             for rank in range(ranks)
@@ -91,10 +95,10 @@ def _services(settings: Mapping[str, str], ranks: int, log_dir: Path) -> Service
     )
 
 
-def _url(host: str, port: str) -> str:
-    """How clients on this machine reach a server that listens on `host`."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
-    return f"http://{reachable}:{port}"
+def _url(settings: ServeSettings, port: str) -> str:
+    """How clients on this machine reach the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104
+    return f"{'https' if settings.ssl_certfile else 'http'}://{host}:{port}"
 
 
 class Launcher:

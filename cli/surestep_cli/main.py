@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import (
     BaseSettings,
     CliImplicitFlag,
@@ -100,6 +100,23 @@ class Status(ServerUrl):
         return show(self.url, self.api_key, as_json=self.json_output, console=Console())
 
 
+class RestartWorkers(Settings):
+    """Replace the workers of a running server, one scheduler after the other; requests go on."""
+
+    url: str = Field(
+        default="http://127.0.0.1:8000", pattern=r"^https?://", description="address of the gateway"
+    )
+    admin_api_key: SecretStr = Field(description="the server's --admin-api-key")
+    reason: str | None = Field(default=None, description="for the server's log")
+
+    def run(self, console: Console) -> int:
+        """Exit status: 0 when everything serves again."""
+        from .commands import restart_workers
+
+        key = self.admin_api_key.get_secret_value()
+        return restart_workers(self.url, key, self.reason, Console(highlight=False))
+
+
 class Bench(ServerUrl):
     """Send requests to a running server and report throughput and latencies."""
 
@@ -148,6 +165,9 @@ class Surestep(BaseSettings):
     import_gguf: CliSubCommand[ImportGguf] = Field(description="convert a GGUF file")
     fetch: CliSubCommand[Fetch] = Field(description="fetch a model and print its folder")
     status: CliSubCommand[Status] = Field(description="list the processes of a running server")
+    restart_workers: CliSubCommand[RestartWorkers] = Field(
+        description="replace the workers of a running server"
+    )
     bench: CliSubCommand[Bench] = Field(description="measure a running server")
 
     @classmethod
@@ -179,7 +199,7 @@ def run(arguments: list[str]) -> int:
     if command is None:
         console.print("surestep: which command? `surestep --help` lists them")
         return USAGE_ERROR
-    assert isinstance(command, Serve | ImportGguf | Fetch | Status | Bench)
+    assert isinstance(command, Serve | ImportGguf | Fetch | Status | RestartWorkers | Bench)
     try:
         return command.run(console)
     except SurestepError as error:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from surestep_common.errors import Unavailable
 
 from .child import tail
-from .http import get
+from .http import call
 
 _POLL_S = 0.1
 _LOADED = re.compile(rb"loading weights: (\d+) of (\d+) MB")  # written by the rank
@@ -24,13 +24,25 @@ _MAX_DEATHS = 2  # of one rank before the model is up: it will not get better
 
 
 class Startup:
-    """Watches the services come up. `name` is the model's; logs are those of the workers."""
+    """Watches the services come up. `name` is the model's; logs are those of the workers.
 
-    def __init__(self, url: str, name: str, worker_logs: Sequence[Path], console: Console) -> None:
+    `certificate` is what a gateway that speaks HTTPS shows.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        worker_logs: Sequence[Path],
+        console: Console,
+        *,
+        certificate: Path | None = None,
+    ) -> None:
         self._url = url
         self._name = name
         self._logs = {path: _size(path) for path in worker_logs}  # what earlier runs wrote
         self._console = console
+        self._certificate = certificate
 
     async def wait(self, stop: asyncio.Event) -> bool:
         """Wait until the gateway says ready. False when `stop` is set first. Raises Unavailable."""
@@ -77,9 +89,10 @@ class Startup:
 
     def _ready(self) -> bool:
         try:
-            return get(f"{self._url}/health/ready").status == 200
+            ready = call(f"{self._url}/health/ready", certificate=self._certificate)
         except OSError:
             return False
+        return ready.status == 200
 
     def _check_workers(self) -> float | None:
         """Part of the weights that the slowest rank has loaded, if any. Raises Unavailable."""

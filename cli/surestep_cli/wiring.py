@@ -25,12 +25,13 @@ def wiring(settings: ServeSettings, model: ModelFolder) -> dict[str, str]:
     )
     given = {name: str(getattr(settings, name)) for name in free.keys() & settings.model_fields_set}
     listen = {**free, **given}
+    urls = settings.scheduler_url if "scheduler_url" in settings.model_fields_set else ()
     wired = {
         **listen,
         "model": str(model.path),
         "port": str(settings.port or free["port"].rpartition(":")[2]),
         "served_model_name": ",".join(settings.served_model_name) or model.name,
-        "scheduler_address": listen["scheduler_listen"],
+        "scheduler_url": ",".join(urls or (listen["scheduler_listen"],)),
         "supervisor_addresses": json.dumps(consecutive(listen["supervisor_listen"], ranks)),
     }
     return {**settings.environ(), **{ENV_PREFIX + k.upper(): v for k, v in wired.items()}}

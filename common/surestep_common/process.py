@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import signal
 
+STACK_DUMP_SIGNAL = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
+
+
+def dump_stacks_on_signal() -> None:
+    """Write the Python stacks of all threads to stderr on STACK_DUMP_SIGNAL, and on a crash.
+
+    Works while the interpreter is blocked, because the handler is native code.
+    """
+    faulthandler.enable()
+    faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
 
 
 def die_with_parent() -> None:

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from . import tls
 from .errors import (
     INTERNAL_MESSAGE,
     ConnectionLost,
@@ -72,7 +73,11 @@ _LOST_CODES = frozenset(
 
 def connect(address: str) -> grpc.aio.Channel:
     """Open a channel to `host:port`. The channel belongs to the running event loop."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    files = tls.current.get()
+    if files is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    options = (*CHANNEL_OPTIONS, *files.channel_options())
+    return grpc.aio.secure_channel(address, files.channel_credentials(), options=options)
 
 
 class Server:
@@ -98,12 +103,18 @@ class Server:
     async def start(self, address: str) -> int:
         """Bind and start. Returns the bound port. Raises Unavailable when the address is taken."""
         try:
-            port = self.grpc.add_insecure_port(address)
+            port = self._add_port(address)
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {address}: {error}") from error
         await self.grpc.start()
         await self.set_serving(False)
         return port
+
+    def _add_port(self, address: str) -> int:
+        files = tls.current.get()
+        if files is None:
+            return self.grpc.add_insecure_port(address)
+        return self.grpc.add_secure_port(address, files.server_credentials())
 
     async def set_serving(self, serving: bool) -> None:
         """Set the health of every service."""

@@ -6,8 +6,9 @@ import logging
 import sys
 
 import uvloop
-from surestep_common import log
+from surestep_common import log, tls
 from surestep_common.errors import SurestepError
+from surestep_common.process import dump_stacks_on_signal
 
 from .config import GatewaySettings
 from .server import run
@@ -17,7 +18,9 @@ logger = logging.getLogger(__name__)
 
 def main() -> int:
     """Exit status: 0 after a drain, 1 after a fatal error."""
+    dump_stacks_on_signal()
     settings = GatewaySettings.load()
+    tls.use(settings)
     log.configure("gateway", level=settings.log_level, as_json=settings.log_json)
     try:
         uvloop.run(run(settings))

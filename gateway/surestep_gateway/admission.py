@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from surestep_common.errors import QueueFull, Unauthenticated, Unavailable
 
@@ -17,6 +17,13 @@ logger = logging.getLogger(__name__)
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
 _WITH_KEY = ("/v1/", "/tokenize", "/detokenize")
 _ABORT_S = 2.0  # for error events to reach their clients
+
+
+def bearer_matches(header: bytes, keys: Sequence[bytes]) -> bool:
+    """Whether an Authorization header carries one of the keys; takes as long for any wrong key."""
+    scheme, _, given = header.partition(b" ")
+    matches = [hmac.compare_digest(given.strip(), key) for key in keys]
+    return scheme.lower() == b"bearer" and any(matches)
 
 
 class Admission:
@@ -49,9 +56,7 @@ class Admission:
             )
 
     def _check_key(self, header: bytes) -> None:
-        scheme, _, key = header.partition(b" ")
-        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]
-        if scheme.lower() != b"bearer" or not any(matches):
+        if not bearer_matches(header, self._keys):
             raise Unauthenticated("missing or wrong API key")
 
     @contextlib.contextmanager

@@ -7,15 +7,16 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from surestep_common.errors import SurestepError
 
+from .admin import AdminRoutes
 from .admission import Admission
 from .chat import ChatTemplate
 from .config import GatewaySettings
 from .context import Gateway
 from .errors import on_http_exception, on_surestep_error, on_unexpected_error
-from .link import SchedulerLink
 from .metrics import Metrics
 from .middleware import RequestMiddleware
 from .ops import OperatorRoutes
+from .pool import SchedulerPool
 from .routes import OpenAIRoutes
 from .tokenizer import Tokenizer
 
@@ -26,7 +27,7 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
         settings=settings,
         tokenizer=Tokenizer.load(settings.model),
         template=ChatTemplate.load(settings.model, settings.chat_template),
-        link=SchedulerLink(settings.scheduler_address),
+        pool=SchedulerPool(settings.scheduler_url),
         metrics=Metrics(settings.model_names()[0]),
         admission=Admission(settings),
     )
@@ -38,6 +39,7 @@ def make_app(gateway: Gateway, address: str) -> Starlette:
         routes=[
             *OpenAIRoutes(gateway).routes(),
             *OperatorRoutes(gateway, address).routes(),
+            *AdminRoutes(gateway).routes(),
         ],
         middleware=[
             Middleware(

@@ -10,18 +10,31 @@ from typing import Annotated, Any, Self
 from pydantic import (
     AfterValidator,
     Field,
+    FilePath,
     PositiveFloat,
     PositiveInt,
+    SecretStr,
     field_validator,
     model_validator,
 )
 from pydantic_settings import NoDecode, SettingsConfigDict
-from surestep_common.config import Settings
 from surestep_common.registry import Registry
+from surestep_common.tls import TlsSettings
 
 from .parsers import REASONING_PARSERS, TOOL_PARSERS
 
+
+def _address(url: str) -> str:
+    """host:port of a URL whose scheme, if it has one, is grpc."""
+    address = url.removeprefix("grpc://").rstrip("/")
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        raise ValueError("must be host:port, with or without grpc:// in front")
+    return address
+
+
 Names = Annotated[tuple[str, ...], NoDecode]
+SchedulerUrls = Annotated[tuple[Annotated[str, AfterValidator(_address)], ...], NoDecode]
 
 
 def _choices(registry: Registry[Any]) -> str:
@@ -37,19 +50,32 @@ def _known(registry: Registry[Any]) -> Callable[[str], str]:
     return check
 
 
-class GatewaySettings(Settings):
+class GatewaySettings(TlsSettings):
     """Each field is a flag, a `SURESTEP_*` variable and a key of the config file."""
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-gateway")
 
     host: str = Field("127.0.0.1", description="address the HTTP server listens on")
+    ssl_certfile: FilePath | None = Field(
+        None, description="PEM file: certificate of the HTTP server, which then speaks HTTPS only"
+    )
+    ssl_keyfile: FilePath | None = Field(
+        None, description="PEM file: private key of that certificate"
+    )
     port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
     model: Path = Field(description="folder with tokenizer.json and the chat template")
     served_model_name: Names = Field(
         (), description="names clients may use, comma separated; default: the folder's name"
     )
-    scheduler_address: str = Field("127.0.0.1:50051", description="host:port of the scheduler")
+    scheduler_url: SchedulerUrls = Field(
+        ("127.0.0.1:50051",),
+        min_length=1,
+        description="host:port of the scheduler; comma separated or repeated: of its replicas",
+    )
     api_key: Names = Field((), description="keys, comma separated, one of which clients must send")
+    admin_api_key: SecretStr | None = Field(
+        None, min_length=1, description="key of the /admin endpoints; there are none without it"
+    )
     chat_template: Path | None = Field(
         None, description="file whose template replaces the checkpoint's"
     )
@@ -83,14 +109,17 @@ class GatewaySettings(Settings):
     resume_timeout_s: PositiveFloat = Field(
         60.0, description="seconds to wait for a lost scheduler before open requests fail"
     )
+    admission_timeout_s: float = Field(
+        10.0, ge=0, description="seconds a new request waits for a scheduler that serves"
+    )
     max_resumes: int = Field(
-        3, ge=0, description="times a request is resubmitted after its scheduler was lost"
+        5, ge=0, description="times in a row a request may lose its scheduler without a new token"
     )
     drain_timeout_s: float = Field(
         60.0, ge=0, description="seconds open requests may take to finish after SIGTERM"
     )
 
-    @field_validator("served_model_name", "api_key", mode="before")
+    @field_validator("served_model_name", "api_key", "scheduler_url", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         """A JSON list, or names separated by commas."""
@@ -99,6 +128,12 @@ class GatewaySettings(Settings):
         if value.lstrip().startswith("["):
             return json.loads(value)
         return [name.strip() for name in value.split(",") if name.strip()]
+
+    @model_validator(mode="after")
+    def _certificate_has_its_key(self) -> Self:
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("--ssl-certfile and --ssl-keyfile need each other")
+        return self
 
     @model_validator(mode="after")
     def _calls_need_a_parser(self) -> Self:

@@ -9,8 +9,8 @@ from surestep_common.errors import NotFound
 from .admission import Admission
 from .chat import ChatTemplate
 from .config import GatewaySettings
-from .link import SchedulerLink
 from .metrics import Metrics
+from .pool import SchedulerPool
 from .tokenizer import Tokenizer
 
 
@@ -21,7 +21,7 @@ class Gateway:
     settings: GatewaySettings
     tokenizer: Tokenizer
     template: ChatTemplate
-    link: SchedulerLink
+    pool: SchedulerPool
     metrics: Metrics
     admission: Admission
 

@@ -41,10 +41,11 @@ def error_body(error: BaseException) -> dict[str, Any]:
     if isinstance(error, SurestepError) and not isinstance(error, InternalError):
         message = error.message
     param = error.param if isinstance(error, SurestepError) else None
-    return _body(message, kind.openai_type, param, kind.http_status)
+    return error_content(message, kind.openai_type, param, kind.http_status)
 
 
-def _body(message: str, kind: str, param: str | None, status: int) -> dict[str, Any]:
+def error_content(message: str, kind: str, param: str | None, status: int) -> dict[str, Any]:
+    """The shape of every error."""
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
@@ -68,7 +69,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     kind = (
         "not_found_error" if error.status_code == HTTPStatus.NOT_FOUND else "invalid_request_error"
     )
-    body = _body(message, kind, None, error.status_code)
+    body = error_content(message, kind, None, error.status_code)
     return JsonResponse(body, error.status_code, dict(error.headers or {}))
 
 

@@ -25,6 +25,8 @@ from .sampling import max_tokens, sampling_params, sibling_seed
 from .sequence import OutputSequence
 from .unsupported import refuse_unsupported
 
+MAX_SEQUENCES = 1024  # in one request
+
 
 class Origin(NamedTuple):
     """Where a request came from."""
@@ -67,6 +69,11 @@ async def completion_generation(
     """Raises SurestepError for anything wrong with the request or the time."""
     _check_common(gateway, body)
     prompts = await completion_prompts(gateway, body)
+    if len(prompts) * (body.n or 1) > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"{len(prompts)} prompts with n={body.n} are more than {MAX_SEQUENCES} sequences",
+            param="n",
+        )
     return _generation(gateway, body, f"cmpl-{origin.request_id}", prompts, origin, OutputParser)
 
 
@@ -92,7 +99,7 @@ def _generation(
     origin: Origin,
     new_parser: Callable[[], OutputParser],
 ) -> Generation:
-    info = gateway.link.info
+    info = gateway.pool.info
     maker = _SequenceMaker(
         gateway=gateway,
         body=body,
@@ -131,9 +138,9 @@ class _SequenceMaker:
 
     def make(self, index: int, prompt: Prompt) -> OutputSequence:
         journal = self._journal(index, prompt)
-        source = OpenRequest(self.gateway.link, journal, self._patience(), self.deadline)
+        source = OpenRequest(self.gateway.pool, journal, self._patience(), self.deadline)
         timer = SequenceTimer(self.gateway.metrics, self.origin.arrived)
-        eos_ids = self.gateway.link.info.eos_token_ids
+        eos_ids = self.gateway.pool.info.eos_token_ids
         return OutputSequence(index, journal, source, self._assembler(), eos_ids, timer)
 
     def _journal(self, index: int, prompt: Prompt) -> Journal:
@@ -144,7 +151,7 @@ class _SequenceMaker:
         return Journal(
             request_id=f"{self.call_id}-{index}",
             prompt_ids=prompt.token_ids,
-            max_tokens=max_tokens(body, len(prompt.token_ids), self.gateway.link.info),
+            max_tokens=max_tokens(body, len(prompt.token_ids), self.gateway.pool.info),
             sampling=sampling,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
@@ -165,6 +172,7 @@ class _SequenceMaker:
     def _patience(self) -> Patience:
         settings = self.gateway.settings
         return Patience(
+            admission_s=settings.admission_timeout_s,
             first_token_s=settings.first_token_timeout_s,
             inter_token_s=settings.inter_token_timeout_s,
             resume_s=settings.resume_timeout_s,

@@ -1,4 +1,4 @@
-"""The journal of an open request, and going on from it when the scheduler is lost."""
+"""The journal of an open request, and going on from it when its scheduler is lost."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-from surestep_common.errors import (
-    ConnectionLost,
-    DeadlineExceeded,
-    QueueFull,
-    SurestepError,
-    Unavailable,
-)
-from surestep_common.rpc import translate_errors
+from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
 from surestep_proto.engine_pb2 import SamplingParams
 from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest
 
-from .link import Call, SchedulerLink
+from .choice import prefix_key
+from .link import GenerateCall, SchedulerLink
+from .pool import SchedulerPool
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +32,14 @@ class Journal:
     num_draft_tokens: int | None = None
     emitted_ids: list[int] = field(default_factory=list)
     started: bool = False  # a scheduler has run this request
-    num_resumes: int = 0
+    num_calls: int = 0  # that were opened for it
+    num_resumes: int = 0  # calls that were lost and made up for
+    num_resumed_tokens: int = 0  # that were sent again for it, prompts included
 
     def request(self) -> GenerateRequest:
         """The call that starts the sequence, or goes on with it."""
-        suffix = f".{self.num_resumes}" if self.num_resumes else ""
+        suffix = f".{self.num_calls}" if self.num_calls else ""
+        self.num_calls += 1
         request = GenerateRequest(
             request_id=self.request_id + suffix,
             prompt_ids=self.prompt_ids,
@@ -61,29 +59,40 @@ class Journal:
         self.started = True
         self.emitted_ids.extend(chunk.token_ids)
 
+    def resume(self) -> None:
+        """Note that the sequence must go on in another call."""
+        self.num_resumes += 1
+        self.num_resumed_tokens += len(self.prompt_ids) + len(self.emitted_ids)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """How long to wait for what, in seconds."""
 
+    admission_s: float  # for a scheduler that takes the request at all
     first_token_s: float
     inter_token_s: float
     resume_s: float
-    max_resumes: int
+    max_resumes: int  # without a token in between
 
 
 class OpenRequest:
-    """One sequence at the scheduler, across as many calls as it takes."""
+    """One sequence at the schedulers, across as many calls as it takes."""
 
     def __init__(
-        self, link: SchedulerLink, journal: Journal, patience: Patience, deadline: float
+        self, pool: SchedulerPool, journal: Journal, patience: Patience, deadline: float
     ) -> None:
         """`deadline` of the whole request is in seconds of the event loop's clock."""
-        self._link = link
+        self._pool = pool
         self._journal = journal
         self._patience = patience
         self._deadline = deadline
-        self._resume_by = 0.0  # deadline of the interruption that is going on; 0 = none
+        self._key = prefix_key(journal.cache_salt, journal.prompt_ids)
+        self._next: SchedulerLink | None = None  # whom to ask instead of one that is full
+        self._error: Unavailable | None = None  # what ended the last call
+        self._waiting_since: float | None = None  # for tokens, without a call that brings them
+        self._fruitless = 0  # calls lost since the last token
+        self._full = 0  # schedulers that said they are full since the last token
         self._clock = asyncio.get_running_loop().time
 
     async def chunks(self) -> AsyncGenerator[GenerateChunk, None]:
@@ -93,45 +102,59 @@ class OpenRequest:
         Closing the generator aborts the request.
         """
         while True:
-            known = self._link.connected
+            link = await self._scheduler()
             try:
-                async with contextlib.aclosing(self._attempt()) as chunks:
+                async with contextlib.aclosing(self._attempt(link)) as chunks:
                     async for chunk in chunks:
                         yield chunk
                 return
-            except (Unavailable, QueueFull) as error:
-                if not self._may_resume(error, known):
-                    raise
-                await self._wait_to_resume(error)
+            except QueueFull as error:
+                await self._after_refusal(link, error)
+            except Unavailable as error:
+                self._after_loss(link, error)
 
-    async def _attempt(self) -> AsyncGenerator[GenerateChunk, None]:
-        call = self._link.generate(self._journal.request(), self._remaining())
-        token_by = self._clock() + self._patience.first_token_s
+    async def _scheduler(self) -> SchedulerLink:
+        """Whom to call. Raises Unavailable when nobody has served for too long."""
+        link, self._next = self._next, None
+        if link is not None:
+            return link
         try:
+            return await self._pool.acquire(self._key, self._time_to_wait())
+        except Unavailable as error:
+            raise self._error or error from None
+
+    def _time_to_wait(self) -> float:
+        if self._waiting_since is None:
+            self._waiting_since = self._clock()
+        resuming = self._journal.num_resumes > 0
+        patience = self._patience.resume_s if resuming else self._patience.admission_s
+        return min(self._waiting_since + patience, self._deadline) - self._clock()
+
+    async def _attempt(self, link: SchedulerLink) -> AsyncGenerator[GenerateChunk, None]:
+        token_by = self._clock() + self._patience.first_token_s
+        with link.generate(self._journal.request(), self._remaining()) as call:
             while True:
                 chunk = await self._read(call, token_by)
                 self._journal.record(chunk)
                 if chunk.token_ids:
-                    self._resume_by = 0.0
+                    self._progress()
                     token_by = self._clock() + self._patience.inter_token_s
                 yield chunk
                 if chunk.finish_reason:
                     return
-        finally:
-            call.cancel()
 
-    async def _read(self, call: Call, token_by: float) -> GenerateChunk:
+    async def _read(self, call: GenerateCall, token_by: float) -> GenerateChunk:
         try:
             async with asyncio.timeout_at(min(token_by, self._deadline)):
-                with translate_errors():
-                    chunk = await call.read()
+                return await call.read()
         except TimeoutError:
             whole = token_by >= self._deadline
             what = "the request did not finish" if whole else "no token came"
             raise DeadlineExceeded(f"{what} in time") from None
-        if not isinstance(chunk, GenerateChunk):  # end of the stream
-            raise ConnectionLost("the scheduler ended the stream early")
-        return chunk
+
+    def _progress(self) -> None:
+        self._error = self._waiting_since = None
+        self._fruitless = self._full = 0
 
     def _remaining(self) -> float:
         remaining = self._deadline - self._clock()
@@ -139,31 +162,31 @@ class OpenRequest:
             raise DeadlineExceeded("the request did not finish in time")
         return remaining
 
-    def _may_resume(self, error: SurestepError, known: bool) -> bool:
-        """Refusals of a new request stand; an accepted one goes on."""
-        if isinstance(error, QueueFull):
-            return self._journal.num_resumes > 0
-        lost_while_waiting = isinstance(error, ConnectionLost) and known
-        accepted = self._journal.started or self._journal.num_resumes > 0
-        return accepted or lost_while_waiting
-
-    async def _wait_to_resume(self, error: SurestepError) -> None:
-        """Returns when the request may be submitted again; raises `error` when it must not."""
-        if not self._resume_by:
-            self._resume_by = self._clock() + self._patience.resume_s
-        left = min(self._resume_by, self._deadline) - self._clock()
-        if left <= 0:
-            raise error
-        if isinstance(error, QueueFull):  # everybody resumes at once
-            await asyncio.sleep(min(error.retry_after or 1.0, left))
+    async def _after_refusal(self, link: SchedulerLink, error: QueueFull) -> None:
+        """Ask another scheduler, once; an accepted request then waits, because all come back."""
+        self._full += 1
+        self._next = self._pool.pick(self._key, avoid=(link,)) if self._full == 1 else None
+        if self._next is not None:
             return
-        if self._journal.num_resumes >= self._patience.max_resumes:
+        left = self._time_to_wait()
+        if not self._journal.num_resumes or left <= 0:
             raise error
-        self._journal.num_resumes += 1
-        self._link.recheck()
-        logger.warning(
-            "lost the scheduler after %d tokens, resuming: %s",
-            len(self._journal.emitted_ids),
-            error.message,
-        )
-        await self._link.wait_until_serving(left)
+        self._full = 0
+        await asyncio.sleep(min(error.retry_after or 1.0, left))
+
+    def _after_loss(self, link: SchedulerLink, error: Unavailable) -> None:
+        """Nothing to answer for yet: the next call goes on. Raises `error` after too many."""
+        link.recheck()
+        self._error, self._waiting_since = error, None
+        self._fruitless += 1
+        if self._fruitless > self._patience.max_resumes:
+            raise error
+        if self._journal.started or isinstance(error, ConnectionLost):
+            self._journal.resume()
+            logger.warning(
+                "%s: lost scheduler %s after %d tokens, going on: %s",
+                self._journal.request_id,
+                link.address,
+                len(self._journal.emitted_ids),
+                error.message,
+            )

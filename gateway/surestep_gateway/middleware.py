@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from surestep_common.errors import RequestTooLarge, SurestepError
+from surestep_common.errors import Cancelled, InvalidRequest, RequestTooLarge, SurestepError
 
 from .admission import GENERATING, Admission
 from .errors import error_response
 from .metrics import Metrics
 
+_BODY_TIMEOUT_S = 30.0  # between two pieces of a body
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
@@ -65,15 +67,28 @@ class RequestMiddleware:
 
 
 def _limited(receive: Receive, headers: dict[bytes, bytes], limit: int) -> Receive:
-    """`receive` that raises RequestTooLarge once the body is over the limit."""
+    """`receive` that raises RequestTooLarge once the body is over the limit.
+
+    A body that stops coming raises InvalidRequest, and Cancelled when its sender is gone: nobody
+    holds a place among the open requests without saying what they want.
+    """
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > limit:
         raise RequestTooLarge(f"the body must have at most {limit} bytes, got {int(declared)}")
-    size = 0
+    size, complete = 0, False
 
     async def counted() -> Message:
-        nonlocal size
-        message = await receive()
+        nonlocal size, complete
+        if complete:
+            return await receive()
+        try:
+            async with asyncio.timeout(_BODY_TIMEOUT_S):
+                message = await receive()
+        except TimeoutError:
+            raise InvalidRequest("the body did not arrive in time") from None
+        if message["type"] == "http.disconnect":
+            raise Cancelled("the client went away")
+        complete = not message.get("more_body", False)
         size += len(message.get("body", b""))
         if size > limit:
             raise RequestTooLarge(f"the body must have at most {limit} bytes")

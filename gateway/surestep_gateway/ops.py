@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
+from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from surestep_common.errors import SurestepError, Unavailable
-from surestep_proto.generate_pb2 import SchedulerStats, SchedulerStatus
 
 from .context import Gateway
 from .errors import JsonResponse
+from .link import SchedulerLink
+from .openapi import document
+from .scheduler_metrics import SchedulerReading
+
+T = TypeVar("T")
 
 
 def package_version() -> str:
@@ -41,6 +49,7 @@ class OperatorRoutes:
             Route("/health/ready", self.ready),
             Route("/ping", self.health, methods=["GET", "POST"]),
             Route("/version", self.version),
+            Route("/openapi.json", self.openapi),
             Route("/metrics", self.metrics),
             Route("/load", self.load),
             Route("/status", self.status),
@@ -54,69 +63,92 @@ class OperatorRoutes:
         """Ready: requests sent now would be served."""
         if self._gateway.admission.draining:
             raise Unavailable("the server is shutting down")
-        if not self._gateway.link.serving:
+        patience_s = self._gateway.settings.first_token_timeout_s
+        now = time.monotonic()
+        admitting = [link for link in self._gateway.pool.links if link.admits(now)]
+        if not admitting:
             raise Unavailable("the model is not ready")
+        if all(link.stalled(patience_s) for link in admitting):
+            raise Unavailable(f"requests run, but no token came for {patience_s:g} s")
         return Response()
 
     async def version(self, request: Request) -> Response:
         """Version of the gateway."""
         return JsonResponse({"version": self._version})
 
+    async def openapi(self, request: Request) -> Response:
+        """The endpoints as an OpenAPI document."""
+        admin = self._gateway.settings.admin_api_key is not None
+        return JsonResponse(document(self._version, admin=admin))
+
     async def metrics(self, request: Request) -> Response:
-        """Prometheus text; the gateway's own part even when the scheduler is silent."""
-        stats = await self._stats()
-        link = self._gateway.link
-        text = self._gateway.metrics.render(stats, link.info if stats and link.known else None)
+        """Prometheus text; the gateway's own part even when no scheduler answers."""
+        now = time.monotonic()
+        readings = [
+            SchedulerReading(link.address, link.breaker.state(now), stats, link.info)
+            for link, stats in await self._ask(SchedulerLink.query_stats)
+        ]
+        text = self._gateway.metrics.render(readings)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def load(self, request: Request) -> Response:
-        """Requests open here (vLLM's `server_load`) and the scheduler's load."""
+        """Requests open here (vLLM's `server_load`) and the load of the schedulers in all."""
         load: dict[str, Any] = {"server_load": self._gateway.admission.num_open}
-        stats = await self._stats()
-        if stats is not None:
+        answers = await self._ask(SchedulerLink.query_stats)
+        known = [stats for _, stats in answers if stats is not None]
+        if known:
+            blocks = sum(stats.num_blocks_total for stats in known)
             load |= {
-                "num_running": stats.num_running,
-                "num_waiting": stats.num_waiting,
-                "kv_cache_usage": stats.num_blocks_used / max(1, stats.num_blocks_total),
+                "num_running": sum(stats.num_running for stats in known),
+                "num_waiting": sum(stats.num_waiting for stats in known),
+                "kv_cache_usage": sum(stats.num_blocks_used for stats in known) / max(1, blocks),
             }
         return JsonResponse(load)
 
     async def status(self, request: Request) -> Response:
         """Every process behind this gateway, for `surestep status`."""
-        scheduler = await self._scheduler_status()
-        return JsonResponse(
+        now = time.monotonic()
+        schedulers = [
             {
-                "gateway": {
-                    "pid": os.getpid(),
-                    "address": self._address,
-                    "state": self._state(),
-                    "version": self._version,
-                    "scheduler_address": self._gateway.link.address,
-                    "open_requests": self._gateway.admission.num_open,
-                },
-                "scheduler": None if scheduler is None else _as_json(scheduler),
+                "url": link.address,
+                "admits": link.admits(now),
+                "circuit_breaker": link.breaker.state(now).name,
+                "load": link.load,
+                "status": None if status is None else as_json(status),
             }
-        )
+            for link, status in await self._ask(SchedulerLink.query_status)
+        ]
+        return JsonResponse({"gateway": self._status(), "schedulers": schedulers})
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "address": self._address,
+            "state": self._state(),
+            "version": self._version,
+            "open_requests": self._gateway.admission.num_open,
+        }
 
     def _state(self) -> str:
         if self._gateway.admission.draining:
             return "DRAINING"
-        return "SERVING" if self._gateway.link.serving else "WAITING_FOR_SCHEDULER"
+        return "SERVING" if self._gateway.pool.serving else "WAITING_FOR_SCHEDULER"
 
-    async def _stats(self) -> SchedulerStats | None:
-        try:
-            return await self._gateway.link.stats()
-        except SurestepError:
-            return None
+    async def _ask(
+        self, question: Callable[[SchedulerLink], Awaitable[T]]
+    ) -> list[tuple[SchedulerLink, T | None]]:
+        """The answer of every scheduler, None from those that give none."""
 
-    async def _scheduler_status(self) -> SchedulerStatus | None:
-        try:
-            return await self._gateway.link.status()
-        except SurestepError:
-            return None
+        async def ask(link: SchedulerLink) -> tuple[SchedulerLink, T | None]:
+            try:
+                return link, await question(link)
+            except SurestepError:
+                return link, None
+
+        return list(await asyncio.gather(*map(ask, self._gateway.pool.links)))
 
 
-def _as_json(message: SchedulerStatus) -> dict[str, Any]:
+def as_json(message: Message) -> dict[str, Any]:
     """Field names as in the .proto; 64-bit counts as numbers."""
     fields = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True

@@ -33,7 +33,7 @@ async def chat_prompt(gateway: Gateway, body: ChatBody) -> ChatPrompt:
     """The prompt of a chat. Raises InvalidRequest naming the parameter."""
     text = render_chat(gateway, body)
     ids = await gateway.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
-    fitted = fit_prompt(ids, body, gateway.link.info, "messages")
+    fitted = fit_prompt(ids, body, gateway.pool.info, "messages")
     return ChatPrompt(token_ids=fitted, text=text, begun=_begun(body))
 
 
@@ -139,6 +139,6 @@ def _prompt_list(prompt: str | list[int] | list[str] | list[list[int]]) -> list[
 
 
 def _fitted(gateway: Gateway, body: CompletionBody, ids: list[int], text: str | None) -> Prompt:
-    fitted = fit_prompt(ids, body, gateway.link.info, "prompt")
+    fitted = fit_prompt(ids, body, gateway.pool.info, "prompt")
     whole = len(fitted) == len(ids)
     return Prompt(token_ids=fitted, text=text if whole else None)

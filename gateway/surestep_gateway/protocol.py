@@ -1,6 +1,6 @@
 """Request bodies: the OpenAI fields, vLLM's extra ones, and ours.
 
-Ranges that do not depend on the model are stated here; `validate.py` checks the rest. Types are
+Ranges that do not depend on the model are stated here; `sampling.py` checks the rest. Types are
 strict: a number in quotes is refused. Names that nobody knows are accepted, as every
 OpenAI-compatible server does, and logged at DEBUG.
 """
@@ -18,6 +18,13 @@ logger = logging.getLogger(__name__)
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_DRAFT_TOKENS = 16
+MAX_TOKEN_IDS = 1 << 16  # in one list of token ids that is no prompt
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARS = 256
+MAX_PROMPTS = 1024
+MAX_MESSAGES = 4096
+MAX_TOOLS = 256
 _UINT31 = (1 << 31) - 1
 
 TokenIds = list[Annotated[int, Field(ge=0)]]
@@ -59,7 +66,10 @@ class GenerationBody(Body):
     ) = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)]
+        | None
+    ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -71,9 +81,15 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=1024)] | None = None
     bad_words: (
-        Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=1024)] | None
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]],
+            Field(max_length=MAX_BAD_WORDS),
+        ]
+        | None
     ) = None
-    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1, max_length=MAX_TOKEN_IDS)] | None = (
+        None
+    )
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None  # no effect on the tokenizers we read
@@ -146,8 +162,8 @@ class NamedToolChoice(Body):
 class TemplateFields(Body):
     """How messages become a prompt."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[Tool] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
@@ -170,7 +186,12 @@ class ChatBody(TemplateFields, GenerationBody):
 class CompletionBody(GenerationBody):
     """POST /v1/completions"""
 
-    prompt: str | TokenIds | list[str] | list[TokenIds]
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS)]
+    )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
 
@@ -196,6 +217,12 @@ class DetokenizeBody(Body):
 
     model: str | None = None
     tokens: TokenIds
+
+
+class RestartBody(Body):
+    """POST /admin/workers/restart"""
+
+    reason: Annotated[str, Field(max_length=500)] | None = None  # for the log
 
 
 B = TypeVar("B", bound=Body)

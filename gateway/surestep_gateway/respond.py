@@ -169,8 +169,9 @@ async def accounted(generation: Generation) -> AsyncIterator[None]:
     finally:
         for sequence in generation.sequences:
             reason = sequence.finish_reason or ("error" if outcome == "error" else "abort")
-            sequence.timer.resumed(sequence.journal.num_resumes)
-            sequence.timer.finished(reason, len(sequence.journal.prompt_ids), sequence.num_tokens)
+            journal = sequence.journal
+            sequence.timer.resumed(journal.num_resumes, journal.num_resumed_tokens)
+            sequence.timer.finished(reason, len(journal.prompt_ids), sequence.num_tokens)
         _log_end(generation, outcome)
 
 

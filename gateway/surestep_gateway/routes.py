@@ -79,7 +79,7 @@ class OpenAIRoutes:
         return JsonResponse(self._card(name))
 
     def _card(self, name: str) -> dict[str, object]:
-        info = self._gateway.link.info
+        info = self._gateway.pool.info
         return {
             "id": name,
             "object": "model",
@@ -94,7 +94,7 @@ class OpenAIRoutes:
         """POST /tokenize"""
         raw = await request.body()
         tokenizer = self._gateway.tokenizer
-        info = self._gateway.link.info
+        info = self._gateway.pool.info
         body: TokenizeBody | TokenizeChatBody
         if b'"messages"' in raw:
             body = parse(TokenizeChatBody, raw)
@@ -117,7 +117,7 @@ class OpenAIRoutes:
         """POST /detokenize"""
         body = parse(DetokenizeBody, await request.body())
         self._gateway.check_model(body.model)
-        check_vocab(body.tokens, "tokens", self._gateway.link.info.vocab_size)
+        check_vocab(body.tokens, "tokens", self._gateway.pool.info.vocab_size)
         text = self._gateway.tokenizer.decode(body.tokens, skip_special_tokens=False)
         return JsonResponse({"prompt": text})
 

@@ -49,6 +49,7 @@ class OutputSequence:
         self.num_cached_tokens = 0
         self.num_tokens = 0
         self.finish_reason: str | None = None  # the scheduler's, as the metrics count it
+        self._started = False
         self._source = source
         self._assembler = assembler
         self._eos_ids = frozenset(eos_ids)
@@ -74,7 +75,8 @@ class OutputSequence:
                     return
 
     def _note_start(self, chunk: GenerateChunk) -> None:
-        if self.journal.num_resumes == 0:
+        if not self._started:  # what later calls find in a cache is no saving of the client's
+            self._started = True
             self.num_cached_tokens = chunk.start.num_cached_tokens
             self.timer.started(chunk.start.queue_s)
         if self.prompt_logprobs is None and self.journal.sampling.want_prompt_logprobs:

@@ -15,6 +15,7 @@ from surestep_common.errors import Unavailable
 from .app import make_app, make_gateway
 from .config import GatewaySettings
 from .context import Gateway
+from .http_protocol import HttpProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -39,15 +40,18 @@ class GatewayServer:
         self._socket = _bind(settings.host, settings.port)
         host, port = self._socket.getsockname()[:2]
         self.address = f"{host}:{port}"
+        self.url = f"{'https' if settings.ssl_certfile else 'http'}://{self.address}"
         config = uvicorn.Config(
             make_app(self.gateway, self.address),
             loop="none",  # runs inside ours
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             server_header=False,
+            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=settings.ssl_keyfile,
             timeout_graceful_shutdown=_CLOSE_S,
             backlog=_BACKLOG,
         )
@@ -64,15 +68,15 @@ class GatewayServer:
         """Until stopped."""
         try:
             async with asyncio.TaskGroup() as group:
-                watcher = group.create_task(self.gateway.link.watch())
+                watcher = group.create_task(self.gateway.pool.run())
                 drainer = group.create_task(self._drain_when_stopping())
-                logger.info("listening on http://%s", self.address)
+                logger.info("listening on %s", self.url)
                 await self._server.serve(sockets=[self._socket])
                 watcher.cancel()
                 drainer.cancel()
         finally:
             self._socket.close()
-            await self.gateway.link.close()
+            await self.gateway.pool.close()
 
     async def _drain_when_stopping(self) -> None:
         await self._stopping.wait()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
-from surestep_common.config import Settings
+from surestep_common.tls import TlsSettings
 from surestep_proto import engine_pb2
 
 from .draft_length import StepCosts
 from .limits import Limits
 
 
-class SchedulerSettings(Settings):
+class SchedulerSettings(TlsSettings):
     """Every field is also an environment variable, e.g. SURESTEP_MAX_NUM_SEQS."""
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-scheduler")

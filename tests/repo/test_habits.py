@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from repo.source import PACKAGES, ROOT, Source, calls, product, sources, tracked
+from repo.source import PACKAGES, ROOT, Source, calls, imports, product, sources, tracked
 
 _READS_ENVIRONMENT = {"common/surestep_common/config.py"}
 # `owner.create_task` where the owner is a TaskGroup of the function or object.
@@ -105,3 +105,27 @@ def test_no_path_of_one_machine() -> None:
         text = (ROOT / name).read_text(encoding="utf-8", errors="ignore")
         wrong += [f"{name}: {m.group()}" for m in _MACHINE_PATHS.finditer(text)]
     assert wrong == []
+
+
+_EXECUTES_DATA = {
+    *("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"),
+    "multiprocessing",  # its queues and pipes pickle
+}
+_LOADS_CODE = re.compile(r"(^|\.)(torch\.load|yaml\.(load|unsafe_load|full_load)|eval|exec)$")
+
+
+def test_no_data_is_code() -> None:
+    """Nothing that arrives or lies on disk is ever run: no pickle, no unsafe YAML, no eval."""
+    found = [
+        (source, line, name)
+        for source in product()
+        for line, name in imports(source)
+        if name.partition(".")[0] in _EXECUTES_DATA
+    ]
+    found += [
+        (source, line, name)
+        for source in product()
+        for line, name in calls(source)
+        if _LOADS_CODE.search(name) and not name.endswith(".eval")  # a module's eval() mode
+    ]
+    assert _places(iter(found)) == []

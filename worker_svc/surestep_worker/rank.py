@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import uvloop
-from surestep_common import log, rpc
+from surestep_common import log, rpc, tls
 from surestep_common.errors import Unavailable
 from surestep_common.process import die_with_parent
 from surestep_common.tasks import end
@@ -140,7 +140,9 @@ def _preload(settings: WorkerSettings) -> Build:
 
 def main() -> None:
     """Entry point of `python -m surestep_worker.rank`, which a supervisor starts."""
-    run(WorkerSettings.load(), _preload)
+    settings = WorkerSettings.load()
+    tls.use(settings)
+    run(settings, _preload)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,19 @@ SCHEDULER_NAMES = {
     "surestep:snapshot_evictions_total": 17.0,
     "surestep:speculation_suspended": 1.0,
     "surestep:speculation_suspensions_total": 18.0,
+    "surestep:step_deadlines_exceeded_total": 19.0,
+    "surestep:replayed_requests_total": 20.0,
+    "surestep:replayed_tokens_total": 21.0,
+    "surestep:fenced_messages_total": 22.0,
+    "surestep:drafter_faults_total": 23.0,
+    "surestep:poisoned_requests_total": 24.0,
+    "surestep:canaries_total": 25.0,
+    "surestep:last_token_age_seconds": 0.5,
+    "surestep:queued_tokens": 26.0,
+    "surestep:fault_detection_seconds_sum": 1.5,
+    "surestep:fault_detection_seconds_count": 5.0,
+    "surestep:fault_recovery_seconds_sum": 2.5,
+    "surestep:fault_recovery_seconds_count": 4.0,
 }
 GATEWAY_HISTOGRAMS = (
     "vllm:time_to_first_token_seconds",
@@ -74,6 +87,19 @@ async def test_metrics(stack: Stack) -> None:
         num_snapshot_evictions=17,
         speculation_suspended=True,
         num_speculation_suspensions=18,
+        num_step_deadlines_exceeded=19,
+        num_replayed_requests=20,
+        num_replayed_tokens=21,
+        num_fenced_messages=22,
+        num_drafter_faults=23,
+        num_poisoned_requests=24,
+        num_canaries=25,
+        last_token_age_s=0.5,
+        num_queued_tokens=26,
+        num_incidents={"worker_exit": 3, "worker_hang": 2},
+        detect_s_sum=1.5,
+        recover_s_sum=2.5,
+        num_recoveries=4,
     )
     await stack.chat(max_tokens=4)
     found = await scrape(stack)
@@ -89,17 +115,50 @@ async def test_metrics(stack: Stack) -> None:
         "0": 8,
         "1": 4,
     }
+    restarts = found["surestep:worker_restarts_total"]
+    assert {dict(labels)["cause"]: count for labels, count in restarts.items()} == {
+        "worker_exit": 3,
+        "worker_hang": 2,
+    }
     ended = tuple(sorted((LABELS | {"finished_reason": "length"}).items()))
     assert found["vllm:request_success_total"][ended] == 1
     ((facts, _),) = found["vllm:cache_config_info"].items()
     assert dict(facts)["block_size"] == "16"
 
 
+async def test_every_scheduler_has_its_numbers(start_stack: StartStack) -> None:
+    stack = await start_stack(replicas=2)
+    for running, scheduler in enumerate(stack.schedulers, start=1):
+        scheduler.stats = SchedulerStats(num_running=running, num_blocks_total=1)
+    found = (await scrape(stack))["vllm:num_requests_running"]
+    expected = {
+        (str(engine), f"127.0.0.1:{scheduler.port}"): engine + 1.0
+        for engine, scheduler in enumerate(stack.schedulers)
+    }
+    assert {(dict(k)["engine"], dict(k)["scheduler"]): v for k, v in found.items()} == expected
+    assert (await stack.client.get("/load")).json()["num_running"] == 3
+
+
+async def test_not_ready_when_requests_run_and_no_token_comes(start_stack: StartStack) -> None:
+    stack = await start_stack(first_token_timeout_s=5)
+    (link,) = stack.server.gateway.pool.links
+    for stats, status in (
+        (SchedulerStats(num_running=1, last_token_age_s=6), 503),
+        (SchedulerStats(num_running=1, last_token_age_s=4), 200),
+        (SchedulerStats(num_running=0, last_token_age_s=6), 200),
+    ):
+        link.stats = stats
+        response = await stack.client.get("/health/ready")
+        assert response.status_code == status, stats
+
+
 async def test_metrics_without_a_scheduler(stack: Stack) -> None:
-    assert (await scrape(stack))["surestep:scheduler_up"][()] == 1
+    who = (("scheduler", f"127.0.0.1:{stack.scheduler.port}"),)
+    assert (await scrape(stack))["surestep:scheduler_up"][who] == 1
     await stack.scheduler.stop()
     found = await scrape(stack)
-    assert found["surestep:scheduler_up"][()] == 0
+    assert found["surestep:scheduler_up"][who] == 0
+    assert found["surestep:circuit_breaker_state"][who] == 0
     assert "vllm:num_requests_running" not in found
     assert "vllm:time_to_first_token_seconds_count" in found
 
@@ -109,10 +168,14 @@ async def test_status(stack: Stack) -> None:
     assert status["gateway"]["pid"] == os.getpid()
     assert status["gateway"]["address"] == stack.server.address
     assert status["gateway"]["state"] == "SERVING"
-    assert status["scheduler"]["state"] == "SERVING"
-    assert (status["scheduler"]["epoch"], status["scheduler"]["step"]) == (3, 7)
+    (scheduler,) = status["schedulers"]
+    assert scheduler["url"] == f"127.0.0.1:{stack.scheduler.port}"
+    assert (scheduler["admits"], scheduler["circuit_breaker"]) == (True, "CLOSED")
+    assert scheduler["status"]["state"] == "SERVING"
+    assert (scheduler["status"]["epoch"], scheduler["status"]["step"]) == (3, 7)
     await stack.scheduler.stop()
-    assert (await stack.client.get("/status")).json()["scheduler"] is None
+    (scheduler,) = (await stack.client.get("/status")).json()["schedulers"]
+    assert scheduler["status"] is None
 
 
 async def test_small_endpoints(stack: Stack) -> None:
@@ -181,7 +244,7 @@ async def test_request_ids(stack: Stack) -> None:
 
 
 async def test_before_the_model_is_known(start_stack: StartStack) -> None:
-    stack = await start_stack(ready=False, scheduler_address="127.0.0.1:1")
+    stack = await start_stack(ready=False, scheduler_url="127.0.0.1:1")
     for path in ("/v1/models", "/health/ready"):
         assert (await stack.client.get(path)).status_code == 503
     assert (await stack.chat()).status_code == 503

@@ -56,6 +56,12 @@ COMMON: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"x": 1}}, "logit_bias", "not a token id"),
     ({"logit_bias": {"-1": 1}}, "logit_bias", "not a token id"),
     ({"logit_bias": {"1": 101}}, "logit_bias", "less than or equal to 100"),
+    ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias", "at most 1024"),
+    ({"bad_words": ["x"] * 1025}, "bad_words", "at most 1024"),
+    ({"bad_words": ["x" * 257]}, "bad_words", "at most 256 characters"),
+    ({"stop_token_ids": [1] * 1025}, "stop_token_ids", "at most 1024"),
+    ({"allowed_token_ids": [1] * 65537}, "allowed_token_ids", "at most 65536"),
+    ({"stop_token_ids": [10**4000]}, "stop_token_ids", ""),
     ({"bad_words": [""]}, "bad_words", "at least 1 character"),
     ({"bad_words": ["  "]}, "bad_words", "has no tokens"),
     ({"prompt_logprobs": 21}, "prompt_logprobs", "at most 20"),
@@ -83,6 +89,8 @@ COMMON: list[tuple[dict[str, Any], str, str]] = [
 ]
 CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "at least 1 item"),
+    ({"messages": [{"role": "user", "content": ""}] * 4097}, "messages", "at most 4096"),
+    ({"tools": TOOLS * 257}, "tools", "at most 256"),
     ({"messages": None}, "messages", "valid array"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
      "messages[0].content[0]", "only parts of type 'text'"),
@@ -112,6 +120,9 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
 COMPLETIONS_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ""}, "prompt", "no tokens"),
     ({"prompt": []}, "prompt", "must not be empty"),
+    ({"prompt": ["x"] * 1025}, "prompt", "at most 1024"),
+    ({"prompt": [[1]] * 1025}, "prompt", "at most 1024"),
+    ({"prompt": ["x"] * 129, "n": 8}, "n", "more than 1024 sequences"),
     ({"prompt": [[]]}, "prompt", "no tokens"),
     ({"prompt": [400]}, "prompt", "not in the vocabulary"),
     ({"prompt": [[1], [400]]}, "prompt", "not in the vocabulary"),

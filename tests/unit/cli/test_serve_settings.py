@@ -65,7 +65,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_services_find_each_other(children: Any) -> None:
     gateway, scheduler, worker = children("--tensor-parallel-size", "2", "--port", "0")
-    assert gateway.scheduler_address == scheduler.scheduler_listen
+    assert gateway.scheduler_url == (scheduler.scheduler_listen,)
     host, port = worker.supervisor_listen.split(":")
     assert scheduler.supervisor_addresses == [f"{host}:{port}", f"{host}:{int(port) + 1}"]
     assert gateway.port != 0
@@ -81,7 +81,8 @@ def test_what_the_user_says_reaches_the_services(children: Any) -> None:
         *("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"),
         "--enable-auto-tool-choice",
     )
-    assert scheduler.scheduler_listen == gateway.scheduler_address == "127.0.0.1:1234"
+    assert scheduler.scheduler_listen == "127.0.0.1:1234"
+    assert gateway.scheduler_url == ("127.0.0.1:1234",)
     assert scheduler.max_num_seqs == worker.max_num_seqs == 5
     assert worker.speculative_config == speculation
     assert gateway.served_model_name == ("a", "b")
@@ -97,3 +98,22 @@ def test_unknown_keys_of_the_file_are_refused(
     with pytest.raises(SystemExit):
         Serve.load(["--config", str(path)])
     assert "unknown setting 'max_num_seq'" in capsys.readouterr().err
+
+
+def test_a_scheduler_url_of_the_users_wins(children: Any) -> None:
+    gateway, scheduler, _ = children("--scheduler-url", "a:1", "--scheduler-url", "grpc://b:2")
+    assert gateway.scheduler_url == ("a:1", "b:2")
+    assert scheduler.scheduler_listen not in gateway.scheduler_url
+
+
+def test_everything_listens_on_the_loopback_interface(children: Any) -> None:
+    """Unless told otherwise: by default, and where the launcher wires the services."""
+    assert GatewaySettings.model_fields["host"].default == "127.0.0.1"
+    for cls in SERVICES:
+        for name, field in cls.model_fields.items():
+            if name.endswith("_listen"):
+                assert str(field.default).startswith("127.0.0.1:"), name
+    gateway, scheduler, worker = children()
+    assert gateway.host == "127.0.0.1"
+    for address in (scheduler.scheduler_listen, worker.supervisor_listen, worker.worker_listen):
+        assert address.startswith("127.0.0.1:")

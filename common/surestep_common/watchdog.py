@@ -1,0 +1,97 @@
+"""`python -m surestep_common.watchdog HOST:PORT -- COMMAND...`: ends a service that hangs.
+
+A supervisor that starts what has ended does not see what hangs: stopped, or stuck in a call that
+holds the interpreter. The watchdog runs COMMAND as its child and asks the gRPC health service at
+HOST:PORT; any answer will do, because it takes a running event loop to give one. Once the service
+has answered, three seconds of silence end it: its stacks go to its log, and it is killed. The exit
+status is the child's, 128 + N after signal N. SIGTERM and SIGINT are passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+
+from .process import STACK_DUMP_SIGNAL, die_with_parent
+
+logger = logging.getLogger(__name__)
+
+_PROBE_TIMEOUT_S = 0.9
+_PROBE_INTERVAL_S = 0.25
+_MISSES = 3  # probes in a row; counted, not timed: the watchdog may have been stopped itself
+_STACK_DUMP_S = 0.3  # for the child to write its stacks, if it still can
+_USAGE = "usage: python -m surestep_common.watchdog HOST:PORT -- COMMAND [ARGUMENT...]\n"
+_USAGE_ERROR = 2
+
+
+async def watch(address: str, command: Sequence[str]) -> int:
+    """Run `command` to its end. The exit status for this process."""
+    process = await asyncio.create_subprocess_exec(*command, preexec_fn=die_with_parent)
+    stopping = asyncio.Event()
+
+    def pass_on(number: int) -> None:
+        stopping.set()
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, pass_on, number)
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(_end_when_silent(process, address, stopping))
+        code = await process.wait()
+        watching.cancel()
+    return code if code >= 0 else 128 - code
+
+
+async def _end_when_silent(
+    process: asyncio.subprocess.Process, address: str, stopping: asyncio.Event
+) -> None:
+    """Kill a process that has answered and does not any more; one that stops may take its time."""
+    # Half a second of imports, which the child is not kept waiting for.
+    from . import log
+    from .health_probe import HealthProbe
+
+    log.configure("watchdog")
+    async with HealthProbe(address) as probe:
+        await _until_silent(probe.answers, process.pid)
+    if stopping.is_set():
+        return
+    logger.error(
+        "%s does not answer any more: pid %d dumps its stacks and is killed", address, process.pid
+    )
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(STACK_DUMP_SIGNAL)
+        await asyncio.sleep(_STACK_DUMP_S)
+        process.kill()
+
+
+async def _until_silent(answers: Callable[[float], Awaitable[bool]], pid: int) -> None:
+    has_answered, misses = False, 0
+    while misses < _MISSES:
+        if await answers(_PROBE_TIMEOUT_S):
+            if not has_answered:
+                logger.info("watching pid %d", pid)
+            has_answered, misses = True, 0
+            await asyncio.sleep(_PROBE_INTERVAL_S)
+        else:
+            misses += has_answered  # until then it starts
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status."""
+    match list(arguments):
+        case [address, "--", _, *_]:
+            die_with_parent()
+            return asyncio.run(watch(address, arguments[2:]))
+        case _:
+            sys.stderr.write(_USAGE)
+            return _USAGE_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""A scheduler that dies, stops or is cut off costs seconds and no token."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from e2e.conftest import FLAGS
+from openai import OpenAI
+from openai.types import Completion
+from stack import Stack, serve
+from tiny import make_tiny_checkpoint
+
+pytestmark = pytest.mark.timeout(180)
+MAX_TOKENS = 1500
+PAUSE_S = 30.0  # a busy machine takes its time to start a process; benchmarks have the figures
+RESUMED = "surestep:resumed_requests_total"
+
+
+@pytest.fixture(scope="module")
+def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A server of their own for tests that break it; its model has room for long streams."""
+    folder = tmp_path_factory.mktemp("scheduler-lost")
+    make_tiny_checkpoint(folder / "tiny", "llama", seed=7, tokenizer=True, max_position=4096)
+    with serve(folder / "tiny", folder / "logs", *FLAGS) as running:
+        yield running
+
+
+class Answer(NamedTuple):
+    """Tokens of a stream, and its longest pause in seconds."""
+
+    ids: list[int]
+    pause_s: float
+
+
+def stream(stack: Stack, number: signal.Signals | None = None) -> Answer:
+    """One stream; after ten tokens the scheduler gets the signal."""
+    client = OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0, timeout=90)
+    chunks = client.completions.create(
+        model=client.models.list().data[0].id,
+        prompt="abcabc abc",
+        max_tokens=MAX_TOKENS,
+        temperature=0.9,
+        seed=29,
+        stream=True,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    answer, last = Answer([], 0.0), time.monotonic()
+    for chunk in chunks:
+        now = time.monotonic()
+        answer, last = Answer(answer.ids + ids_of(chunk), max(answer.pause_s, now - last)), now
+        if number is not None and len(answer.ids) >= 10:
+            os.kill(stack.status()["scheduler"]["pid"], number)
+            number = None
+    assert number is None
+    return answer
+
+
+def ids_of(chunk: Completion) -> list[int]:
+    ids: list[int] = []
+    for choice in chunk.choices:
+        ids += choice.token_ids or []  # type: ignore[attr-defined]
+    return ids
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_stream_goes_on_without_the_scheduler(fragile: Stack, number: signal.Signals) -> None:
+    quiet = stream(fragile)
+    assert len(quiet.ids) == MAX_TOKENS
+    pid = fragile.status()["scheduler"]["pid"]
+    resumed = fragile.metric(RESUMED)
+    disturbed = stream(fragile, number)
+    assert disturbed.ids == quiet.ids
+    assert disturbed.pause_s < PAUSE_S
+    fragile.wait_until(fragile.is_ready, "readiness")
+    assert fragile.status()["scheduler"]["pid"] != pid
+    assert fragile.metric(RESUMED) == resumed + 1
+
+
+def test_a_new_request_waits_for_the_scheduler(fragile: Stack) -> None:
+    quiet = stream(fragile)
+    os.kill(fragile.status()["scheduler"]["pid"], signal.SIGKILL)
+    assert stream(fragile).ids == quiet.ids

@@ -1,0 +1,119 @@
+"""The watchdog with real processes: what hangs is ended, what works is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import hanging_service
+import psutil
+import pytest
+from ports import free_address
+
+
+@dataclass
+class Watched:
+    """A watchdog and its child."""
+
+    watchdog: asyncio.subprocess.Process
+    log: Path
+    address: str
+
+    @property
+    def child(self) -> psutil.Process:
+        (child,) = psutil.Process(self.watchdog.pid).children()
+        return child
+
+    async def status(self) -> int:
+        """Exit status of the watchdog."""
+        async with asyncio.timeout(20):
+            return await self.watchdog.wait()
+
+
+@contextlib.asynccontextmanager
+async def watching(log: Path, address: str, *command: str) -> AsyncIterator[Watched]:
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with log.open("wb") as file:
+        watchdog = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "surestep_common.watchdog", address, "--", *command),
+            env=environ,
+            stdout=file,
+            stderr=file,
+        )
+    try:
+        yield Watched(watchdog, log, address)
+    finally:
+        if watchdog.returncode is None:
+            watchdog.kill()
+        await watchdog.wait()
+
+
+@pytest.fixture
+async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
+    address = free_address()
+    command = (sys.executable, hanging_service.__file__, address.rpartition(":")[2])
+    async with watching(tmp_path / "log", address, *command) as service:
+        async with asyncio.timeout(30):
+            while "watching pid" not in service.log.read_text():
+                await asyncio.sleep(0.05)
+        yield service
+
+
+async def test_a_stopped_process_is_killed(watched: Watched) -> None:
+    began = time.monotonic()
+    watched.child.suspend()
+    assert await watched.status() == 128 + signal.SIGKILL
+    assert time.monotonic() - began < 5
+    assert "does not answer any more" in watched.log.read_text()
+
+
+async def test_a_blocked_event_loop_shows_its_stacks(watched: Watched) -> None:
+    os.kill(watched.child.pid, signal.SIGUSR2)
+    assert await watched.status() == 128 + signal.SIGKILL
+    assert "in block_here" in watched.log.read_text()
+
+
+async def test_a_short_pause_is_none_of_its_business(watched: Watched) -> None:
+    child = watched.child
+    child.suspend()
+    await asyncio.sleep(1.0)
+    child.resume()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(4):
+            await watched.watchdog.wait()
+    assert child.is_running()
+
+
+async def test_signals_and_exit_status_pass_through(watched: Watched) -> None:
+    watched.watchdog.send_signal(signal.SIGTERM)
+    assert await watched.status() == 7
+    assert "does not answer" not in watched.log.read_text()
+
+
+async def test_the_child_dies_with_it(watched: Watched) -> None:
+    child = watched.child
+    watched.watchdog.kill()
+    await watched.status()
+    psutil.wait_procs([child], timeout=10)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(("code", "status"), [("exit(3)", 3), ("exit(0)", 0)])
+async def test_a_child_that_never_serves(tmp_path: Path, code: str, status: int) -> None:
+    async with watching(
+        tmp_path / "log", free_address(), sys.executable, "-c", f"import sys; sys.{code}"
+    ) as service:
+        assert await service.status() == status
+
+
+async def test_usage(tmp_path: Path) -> None:
+    async with watching(tmp_path / "log", "nowhere") as service:
+        assert await service.status() == 2
+    assert "usage:" in service.log.read_text()

@@ -1,0 +1,57 @@
+"""The choice of a scheduler: what holds for any prefixes, loads and numbers of schedulers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from surestep_gateway.choice import Candidate, choose, prefix_key
+
+IDS = st.lists(st.integers(0, 300_000), max_size=300)
+LOADS = st.lists(st.integers(0, 1000), min_size=1, max_size=8)
+
+
+def candidates(loads: list[int]) -> list[Candidate]:
+    return [Candidate(f"host{i}:50051", load) for i, load in enumerate(loads)]
+
+
+@given(IDS, IDS, IDS)
+def test_equal_prefixes_meet(prefix: list[int], one: list[int], other: list[int]) -> None:
+    prefix = (prefix or [1]) * 256
+    assert prefix_key("salt", prefix + one) == prefix_key("salt", prefix + other)
+
+
+@given(IDS, st.text(max_size=300))
+def test_salts_part(ids: list[int], salt: str) -> None:
+    assert prefix_key(salt, ids) != prefix_key(salt + "x", ids)
+
+
+@given(IDS, LOADS)
+def test_nobody_clearly_busier_than_the_least_loaded(ids: list[int], loads: list[int]) -> None:
+    chosen = choose(prefix_key("", ids), candidates(loads))
+    assert loads[chosen] <= 4 + 1.5 * min(loads)
+
+
+@given(IDS, st.integers(1, 8))
+def test_the_order_of_the_list_does_not_matter(ids: list[int], count: int) -> None:
+    key, listed = prefix_key("", ids), candidates([0] * count)
+    turned = listed[::-1]
+    assert listed[choose(key, listed)] == turned[choose(key, turned)]
+
+
+@given(IDS, st.integers(2, 8), st.data())
+def test_one_that_goes_away_moves_only_its_own(
+    ids: list[int], count: int, data: st.DataObject
+) -> None:
+    key, listed = prefix_key("", ids), candidates([0] * count)
+    chosen = choose(key, listed)
+    gone = data.draw(st.integers(0, count - 1).filter(lambda i: i != chosen))
+    rest = [one for i, one in enumerate(listed) if i != gone]
+    assert rest[choose(key, rest)] == listed[chosen]
+
+
+def test_prefixes_spread_evenly() -> None:
+    listed = candidates([0] * 4)
+    counts = Counter(choose(prefix_key("", [i]), listed) for i in range(4000))
+    assert all(900 < counts[i] < 1100 for i in range(4))
