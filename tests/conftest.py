@@ -14,9 +14,13 @@ SEED = 20_260_131
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much of the parity matrices is run."""
+    """How much of what takes long is run."""
     text = "every combination of the parity matrices; without it the slow ones take turns"
     parser.addoption("--full-parity", action="store_true", help=text)
+    text = "every fault with every drafter and number of ranks; without it they take turns"
+    parser.addoption("--full-faults", action="store_true", help=text)
+    text = "minutes of traffic with faults in tests/faults/test_soak.py; 0 = the short form"
+    parser.addoption("--soak-minutes", type=float, default=0.0, help=text)
 
 
 def pytest_report_header() -> str:
