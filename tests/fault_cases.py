@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fault_server import Facts, FaultyServer
 
+SEED = 20_261_121
 FOREVER_S = 600  # longer than anyone waits: whoever blocks for it has to be killed
 Inject = Callable[[FaultyServer, int], None]  # the server, and the rank to hurt
 Proof = Callable[[Facts, Facts], bool]  # before and after
@@ -179,6 +180,10 @@ FAULTS = (
         *("scheduler-drained", _signal_scheduler(signal.SIGTERM), scheduler_replaced, 30),
         setups=("ngram-tp1",),
     ),
-    Fault("supervisor-killed", _signal_supervisor(signal.SIGKILL), rank_replaced, 30, ("none-tp2",)),
-    Fault("supervisor-ended", _signal_supervisor(signal.SIGTERM), rank_replaced, 30, ("ngram-tp1",)),
+    Fault(
+        "supervisor-killed", _signal_supervisor(signal.SIGKILL), rank_replaced, 30, ("none-tp2",)
+    ),
+    Fault(
+        "supervisor-ended", _signal_supervisor(signal.SIGTERM), rank_replaced, 30, ("ngram-tp1",)
+    ),
 )

@@ -38,7 +38,9 @@ def prepare(server: FaultyServer, ranks: int, rng: random.Random) -> Served:
     stops = [index for index, ask in enumerate(asks) if ask.kind == "stop string"]
     for index in stops:
         asks[index] = asks[index].until(late_stop(expected[index].choices[0].text))
-    for index, answer in zip(stops, asyncio.run(run(server, [asks[i] for i in stops])), strict=True):
+    for index, answer in zip(
+        stops, asyncio.run(run(server, [asks[i] for i in stops])), strict=True
+    ):
         assert answer.choices[0].finish_reason == "stop"
         expected[index] = answer
     return Served(server, ranks, asks, expected, server.holdings())
@@ -63,6 +65,14 @@ async def run(
 
 def survive(served: Served, fault: Fault, seed: str) -> list[Answer]:
     """Cause the fault in mid-stream and insist that no client could tell, but by the clock."""
+    try:
+        return _survive(served, fault, seed)
+    except BaseException as error:
+        error.add_note(served.server.stack.tail())
+        raise
+
+
+def _survive(served: Served, fault: Fault, seed: str) -> list[Answer]:
     rng = random.Random(seed)
     server, rank = served.server, rng.randrange(served.ranks)
     at = rng.randint(served.num_tokens // 20, served.num_tokens // 3)
@@ -73,7 +83,7 @@ def survive(served: Served, fault: Fault, seed: str) -> list[Answer]:
     assert not server.pending_orders(), f"nothing happened: {where}"
     server.recovered(served.holdings)
     after = server.facts()
-    assert fault.proof(before, after), f"{where}: {before} became {after}: {server.stack.tail()}"
+    assert fault.proof(before, after), f"{where}: {before} became {after}"
     pause_s = max(answer.pause_s for answer in answers)
     assert pause_s < fault.pause_s, f"{where}: a client waited {pause_s:.1f} s"
     return answers

@@ -28,10 +28,45 @@ KINDS: dict[str, dict[str, Any]] = {
         "extra_body": {"repetition_penalty": 1.2},
     },
 }
-_WORDS = (
-    "the statement is used to say what a loop does when one of its names is bound to an object "
-    "and the value of that expression raises an error in the body of a class or function"
-).split()
+_WORDS = [
+    "the",
+    "statement",
+    "is",
+    "used",
+    "to",
+    "say",
+    "what",
+    "a",
+    "loop",
+    "does",
+    "when",
+    "one",
+    "of",
+    "its",
+    "names",
+    "is",
+    "bound",
+    "to",
+    "an",
+    "object",
+    "and",
+    "the",
+    "value",
+    "of",
+    "that",
+    "expression",
+    "raises",
+    "an",
+    "error",
+    "in",
+    "the",
+    "body",
+    "of",
+    "a",
+    "class",
+    "or",
+    "function",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +160,11 @@ def ask(kind: str, options: dict[str, Any], rng: random.Random, words: int, toke
     """A request with a prompt of so many words, some of which come again."""
     prompt = rng.choices(_WORDS, k=words)
     extra = {"ignore_eos": True, "return_token_ids": True, **options.get("extra_body", {})}
-    own = {"prompt": " ".join(prompt[:4] + prompt), "max_tokens": tokens, "seed": rng.getrandbits(31)}
+    own = {
+        "prompt": " ".join(prompt[:4] + prompt),
+        "max_tokens": tokens,
+        "seed": rng.getrandbits(31),
+    }
     return Ask(kind, {**options, **own, "extra_body": extra})
 
 
@@ -170,8 +209,13 @@ def _where(old: Choice, new: Choice, name: str) -> str:
     left, right = getattr(old, name), getattr(new, name)
     if name == "finish_reason":
         return f"{left} became {right}"
-    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
-    return f"of {len(left)} are {len(right)}, equal up to {same}: {left[same:same + 8]!r} became {right[same:same + 8]!r}"
+    same = sum(
+        1
+        for _ in itertools.takewhile(
+            lambda pair: pair[0] == pair[1], zip(left, right, strict=False)
+        )
+    )
+    return f"of {len(left)} are {len(right)}, equal up to {same}: {left[same : same + 8]!r} became {right[same : same + 8]!r}"
 
 
 def _close(old: Choice, new: Choice) -> bool:
@@ -180,6 +224,9 @@ def _close(old: Choice, new: Choice) -> bool:
         a[0] == b[0]
         and abs(a[1] - b[1]) < 1e-3
         and sorted(a[2].values()) == sorted(a[2].values())
-        and all(abs(x - y) < 1e-3 for x, y in zip(sorted(a[2].values()), sorted(b[2].values()), strict=True))
+        and all(
+            abs(x - y) < 1e-3
+            for x, y in zip(sorted(a[2].values()), sorted(b[2].values()), strict=True)
+        )
         for a, b in zip(old.logprobs, new.logprobs, strict=True)
     )

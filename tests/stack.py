@@ -61,7 +61,7 @@ class Stack:
     def tail(self) -> str:
         """The ends of all logs, for messages of failed tests."""
         parts = [
-            f"--- {path.name}\n{path.read_text(errors='replace')[-2000:]}"
+            f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}"
             for path in sorted(self.logs.rglob("*.log"))
         ]
         return "\n".join(parts)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SEED
-from fault_cases import Setup, cases
+from fault_cases import SEED, Setup, cases
 from fault_run import Served, prepare
 from fault_server import serve_for_faults
 from tiny import make_tiny_checkpoint

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import SEED
-from fault_cases import Fault
+from fault_cases import SEED, Fault
 from fault_run import Served, survive
 
 pytestmark = pytest.mark.timeout(300)
