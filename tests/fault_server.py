@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from openai import AsyncOpenAI
 from stack import Stack, serve
 
 _INJECT = Path(__file__).parent / "faults" / "inject"
@@ -49,11 +48,6 @@ class FaultyServer:
     def __init__(self, stack: Stack, triggers: Path) -> None:
         self.stack = stack
         self._triggers = triggers
-
-    def client(self) -> AsyncOpenAI:
-        """The official client, which must not need a second try."""
-        url = self.stack.url + "/v1"
-        return AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
 
     def status(self) -> Any:
         """The /status document."""

@@ -117,10 +117,22 @@ class Answer:
     usage: tuple[int, int] = (0, 0)  # tokens of the prompt, tokens of the answers
     times: list[float] = field(default_factory=list)  # first is when it was sent
 
+    @classmethod
+    def of(cls, request: Ask) -> Answer:
+        """Nothing yet."""
+        return cls([Choice() for _ in range(request.num_choices)])
+
     @property
     def pause_s(self) -> float:
         """The longest that the client had to wait for something."""
         return max(later - earlier for earlier, later in itertools.pairwise(self.times))
+
+    def wait_across(self, moment: float) -> float | None:
+        """From the last output before a moment to the first after it; None if not open then."""
+        return next(
+            (b - a for a, b in itertools.pairwise(self.times) if a <= moment < b),
+            None,
+        )
 
 
 class Tally:
@@ -168,9 +180,12 @@ def ask(kind: str, options: dict[str, Any], rng: random.Random, words: int, toke
     return Ask(kind, {**options, **own, "extra_body": extra})
 
 
-async def stream(client: AsyncOpenAI, request: Ask, tally: Tally) -> Answer:
-    """Read one stream to its end. Raises what the client raises."""
-    answer = Answer([Choice() for _ in range(request.num_choices)], times=[time.monotonic()])
+async def stream(
+    client: AsyncOpenAI, request: Ask, tally: Tally, answer: Answer | None = None
+) -> Answer:
+    """Read one stream to its end, into `answer`. Raises what the client raises."""
+    answer = answer or Answer.of(request)
+    answer.times.append(time.monotonic())
     chunks = await client.completions.create(
         model="tiny", stream=True, stream_options={"include_usage": True}, **request.options
     )
@@ -203,6 +218,15 @@ def differences(expected: Sequence[Answer], got: Sequence[Answer]) -> list[str]:
         if not all(_close(old, new) for old, new in pairs):
             found.append(f"stream {index}: other logprobs")
     return found
+
+
+def prefix_of(part: Answer, whole: Answer) -> bool:
+    """Whether an answer that was broken off is the beginning of another one."""
+    pairs = list(zip(part.choices, whole.choices, strict=True))
+    return all(
+        new.token_ids == old.token_ids[: len(new.token_ids)] and old.text.startswith(new.text)
+        for new, old in pairs
+    )
 
 
 def _where(old: Choice, new: Choice, name: str) -> str:
