@@ -15,7 +15,7 @@ from fault_cases import Fault, cases
 from fault_run import Served, client_of, run
 from fault_server import FaultyServer
 from fault_streams import KINDS, STREAMS, Answer, Ask, Tally, ask, differences, prefix_of, stream
-from openai import AsyncOpenAI, OpenAIError
+from openai import AsyncOpenAI
 
 _POOL = 32  # different requests
 _LEAVE = 0.1  # part of the clients that go away before the end
@@ -78,12 +78,15 @@ async def soak(
     for start in range(0, len(asks), STREAMS):
         expected += await run(served.server.stack.url, asks[start : start + STREAMS])
     seen, until = Soak(), time.monotonic() + seconds
-    async with client_of(served.server.stack.url) as client, asyncio.timeout(seconds + _LAST_S):
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(STREAMS):
-                own = random.Random(rng.getrandbits(32))
-                tasks.create_task(_keep_asking(client, asks, expected, own, until, seen))
-            tasks.create_task(_keep_hurting(served, every_s, rng, until, seen))
+    async with (
+        client_of(served.server.stack.url) as client,
+        asyncio.timeout(seconds + _LAST_S),
+        asyncio.TaskGroup() as tasks,
+    ):
+        for _ in range(STREAMS):
+            own = random.Random(rng.getrandbits(32))
+            tasks.create_task(_keep_asking(client, asks, expected, own, until, seen))
+        tasks.create_task(_keep_hurting(served, every_s, rng, until, seen))
     return seen
 
 
@@ -97,33 +100,33 @@ async def _keep_asking(
 ) -> None:
     while time.monotonic() < until:
         index = rng.randrange(len(asks))
-        leaves_after = rng.randint(1, 20) if rng.random() < _LEAVE else 0
-        tally, answer = Tally(), Answer.of(asks[index])
+        leaves_after = rng.randint(1, 20) if rng.random() < _LEAVE else None
         seen.requests += 1
-        seen.answers.append(answer)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                reading = tasks.create_task(stream(client, asks[index], tally, answer))
-                if leaves_after:
-                    tasks.create_task(_leave(reading, tally, leaves_after))
-        except* OpenAIError as group:
-            seen.failures.append(f"{asks[index].kind}: {group.exceptions[0]!r}")
-            continue
-        seen.tokens += tally.tokens
-        seen.left += reading.cancelled()
-        if reading.cancelled():
-            wrong = [] if prefix_of(answer, expected[index]) else ["another beginning"]
-        else:
-            wrong = differences([expected[index]], [answer])
+        wrong = await _ask_once(client, asks[index], expected[index], leaves_after, seen)
         seen.failures += [f"{asks[index].kind}: {line}" for line in wrong]
 
 
-async def _leave(reading: asyncio.Task[Answer], tally: Tally, tokens: int) -> None:
-    """Go away after so many tokens; short answers may end before."""
-    patience = asyncio.ensure_future(tally.reached(tokens))
-    await asyncio.wait([patience, reading], return_when=asyncio.FIRST_COMPLETED)
-    patience.cancel()
-    reading.cancel()
+async def _ask_once(
+    client: AsyncOpenAI, request: Ask, expected: Answer, leaves_after: int | None, seen: Soak
+) -> list[str]:
+    """One request, broken off after so many tokens if any; what was wrong with its answer."""
+    tally, answer = Tally(), Answer.of(request)
+    seen.answers.append(answer)
+    reading = asyncio.ensure_future(stream(client, request, tally, answer))
+    waits = {reading}
+    if leaves_after is not None:
+        waits.add(asyncio.ensure_future(tally.reached(leaves_after)))
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for task in waits:
+        task.cancel()
+    await asyncio.wait(waits)
+    seen.tokens += tally.tokens
+    if reading.cancelled():
+        seen.left += 1
+        return [] if prefix_of(answer, expected) else ["another beginning"]
+    if error := reading.exception():
+        return [repr(error)]
+    return differences([expected], [answer])
 
 
 async def _keep_hurting(

@@ -112,14 +112,17 @@ def test_a_server_that_is_told_to_stop_finishes_first(served: Served, second: Fa
 
     async def streams() -> None:
         tally = Tally()
-        async with client_of(stack.url) as client, asyncio.timeout(90):
-            async with asyncio.TaskGroup() as tasks:
-                answers = [tasks.create_task(stream(client, ask, tally)) for ask in asks]
-                await tally.reached(AT)
-                stack.process.send_signal(signal.SIGTERM)
-                await asyncio.to_thread(stack.wait_until, lambda: not stack.is_ready(), "drain", 20)
-                with pytest.raises(openai.APIStatusError) as refusal:
-                    await stream(client, served.asks[-1], Tally())
+        async with (
+            client_of(stack.url) as client,
+            asyncio.timeout(90),
+            asyncio.TaskGroup() as tasks,
+        ):
+            answers = [tasks.create_task(stream(client, ask, tally)) for ask in asks]
+            await tally.reached(AT)
+            stack.process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(stack.wait_until, lambda: not stack.is_ready(), "drain", 20)
+            with pytest.raises(openai.APIStatusError) as refusal:
+                await stream(client, served.asks[-1], Tally())
         assert refusal.value.status_code == 503
         assert float(refusal.value.response.headers["retry-after"]) >= 0
         assert differences(expected, [answer.result() for answer in answers]) == []
