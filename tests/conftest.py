@@ -28,6 +28,14 @@ def pytest_report_header() -> str:
     return f"seed: {SEED}"
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What tests have to say at the end, passed or failed."""
+    for report in (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")):
+        for name, text in report.user_properties:
+            if name == "summary":
+                terminalreporter.write_line(text)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip GPU tests where there is no GPU, and say so."""
     marked = [item for item in items if item.get_closest_marker("gpu")]

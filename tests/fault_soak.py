@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 from fault_cases import Fault, cases
@@ -113,7 +114,7 @@ async def _ask_once(
     tally, answer = Tally(), Answer.of(request)
     seen.answers.append(answer)
     reading = asyncio.ensure_future(stream(client, request, tally, answer))
-    waits = {reading}
+    waits: set[asyncio.Future[Any]] = {reading}
     if leaves_after is not None:
         waits.add(asyncio.ensure_future(tally.reached(leaves_after)))
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from fault_cases import SEED
@@ -21,7 +21,11 @@ _EVERY_S = 10.0, 20.0
 
 
 @served_by(["ngram-tp1"])
-def test_a_fault_every_few_seconds(served: Served, request: pytest.FixtureRequest) -> None:
+def test_a_fault_every_few_seconds(
+    served: Served,
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
+) -> None:
     minutes: float = request.config.getoption("--soak-minutes")
     long = minutes > 0
     before = memory(served.server)
@@ -33,14 +37,8 @@ def test_a_fault_every_few_seconds(served: Served, request: pytest.FixtureReques
             random.Random(SEED),
         )
     )
-    _report(request, seen.summary())
+    record_property("summary", f"soak: {seen.summary()}")
     assert seen.failures == []
-    assert len(seen.faults) >= 4
+    assert len(seen.faults) >= 3
     served.server.recovered(served.holdings)
     assert grown(before, memory(served.server)) == []
-
-
-def _report(request: pytest.FixtureRequest, line: str) -> None:
-    reporter: Any = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None:  # processes of pytest-xdist have none
-        reporter.write_line(f"\nsoak: {line}")
