@@ -63,17 +63,17 @@ class Victim:
 
 def ranks(_: psutil.Process, status: Status) -> list[int]:
     """The first rank process."""
-    return [status["scheduler"]["supervisors"][0]["rank_pid"]]
+    return [status["supervisors"][0]["rank_pid"]]
 
 
 def all_ranks(_: psutil.Process, status: Status) -> list[int]:
     """Every rank process."""
-    return [each["rank_pid"] for each in status["scheduler"]["supervisors"]]
+    return [each["rank_pid"] for each in status["supervisors"]]
 
 
 def scheduler(_: psutil.Process, status: Status) -> list[int]:
     """The scheduler."""
-    return [status["scheduler"]["pid"]]
+    return [status["pid"]]
 
 
 def named(pattern: str) -> Callable[[psutil.Process, Status], list[int]]:
@@ -181,22 +181,22 @@ def body(model: str, index: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def status_of(url: str) -> Status:
-    """Surestep's /status; empty where there is none."""
+    """Status of Surestep's first scheduler; empty where there is none."""
     timeout = aiohttp.ClientTimeout(total=5)
     try:
         async with (
             aiohttp.ClientSession(url, timeout=timeout) as session,
             session.get("/status", raise_for_status=True) as answer,
         ):
-            status: Status = await answer.json()
-            return status
+            document = await answer.json()
+            return document["schedulers"][0]["status"] or {}
     except (aiohttp.ClientError, TimeoutError):
         return {}
 
 
 def detected(before: Status, after: Status) -> float | None:
     """Seconds until the server noticed, when it has a new incident."""
-    old, new = (status.get("scheduler", {}).get("incidents", []) for status in (before, after))
+    old, new = (status.get("incidents", []) for status in (before, after))
     known = {incident["epoch"] for incident in old}
     fresh = [incident["detect_s"] for incident in new if incident["epoch"] not in known]
     return max(fresh, default=None)

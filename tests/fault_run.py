@@ -52,6 +52,7 @@ def prepare(server: FaultyServer, setup: Setup, model: Path, rng: random.Random)
     ):
         assert answer.choices[0].finish_reason == "stop"
         expected[index] = answer
+    server.stack.wait_until(server.has_standbys, "standby processes")
     return Served(server, setup, model, asks, expected, server.holdings())
 
 
@@ -86,6 +87,8 @@ def _survive(served: Served, fault: Fault, seed: str) -> list[Answer]:
     rng = random.Random(seed)
     server, rank = served.server, rng.randrange(served.setup.ranks)
     at = rng.randint(served.num_tokens // 20, served.num_tokens // 5)
+    if fault.needs_drafts:
+        server.draft_again()
     before = server.facts()
     answers = asyncio.run(
         run(server.stack.url, served.asks, at, lambda: fault.inject(server, rank))

@@ -97,8 +97,31 @@ class FaultyServer:
             rank_pids=tuple(each["rank_pid"] for each in scheduler["supervisors"]),
             scheduler_pid=scheduler["pid"],
             epoch=int(scheduler["epoch"]),
-            replays=self.stack.metric("surestep:replays_total"),
-            drafter_faults=0.0,
+            replays=self.stack.metric("surestep:replayed_requests_total"),
+            drafter_faults=self.stack.metric("surestep:drafter_faults_total"),
+        )
+
+    def has_standbys(self) -> bool:
+        """Each rank has a process that waits to replace it."""
+        scheduler = self.status()["scheduler"]
+        return scheduler is not None and all(
+            supervisor["standby_pid"] for supervisor in scheduler["supervisors"]
+        )
+
+    def draft_again(self) -> None:
+        """Speculation that an earlier fault has suspended goes on: a new scheduler forgets."""
+        if self.stack.metric("surestep:speculation_suspended"):
+            old = self.facts().scheduler_pid
+            self.send(signal.SIGKILL, old)
+            self.stack.wait_until(lambda: self._is_served_by_another(old), "a new scheduler", 60)
+
+    def _is_served_by_another(self, scheduler_pid: int) -> bool:
+        scheduler = self.status()["scheduler"]
+        return (
+            scheduler is not None
+            and scheduler["pid"] != scheduler_pid
+            and self.stack.is_ready()
+            and self.has_standbys()
         )
 
     def idle(self) -> bool:
@@ -114,7 +137,7 @@ class FaultyServer:
 
     def whole(self, before: Holdings) -> bool:
         """As many processes as before, and no growing number of files."""
-        with contextlib.suppress(psutil.NoSuchProcess, KeyError, AssertionError):
+        with contextlib.suppress(psutil.NoSuchProcess, TypeError, AssertionError):
             now = self.holdings()
             return (
                 now.processes == before.processes

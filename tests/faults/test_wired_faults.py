@@ -37,7 +37,7 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
 async def gateway_to(served: Served, *schedulers: str) -> AsyncIterator[str]:
     """Root URL of one more gateway, in front of `schedulers`."""
     port = free_port()
-    flags = ("--scheduler-address", *schedulers, "--served-model-name", "tiny")
+    flags = ("--scheduler-url", ",".join(schedulers), "--served-model-name", "tiny")
     async with gateway(served.model, port, 0, *flags) as process:
         url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=url) as client:
@@ -46,7 +46,7 @@ async def gateway_to(served: Served, *schedulers: str) -> AsyncIterator[str]:
 
 
 @served_by(["ngram-tp1"])
-@pytest.mark.parametrize("how", ["cut"])
+@pytest.mark.parametrize("how", ["cut", "silence"])
 def test_the_connection_between_gateway_and_scheduler(served: Served, how: str) -> None:
     async def streams() -> None:
         async with (

@@ -34,7 +34,7 @@ def test_lost_streams_and_tokens_are_counted() -> None:
 def test_only_new_incidents_count() -> None:
     old = {"epoch": 1, "detect_s": 9.0}
     new = {"epoch": 2, "detect_s": 0.5}
-    before = {"scheduler": {"incidents": [old]}}
-    assert faults.detected(before, {"scheduler": {"incidents": [new, old]}}) == 0.5
+    before = {"incidents": [old]}
+    assert faults.detected(before, {"incidents": [new, old]}) == 0.5
     assert faults.detected(before, before) is None
     assert faults.detected({}, {}) is None
