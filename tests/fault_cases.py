@@ -36,6 +36,7 @@ class Fault:
     pause_s: float  # no client waits longer for its next token
     setups: tuple[str, ...]
     drafters: tuple[str, ...] = ("none", "ngram", "mtp")
+    causes: tuple[str, ...] = ()  # of the lost epoch, in the server's own words, if it knows any
     needs_drafts: bool = False  # speculation must not be suspended for an earlier fault
     waits_for: str = ""  # the part of the product that is not there yet
 
@@ -50,6 +51,12 @@ def cases(full: bool) -> Iterator[tuple[Setup, Fault]]:
         chosen = full or str(setup) in fault.setups
         if chosen and setup.speculation in fault.drafters and not fault.waits_for:
             yield setup, fault
+
+
+def shown(fault: Fault, before: Facts, after: Facts) -> bool:
+    """Whether the server shows that the fault happened, and names one of its causes."""
+    new = {cause for epoch, cause in after.incidents if (epoch, cause) not in before.incidents}
+    return fault.proof(before, after) and (not fault.causes or bool(new & set(fault.causes)))
 
 
 # -- what shows that it happened ---------------------------------------------------------------
@@ -121,21 +128,49 @@ def _order_first(place: str, do: str, **details: float) -> Inject:
     return lambda server, rank: server.order(place, 0, do, **details)
 
 
+_EXIT, _HANG, _ERROR = ("worker_exit",), ("worker_hang",), ("worker_error",)
+
 FAULTS = (
-    Fault("rank-killed", _signal(signal.SIGKILL), rank_replaced, 20, ("none-tp1", "ngram-tp2")),
-    Fault("all-ranks-killed", _signal_all(signal.SIGKILL), rank_replaced, 20, ("mtp-tp2",)),
-    Fault("rank-stopped", _signal(signal.SIGSTOP), rank_replaced, 30, ("mtp-tp1",)),
+    Fault(
+        *("rank-killed", _signal(signal.SIGKILL), rank_replaced, 20),
+        setups=("none-tp1", "ngram-tp2"),
+        causes=_EXIT,
+    ),
+    Fault(
+        *("all-ranks-killed", _signal_all(signal.SIGKILL), rank_replaced, 20),
+        setups=("mtp-tp2",),
+        causes=_EXIT,
+    ),
+    Fault(
+        *("rank-stopped", _signal(signal.SIGSTOP), rank_replaced, 30),
+        setups=("mtp-tp1",),
+        causes=_HANG,
+    ),
     Fault(
         *("loop-blocked", _order("result", "sleep", s=FOREVER_S), rank_replaced, 30),
         setups=("ngram-tp1",),
+        causes=_HANG,
     ),
     Fault(
         *("lock-held", _order("forward", "hold-the-lock", s=FOREVER_S), rank_replaced, 30),
         setups=("none-tp2",),
+        causes=_HANG,
     ),
-    Fault("forward-raises", _order("forward", "raise"), epoch_ended, 20, ("mtp-tp2", "none-tp1")),
-    Fault("out-of-memory", _order("forward", "memory"), epoch_ended, 20, ("mtp-tp1",)),
-    Fault("allocation-fails", _order("forward", "allocate"), epoch_ended, 20, ("ngram-tp1",)),
+    Fault(
+        *("forward-raises", _order("forward", "raise"), epoch_ended, 20),
+        setups=("mtp-tp2", "none-tp1"),
+        causes=_ERROR,
+    ),
+    Fault(
+        *("out-of-memory", _order("forward", "memory"), epoch_ended, 20),
+        setups=("mtp-tp1",),
+        causes=_ERROR,
+    ),
+    Fault(
+        *("allocation-fails", _order("forward", "allocate"), epoch_ended, 20),
+        setups=("ngram-tp1",),
+        causes=_ERROR,
+    ),
     Fault(
         *("row-not-finite", _order_first("logits", "nan", rows=1), anything, 20),
         setups=("none-tp1", "mtp-tp1"),
@@ -145,19 +180,19 @@ FAULTS = (
         setups=("ngram-tp2",),
     ),
     Fault(
-        *("drafter-raises", _order_first("propose", "raise"), drafter_blamed, 10),
+        *("drafter-raises", _order_first("propose", "raise"), drafter_blamed, 20),
         setups=("ngram-tp1", "mtp-tp2"),
         drafters=_DRAFTING,
         needs_drafts=True,
     ),
     Fault(
-        *("drafter-not-finite", _order("head", "nan", rows=1 << 20), drafter_blamed, 10),
+        *("drafter-not-finite", _order("head", "nan", rows=1 << 20), drafter_blamed, 20),
         setups=("mtp-tp1",),
         drafters=("mtp",),
         needs_drafts=True,
     ),
     Fault(
-        *("drafts-out-of-range", _order_first("propose", "garbage"), drafter_blamed, 10),
+        *("drafts-out-of-range", _order_first("propose", "garbage"), drafter_blamed, 20),
         setups=("ngram-tp2",),
         drafters=_DRAFTING,
         needs_drafts=True,
@@ -166,11 +201,19 @@ FAULTS = (
         *("drafter-stalls", _order_first("propose", "sleep", s=FOREVER_S), rank_replaced, 30),
         setups=("ngram-tp2", "mtp-tp1"),
         drafters=_DRAFTING,
+        causes=("drafter",),
         needs_drafts=True,
     ),
-    Fault("result-dropped", _order("result", "drop"), epoch_ended, 30, ("none-tp2", "mtp-tp1")),
-    Fault("result-twice", _order("result", "duplicate"), anything, 20, ("ngram-tp1", "mtp-tp2")),
-    Fault("result-late", _order("result", "late", s=0.5), nothing, 10, ("none-tp1",)),
+    Fault(
+        *("result-lost", _order("result", "drop"), epoch_ended, 30),
+        setups=("none-tp2", "mtp-tp1"),
+        causes=("ledger", *_HANG),
+    ),
+    Fault(
+        *("result-twice", _order("result", "duplicate"), anything, 20),
+        setups=("ngram-tp1", "mtp-tp2"),
+    ),
+    Fault("result-late", _order("result", "late", s=0.5), nothing, 20, ("none-tp1",)),
     Fault("result-of-another-epoch", _order("result", "stale"), anything, 20, ("ngram-tp1",)),
     Fault(
         *("scheduler-killed", _signal_scheduler(signal.SIGKILL), scheduler_replaced, 20),
@@ -185,9 +228,11 @@ FAULTS = (
         setups=("ngram-tp1",),
     ),
     Fault(
-        "supervisor-killed", _signal_supervisor(signal.SIGKILL), rank_replaced, 30, ("none-tp2",)
+        *("supervisor-killed", _signal_supervisor(signal.SIGKILL), rank_replaced, 30),
+        setups=("none-tp2",),
     ),
     Fault(
-        "supervisor-ended", _signal_supervisor(signal.SIGTERM), rank_replaced, 30, ("ngram-tp1",)
+        *("supervisor-ended", _signal_supervisor(signal.SIGTERM), rank_replaced, 30),
+        setups=("ngram-tp1",),
     ),
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fault_cases import Fault, Setup
+from fault_cases import Fault, Setup, shown
 from fault_server import FaultyServer, Holdings
 from fault_streams import LATE, Answer, Ask, Tally, differences, late_stop, mix, stream
 from openai import AsyncOpenAI
@@ -98,7 +98,7 @@ def _survive(served: Served, fault: Fault, seed: str) -> list[Answer]:
     assert not server.pending_orders(), f"nothing happened: {where}"
     server.recovered(served.holdings)
     after = server.facts()
-    assert fault.proof(before, after), f"{where}: {before} became {after}"
+    assert shown(fault, before, after), f"{where}: {before} became {after}"
     pause_s = max(answer.pause_s for answer in answers)
     assert pause_s < fault.pause_s, f"{where}: a client waited {pause_s:.1f} s"
     return answers

@@ -40,6 +40,7 @@ class Facts:
     epoch: int
     replays: float
     drafter_faults: float
+    incidents: tuple[tuple[int, str], ...]  # epochs that were lost, and why
 
 
 class FaultyServer:
@@ -98,6 +99,7 @@ class FaultyServer:
             scheduler_pid=scheduler["pid"],
             epoch=int(scheduler["epoch"]),
             replays=self.stack.metric("surestep:replayed_requests_total"),
+            incidents=tuple((i["epoch"], i["cause"]) for i in scheduler["incidents"]),
             drafter_faults=self.stack.metric("surestep:drafter_faults_total"),
         )
 
