@@ -14,14 +14,26 @@ SEED = 20_260_131
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much of the parity matrices is run."""
+    """How much of what takes long is run."""
     text = "every combination of the parity matrices; without it the slow ones take turns"
     parser.addoption("--full-parity", action="store_true", help=text)
+    text = "every fault with every drafter and number of ranks; without it they take turns"
+    parser.addoption("--full-faults", action="store_true", help=text)
+    text = "minutes of traffic with faults in tests/faults/test_soak.py; 0 = the short form"
+    parser.addoption("--soak-minutes", type=float, default=0.0, help=text)
 
 
 def pytest_report_header() -> str:
     """The seed belongs to every failure report."""
     return f"seed: {SEED}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What tests have to say at the end, passed or failed."""
+    for report in (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")):
+        for name, text in report.user_properties:
+            if name == "summary":
+                terminalreporter.write_line(text)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,26 +64,29 @@ class Stack:
     def tail(self) -> str:
         """The ends of all logs, for messages of failed tests."""
         parts = [
-            f"--- {path.name}\n{path.read_text(errors='replace')[-2000:]}"
+            f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}"
             for path in sorted(self.logs.rglob("*.log"))
         ]
         return "\n".join(parts)
 
 
 @contextlib.contextmanager
-def serve(model: Path, logs: Path, *flags: str) -> Iterator[Stack]:
-    """Start, wait until ready, yield, stop with SIGINT, and insist on a clean exit."""
+def serve(
+    model: Path, logs: Path, *flags: str, variables: Mapping[str, str] | None = None
+) -> Iterator[Stack]:
+    """Start, wait until ready, yield, stop with SIGINT, and insist on a clean exit.
+
+    `variables` join the environment; a PYTHONPATH among them comes before ours.
+    """
     port = free_port()
     logs.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "surestep_cli", "serve", str(model), "--port", str(port)]
-    environment = {key: value for key, value in os.environ.items() if "SURESTEP_" not in key}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     with (logs / "console.log").open("wb") as console:
         process = subprocess.Popen(
             [*command, "--log-dir", str(logs), *flags],
             stdout=console,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=environment(variables or {}),
             start_new_session=True,
         )
     stack = Stack(process, f"http://127.0.0.1:{port}", logs)
@@ -94,6 +97,13 @@ def serve(model: Path, logs: Path, *flags: str) -> Iterator[Stack]:
         assert process.wait(STOP_S) == 0, stack.tail()
     finally:
         _kill_session(process)
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Of a process under test: no settings of the developer's shell, and the modules we have."""
+    inherited = {key: value for key, value in os.environ.items() if "SURESTEP_" not in key}
+    paths = [variables.get("PYTHONPATH", ""), *sys.path]
+    return {**inherited, **variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:

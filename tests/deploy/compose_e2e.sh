@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds and runs docker-compose.yml for real: a chat answer through the published port, streams that
-# lose their worker twice and read the same, a stop that lets an open stream finish. Skipped where
-# there is no Docker engine. Variables of docker-compose.yml apply (BASE_IMAGE, BUILD_NETWORK, ...).
+# lose their worker or their scheduler, twice each, and read the same, a stop that lets an open stream
+# finish. Skipped where there is no Docker engine. Variables of docker-compose.yml apply (BASE_IMAGE,
+# BUILD_NETWORK, ...).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -102,20 +103,24 @@ say "a stream without faults"
 (stream "$scratch/quiet")
 
 # Docker takes `docker kill` for the will of an operator, whatever the restart policy says.
-say "docker kill in the middle of a stream, then docker start"
-start_stream "$scratch/killed"
-docker kill "$(container worker)" >/dev/null
-[ "$(state worker State.Running)" = false ]
-docker start "$(container worker)" >/dev/null
-same_text "$scratch/killed"
+for service in worker scheduler; do
+  say "docker kill of the $service in the middle of a stream, then docker start"
+  start_stream "$scratch/killed"
+  docker kill "$(container $service)" >/dev/null
+  [ "$(state $service State.Running)" = false ]
+  docker start "$(container $service)" >/dev/null
+  same_text "$scratch/killed"
+done
 
-say "the worker's first process dies in the middle of a stream, nobody helps"
-start_stream "$scratch/died"
-docker run --rm --pid host --user 0 --no-healthcheck surestep-worker \
-  sh -c "kill -9 $(state worker State.Pid)"
-same_text "$scratch/died"
-[ "$(state worker RestartCount)" = 1 ]
-[ "$(state worker State.Running)" = true ]
+for service in worker scheduler; do
+  say "the first process of the $service dies in the middle of a stream, nobody helps"
+  start_stream "$scratch/died"
+  docker run --rm --pid host --user 0 --no-healthcheck surestep-worker \
+    sh -c "kill -9 $(state $service State.Pid)"
+  same_text "$scratch/died"
+  [ "$(state $service RestartCount)" = 1 ]
+  [ "$(state $service State.Running)" = true ]
+done
 
 say "containers without root, without what they do not need"
 for service in gateway scheduler worker; do

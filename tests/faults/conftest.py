@@ -1,0 +1,35 @@
+"""Which servers meet which faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fault_cases import SEED, Setup, cases
+from fault_run import Served, prepare
+from fault_server import serve_for_faults
+from fault_setups import flags, model, on
+
+
+def pytest_generate_tests(metafunc: Any) -> None:
+    """Tests that take a `fault` meet all of them, each on the servers where it is to run."""
+    if "fault" in metafunc.fixturenames:
+        params = [
+            pytest.param(setup, fault, id=f"{setup}-{fault.name}", marks=on(setup))
+            for setup, fault in cases(metafunc.config.getoption("--full-faults"))
+        ]
+        metafunc.parametrize(("served", "fault"), params, indirect=["served"], scope="session")
+
+
+@pytest.fixture(scope="session")
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """The server of a setup, and what its sixteen streams say when nothing happens."""
+    setup: Setup = request.param
+    folder = tmp_path_factory.mktemp(str(setup))
+    path = model(setup, folder)
+    with serve_for_faults(path, folder, *flags(setup)) as server:
+        yield prepare(server, setup, path, random.Random(SEED))

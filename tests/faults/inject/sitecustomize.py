@@ -1,0 +1,161 @@
+"""Faults that no signal can cause: Python imports this at the start of each process under test.
+
+Methods of the worker are wrapped as their modules are imported. A wrapped method looks for a file
+named after its place and its rank (`forward-0`) in the folder that FAULT_TRIGGERS names; the file
+says what to do, in JSON, and is gone before it is done: one trigger, one fault. The product knows
+nothing of this. A method that is no longer there ends the process with an AttributeError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FOLDER = Path(os.environ.get("FAULT_TRIGGERS", "."))
+RANK = os.environ.get("SURESTEP_RANK", "0")
+
+Order = dict[str, Any]
+Method = Callable[..., Any]
+
+
+def ordered(place: str) -> Order:
+    """The order for this place, taken away; empty when there is none."""
+    path = FOLDER / f"{place}-{RANK}"
+    try:
+        text = path.read_text()
+        path.unlink()
+    except FileNotFoundError:
+        return {}
+    order: Order = json.loads(text)
+    return order
+
+
+def suffer(order: Order) -> None:
+    """What goes wrong before a method has done anything."""
+    match order.get("do"):
+        case "raise":
+            raise RuntimeError("a fault of the test suite")
+        case "memory":
+            bytearray(1 << 62)  # MemoryError
+        case "allocate":
+            sys.modules["torch"].empty(1 << 50)  # RuntimeError of torch's allocator
+        case "sleep":
+            time.sleep(order["s"])
+        case "hold-the-lock":  # PyDLL does not let go of the interpreter
+            ctypes.PyDLL(None).usleep(int(1e6 * order["s"]))
+
+
+def spoil(order: Order, answer: Any) -> Any:
+    """What goes wrong with what a method returns: a tensor [N, ...], or drafts."""
+    match order.get("do"):
+        case "nan":
+            answer[: order.get("rows")] = float("nan")
+        case "garbage":
+            answer.ids[:] = 1 << 30
+            answer.counts[:] = 1
+    return answer
+
+
+def wrap(owner: type, name: str, place: str) -> None:
+    """Put a place of faults around a method."""
+    method: Method = getattr(owner, name)
+
+    def faulty(*arguments: Any, **named: Any) -> Any:
+        order = ordered(place)
+        suffer(order)
+        return spoil(order, method(*arguments, **named))
+
+    setattr(owner, name, faulty)
+
+
+class FaultyContext:
+    """A gRPC context whose messages may get lost, come twice, late, or from another time."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, result: Any) -> None:
+        """Write a StepResult, or not."""
+        order = ordered("result")
+        suffer(order)
+        match order.get("do"):
+            case "drop":
+                return
+            case "duplicate":
+                await self._context.write(result)
+            case "late":
+                import asyncio
+
+                await asyncio.sleep(order["s"])
+            case "stale":
+                old = type(result)()
+                old.CopyFrom(result)
+                old.epoch -= 1
+                await self._context.write(old)
+        await self._context.write(result)
+
+
+def _patch_service(module: ModuleType) -> None:
+    run: Method = module.WorkerService.Run
+
+    async def faulty(self: Any, plans: Any, context: Any) -> None:
+        await run(self, plans, FaultyContext(context))
+
+    module.WorkerService.Run = faulty
+
+
+def _methods(owner: str, **places: str) -> Callable[[ModuleType], None]:
+    def patch(module: ModuleType) -> None:
+        for name, place in places.items():
+            wrap(getattr(module, owner), name, place)
+
+    return patch
+
+
+PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "surestep_worker.service": _patch_service,
+    "surestep_worker.models.dense": _methods("DenseModel", forward="forward", logits="logits"),
+    "surestep_worker.models.hybrid": _methods("HybridModel", forward="forward", logits="logits"),
+    "surestep_worker.models.mtp": _methods("MtpHead", forward="head"),
+    "surestep_worker.spec.ngram": _methods("NgramDrafter", propose="propose"),
+    "surestep_worker.spec.mtp": _methods("MtpDrafter", propose="propose"),
+}
+
+
+class PatchOnImport(importlib.abc.MetaPathFinder):
+    """Finds the modules of PATCHES where they are, and patches them when they have been run."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """None for every other module."""
+        patch = PATCHES.get(name)
+        if patch is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        assert spec is not None, f"{name} is not where it was"
+        assert spec.loader is not None
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            patch(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, PatchOnImport())

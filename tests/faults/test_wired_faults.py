@@ -1,0 +1,137 @@
+"""Faults that need more than one server's own processes: wires, clients, drains, two schedulers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import httpx
+import openai
+import pytest
+from fault_cases import SEED, Setup
+from fault_proxy import Wire
+from fault_run import Served, client_of, run
+from fault_server import FaultyServer, serve_for_faults
+from fault_setups import flags, model, served_by
+from fault_streams import Tally, differences, mix, stream
+from gateway_process import gateway, until_ready
+from ports import free_port
+
+pytestmark = pytest.mark.timeout(300)
+NGRAM = Setup("ngram", 1)
+AT = 300  # tokens that all streams together have delivered before the fault
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
+    """Another server of the same model. It does not outlive its test."""
+    folder = tmp_path_factory.mktemp("second")
+    with serve_for_faults(model(NGRAM, folder), folder, *flags(NGRAM)) as server:
+        yield server
+
+
+@asynccontextmanager
+async def gateway_to(served: Served, *schedulers: str) -> AsyncIterator[str]:
+    """Root URL of one more gateway, in front of `schedulers`."""
+    port = free_port()
+    flags = ("--scheduler-url", ",".join(schedulers), "--served-model-name", "tiny")
+    async with gateway(served.model, port, 0, *flags) as process:
+        url = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=url) as client:
+            await until_ready(client, process)
+        yield url
+
+
+@served_by(["ngram-tp1"])
+@pytest.mark.parametrize("how", ["cut", "silence"])
+def test_the_connection_between_gateway_and_scheduler(served: Served, how: str) -> None:
+    async def streams() -> None:
+        async with (
+            Wire(scheduler_of(served.server)) as wire,
+            gateway_to(served, wire.address) as url,
+        ):
+            answers = await run(url, served.asks, AT, getattr(wire, how))
+            assert wire.num_cut > 0
+            assert differences(served.expected, answers) == []
+
+    asyncio.run(streams())
+    served.server.recovered(served.holdings)
+
+
+@served_by(["ngram-tp1"])
+def test_clients_that_leave_take_nobody_with_them(served: Served) -> None:
+    aborted = "surestep:aborted_requests_total"
+    before = served.server.stack.metric(aborted)
+
+    async def streams() -> None:
+        tally = Tally()
+        async with client_of(served.server.stack.url) as client, asyncio.timeout(90):
+            tasks = [asyncio.ensure_future(stream(client, ask, tally)) for ask in served.asks]
+            await tally.reached(AT)
+            leaving = random.Random(SEED).sample(range(len(tasks)), 5)
+            for index in leaving:
+                tasks[index].cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        stayed = [index for index in range(len(tasks)) if index not in leaving]
+        assert all(isinstance(ends[index], asyncio.CancelledError) for index in leaving)
+        expected = [served.expected[index] for index in stayed]
+        assert differences(expected, [ends[index] for index in stayed]) == []  # type: ignore[misc]
+
+    asyncio.run(streams())
+    served.server.recovered(served.holdings)
+    assert served.server.stack.metric(aborted) >= before + 5
+
+
+@served_by(["ngram-tp1"])
+def test_streams_move_to_the_other_scheduler(served: Served, second: FaultyServer) -> None:
+    """One of two schedulers drains: what it has open goes on at the other one."""
+
+    def drain() -> None:
+        second.send(signal.SIGTERM, second.facts().scheduler_pid)
+
+    async def streams() -> None:
+        schedulers = scheduler_of(served.server), scheduler_of(second)
+        async with gateway_to(served, *schedulers) as url:
+            answers = await run(url, served.asks, AT, drain)
+            assert differences(served.expected, answers) == []
+
+    asyncio.run(streams())
+    served.server.recovered(served.holdings)
+
+
+@served_by(["ngram-tp1"])
+def test_a_server_that_is_told_to_stop_finishes_first(served: Served, second: FaultyServer) -> None:
+    """Open streams end as ever, new requests are told to come again, the exit status is 0."""
+
+    asks = mix(random.Random(SEED), count=8, max_tokens=600)
+    expected = asyncio.run(run(served.server.stack.url, asks))
+    stack = second.stack
+
+    async def streams() -> None:
+        tally = Tally()
+        async with (
+            client_of(stack.url) as client,
+            asyncio.timeout(90),
+            asyncio.TaskGroup() as tasks,
+        ):
+            answers = [tasks.create_task(stream(client, ask, tally)) for ask in asks]
+            await tally.reached(AT)
+            stack.process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(stack.wait_until, lambda: not stack.is_ready(), "drain", 20)
+            with pytest.raises(openai.APIStatusError) as refusal:
+                await stream(client, served.asks[-1], Tally())
+        assert refusal.value.status_code == 503
+        assert float(refusal.value.response.headers["retry-after"]) >= 0
+        assert differences(expected, [answer.result() for answer in answers]) == []
+
+    asyncio.run(streams())
+    assert stack.process.wait(30) == 0
+
+
+def scheduler_of(server: FaultyServer) -> str:
+    """host:port."""
+    address: str = server.status()["scheduler"]["address"]
+    return address
