@@ -109,9 +109,8 @@ class Epoch:
                 await self._wake.wait()
         except TimeoutError as error:
             now = self._clock()
-            if now > due_at + _OVERSLEPT_S:
-                self._monitor.pardon(now)
-            elif now >= due_at:
+            overslept = now > due_at + _OVERSLEPT_S
+            if now >= due_at and not (overslept and self._monitor.pardon(now)):
                 message = f"no result within {self._monitor.oldest_budget_s:.1f} s"
                 raise DeadlineExceeded(message) from error
             if now >= canary_at:

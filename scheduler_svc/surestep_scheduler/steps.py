@@ -32,11 +32,12 @@ class StepMonitor:
         self._sent: deque[Sent] = deque()
         self._busy = False
         self._not_before = -math.inf  # no step counts as started earlier
+        self._pardoned = False  # the oldest step, already
 
     def open_epoch(self) -> None:
         """Nothing is in flight."""
         self._sent.clear()
-        self._busy = False
+        self._busy = self._pardoned = False
 
     def sent(self, plan: Plan, expected_us: float, now: float) -> Sent:
         """A plan leaves."""
@@ -53,7 +54,7 @@ class StepMonitor:
 
     def answered(self, gap_s: float, now: float) -> tuple[Sent, float]:
         """The oldest step's result is there, after `gap_s` of idle workers; gives its duration."""
-        sent = self._sent.popleft()
+        sent, self._pardoned = self._sent.popleft(), False
         took_s = now - self._started_at(sent)
         self.timer.observe(sent.step_class, took_s)
         self.last_step_at = now
@@ -78,9 +79,12 @@ class StepMonitor:
         self.num_deadlines_exceeded += 1
         self.timer.missed()
 
-    def pardon(self, now: float) -> None:
-        """We were asleep ourselves: the step in flight gets its time again."""
-        self._not_before = now
+    def pardon(self, now: float) -> bool:
+        """We were asleep ourselves: the step in flight gets its time again, once."""
+        pardoned, self._pardoned = self._pardoned, True
+        if not pardoned:
+            self._not_before = now
+        return not pardoned
 
     def silent_s(self, now: float) -> float:
         """How long workers that should have answered have shown no sign of life."""

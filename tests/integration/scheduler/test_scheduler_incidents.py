@@ -71,7 +71,7 @@ async def test_the_supervisor_knows_the_cause(
     assert (incident.cause, incident.reason) == (cause, "rank 0: signal 9")
     assert dict(stats.num_incidents) == {cause: 1}
     assert stats.num_replayed_requests == incident.num_replayed_requests > 0
-    assert stats.num_replayed_tokens == incident.num_replayed_tokens > 100
+    assert stats.num_replayed_tokens == incident.num_replayed_tokens > 0
     assert stats.num_recoveries == 1
     assert 0 < incident.recover_s < 5
     assert stats.recover_s_sum == incident.recover_s

@@ -105,5 +105,6 @@ def test_a_hang_is_found_within_its_deadline(
     sent_at, budget_s, _ = in_flight[0]
     assert math.isclose(monitor.due_at, max(sent_at, ended) + budget_s)
     assert math.isclose(monitor.silent_s(monitor.due_at), budget_s)
-    monitor.pardon(monitor.due_at + 1)
+    assert monitor.pardon(monitor.due_at + 1)
     assert monitor.due_at > max(sent_at, ended) + budget_s + 0.99
+    assert not monitor.pardon(monitor.due_at + 1)

@@ -72,7 +72,7 @@ def wishes(rng: random.Random) -> dict[str, Any]:
         "draft_cap": rng.choice([None, None, 0, 1, 2]),
         "prompt_logprobs": rng.random() < 0.2,
         "resume": rng.randrange(12),
-        "broken": rng.random() < 0.1,
+        "broken": rng.random() < 0.2,  # only the second failure ends a request
     }
 
 
@@ -92,7 +92,8 @@ def test_long_life(seed: int, kind: str, adaptive: bool, depth: int) -> None:
     rng = random.Random(seed)
     live(machine, rng, depth=depth, num_events=5000, kind=kind, adaptive=adaptive)
     counters = machine.state.counters
-    assert min(counters.finished[reason] for reason in ("stop", "length", "abort", "error")) > 2
+    least = min(("stop", "length", "abort", "error"), key=counters.finished.__getitem__)
+    assert counters.finished[least] > 2, least
     assert counters.accepted_tokens > 20
     assert counters.preemptions > 2
     assert counters.replayed_requests > 2

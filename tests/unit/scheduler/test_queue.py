@@ -6,7 +6,7 @@ import pytest
 from fake_loop import FakeLoop
 from fake_model import FakeModel
 from surestep_common.errors import QueueFull
-from surestep_scheduler.sequence import Request
+from surestep_scheduler.sequence import CANARY, Request
 
 MODEL = FakeModel(
     num_slots=2, max_step_tokens=16, max_draft_tokens=0, max_model_len=1024, num_blocks=512
@@ -38,6 +38,13 @@ def test_who_has_delivered_tokens_is_not_turned_away() -> None:
     state = FakeLoop(MODEL, max_queue_len=1, max_queue_tokens=10).state
     state.add(request("a", 60), now=0)
     state.add(request("b", 60, emitted=3), now=0)
+    assert len(state.waiting) == 2
+
+
+def test_canaries_are_not_turned_away() -> None:
+    state = FakeLoop(MODEL, max_queue_len=1, max_queue_tokens=10).state
+    state.add(request("a", 60), now=0)
+    state.add(request(CANARY, 1), now=0)
     assert len(state.waiting) == 2
 
 
