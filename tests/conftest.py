@@ -28,6 +28,14 @@ def pytest_report_header() -> str:
     return f"seed: {SEED}"
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
+    """Servers of the fault suite are started once, not once per worker."""
+    from fault_scheduling import ByServer
+
+    return ByServer(config, log) if config.getvalue("dist") == "load" else None
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What tests have to say at the end, passed or failed."""
     for report in (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")):

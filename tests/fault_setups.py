@@ -32,13 +32,8 @@ def model(setup: Setup, folder: Path) -> Path:
     return make_tiny_checkpoint(folder / "tiny", "llama", seed=7, tokenizer=True, max_position=1024)
 
 
-def on(setup: Setup) -> pytest.MarkDecorator:
-    """Tests of one server run in one worker of pytest-xdist."""
-    return pytest.mark.xdist_group(f"faults-{setup}")
-
-
 def served_by(setups: Iterable[str]) -> pytest.MarkDecorator:
     """The test runs against the servers of these setups."""
     named = {str(setup): setup for setup in SETUPS}
-    params = [pytest.param(named[name], id=name, marks=on(named[name])) for name in setups]
+    params = [pytest.param(named[name], id=name) for name in setups]
     return pytest.mark.parametrize("served", params, indirect=True, scope="session")

@@ -10,14 +10,14 @@ import pytest
 from fault_cases import SEED, Setup, cases
 from fault_run import Served, prepare
 from fault_server import serve_for_faults
-from fault_setups import flags, model, on
+from fault_setups import flags, model
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
     """Tests that take a `fault` meet all of them, each on the servers where it is to run."""
     if "fault" in metafunc.fixturenames:
         params = [
-            pytest.param(setup, fault, id=f"{setup}-{fault.name}", marks=on(setup))
+            pytest.param(setup, fault, id=f"{setup}-{fault.name}")
             for setup, fault in cases(metafunc.config.getoption("--full-faults"))
         ]
         metafunc.parametrize(("served", "fault"), params, indirect=["served"], scope="session")

@@ -154,7 +154,7 @@ class _Rehearsal:
                 num_cached=context,
                 max_len=self.parts.slots.tokens.shape[1],
                 sampling=sampling,
-                snapshot_id=int(context > 0),
+                snapshot_id=int(recurrent is not None and context > 0),
                 draft_valid=max(context - 1, 0),
             )
             plan.extend_slots.append(slot)

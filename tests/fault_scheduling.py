@@ -1,0 +1,17 @@
+"""How pytest-xdist shares the tests out when those of one server of the fault suite stay together."""
+
+from __future__ import annotations
+
+import re
+
+from xdist.scheduler import LoadScopeScheduling
+
+_SERVER = re.compile(r"tests/faults/.*\b((?:none|ngram|mtp)-tp\d)")
+
+
+class ByServer(LoadScopeScheduling):
+    """One test after the other, but the tests of one server in one worker, which starts it once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        server = _SERVER.search(nodeid)
+        return server[1] if server else nodeid
