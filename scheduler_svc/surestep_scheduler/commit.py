@@ -38,8 +38,10 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     NonFiniteLogits when the workers compute nonsense, with nothing committed, after which the epoch
     must be fenced.
     """
-    if outcome.epoch != state.epoch or not state.in_flight:
+    if outcome.epoch != state.epoch:
         return []
+    if not state.in_flight:
+        raise LedgerError(f"step {outcome.step} is answered, and nobody waits for it")
     plan = state.in_flight[0]
     check_step(plan.step, outcome.step)
     check_digests(outcome.step, outcome.digests)

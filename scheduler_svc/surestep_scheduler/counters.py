@@ -31,6 +31,7 @@ class Counters:
     canaries: int = 0  # that ended well
     draft_tokens: int = 0
     drafter_faults: int = 0
+    fenced_messages: int = 0  # results of epochs that were over
     finished: Counter[str] = field(default_factory=Counter)
     windows: Counter[int] = field(default_factory=Counter)  # windows with drafts, by accepted count
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from surestep_common.errors import DeadlineExceeded, SurestepError, Unavailable
+from surestep_common.errors import DeadlineExceeded, DrafterFault, SurestepError, Unavailable
 from surestep_common.invariants import DigestError, LedgerError
 from surestep_proto import engine_pb2 as pb
 
@@ -32,6 +32,7 @@ class _Death(NamedTuple):
 _TOLD = (
     (OperatorRestart, Cause.OPERATOR),
     (NonFiniteLogits, Cause.NON_FINITE),
+    (DrafterFault, Cause.DRAFTER),
     (DigestError, Cause.DIGEST),
     (LedgerError, Cause.LEDGER),
 )

@@ -60,7 +60,6 @@ class Engine:
         self.engine_state = generate_pb2.WAITING_FOR_WORKERS
         self.core: SchedulerState | None = None  # None until the workers' sizes are known
         self.infos: Sequence[engine_pb2.WorkerInfo] = ()
-        self.num_fenced_messages = 0
 
     @property
     def limits(self) -> Limits:
@@ -112,9 +111,8 @@ class Engine:
                     error = await self._run_epoch(group)
                 finally:
                     self._epoch = None
-                    self.num_fenced_messages += group.num_unread
                     await group.close()
-                await self._recover(error)
+                await self._recover(error, group.num_unread)
         finally:
             await self.supervisors.close()
 
@@ -207,13 +205,14 @@ class Engine:
         logger.info("epoch %d on %d ranks", self.core.epoch, len(self.infos))
         return await self._epoch.run(group)
 
-    async def _recover(self, error: SurestepError) -> None:
+    async def _recover(self, error: SurestepError, num_unread: int) -> None:
         """Fence the epoch, have all ranks replaced, and find out what happened.
 
-        The ranks are one group: when one is lost, the processes of the others are replaced too.
+        `num_unread` results are dropped with it. The ranks are one group: when one is lost, the processes of the others are replaced too.
         """
         core, now = self.core, self._clock()
         assert core is not None
+        core.counters.fenced_messages += num_unread
         detect_s, windows = self.monitor.silent_s(now), under_way(core)
         replay = core.fence()
         if CANARY in core.open:  # the next one tells more if it starts afresh

@@ -119,6 +119,9 @@ class Epoch:
 
     def _apply(self, outcome: Outcome) -> None:
         core, now = self._core, self._clock()
+        if outcome.epoch != core.epoch:
+            core.counters.fenced_messages += 1
+            return
         outputs = apply(core, outcome)
         sent, took_s = self._monitor.answered(1e-6 * outcome.gap_us, now)
         if sent.expected_us:

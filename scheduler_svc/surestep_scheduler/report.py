@@ -125,7 +125,7 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         recover_s_sum=incidents.recover_s,
         num_recoveries=incidents.num_recoveries,
         num_replayed_tokens=incidents.replayed_tokens,
-        num_fenced_messages=engine.num_fenced_messages,
+        num_fenced_messages=counters.fenced_messages,
         num_drafter_faults=counters.drafter_faults,
         num_poisoned_requests=counters.poisoned_requests,
         num_canaries=counters.canaries,
