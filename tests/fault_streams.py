@@ -82,6 +82,10 @@ class Ask:
         n: int = self.options.get("n", 1)
         return n
 
+    def longer(self, tokens: int) -> Ask:
+        """The same with room for so many tokens."""
+        return Ask(self.kind, {**self.options, "max_tokens": tokens})
+
     def until(self, stop: str) -> Ask:
         """The same with a stop string."""
         return Ask(self.kind, {**self.options, "stop": [stop]})

@@ -65,13 +65,14 @@ def test_the_connection_between_gateway_and_scheduler(served: Served, how: str) 
 def test_clients_that_leave_take_nobody_with_them(served: Served) -> None:
     aborted = "surestep:aborted_requests_total"
     before = served.server.stack.metric(aborted)
+    leaving = random.Random(SEED).sample(range(len(served.asks)), 5)
+    asks = [ask.longer(600) if i in leaving else ask for i, ask in enumerate(served.asks)]
 
     async def streams() -> None:
         tally = Tally()
         async with client_of(served.server.stack.url) as client, asyncio.timeout(90):
-            tasks = [asyncio.ensure_future(stream(client, ask, tally)) for ask in served.asks]
+            tasks = [asyncio.ensure_future(stream(client, ask, tally)) for ask in asks]
             await tally.reached(AT)
-            leaving = random.Random(SEED).sample(range(len(tasks)), 5)
             for index in leaving:
                 tasks[index].cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
