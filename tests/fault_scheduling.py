@@ -9,7 +9,7 @@ from xdist.scheduler import LoadScopeScheduling
 _SERVER = re.compile(r"tests/faults/.*\b((?:none|ngram|mtp)-tp\d)")
 
 
-class ByServer(LoadScopeScheduling):
+class ByServer(LoadScopeScheduling):  # type: ignore[misc]  # published without types
     """One test after the other, but the tests of one server in one worker, which starts it once."""
 
     def _split_scope(self, nodeid: str) -> str:
