@@ -128,8 +128,8 @@ def _order_first(place: str, do: str, **details: float) -> Inject:
     return lambda server, rank: server.order(place, 0, do, **details)
 
 
-# A signal may find a rank in its drafter, and nobody can tell from outside that it is not to blame.
-_EXIT, _HANG = ("worker_exit", "drafter"), ("worker_hang", "drafter")
+# A rank may be stopped in its drafter, and nobody can tell from outside that it is not to blame.
+_EXIT, _HANG = ("worker_exit",), ("worker_hang", "drafter")
 _ERROR = "worker_error", "connection"  # the stream of a failed step may be seen to break first
 
 FAULTS = (

@@ -370,20 +370,22 @@ class Heartbeat(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class RankExit(_message.Message):
-    __slots__ = ("pid", "cause", "reason", "last", "age_s", "replaced_s")
+    __slots__ = ("pid", "cause", "reason", "last", "age_s", "replaced_s", "signal")
     PID_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     REPLACED_S_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
     pid: int
     cause: ExitCause
     reason: str
     last: Heartbeat
     age_s: float
     replaced_s: float
-    def __init__(self, pid: _Optional[int] = ..., cause: _Optional[_Union[ExitCause, str]] = ..., reason: _Optional[str] = ..., last: _Optional[_Union[Heartbeat, _Mapping]] = ..., age_s: _Optional[float] = ..., replaced_s: _Optional[float] = ...) -> None: ...
+    signal: int
+    def __init__(self, pid: _Optional[int] = ..., cause: _Optional[_Union[ExitCause, str]] = ..., reason: _Optional[str] = ..., last: _Optional[_Union[Heartbeat, _Mapping]] = ..., age_s: _Optional[float] = ..., replaced_s: _Optional[float] = ..., signal: _Optional[int] = ...) -> None: ...
 
 class SupervisorStatusRequest(_message.Message):
     __slots__ = ()

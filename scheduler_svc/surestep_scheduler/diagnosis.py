@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -79,7 +80,8 @@ def _deaths(
 
 
 def _drafting(death: _Death) -> bool:
-    return death.exit.last.phase == pb.DRAFTING
+    """It ended in the drafter, and not because somebody from outside killed it there."""
+    return death.exit.last.phase == pb.DRAFTING and death.exit.signal != signal.SIGKILL
 
 
 def _last_sign(death: _Death) -> str:

@@ -208,7 +208,8 @@ class Engine:
     async def _recover(self, error: SurestepError, num_unread: int) -> None:
         """Fence the epoch, have all ranks replaced, and find out what happened.
 
-        `num_unread` results are dropped with it. The ranks are one group: when one is lost, the processes of the others are replaced too.
+        `num_unread` results are dropped with it. The ranks are one group: when one is lost, the
+        processes of the others are replaced too.
         """
         core, now = self.core, self._clock()
         assert core is not None

@@ -68,6 +68,7 @@ class Exits:
                 last=report_beat(exit_.last, exit_.last_age_s),
                 age_s=now - exit_.at,
                 replaced_s=exit_.replaced_s,
+                signal=exit_.verdict.signal,
             )
 
 

@@ -34,6 +34,7 @@ class Verdict(NamedTuple):
 
     cause: pb.ExitCause
     reason: str
+    signal: int = 0  # that came from elsewhere; 0 = none
 
 
 class RankProcess:
@@ -93,7 +94,7 @@ class RankProcess:
         if self._verdict is not None:
             return self._verdict
         if code < 0:
-            return Verdict(pb.KILLED, f"signal {signal.Signals(-code).name}")
+            return Verdict(pb.KILLED, f"signal {signal.Signals(-code).name}", -code)
         return Verdict(pb.EXITED, f"exit code {code}")
 
     async def end(self, cause: pb.ExitCause, reason: str) -> None:
