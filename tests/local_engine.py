@@ -17,6 +17,7 @@ from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.commit import apply
 from surestep_scheduler.limits import Limits
 from surestep_scheduler.messages import Plan
+from surestep_scheduler.non_finite import NonFiniteLogits
 from surestep_scheduler.plan import from_proto, to_proto
 from surestep_scheduler.policy import schedule
 from surestep_scheduler.sequence import Finish, Logprobs, Output, Request, Sequence
@@ -54,8 +55,12 @@ class LocalEngine:
         enable_prefix_caching: bool = True,
         after_apply: Callable[[SchedulerState], None] = lambda state: None,
         shuffle: random.Random | None = None,
+        reopen: Callable[[int], object] | None = None,
     ) -> None:
-        """`shuffle` puts the rows of every plan into random order and results off at random."""
+        """`shuffle` puts the rows of every plan into random order and results off at random.
+
+        `reopen` opens another epoch on the workers when one is lost to logits that are not finite.
+        """
         limits = Limits(
             num_slots=facts.num_slots,
             num_blocks=facts.num_blocks,
@@ -75,7 +80,7 @@ class LocalEngine:
         self.state = SchedulerState(limits)
         self.state.open_epoch(epoch, limits)
         self._step, self._depth, self._after_apply = step, depth, after_apply
-        self._shuffle = shuffle
+        self._shuffle, self._reopen = shuffle, reopen
         self._results: deque[list[pb.StepResult]] = deque()
         self._answers: dict[str, Answer] = {}
         self._clock = 0.0
@@ -112,9 +117,20 @@ class LocalEngine:
             wire = to_proto(plan, budget_ms=1000).SerializeToString()
             self._results.append(self._step(pb.StepPlan.FromString(wire)))
         if self._results:
-            for output in apply(self.state, from_proto(self._results.popleft())):
-                self._note(output)
+            self._apply(self._results.popleft())
             self._after_apply(self.state)
+
+    def _apply(self, results: list[pb.StepResult]) -> None:
+        try:
+            for output in apply(self.state, from_proto(results)):
+                self._note(output)
+        except NonFiniteLogits:
+            if self._reopen is None:
+                raise
+            self._results.clear()
+            self.state.fence()
+            self.state.open_epoch(self.state.epoch + 1, self.state.limits)
+            self._reopen(self.state.epoch)
 
     def _note(self, output: Output) -> None:
         answer = self._answers[output.seq.request.id]

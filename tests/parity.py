@@ -152,6 +152,7 @@ def serve(
     where: Neighbours,
     depth: int,
     conditions: Conditions = CALM,
+    reopen: Callable[[int], object] | None = None,
 ) -> dict[str, Answer]:
     """Answers of `requests`, which arrive one a step if there are strangers, else all at once."""
     engine = LocalEngine(
@@ -162,6 +163,7 @@ def serve(
         enable_prefix_caching=conditions.prefix_caching,
         after_apply=conditions.after_apply,
         shuffle=random.Random(conditions.shuffle_seed) if conditions.shuffle_seed else None,
+        reopen=reopen,
     )
     return engine.run(requests, arrive_every=1 if where.num_strangers else 0)
 

@@ -33,7 +33,8 @@ def run(bench: ParityBench, drafter: str, k: int, depth: int) -> dict[str, Answe
     built = build_runner(load(bench.folder, tp), tp, where, drafter, k)
     poisoned = [make_request(f"poisoned {i}", [50 + i, POISON, 7], GREEDY) for i in range(6)]
     mixed = [*poisoned[:3], *bench.requests[:12], *poisoned[3:], *bench.requests[12:]]
-    return serve(one_rank(built.runner), built.facts, mixed, where, depth)
+    step = one_rank(built.runner)
+    return serve(step, built.facts, mixed, where, depth, reopen=built.runner.open)
 
 
 @pytest.mark.parametrize(("drafter", "k", "depth"), [("none", 0, 0), ("ragged", 4, 2)])
