@@ -15,6 +15,7 @@ import psutil
 from stack import Stack, serve
 
 _INJECT = Path(__file__).parent / "faults" / "inject"
+_PACE_S = 0.01  # of a forward pass
 _FLAGS = (
     *("--dtype", "float32", "--served-model-name", "tiny", "--kv-cache-memory", "0.05"),
     *("--max-num-seqs", "24", "--max-num-batched-tokens", "128"),
@@ -161,6 +162,10 @@ def serve_for_faults(model: Path, folder: Path, *flags: str) -> Iterator[FaultyS
     """Start, wait until ready, yield, stop."""
     triggers = folder / "triggers"
     triggers.mkdir(parents=True)
-    variables = {"PYTHONPATH": str(_INJECT), "FAULT_TRIGGERS": str(triggers)}
+    variables = {
+        "PYTHONPATH": str(_INJECT),
+        "FAULT_TRIGGERS": str(triggers),
+        "FAULT_PACE_S": str(_PACE_S),
+    }
     with serve(model, folder / "logs", *_FLAGS, *flags, variables=variables) as stack:
         yield FaultyServer(stack, triggers)

@@ -110,7 +110,7 @@ class GatewaySettings(TlsSettings):
         60.0, description="seconds to wait for a lost scheduler before open requests fail"
     )
     admission_timeout_s: float = Field(
-        10.0, ge=0, description="seconds a new request waits for a scheduler that serves"
+        30.0, ge=0, description="seconds a new request waits for a scheduler that serves"
     )
     max_resumes: int = Field(
         5, ge=0, description="times in a row a request may lose its scheduler without a new token"
