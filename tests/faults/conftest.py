@@ -12,6 +12,8 @@ from fault_run import Served, prepare
 from fault_server import serve_for_faults
 from fault_setups import flags, model
 
+_AROUND_S = 300.0
+
 
 def pytest_generate_tests(metafunc: Any) -> None:
     """Tests that take a `fault` meet all of them, each on the servers where it is to run."""
@@ -21,6 +23,14 @@ def pytest_generate_tests(metafunc: Any) -> None:
             for setup, fault in cases(metafunc.config.getoption("--full-faults"))
         ]
         metafunc.parametrize(("served", "fault"), params, indirect=["served"], scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The soak takes as long as it is told to, and what a server needs to start and stop."""
+    seconds = 60 * config.getoption("--soak-minutes") + _AROUND_S
+    for item in items:
+        if item.path.name == "test_soak.py":
+            item.add_marker(pytest.mark.timeout(seconds))
 
 
 @pytest.fixture(scope="session")
