@@ -34,6 +34,7 @@ class Metrics:
     """All metrics of one gateway."""
 
     def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
         self.registry = CollectorRegistry()
         self.scheduler = SchedulerCollector(model_name)
         self.registry.register(self.scheduler)
@@ -42,6 +43,9 @@ class Metrics:
             name = f"vllm:{name}"
             metric = Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry)
             return metric.labels(model_name, _ENGINE)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
 
         self.first_token = histogram(
             "time_to_first_token_seconds", "Request received to first token.", _FIRST_TOKEN_S
@@ -68,28 +72,16 @@ class Metrics:
         self.generation_tokens = histogram(
             "request_generation_tokens", "Tokens generated.", _TOKENS
         )
-        self._success = Counter(
-            "vllm:request_success",
-            "Sequences ended, by reason.",
-            (*_LABELS, "finished_reason"),
-            registry=self.registry,
+        self._success = counter(
+            "vllm:request_success", "Sequences ended, by reason.", *_LABELS, "finished_reason"
         )
-        self._model_name = model_name
-        self.responses = Counter(
-            "surestep:http_responses",
-            "HTTP responses by status.",
-            ("status",),
-            registry=self.registry,
+        self.responses = counter("surestep:http_responses", "HTTP responses by status.", "status")
+        self.resumes = counter(
+            "surestep:resumed_requests", "Sequences submitted again after their scheduler was lost."
         )
-        self.resumes = Counter(
-            "surestep:resumed_requests",
-            "Sequences submitted again after their scheduler was lost.",
-            registry=self.registry,
-        )
-        self.resumed_tokens = Counter(
+        self.resumed_tokens = counter(
             "surestep:resumed_tokens",
             "Tokens, prompts included, that were submitted again for that.",
-            registry=self.registry,
         )
         self.open_requests = Gauge(
             "surestep:gateway_open_requests", "Generation requests open.", registry=self.registry

@@ -5,7 +5,7 @@ One sample per scheduler: `engine` numbers them as vLLM numbers its engines, `sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
@@ -140,6 +140,37 @@ _COUNTERS = (
 )
 
 
+class _Labelled(NamedTuple):
+    """A counter with one more label, and its count for each value of it."""
+
+    name: str
+    text: str
+    label: str
+    counts: Callable[[SchedulerStats], Iterable[tuple[str, float]]]
+
+
+_LABELLED = (
+    _Labelled(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Drafts accepted, by position in the window.",
+        "position",
+        lambda s: ((str(i), count) for i, count in enumerate(s.num_accepted_tokens_per_pos)),
+    ),
+    _Labelled(
+        "vllm:admission_rejections",
+        "Requests refused.",
+        "reason",
+        lambda s: (("queue_full", s.num_rejected_requests),),
+    ),
+    _Labelled(
+        "surestep:worker_restarts",
+        "Epochs that were lost and their workers replaced, by cause.",
+        "cause",
+        lambda s: sorted(s.num_incidents.items()),
+    ),
+)
+
+
 class _Answer(NamedTuple):
     """A scheduler that has answered, under its labels."""
 
@@ -165,8 +196,16 @@ class SchedulerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Families in a stable order; only the first two know schedulers that do not answer."""
-        yield self._up()
-        yield self._breakers()
+        yield self._gauge(
+            "surestep:scheduler_up",
+            "Whether the scheduler answers.",
+            lambda reading: reading.stats is not None,
+        )
+        yield self._gauge(
+            "surestep:circuit_breaker_state",
+            "0 = closed, 1 = half open, 2 = open: no requests for now.",
+            lambda reading: reading.breaker,
+        )
         answers = [
             _Answer((self._model_name, str(engine), reading.address), reading.stats, reading.info)
             for engine, reading in enumerate(self._readings)
@@ -179,26 +218,16 @@ class SchedulerCollector(Collector):
         for field in _COUNTERS:
             family = CounterMetricFamily(field.name, field.text, labels=_LABELS)
             yield _filled(family, field, answers)
-        for make in (_accepted_per_position, _rejections, _restarts, _cache_config):
-            yield make(answers)
+        for labelled in _LABELLED:
+            yield _by_label(labelled, answers)
+        yield _cache_config(answers)
         yield from _fault_durations(answers)
 
-    def _up(self) -> Metric:
-        family = GaugeMetricFamily(
-            "surestep:scheduler_up", "Whether the scheduler answers.", labels=("scheduler",)
-        )
+    def _gauge(self, name: str, text: str, value: Callable[[SchedulerReading], float]) -> Metric:
+        """What is known of a scheduler without its answer."""
+        family = GaugeMetricFamily(name, text, labels=("scheduler",))
         for reading in self._readings:
-            family.add_metric((reading.address,), float(reading.stats is not None))
-        return family
-
-    def _breakers(self) -> Metric:
-        family = GaugeMetricFamily(
-            "surestep:circuit_breaker_state",
-            "0 = closed, 1 = half open, 2 = open: no requests for now.",
-            labels=("scheduler",),
-        )
-        for reading in self._readings:
-            family.add_metric((reading.address,), float(reading.breaker))
+            family.add_metric((reading.address,), float(value(reading)))
         return family
 
 
@@ -210,36 +239,11 @@ def _filled(
     return family
 
 
-def _accepted_per_position(answers: Sequence[_Answer]) -> Metric:
-    family = CounterMetricFamily(
-        "vllm:spec_decode_num_accepted_tokens_per_pos",
-        "Drafts accepted, by position in the window.",
-        labels=(*_LABELS, "position"),
-    )
+def _by_label(labelled: _Labelled, answers: Sequence[_Answer]) -> Metric:
+    family = CounterMetricFamily(labelled.name, labelled.text, labels=(*_LABELS, labelled.label))
     for labels, stats, _ in answers:
-        for position, count in enumerate(stats.num_accepted_tokens_per_pos):
-            family.add_metric((*labels, str(position)), count)
-    return family
-
-
-def _rejections(answers: Sequence[_Answer]) -> Metric:
-    family = CounterMetricFamily(
-        "vllm:admission_rejections", "Requests refused.", labels=(*_LABELS, "reason")
-    )
-    for labels, stats, _ in answers:
-        family.add_metric((*labels, "queue_full"), stats.num_rejected_requests)
-    return family
-
-
-def _restarts(answers: Sequence[_Answer]) -> Metric:
-    family = CounterMetricFamily(
-        "surestep:worker_restarts",
-        "Epochs that were lost and their workers replaced, by cause.",
-        labels=(*_LABELS, "cause"),
-    )
-    for labels, stats, _ in answers:
-        for cause, count in sorted(stats.num_incidents.items()):
-            family.add_metric((*labels, cause), count)
+        for value, count in labelled.counts(stats):
+            family.add_metric((*labels, value), count)
     return family
 
 
