@@ -10,13 +10,14 @@ STACK_DUMP_SIGNAL = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
 
 
-def dump_stacks_on_signal() -> None:
+def dump_stacks_on_signal(*, and_end: bool = False) -> None:
     """Write the Python stacks of all threads to stderr on STACK_DUMP_SIGNAL, and on a crash.
 
-    Works while the interpreter is blocked, because the handler is native code.
+    Works while the interpreter is blocked, because the handler is native code. With `and_end` the
+    signal's default action follows: whoever sent it need not guess when the dump is complete.
     """
     faulthandler.enable()
-    faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
+    faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True, chain=and_end)
 
 
 def die_with_parent() -> None:

@@ -64,9 +64,12 @@ class Engine:
     @property
     def limits(self) -> Limits:
         """Sizes in force. Raises Unavailable before the workers were reached."""
+        return self._known_core().limits
+
+    def _known_core(self) -> SchedulerState:
         if self.core is None:
             raise Unavailable("no worker is ready", retry_after=_RETRY_AFTER_S)
-        return self.core.limits
+        return self.core
 
     def age_s(self, at: float | None) -> float:
         """Seconds since a time on the engine's clock; 0 for what has not been yet."""
@@ -76,11 +79,10 @@ class Engine:
 
     def submit(self, request: Request) -> OpenRequest:
         """Queue a request. Raises Unavailable, InvalidRequest, RequestTooLarge or QueueFull."""
-        if self.core is None:
-            raise Unavailable("no worker is ready", retry_after=_RETRY_AFTER_S)
+        core = self._known_core()
         if self.engine_state == generate_pb2.DRAINING:
-            raise Unavailable("the scheduler is shutting down", retry_after=_RETRY_AFTER_S)
-        opened = self._requests.open(self.core.add(request, self._clock()))
+            raise _shutting_down()
+        opened = self._requests.open(core.add(request, self._clock()))
         self._wake.set()
         return opened
 
@@ -97,8 +99,7 @@ class Engine:
             return
         for seq in list(self.core.open.values()):
             self.core.abort(seq)
-            error = Unavailable("the scheduler is shutting down", retry_after=_RETRY_AFTER_S)
-            self._requests.fail(seq, error)
+            self._requests.fail(seq, _shutting_down())
 
     # -- epochs --------------------------------------------------------------------------------
 
@@ -234,3 +235,8 @@ class Engine:
         if core.suspicion.trial:
             logger.warning("may be to blame, and are tried: %s", ", ".join(core.suspicion.trial))
         await asyncio.sleep(self.incidents.pause_s)
+
+
+def _shutting_down() -> Unavailable:
+    """Told to requests that come too late, and to those that did not finish in time."""
+    return Unavailable("the scheduler is shutting down", retry_after=_RETRY_AFTER_S)

@@ -39,8 +39,7 @@ class Exits:
         """A rank has ended, this moment."""
         self.count += 1
         self.failures = 0 if was_ready else self.failures + 1
-        age = last.age_s() if last.since_ns else 0.0
-        self._exits.appendleft(Exit(pid, verdict, last, age, time.monotonic()))
+        self._exits.appendleft(Exit(pid, verdict, last, last.age_s(), time.monotonic()))
 
     def note_ready(self) -> float:
         """A rank is ready. Returns the seconds since the end of the one before it, 0 if none."""

@@ -28,8 +28,8 @@ class Beat(NamedTuple):
     since_ns: int  # CLOCK_MONOTONIC
 
     def age_s(self) -> float:
-        """Seconds since then."""
-        return (time.monotonic_ns() - self.since_ns) / 1e9
+        """Seconds since then; 0 before the first beat."""
+        return (time.monotonic_ns() - self.since_ns) / 1e9 if self.since_ns else 0.0
 
     def __str__(self) -> str:
         name = pb.Phase.Name(self.phase)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import logging
 import os
 import signal
@@ -14,7 +13,7 @@ from typing import Protocol
 import uvloop
 from surestep_common import log, rpc, tls
 from surestep_common.errors import Unavailable
-from surestep_common.process import die_with_parent
+from surestep_common.process import die_with_parent, dump_stacks_on_signal
 from surestep_common.tasks import end
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
@@ -23,7 +22,6 @@ from . import control
 from .config import WorkerSettings
 from .control import Activation, Kind, Message
 from .heartbeat import Heartbeat
-from .rank_process import STACK_DUMP_SIGNAL
 from .service import StepRunner, StepThread, WorkerService
 
 logger = logging.getLogger("surestep_worker.rank")  # which runs as __main__
@@ -121,9 +119,7 @@ class Rank:
 def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) -> None:
     """A standby that `preload` prepares, until it is activated; then the rank."""
     die_with_parent()
-    faulthandler.enable()
-    # Behind the dump comes the signal's default action: the process ends when it is complete.
-    faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True, chain=True)
+    dump_stacks_on_signal(and_end=True)
     log.configure("worker", rank=settings.rank, level=settings.log_level, as_json=settings.log_json)
     supervisor = control.inherited()
     build = preload(settings)

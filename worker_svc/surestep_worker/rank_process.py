@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from surestep_common.config import child_environ
 from surestep_common.errors import InvalidRequest
+from surestep_common.process import STACK_DUMP_SIGNAL
 from surestep_proto import engine_pb2 as pb
 
 from . import control, memory
@@ -23,9 +24,7 @@ from .heartbeat import SIZE, Heartbeat
 
 logger = logging.getLogger(__name__)
 
-# The rank writes its stacks, and ends: whoever sent it need not guess when the dump is complete.
-STACK_DUMP_SIGNAL = signal.SIGUSR1
-_STACK_DUMP_S = 0.5  # most that a rank gets for that
+_STACK_DUMP_S = 0.5  # most that a rank gets to write its stacks, behind which it ends
 _TERM_GRACE_S = 5.0
 
 

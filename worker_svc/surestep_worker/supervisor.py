@@ -26,7 +26,7 @@ from .watch import POLL_S, Watch
 
 logger = logging.getLogger(__name__)
 
-_BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)  # by consecutive failures to become ready
+_BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)  # by consecutive failures
 _STANDBY_DELAY_S = 2.0  # after a rank became ready: the cores are its own at first
 _DISTRUST_AFTER = 3  # failures with what an earlier rank left; then everything is done afresh
 
@@ -51,7 +51,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             while True:
                 self._rank = await self._next()
                 await self._live(self._rank)
-                await asyncio.sleep(_BACKOFF_S[min(self._exits.failures, len(_BACKOFF_S) - 1)])
+                await _back_off(self._exits.failures)
         finally:
             for process in (self._standby, self._rank):
                 if process is not None:
@@ -127,7 +127,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             verdict = await standby.wait()
             self._standby = None
             logger.warning("standby, pid %d, ended: %s", standby.pid, verdict.reason)
-            await asyncio.sleep(_BACKOFF_S[min(attempt + 1, len(_BACKOFF_S) - 1)])
+            await _back_off(attempt + 1)
 
     async def Status(
         self, request: pb.SupervisorStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -150,7 +150,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             beat = rank.heartbeat.read()
             status.rank_pid = rank.pid
             status.rank_state = pb.READY if self._ready.is_set() else pb.STARTING
-            status.heartbeat.CopyFrom(report_beat(beat, beat.age_s() if beat.since_ns else 0.0))
+            status.heartbeat.CopyFrom(report_beat(beat, beat.age_s()))
         return status
 
     async def Restart(
@@ -165,6 +165,10 @@ class Supervisor(pb_grpc.SupervisorServicer):
         )
         await rank.end(pb.REQUESTED, f"restart: {request.reason}")
         return pb.RestartResponse(restarted=True)
+
+
+async def _back_off(failures: int) -> None:
+    await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
 
 
 def rank_command() -> list[str]:
