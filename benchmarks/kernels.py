@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight, load_kernels
 from surestep_kernels.linear import WeightFormat
+from surestep_kernels.paged_attention import AttentionRows
 from torch import Tensor
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 576, 1536, 30, 9, 3, 64, 49152
@@ -43,14 +44,12 @@ class Sequences(NamedTuple):
 
     k_cache: Tensor
     v_cache: Tensor
-    tables: Tensor
-    bounds: Tensor
-    start: Tensor
+    rows: AttentionRows
     positions: Tensor
     slots: Tensor
 
     def attend(self, kernels: KernelSet, q: Tensor) -> Tensor:
-        return kernels.paged_attention(q, *self[:5], HEAD_DIM**-0.5)
+        return kernels.paged_attention(q, *self[:3], HEAD_DIM**-0.5)
 
 
 def make_sequences(kernels: KernelSet, rows: int, tokens: int, context: int) -> Sequences:
@@ -61,7 +60,8 @@ def make_sequences(kernels: KernelSet, rows: int, tokens: int, context: int) -> 
     start = torch.full((rows,), context - tokens, dtype=torch.int32)
     positions = torch.full((rows * tokens,), context - 1)
     slots = tables[:, -1].long().repeat_interleave(tokens) * BLOCK_SIZE + BLOCK_SIZE - 1
-    return Sequences(rand(*shape), rand(*shape), tables, bounds, start, positions, slots)
+    batch = AttentionRows(tables, bounds, start, tokens)
+    return Sequences(rand(*shape), rand(*shape), batch, positions, slots)
 
 
 def rand(*shape: int) -> Tensor:

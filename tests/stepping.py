@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
+from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.recurrent import RecurrentRows
 from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
@@ -39,9 +40,12 @@ def pack(rows: Sequence[Row], block_size: int) -> StepBatch:
     return StepBatch(
         token_ids=torch.tensor([token for row in rows for token in row.tokens]),
         positions=torch.tensor([p for span in positions for p in span]),
-        cu_rows=counts.cumsum(0).to(torch.int32),
-        start=torch.tensor([row.start for row in rows], dtype=torch.int32),
-        block_tables=torch.tensor(tables, dtype=torch.int32),
+        rows=AttentionRows(
+            torch.tensor(tables, dtype=torch.int32),
+            counts.cumsum(0).to(torch.int32),
+            _column(row.start for row in rows),
+            max_tokens=int(counts.max()),
+        ),
         kv_slots=torch.tensor(kv_slots),
         logits_index=torch.arange(int(counts.sum())),
         recurrent=RecurrentRows(

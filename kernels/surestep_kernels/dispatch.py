@@ -18,7 +18,7 @@ from .linear import Linear, PackLinear, linear_reference, pack_linear_reference
 from .mul_sigmoid import mul_sigmoid_reference
 from .native import NativeOps
 from .native_recurrent import NativeRecurrentOps
-from .paged_attention import paged_attention_reference
+from .paged_attention import PagedAttention, paged_attention_reference
 from .quantized import PackQuantized, pack_quantized_reference
 from .recurrent import ConvState, DeltaState, RecurrentRows
 from .rms_norm import add_rms_norm_reference, rms_norm_reference
@@ -44,7 +44,7 @@ class KernelSet:
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]]
     store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
-    paged_attention: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float], Tensor]
+    paged_attention: PagedAttention
     silu_and_mul: Callable[[Tensor], Tensor]
     causal_conv: Callable[[Tensor, Tensor, ConvState, RecurrentRows], Tensor]
     gated_delta: Callable[[Tensor, Tensor, Tensor, Tensor, DeltaState, RecurrentRows], Tensor]
@@ -92,7 +92,7 @@ def load_kernels(device: str, cpu_kernels: Literal["auto", "reference"] = "auto"
 
 def load_triton() -> KernelSet:
     """Products with quantised weights by Triton, the rest by the torch references."""
-    from .triton_linear import linear, pack_quantized
+    from .gpu.linear import linear, pack_quantized
 
     name = "Triton (quantised products) and torch references"
     return replace(REFERENCE, name=name, linear=linear, pack_quantized=pack_quantized)

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from .binding import DTYPE_CODES, bind
 from .linear import PLAIN_FORMATS, PackedLinear
+from .paged_attention import AttentionRows
 from .quantized import QuantizedWeight
 
 BLOCK_MULTIPLE = 8  # positions of a KV block, and dims of a head, that one vector covers
@@ -198,12 +199,11 @@ class NativeOps:
         q: Tensor,
         k_cache: Tensor,
         v_cache: Tensor,
-        block_tables: Tensor,
-        cu_rows: Tensor,
-        start: Tensor,
+        rows: AttentionRows,
         scale: float,
     ) -> Tensor:
         """See paged_attention_reference. q may be a slice of a projection."""
+        block_tables, cu_rows, start, _ = rows
         tokens, heads, head_dim = q.shape
         _, kv_heads, block_size, _ = k_cache.shape
         assert q.dtype is k_cache.dtype is v_cache.dtype

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol
+
 import torch
 from torch import Tensor
+
+
+class AttentionRows(NamedTuple):
+    """R rows of T tokens. Row r owns tokens cu_rows[r]:cu_rows[r+1]."""
+
+    block_tables: Tensor  # i32[R, B] pages of each row in order of position
+    cu_rows: Tensor  # i32[R+1] first token of each row, then T
+    start: Tensor  # i32[R] committed length: position of the row's first token
+    max_tokens: int  # most tokens of a row, or more: known on the host, it sizes launches
+
+
+class PagedAttention(Protocol):
+    """See paged_attention_reference."""
+
+    def __call__(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, scale: float
+    ) -> Tensor: ...
 
 
 def paged_attention_reference(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    block_tables: Tensor,
-    cu_rows: Tensor,
-    start: Tensor,
+    rows: AttentionRows,
     scale: float,
 ) -> Tensor:
     """Attend q [T, Hq, D] to the cached keys and values; returns [T, Hq, D].
 
-    Row r owns the tokens cu_rows[r]:cu_rows[r+1] (i32[R+1]); its i-th token sees the KV
-    positions 0..start[r]+i (i32[R]) through the pages block_tables[r] (i32[R, B]). Positions
-    that no token of the row sees never reach the result, whatever they hold.
+    The i-th token of row r sees the KV positions 0..start[r]+i. Positions that no token of the
+    row sees never reach the result, whatever they hold.
     """
+    block_tables, cu_rows, start, _ = rows
     counts = (cu_rows[1:] - cu_rows[:-1]).long()
     row = torch.repeat_interleave(torch.arange(len(counts), device=q.device), counts)  # [T]
     index = torch.arange(len(q), device=q.device) - cu_rows.long()[row]  # [T] within its row

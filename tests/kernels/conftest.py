@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from surestep_kernels import KernelSet
 from surestep_kernels.dispatch import REFERENCE, load_native
+from torch import Tensor
 
-if not torch.cuda.is_available():
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs in Triton's interpreter on a machine without a GPU is a GPU test on one with it."""
+    for item in items:
+        if HAS_GPU and "gpu" in getattr(item, "fixturenames", ()):
+            item.add_marker("gpu")
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(7)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Device of a test of Triton kernels: a GPU, or else the CPU, in the interpreter.
+
+    What an op allocates and does not write is NaN.
+    """
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
+    return "cuda" if HAS_GPU else "cpu"
+
+
+def _poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def poisoned(*args: Any, **kwargs: Any) -> Tensor:
+        fresh = allocate(*args, **kwargs)
+        return fresh.fill_(torch.nan if fresh.dtype.is_floating_point else 0x55)
+
+    return poisoned
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from kernel_cases import DTYPES, Cache, Context, assert_close, fill_cache, make_context, row_bounds
 from surestep_kernels import KernelSet
+from surestep_kernels.paged_attention import AttentionRows
 from torch import Tensor
 
 HEADS = [(9, 3, 64), (4, 4, 8), (8, 1, 128), (14, 2, 24)]  # query heads, KV heads, head_dim
@@ -17,8 +18,9 @@ def attend(
     """Attention of rows (context row, start, tokens), whose queries follow each other in q."""
     tables = context.block_tables[[row for row, _, _ in rows]]
     start = torch.tensor([start for _, start, _ in rows], dtype=torch.int32)
-    bounds = row_bounds([count for _, _, count in rows])
-    return kernels.paged_attention(q, cache.k, cache.v, tables, bounds, start, q.shape[2] ** -0.5)
+    counts = [count for _, _, count in rows]
+    batch = AttentionRows(tables, row_bounds(counts), start, max(counts))
+    return kernels.paged_attention(q, cache.k, cache.v, batch, q.shape[2] ** -0.5)
 
 
 def all_rows(lengths: list[int], counts: list[int]) -> list[tuple[int, int, int]]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.recurrent import RecurrentRows
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """T tokens of R rows, all on the model's device. Row r owns tokens cu_rows[r]:cu_rows[r+1]."""
+    """T tokens of R rows, all on the model's device."""
 
     token_ids: Tensor  # i64[T]
     positions: Tensor  # i64[T] index of each token in its sequence
-    cu_rows: Tensor  # i32[R+1] first token of each row, then T
-    start: Tensor  # i32[R] committed length: position of the row's first token
-    block_tables: Tensor  # i32[R, B] KV blocks in order of position, NULL_BLOCK behind the last
+    rows: AttentionRows  # in block tables, NULL_BLOCK stands behind the last
     kv_slots: Tensor  # i64[T] block * block_size + offset that receives the token's key and value
     logits_index: Tensor  # i64[N] tokens (indices into T) whose logits are wanted
     recurrent: RecurrentRows | None = None  # for models with recurrent layers

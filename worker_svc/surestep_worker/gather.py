@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.recurrent import RecurrentRows
 from surestep_proto import engine_pb2 as pb
 
@@ -77,9 +78,12 @@ def gather(
     batch = StepBatch(
         token_ids=tensor(slots.ids_at(token_slot, positions)),
         positions=tensor(positions),
-        cu_rows=tensor(cu.astype(np.int32)),
-        start=tensor(start.astype(np.int32)),
-        block_tables=tensor(slots.block_tables[rows.slot, :num_table]),
+        rows=AttentionRows(
+            tensor(slots.block_tables[rows.slot, :num_table]),
+            tensor(cu.astype(np.int32)),
+            tensor(start.astype(np.int32)),
+            max_tokens=int(consumed.max(initial=0)),
+        ),
         kv_slots=tensor(blocks * block_size + positions % block_size),
         logits_index=tensor(np.concatenate((sampled, prompt.predictor))),
         recurrent=RecurrentRows(*(tensor(column) for column in state)) if state else None,

@@ -73,7 +73,7 @@ def test_gather_equals_the_row_by_row_definition() -> None:
         assert batch.kv_slots.tolist() == kv_slots
         assert batch.logits_index.tolist() == logits_index
         assert gathered.windows.length.tolist() == lengths
-        assert batch.start.tolist() == slots.committed[rows.slot].tolist()
+        assert batch.rows.start.tolist() == slots.committed[rows.slot].tolist()
         assert gathered.windows.cu[-1] == len(lengths)
 
 

@@ -80,8 +80,6 @@ class GatedAttention:
         q, k = norm_heads(q, self._q_norm, eps, ops), norm_heads(k, self._k_norm, eps, ops)
         ops.rotary(q, k, batch.positions, self._rotary)
         ops.store_kv(k, v, *cache, batch.kv_slots)
-        out = ops.paged_attention(
-            q, *cache, batch.block_tables, batch.cu_rows, batch.start, dim**-0.5
-        ).flatten(1)
+        out = ops.paged_attention(q, *cache, batch.rows, dim**-0.5).flatten(1)
         ops.mul_sigmoid(out, gate.flatten(1))
         return ops.linear(out, self._o)

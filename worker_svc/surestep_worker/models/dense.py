@@ -86,5 +86,5 @@ class DenseModel:
         ops.rotary(q, k, batch.positions, self._rotary)
         ops.store_kv(k, v, *cache, batch.kv_slots)
         scale = self.config.head_dim**-0.5
-        out = ops.paged_attention(q, *cache, batch.block_tables, batch.cu_rows, batch.start, scale)
+        out = ops.paged_attention(q, *cache, batch.rows, scale)
         return self._tp.all_reduce(ops.linear(out.flatten(1), layer.o))

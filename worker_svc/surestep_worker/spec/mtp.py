@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from surestep_kernels.paged_attention import AttentionRows
 from surestep_proto import engine_pb2 as pb
 
 from surestep_worker.batch import StepBatch
@@ -129,9 +130,12 @@ class MtpDrafter:
         return StepBatch(
             token_ids=torch.from_numpy(table.ids_at(slots[row], position + 1)),
             positions=torch.from_numpy(position),
-            cu_rows=torch.from_numpy(cu.astype(np.int32)),
-            start=torch.from_numpy(start.astype(np.int32)),
-            block_tables=torch.from_numpy(table.block_tables[slots, :num_table]),
+            rows=AttentionRows(
+                torch.from_numpy(table.block_tables[slots, :num_table]),
+                torch.from_numpy(cu.astype(np.int32)),
+                torch.from_numpy(start.astype(np.int32)),
+                max_tokens=int(np.diff(cu).max()),
+            ),
             kv_slots=torch.from_numpy(blocks * size + position % size),
             logits_index=torch.zeros(0, dtype=torch.int64),
         )

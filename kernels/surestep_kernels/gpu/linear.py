@@ -13,9 +13,6 @@ Codes are padded to a power of two per group. Two 4-bit codes share a byte: thos
 group apart, so that each nibble meets consecutive x.
 """
 
-# Kernels are written in Triton's language, whose values have no Python types.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -26,8 +23,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from .linear import PackedLinear, WeightFormat, linear_reference
-from .quantized import QuantizedWeight, pack_quantized_reference
+from surestep_kernels.linear import PackedLinear, WeightFormat, linear_reference
+from surestep_kernels.quantized import QuantizedWeight, pack_quantized_reference
 
 BLOCK_M, BLOCK_N = 16, 64
 _MIN_GROUP = 32  # two operands of tl.dot, which takes 16 elements at least
