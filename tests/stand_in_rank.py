@@ -19,6 +19,7 @@ from surestep_proto import engine_pb2 as pb
 from surestep_worker import memory
 from surestep_worker.config import WorkerSettings
 from surestep_worker.heartbeat import Heartbeat
+from surestep_worker.pending import Done
 from surestep_worker.rank import Build, run
 
 MEMO = b"measured"
@@ -35,13 +36,13 @@ class Runner:
     def open(self, epoch: int) -> None:
         pass
 
-    def step(self, plan: pb.StepPlan) -> pb.StepResult:
+    def launch(self, plan: pb.StepPlan) -> Done:
         self._heartbeat.enter(pb.FORWARD)
         if SLEEP in plan.block_ids:
             time.sleep(LONG_S)
         if SLEEP_IN_NATIVE_CODE in plan.block_ids:
             ctypes.PyDLL(None).sleep(LONG_S)  # keeps the interpreter lock
-        return pb.StepResult(epoch=plan.epoch, step=plan.step)
+        return Done(pb.StepResult(epoch=plan.epoch, step=plan.step))
 
 
 class Loaded(NamedTuple):

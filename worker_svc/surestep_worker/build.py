@@ -19,9 +19,10 @@ from .kv_cache import KVCache, blocks_that_fit, bytes_per_block
 from .models import Model, load_model
 from .models.weight_store import WeightStore
 from .models.weights import Progress
+from .parts import Parts
 from .recurrent import RecurrentCache
 from .rehearsal import check_drafter, measure_costs
-from .runner import Parts, Runner
+from .runner import Runner
 from .sampling import SamplingSlots
 from .slots import Slots
 from .spec import DRAFTERS, Drafter, StatefulDrafter, Target

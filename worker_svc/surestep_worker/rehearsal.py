@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from surestep_proto import engine_pb2 as pb
 
-from .runner import Parts, Runner
+from .parts import Parts
+from .runner import Runner
 from .spec import StatefulDrafter
 
 _BUDGET_S = 0.6  # for the costs, and again for the check: a rank is needed back in seconds

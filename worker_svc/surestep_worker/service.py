@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -17,6 +19,7 @@ from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
 
 from .heartbeat import Heartbeat
+from .pending import Pending
 
 T = TypeVar("T")
 
@@ -31,8 +34,8 @@ class StepRunner(Protocol):
     def open(self, epoch: int) -> None:
         """Begin an epoch with empty slots."""
 
-    def step(self, plan: pb.StepPlan) -> pb.StepResult:
-        """Execute one plan."""
+    def launch(self, plan: pb.StepPlan) -> Pending:
+        """Begin to execute one plan."""
 
 
 class StepThread:
@@ -66,6 +69,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._last_step = 0
         self._last_step_at: float | None = None
         self._step_ended = 0  # by perf_counter_ns
+        self._under_way: deque[pb.StepPlan] = deque()  # launched and not finished; step thread only
 
     def ready(self, runner: StepRunner, facts: pb.WorkerInfo) -> None:
         """The model is loaded: `facts` joins what the service already knows of itself."""
@@ -90,9 +94,7 @@ class WorkerService(pb_grpc.WorkerServicer):
     ) -> None:
         """Execute plans in order and write one result each, until the stream or the epoch ends."""
         runner = self._loaded()
-        results: asyncio.Queue[asyncio.Future[pb.StepResult] | None] = asyncio.Queue(
-            MAX_PLANS_IN_FLIGHT
-        )
+        results: asyncio.Queue[asyncio.Future[_Step] | None] = asyncio.Queue(MAX_PLANS_IN_FLIGHT)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(runner, request_iterator, results))
@@ -105,7 +107,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self,
         runner: StepRunner,
         plans: AsyncIterator[pb.StepPlan],
-        results: asyncio.Queue[asyncio.Future[pb.StepResult] | None],
+        results: asyncio.Queue[asyncio.Future[_Step] | None],
     ) -> None:
         epoch: int | None = None
         async for plan in plans:
@@ -122,18 +124,44 @@ class WorkerService(pb_grpc.WorkerServicer):
             raise InvalidRequest(f"epoch {epoch} is not newer than {self._epoch}", param="epoch")
         self._epoch = epoch  # from here on, steps of older streams refuse to run
         self._last_step = 0
-        await self._thread.submit(lambda: runner.open(epoch))
+        await self._thread.submit(lambda: self._begin(runner, epoch))
         logger.info("epoch %d opened", epoch)
+
+    def _begin(self, runner: StepRunner, epoch: int) -> None:
+        self._under_way.clear()  # what an older stream left
+        runner.open(epoch)
 
     async def _write(
         self,
-        results: asyncio.Queue[asyncio.Future[pb.StepResult] | None],
+        results: asyncio.Queue[asyncio.Future[_Step] | None],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         while (future := await results.get()) is not None:
-            result = await future
+            step = await future
+            if step.result is None:
+                await asyncio.to_thread(step.wait)
+                await self._thread.submit(step.finish)
+            result = step.result
+            assert result is not None, "finished"
             self._last_step, self._last_step_at = result.step, time.monotonic()
             await context.write(result)
+
+    def began(self, plan: pb.StepPlan) -> None:
+        """A plan is launched. Called from the step thread."""
+        self._under_way.append(plan)
+        self._beat(plan)
+
+    def ended(self, plan: pb.StepPlan) -> None:
+        """A plan is finished, or has failed: the time of the next one counts from now."""
+        with contextlib.suppress(ValueError):  # of an older stream
+            self._under_way.remove(plan)
+        self._beat(self._under_way[0] if self._under_way else None)
+
+    def _beat(self, plan: pb.StepPlan | None) -> None:
+        if plan is None:
+            self.heartbeat.idle()
+        else:
+            self.heartbeat.begin(plan.epoch, plan.step, plan.budget_ms)
 
     def gap_ns(self, started: int) -> int:
         """Nanoseconds from the end of the step before to `started`, the begin of one that ends now.
@@ -167,16 +195,35 @@ class _Step:
     ) -> None:
         self._service, self._runner, self._plan = service, runner, plan
         self._epoch, self._received = epoch, received
+        self._started = 0
+        self._pending: Pending
+        self.result: pb.StepResult | None = None
 
-    def __call__(self) -> pb.StepResult:
+    def __call__(self) -> _Step:
+        """Launch, and finish what is over at once. On the step thread, as is `finish`."""
         self._service.check_fence(self._epoch)
-        heartbeat, plan = self._service.heartbeat, self._plan
-        started = time.perf_counter_ns()
-        heartbeat.begin(plan.epoch, plan.step, plan.budget_ms)
+        self._started = time.perf_counter_ns()
+        self._service.began(self._plan)
         try:
-            result = self._runner.step(plan)
+            self._pending = self._runner.launch(self._plan)
+        except BaseException:
+            self._service.ended(self._plan)
+            raise
+        if self._pending.done:
+            self.finish()
+        return self
+
+    def wait(self) -> None:
+        """Until the device is through with the step. On any thread."""
+        self._pending.wait()
+
+    def finish(self) -> None:
+        """Turn what the device did into `result`."""
+        self._service.check_fence(self._epoch)
+        try:
+            result = self._pending.finish()
         finally:
-            heartbeat.idle()
-        result.timings.queue_us = (started - self._received) // 1000
-        result.timings.gap_us = self._service.gap_ns(started) // 1000
-        return result
+            self._service.ended(self._plan)
+        result.timings.queue_us = (self._started - self._received) // 1000
+        result.timings.gap_us = self._service.gap_ns(self._started) // 1000
+        self.result = result

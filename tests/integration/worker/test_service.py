@@ -12,6 +12,7 @@ from surestep_common import errors, rpc
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
 from surestep_worker.heartbeat import Heartbeat
+from surestep_worker.pending import Done
 from surestep_worker.service import StepThread, WorkerService
 
 TIMEOUT_S = 10
@@ -29,12 +30,12 @@ class Recorder:
     def open(self, epoch: int) -> None:
         self.epochs.append(epoch)
 
-    def step(self, plan: pb.StepPlan) -> pb.StepResult:
+    def launch(self, plan: pb.StepPlan) -> Done:
         assert self.gate.wait(TIMEOUT_S)
         self.threads.add(threading.current_thread().name)
         if plan.k_cap:
             raise errors.InternalError("ledger")
-        return pb.StepResult(epoch=plan.epoch, step=plan.step)
+        return Done(pb.StepResult(epoch=plan.epoch, step=plan.step))
 
 
 class Rank:

@@ -196,7 +196,7 @@ async def test_a_step_that_hangs_ends_the_rank(lone: Supervised, stacks: Path, h
     assert end.reason.startswith("hung: FORWARD of step 1 in epoch 1 for 1.")
     assert end.reason.endswith("(limit 1.4 s)") or end.reason.endswith("(limit 1.5 s)")
     assert (end.last.phase, end.last.epoch, end.last.step) == (pb.FORWARD, 1, 1)
-    assert "in step" in stacks.read_text()
+    assert "in launch" in stacks.read_text()
     await lone.ready(restarts=1)
 
 

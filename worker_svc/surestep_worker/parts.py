@@ -1,0 +1,29 @@
+"""What the execution of steps on one rank is made of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from .caches import Caches
+from .heartbeat import Heartbeat
+from .models import Model
+from .sampling import SamplingSlots
+from .slots import Slots
+from .spec import Drafter
+from .tp import TensorParallel
+
+
+class Parts(NamedTuple):
+    """What a runner is made of; each part is used for what its name says and nothing else."""
+
+    model: Model
+    caches: Caches
+    slots: Slots
+    sampling: SamplingSlots
+    drafter: Drafter | None
+    max_draft_tokens: int
+    tp: TensorParallel
+    device: torch.device
+    heartbeat: Heartbeat

@@ -1,0 +1,38 @@
+"""Steps between their launch and their result."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from surestep_proto import engine_pb2 as pb
+
+
+class Pending(Protocol):
+    """A step under way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `finish` has nothing to wait for."""
+
+    def wait(self) -> None:
+        """Return when the device is through with the step. Any thread may wait."""
+
+    def finish(self) -> pb.StepResult:
+        """Settle the books and report. Steps finish in the order in which they were launched.
+
+        Raises LedgerError; the epoch is then over.
+        """
+
+
+class Done(NamedTuple):
+    """A step that was over when it was launched."""
+
+    result: pb.StepResult
+    done: bool = True
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+    def finish(self) -> pb.StepResult:
+        """The result."""
+        return self.result
