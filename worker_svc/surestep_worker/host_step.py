@@ -56,9 +56,6 @@ class HostStep:
         """See Execution."""
         self._drafting.open()
 
-    def admit(self, admission: pb.Admission) -> None:
-        """The slots hold everything already."""
-
     def launch(self, plan: pb.StepPlan, rows: Rows) -> Done:
         """See Execution."""
         clock = StepClock()

@@ -90,7 +90,7 @@ class Rank:
             await server.set_serving(True)
             control.send(self._supervisor, Message(Kind.READY, memo))
             logger.info("ready on %s", settings.rank_address)
-            await self._tick_until_ended()
+            await self._tick_until_ended(service)
         finally:
             await server.stop(_STOP_GRACE_S)
             thread.close()
@@ -101,18 +101,18 @@ class Rank:
         service.ready(built.runner, built.facts)
         return built.memo
 
-    async def _tick_until_ended(self) -> None:
+    async def _tick_until_ended(self, service: WorkerService) -> None:
         async with asyncio.TaskGroup() as tasks:
-            ticking = tasks.create_task(self._tick())
+            ticking = tasks.create_task(self._tick(service))
             await self._ended.wait()
             await end(ticking)
         if control.is_closed(self._supervisor):
             raise Unavailable("the supervisor is gone")
 
-    async def _tick(self) -> None:
+    async def _tick(self, service: WorkerService) -> None:
         """A sign of life on the way that plans take: through the loop and the step thread."""
         while True:
-            await self._thread.submit(self._heartbeat.idle)
+            await self._thread.submit(service.tick)
             await asyncio.sleep(_TICK_S)
 
 

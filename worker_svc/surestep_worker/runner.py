@@ -23,9 +23,6 @@ class Execution(Protocol):
     def open(self) -> None:
         """Begin an epoch: nothing of an earlier one is left."""
 
-    def admit(self, admission: pb.Admission) -> None:
-        """A request has moved into its slot."""
-
     def launch(self, plan: pb.StepPlan, rows: Rows) -> Pending:
         """Run the rows of a plan whose differences have been applied."""
 
@@ -79,11 +76,11 @@ class Runner:
             self._slots.admit(admission)
             self._restore(admission)
             self.parts.sampling.admit(admission.slot, admission.sampling, admission.prompt_len)
-            self._execution.admit(admission)
         self._extend(plan)
         rows = read_rows(plan)
         check_rows(rows, self._slots, self.parts.max_draft_tokens)
         self._step = plan.step
+        self._slots.last_step[rows.slot] = plan.step
         return rows
 
     def _restore(self, admission: pb.Admission) -> None:

@@ -69,6 +69,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._last_step = 0
         self._last_step_at: float | None = None
         self._step_ended = 0  # by perf_counter_ns
+        self._streams = 0
         self._under_way: deque[pb.StepPlan] = deque()  # launched and not finished; step thread only
 
     def ready(self, runner: StepRunner, facts: pb.WorkerInfo) -> None:
@@ -95,6 +96,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         """Execute plans in order and write one result each, until the stream or the epoch ends."""
         runner = self._loaded()
         results: asyncio.Queue[asyncio.Future[_Step] | None] = asyncio.Queue(MAX_PLANS_IN_FLIGHT)
+        self._streams += 1
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(runner, request_iterator, results))
@@ -102,6 +104,8 @@ class WorkerService(pb_grpc.WorkerServicer):
         except* Exception as group:  # noqa: BLE001  # the first one is raised again
             # The first failure is the cause; the others follow from the cancelled stream.
             raise group.exceptions[0] from None
+        finally:
+            self._streams -= 1
 
     async def _read(
         self,
@@ -156,6 +160,11 @@ class WorkerService(pb_grpc.WorkerServicer):
         with contextlib.suppress(ValueError):  # of an older stream
             self._under_way.remove(plan)
         self._beat(self._under_way[0] if self._under_way else None)
+
+    def tick(self) -> None:
+        """A sign of life of a rank that nobody waits for. Called from the step thread."""
+        if not self._under_way or not self._streams:
+            self.heartbeat.idle()
 
     def _beat(self, plan: pb.StepPlan | None) -> None:
         if plan is None:

@@ -114,7 +114,6 @@ class Slots:
         self.folded[slot] = folded
         self.committed[slot] += consumed
         self.known[slot] += emitted
-        self.last_step[slot] = step
         entry = step % _LOG_DEPTH
         self._log_step[slot, entry] = step
         self._log_accepted[slot, entry] = accepted

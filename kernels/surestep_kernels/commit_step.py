@@ -1,0 +1,95 @@
+"""Accept iff equal, and the advance of the slots: the end of a step, without asking the host."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .choose import Chosen, RowStatus
+from .slot_state import DraftIds, SlotState, StepRows
+
+
+class StopIds(NamedTuple):
+    """The stop ids of each window."""
+
+    cu: Tensor  # i32[V+1] those of window w are ids[cu[w]:cu[w+1]]
+    ids: Tensor  # i32[..]
+
+
+class Report(NamedTuple):
+    """Columns of what a step reports of each row; the K + 1 tokens stand behind them."""
+
+    len_before: Tensor  # i32[R]
+    n_drafts: Tensor
+    status: Tensor  # RowStatus
+    n_accepted: Tensor
+    n_emitted: Tensor
+    folded: Tensor  # tokens in the recurrent state afterwards
+    draft_upto: Tensor
+    tokens: Tensor  # i32[R, K+1] emitted ids, leading part
+
+    @classmethod
+    def of(cls, words: Tensor) -> Report:
+        """Views of i32[R, report_width(K)]."""
+        columns = len(cls._fields) - 1
+        return cls._make((*words[:, :columns].unbind(dim=1), words[:, columns:]))
+
+
+def report_width(num_drafts: int) -> int:
+    """Words of a row's report."""
+    return len(Report._fields) - 1 + num_drafts + 1
+
+
+class CommitStep(Protocol):
+    """See commit_step_reference."""
+
+    def __call__(
+        self, rows: StepRows, drafts: DraftIds, chosen: Chosen, stops: StopIds, state: SlotState
+    ) -> Tensor: ...
+
+
+def commit_step_reference(
+    rows: StepRows, drafts: DraftIds, chosen: Chosen, stops: StopIds, state: SlotState
+) -> Tensor:
+    """Decide what every window emits, advance every slot, and report i32[R, report_width(K)].
+
+    A window ends with the first of: a choice that differs from its draft, a stop id, the row behind
+    the last draft, or a bad position (which is not emitted). A row whose first position is bad
+    emits nothing and advances nothing. Rows with known tokens advance by all of them.
+    """
+    slot, has = rows.slot.long(), rows.window >= 0
+    window = rows.window.clamp(min=0).long()
+    column = torch.arange(drafts.ids.shape[1] + 1, device=slot.device)
+    inside = has.unsqueeze(1) & (column <= drafts.counts.unsqueeze(1))
+    index = torch.where(inside, rows.cu_windows[window].long().unsqueeze(1) + column, 0)
+    tokens, status = chosen.ids[index], chosen.status[index]
+    equal = functional.pad((tokens[:, :-1] == drafts.ids) & inside[:, 1:], (0, 1))
+    stop = _stops(tokens, window, stops)
+    emitted = inside & (status == RowStatus.OK)
+    emitted[:, 1:] &= equal[:, :-1] & ~stop[:, :-1]
+    n_emitted = emitted.int().cumprod(dim=1).sum(dim=1).int()
+    last = (n_emitted - 1).clamp(min=0)
+    drafted_stop = (equal & stop).gather(1, last.long().unsqueeze(1)).squeeze(1) & (n_emitted > 0)
+    status = torch.where(has, status[:, 0], RowStatus.OK)
+    start, known = state.committed[slot], state.known[slot]
+    count = rows.cu_rows[1:] - rows.cu_rows[:-1]
+    consumed = torch.where(rows.advances > 0, count, n_emitted)
+    place = known.long().unsqueeze(1) + column
+    written = column < n_emitted.unsqueeze(1)
+    state.tokens[slot.unsqueeze(1).expand_as(place)[written], place[written]] = tokens[written]
+    state.committed[slot] = start + torch.where(status == RowStatus.OK, consumed, 0)
+    state.known[slot] = known + n_emitted
+    state.folded[slot] = folded = start + count * rows.advances
+    state.draft_upto[slot] = upto = torch.minimum(start, state.draft_upto[slot] + rows.catch_up)
+    facts = (start, drafts.counts, status, last + drafted_stop, n_emitted, folded, upto)
+    return torch.cat((torch.stack(facts, dim=1).int(), tokens), dim=1)
+
+
+def _stops(tokens: Tensor, window: Tensor, stops: StopIds) -> Tensor:
+    """Which of tokens [R, K+1] end their request."""
+    index = torch.arange(len(stops.ids), device=tokens.device)
+    mine = (stops.cu[window].unsqueeze(1) <= index) & (index < stops.cu[window + 1].unsqueeze(1))
+    return ((tokens.unsqueeze(2) == stops.ids) & mine.unsqueeze(1)).any(dim=2)

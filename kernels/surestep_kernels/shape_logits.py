@@ -1,0 +1,116 @@
+"""What requests ask for changes of logits: biases, penalties, tokens and sequences to avoid.
+
+The lists come from the host with every step, those of a window side by side; nothing is counted or
+kept on the device, so that nothing has to be taken back when a draft is rejected.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Positions(NamedTuple):
+    """The N positions of a step that are sampled."""
+
+    window: Tensor  # i32[N]
+    slot: Tensor  # i32[N]
+    length: Tensor  # i32[N] history: tokens[slot, :length], earlier drafts of the window included
+    tokens: Tensor  # i32[S, W] token table
+
+
+class Biases(NamedTuple):
+    """logit_bias and allowed_token_ids, for the positions `which`."""
+
+    which: Tensor  # i32[P] indices into the N positions
+    cu: Tensor  # i32[V+1] the tokens of window w are ids[cu[w]:cu[w+1]]
+    ids: Tensor  # i32[..] no id twice in a window
+    values: Tensor  # f32[..] added to their logits
+    only: Tensor  # i32[V] 1: no other token may be chosen
+
+
+class Penalties(NamedTuple):
+    """repetition_penalty (prompt and output), presence_ and frequency_penalty (output only)."""
+
+    which: Tensor  # i32[P]
+    prompt_len: Tensor  # i32[V]
+    repetition: Tensor  # f32[V]
+    presence: Tensor  # f32[V]
+    frequency: Tensor  # f32[V]
+
+
+class Forbidden(NamedTuple):
+    """Sequences that must not be completed: stop ids before min_tokens, and bad words."""
+
+    which: Tensor  # i32[P]
+    cu: Tensor  # i32[V+1] the sequences of window w are cu[w]:cu[w+1]
+    cu_ids: Tensor  # i32[..] sequence i is ids[cu_ids[i]:cu_ids[i+1]]
+    ids: Tensor  # i32[..]
+    until: Tensor  # i32[..] history length from which a sequence is allowed; i32 maximum = never
+    first: Tensor  # i32[V] history in front of this index takes no part
+
+
+class Shaping(NamedTuple):
+    """What some positions of a step ask for; None: nobody asks."""
+
+    biases: Biases | None = None
+    penalties: Penalties | None = None
+    forbidden: Forbidden | None = None
+
+
+class ShapeLogits(Protocol):
+    """See shape_logits_reference."""
+
+    def __call__(self, z: Tensor, positions: Positions, shaping: Shaping) -> None: ...
+
+
+def shape_logits_reference(z: Tensor, positions: Positions, shaping: Shaping) -> None:
+    """Change the logits z f32[N, V] in place: biases, then penalties, then what is forbidden.
+
+    A logit that is NaN or +inf is NaN afterwards, whatever is asked for.
+    """
+    unusable = z.isnan() | z.isposinf()
+    if shaping.biases is not None:
+        _bias(z, positions, shaping.biases)
+    if shaping.penalties is not None:
+        _penalise(z, positions, shaping.penalties)
+    if shaping.forbidden is not None:
+        _forbid(z, positions, shaping.forbidden)
+    z[unusable] = torch.nan
+
+
+def _bias(z: Tensor, positions: Positions, biases: Biases) -> None:
+    for n in biases.which.tolist():
+        w = int(positions.window[n])
+        span = slice(int(biases.cu[w]), int(biases.cu[w + 1]))
+        ids = biases.ids[span].long()
+        listed = z[n, ids] + biases.values[span]
+        if biases.only[w]:
+            z[n] = -torch.inf
+        z[n, ids] = listed
+
+
+def _penalise(z: Tensor, positions: Positions, penalties: Penalties) -> None:
+    for n in penalties.which.tolist():
+        w, length = int(positions.window[n]), int(positions.length[n])
+        history = positions.tokens[positions.slot[n], :length].long()
+        counts = torch.bincount(history[int(penalties.prompt_len[w]) :], minlength=z.shape[1])
+        seen = torch.bincount(history, minlength=z.shape[1]) > 0
+        repetition = penalties.repetition[w]
+        repeated = torch.where(z[n] > 0, z[n] / repetition, z[n] * repetition)
+        repeated -= penalties.frequency[w] * counts
+        repeated -= penalties.presence[w] * (counts > 0)
+        z[n] = torch.where(seen, repeated, z[n])
+
+
+def _forbid(z: Tensor, positions: Positions, forbidden: Forbidden) -> None:
+    for n in forbidden.which.tolist():
+        w, length = int(positions.window[n]), int(positions.length[n])
+        history = positions.tokens[positions.slot[n], int(forbidden.first[w]) : length].tolist()
+        for i in range(int(forbidden.cu[w]), int(forbidden.cu[w + 1])):
+            *prefix, last = forbidden.ids[forbidden.cu_ids[i] : forbidden.cu_ids[i + 1]].tolist()
+            at_end = len(prefix) <= len(history) and history[len(history) - len(prefix) :] == prefix
+            if at_end and length < int(forbidden.until[i]):
+                z[n, last] = -torch.inf

@@ -1,0 +1,31 @@
+"""The ops that keep a step on its device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .choose import Choose, choose_reference
+from .commit_step import CommitStep, commit_step_reference
+from .gather_step import GatherStep, gather_step_reference
+from .shape_logits import ShapeLogits, shape_logits_reference
+from .write_runs import WriteRuns, write_runs_reference
+
+
+@dataclass(frozen=True, slots=True)
+class StepOps:
+    """One implementation of them."""
+
+    write_runs: WriteRuns
+    gather_step: GatherStep
+    shape_logits: ShapeLogits
+    choose: Choose
+    commit_step: CommitStep
+
+
+STEP_REFERENCE = StepOps(
+    write_runs=write_runs_reference,
+    gather_step=gather_step_reference,
+    shape_logits=shape_logits_reference,
+    choose=choose_reference,
+    commit_step=commit_step_reference,
+)

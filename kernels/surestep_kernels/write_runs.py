@@ -1,0 +1,29 @@
+"""Differences of a plan, written into the slots of a device by one launch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Runs(NamedTuple):
+    """G runs of words, in pieces of the host's choice. No two runs overlap."""
+
+    to: Tensor  # i32[G] first word of the memory that is written
+    cu: Tensor  # i32[G+1] run g is words[cu[g]:cu[g+1]]
+    words: Tensor  # i32[..]
+    longest: int  # words of the longest run: sizes the launch
+
+
+class WriteRuns(Protocol):
+    """See write_runs_reference."""
+
+    def __call__(self, memory: Tensor, runs: Runs) -> None: ...
+
+
+def write_runs_reference(memory: Tensor, runs: Runs) -> None:
+    """Copy each run to its place in memory i32[M]."""
+    ends = runs.cu.tolist()
+    for to, begin, end in zip(runs.to.tolist(), ends, ends[1:], strict=False):
+        memory[to : to + end - begin] = runs.words[begin:end]
