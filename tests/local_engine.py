@@ -24,7 +24,9 @@ from surestep_scheduler.sequence import Finish, Logprobs, Output, Request, Seque
 from surestep_scheduler.state import SchedulerState
 from surestep_worker.runner import Runner
 
-Step = Callable[[pb.StepPlan], list[pb.StepResult]]
+# Executes a plan. Its results, one per rank, or a function that gets them when they are applied.
+Results = list[pb.StepResult] | Callable[[], list[pb.StepResult]]
+Step = Callable[[pb.StepPlan], Results]
 
 
 @dataclass
@@ -81,7 +83,7 @@ class LocalEngine:
         self.state.open_epoch(epoch, limits)
         self._step, self._depth, self._after_apply = step, depth, after_apply
         self._shuffle, self._reopen = shuffle, reopen
-        self._results: deque[list[pb.StepResult]] = deque()
+        self._results: deque[Results] = deque()
         self._answers: dict[str, Answer] = {}
         self._clock = 0.0
 
@@ -117,7 +119,8 @@ class LocalEngine:
             wire = to_proto(plan, budget_ms=1000).SerializeToString()
             self._results.append(self._step(pb.StepPlan.FromString(wire)))
         if self._results:
-            self._apply(self._results.popleft())
+            results = self._results.popleft()
+            self._apply(results() if callable(results) else results)
             self._after_apply(self.state)
 
     def _apply(self, results: list[pb.StepResult]) -> None:
@@ -158,3 +161,14 @@ def one_rank(runner: Runner, epoch: int = 1) -> Step:
     """Steps of a single rank, its epoch opened."""
     runner.open(epoch)
     return lambda plan: [runner.step(plan)]
+
+
+def one_rank_behind(runner: Runner, epoch: int = 1) -> Step:
+    """The same, but a step is finished when its results are applied: later ones run already."""
+    runner.open(epoch)
+
+    def step(plan: pb.StepPlan) -> Results:
+        pending = runner.launch(plan)
+        return lambda: [pending.finish()]
+
+    return step

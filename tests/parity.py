@@ -9,10 +9,11 @@ from pathlib import Path
 
 from drafters import TRUTH
 from hybrid_checkpoints import make_tiny_hybrid
-from local_engine import Answer, LocalEngine, Step, one_rank
+from local_engine import Answer, LocalEngine, Step, one_rank, one_rank_behind
 from parity_cases import EOS, TOTAL_LEN, VOCAB, make_requests, strangers
 from poison import poison_idle
 from surestep_kernels import load_kernels
+from surestep_kernels.step_ops import StepOps
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.sequence import Request
 from surestep_scheduler.state import SchedulerState
@@ -47,6 +48,7 @@ class Conditions:
     shuffle_seed: int = 0  # rows in random order, results delayed at random; 0 = neither
     poison: bool = False  # whatever belongs to nobody is NaN or out of range
     after_apply: Callable[[SchedulerState], None] = lambda state: None
+    step_ops: StepOps | None = None  # steps run as on a device, with these
 
 
 CALM = Conditions()
@@ -79,10 +81,15 @@ def load(folder: Path, tp: TensorParallel) -> Model:
 
 
 def build_runner(
-    model: Model, tp: TensorParallel, neighbours: Neighbours, drafter: str, k: int
+    model: Model,
+    tp: TensorParallel,
+    neighbours: Neighbours,
+    drafter: str,
+    k: int,
+    step_ops: StepOps | None = None,
 ) -> Built:
     """A fresh runner around the model."""
-    kernels = load_kernels("cpu")
+    kernels = replace(load_kernels("cpu"), step=step_ops)
     blocks = 1 + (neighbours.num_sequences or 100) * -(-TOTAL_LEN // BLOCK_SIZE)
     settings = WorkerSettings(
         max_num_seqs=neighbours.num_slots,
@@ -138,10 +145,11 @@ class ParityBench:
         conditions: Conditions = CALM,
     ) -> dict[str, Answer]:
         """Answers of any requests by a fresh runner."""
-        built = build_runner(self._model, self._tp, neighbours, drafter, k)
+        ops = conditions.step_ops
+        built = build_runner(self._model, self._tp, neighbours, drafter, k, ops)
         if conditions.poison:
             conditions = replace(conditions, after_apply=_poisoning(built.runner, conditions))
-        step = one_rank(built.runner)
+        step = (one_rank if ops is None else one_rank_behind)(built.runner)
         return serve(step, built.facts, requests, neighbours, depth, conditions)
 
 
@@ -183,3 +191,18 @@ def _interleave(requests: Sequence[Request], others: Sequence[Request]) -> list[
         *((i * len(requests) / len(others), x) for i, x in enumerate(others)),
     ]
     return [request for _, request in sorted(both, key=lambda item: item[0])]
+
+
+def same(answer: Answer, expected: Answer) -> bool:
+    """Equal in tokens, in why they ended, and in every reported log-probability."""
+    return (
+        (answer.token_ids, answer.finish, answer.error)
+        == (expected.token_ids, expected.finish, None)
+        and answer.logprobs == expected.logprobs
+        and answer.prompt_logprobs == expected.prompt_logprobs
+    )
+
+
+def total(answers: dict[str, Answer], name: str) -> int:
+    """Of one of the counts of answers."""
+    return sum(getattr(answer, name) for answer in answers.values())

@@ -26,6 +26,7 @@ from .rms_norm_gated import rms_norm_gated_reference
 from .rotary import rotary_reference
 from .route import Route, route_reference
 from .silu_and_mul import silu_and_mul_reference
+from .step_ops import StepOps
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class KernelSet:
     rms_norm_gated: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     mul_sigmoid: Callable[[Tensor, Tensor], None]
     route: Route
+    step: StepOps | None = None  # None: steps run on the host
 
 
 REFERENCE = KernelSet(

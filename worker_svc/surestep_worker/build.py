@@ -154,6 +154,7 @@ def assemble(
         tp=tp,
         device=torch.device(settings.device),
         heartbeat=heartbeat or Heartbeat.unseen(),
+        step_ops=kernels.step,
     )
     recurrent = caches.recurrent
     facts = pb.WorkerInfo(

@@ -13,4 +13,9 @@ def fingerprint(hidden: Tensor) -> int:
 
     Sees any single changed bit; does not see elements that changed places. Waits for the device.
     """
-    return int(hidden.contiguous().view(_BITS[hidden.element_size()]).sum(dtype=torch.int64))
+    return int(row_fingerprints(hidden).sum()) if len(hidden) else 0
+
+
+def row_fingerprints(hidden: Tensor) -> Tensor:
+    """The same sums i64[N] of each row of [N, H], left on the device."""
+    return hidden.contiguous().view(_BITS[hidden.element_size()]).sum(dim=1, dtype=torch.int64)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from surestep_proto import engine_pb2 as pb
 
+from .digest import fingerprint
 from .drafting import Drafting
 from .gather import Gathered, gather, offsets, tokens_consumed
 from .parts import Parts
@@ -181,7 +182,8 @@ class HostStep:
         """Rank 0 tells everything, the other ranks only what proves that they agree."""
         tp = self.parts.tp
         result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=tp.rank)
-        result.digest = digest(outcome, verdict, self._slots.committed[rows.slot], hidden)
+        committed = self._slots.committed[rows.slot]
+        result.digest = digest(outcome, verdict, committed, fingerprint(hidden))
         if tp.rank == 0:
             fill_rows(result, rows, outcome, verdict)
             result.draft_upto.extend(self._slots.draft_upto[rows.slot].tolist())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from surestep_kernels.step_ops import StepOps
 
 from .caches import Caches
 from .heartbeat import Heartbeat
@@ -27,3 +28,4 @@ class Parts(NamedTuple):
     tp: TensorParallel
     device: torch.device
     heartbeat: Heartbeat
+    step_ops: StepOps | None  # None: steps run on the host

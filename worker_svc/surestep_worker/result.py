@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from surestep_proto import engine_pb2 as pb
 
-from .digest import fingerprint
 from .gather import Gathered
 from .plan import IntArray, Rows
 from .sampling import Verdict, emitted_logprobs, token_logprobs
@@ -34,15 +33,14 @@ class StepOutcome:
 
 
 def digest(
-    outcome: StepOutcome, verdict: Verdict, committed: IntArray, hidden: torch.Tensor
+    outcome: StepOutcome, verdict: Verdict, committed: IntArray, hidden_fingerprint: int
 ) -> int:
     """64 bits over tokens, counts, slot lengths after the step and final hidden states."""
     hasher = hashlib.blake2b(digest_size=8)
     for array in (outcome.n_drafts, outcome.status, outcome.n_accepted, committed):
         hasher.update(array.tobytes())
     hasher.update(_emitted_ids(verdict).tobytes())
-    if len(hidden):
-        hasher.update(fingerprint(hidden).to_bytes(8, "little", signed=True))
+    hasher.update(hidden_fingerprint.to_bytes(8, "little", signed=True))
     return int.from_bytes(hasher.digest(), "little")
 
 

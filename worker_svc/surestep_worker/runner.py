@@ -33,7 +33,7 @@ class Runner:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self._slots = parts.slots
-        self._execution: Execution = HostStep(parts)
+        self._execution = _execution(parts)
         self._bounds = _bounds(parts)
         self._epoch = 0
         self._step = 0
@@ -95,6 +95,14 @@ class Runner:
         ends = np.cumsum(np.array(plan.extend_counts, dtype=np.int64))
         for slot, count, end in zip(plan.extend_slots, plan.extend_counts, ends, strict=True):
             self._slots.extend(slot, block_ids[end - count : end])
+
+
+def _execution(parts: Parts) -> Execution:
+    if parts.step_ops is None:
+        return HostStep(parts)
+    from .device.step import DeviceStep
+
+    return DeviceStep(parts, parts.step_ops)
 
 
 def _bounds(parts: Parts) -> PlanBounds:

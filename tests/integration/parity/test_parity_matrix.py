@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from local_engine import Answer
-from parity import NEIGHBOURS, ParityBench
+from parity import NEIGHBOURS, ParityBench, same, total
 from parity_cases import TEMPERATURES
 
 DRAFTERS = ("ngram", "oracle", "garbage", "eos-mid", "ragged", "none")
@@ -19,10 +18,6 @@ SPECULATION = [
     *((name, k) for k in range(1, 6) for name in (*DRAFTERS, *(f"flip-{j}" for j in range(k)))),
 ]
 DEPTHS = (0, 1, 2)
-
-
-def total(answers: dict[str, Answer], name: str) -> int:
-    return sum(getattr(answer, name) for answer in answers.values())
 
 
 def depths(request: pytest.FixtureRequest, drafter: str, k: int, where: str) -> Sequence[int]:
@@ -45,16 +40,6 @@ def test_speculation_changes_nothing(
         assert (drafted > 0) == (drafter != "none")
         assert (accepted == drafted) or drafter not in ("oracle", "ragged")
         assert (total(answers, "num_preemptions") > 0) == (where == "preempted")
-
-
-def same(answer: Answer, expected: Answer) -> bool:
-    """Equal in tokens, in why they ended, and in every reported log-probability."""
-    return (
-        (answer.token_ids, answer.finish, answer.error)
-        == (expected.token_ids, expected.finish, None)
-        and answer.logprobs == expected.logprobs
-        and answer.prompt_logprobs == expected.prompt_logprobs
-    )
 
 
 def test_every_parameter_changes_the_answer_it_is_compared_by(bench: ParityBench) -> None:

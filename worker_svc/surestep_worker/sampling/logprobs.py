@@ -77,27 +77,44 @@ def token_logprobs(
     """
     width = min(int(num_top.max()), logits.shape[1]) if num_top.numel() else 0
     num_top = num_top.clamp(max=logits.shape[1])
-    size = max(1, _CHUNK // logits.shape[1])
-    parts = [
-        _score(some, ids, width)
-        for some, ids in zip(torch.split(logits, size), torch.split(token_id, size), strict=True)
-    ]
-    score = _Score(*(torch.cat(column) for column in zip(*parts, strict=True)))
-    shown = torch.arange(width, device=logits.device) < num_top.unsqueeze(1)
-    return Logprobs(
-        row, token_id, score.logprob, score.rank, num_top,
-        score.top_ids[shown], score.top_logprobs[shown],
-    )  # fmt: skip
+    return columns(row, token_id, num_top, score(logits, token_id, width))
 
 
-class _Score(NamedTuple):
+class Score(NamedTuple):
+    """How likely some tokens are, and which ones are most likely."""
+
     logprob: torch.Tensor  # f32[M]
     rank: torch.Tensor  # i64[M]
     top_ids: torch.Tensor  # i64[M,width]
     top_logprobs: torch.Tensor  # f32[M,width]
 
 
-def _score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> _Score:
+def score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> Score:
+    """Score token_id i64[M] under logits f32[M,V], and the `width` best tokens. Waits for nothing.
+
+    What it works on at a time is bounded.
+    """
+    size = max(1, _CHUNK // logits.shape[1])
+    parts = [
+        _score(some, ids, width)
+        for some, ids in zip(torch.split(logits, size), torch.split(token_id, size), strict=True)
+    ]
+    return Score(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def columns(
+    row: torch.Tensor, token_id: torch.Tensor, num_top: torch.Tensor, scores: Score
+) -> Logprobs:
+    """One entry per position [M], with num_top[m] alternatives each."""
+    width = scores.top_ids.shape[1]
+    shown = torch.arange(width, device=row.device) < num_top.unsqueeze(1)
+    return Logprobs(
+        row, token_id, scores.logprob, scores.rank, num_top,
+        scores.top_ids[shown], scores.top_logprobs[shown],
+    )  # fmt: skip
+
+
+def _score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> Score:
     token_id = token_id.unsqueeze(1)
     ids = torch.arange(logits.shape[1], device=logits.device)
     gap = logits.amax(dim=1, keepdim=True) - logits
@@ -105,7 +122,7 @@ def _score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> _Score:
     ahead = (gap < mine) | ((gap == mine) & (ids < token_id))
     logprobs = logits.log_softmax(dim=1)
     top_ids = head_of(gap, width).ids
-    return _Score(
+    return Score(
         logprobs.gather(1, token_id).squeeze(1),
         1 + ahead.sum(dim=1),
         top_ids,

@@ -1,0 +1,28 @@
+"""Steps that stay on their device answer what steps on the host answer, however late they finish.
+
+Here the device is the CPU and its ops are the torch references, so that answers must be equal to
+the last bit of every log-probability.
+"""
+
+from __future__ import annotations
+
+import pytest
+from parity import Conditions, ParityBench, same, total
+from surestep_kernels.step_ops import STEP_REFERENCE
+
+ON_DEVICE = Conditions(step_ops=STEP_REFERENCE)
+
+
+@pytest.mark.parametrize("where", ["mixed", "near max_model_len", "preempted"])
+@pytest.mark.parametrize(
+    ("drafter", "k"), [("none", 0), ("ngram", 3), ("oracle", 3), ("garbage", 2), ("ragged", 4)]
+)
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_step_on_a_device_answers_the_same(
+    bench: ParityBench, drafter: str, k: int, where: str, depth: int
+) -> None:
+    answers = bench.run(where, drafter=drafter, k=k, depth=depth, conditions=ON_DEVICE)
+    for name, expected in bench.expected.items():
+        assert same(answers[name], expected), f"{name}: {answers[name]}, not {expected}"
+    assert (total(answers, "num_drafts") > 0) == (drafter != "none")
+    assert total(answers, "num_accepted") > 0 or drafter in ("none", "garbage")

@@ -1,0 +1,129 @@
+"""A step on a device between its launch and its result."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from surestep_common.errors import InternalError
+from surestep_common.invariants import require
+from surestep_kernels.commit_step import Report
+from surestep_proto import engine_pb2 as pb
+
+from surestep_worker.parts import Parts
+from surestep_worker.plan import ArmedSnapshots, IntArray, Rows
+from surestep_worker.result import StepOutcome, digest, fill_rows
+from surestep_worker.sampling import Verdict
+from surestep_worker.sampling.logprobs import Score
+
+from .download import Words
+from .geometry import Geometry
+from .logprobs import LogprobPlan
+
+
+class Launched(NamedTuple):
+    """What the host remembers of a step."""
+
+    plan: pb.StepPlan
+    rows: Rows
+    geometry: Geometry
+    armed: ArmedSnapshots
+    logprobs: LogprobPlan | None
+    drafter_skipped: bool
+    drafter_faults: int
+    began_ns: int  # by perf_counter_ns
+    launched_ns: int
+
+
+class DevicePending:
+    """See Pending."""
+
+    def __init__(self, parts: Parts, words: Words, launched: Launched) -> None:
+        self._parts, self._words, self._launched = parts, words, launched
+
+    @property
+    def done(self) -> bool:
+        """See Pending."""
+        return self._words.arrived
+
+    def wait(self) -> None:
+        """See Pending."""
+        self._words.wait()
+
+    def finish(self) -> pb.StepResult:
+        """See Pending."""
+        report, error, fingerprint, *scores = self._words.tensors()
+        if int(error):
+            raise InternalError("the device met a slot, block or position that does not exist")
+        words = Report.of(report.long())
+        outcome = self._outcome(words)
+        taken = self._taken(words.folded.numpy())
+        self._commit(outcome, words)
+        verdict = self._verdict(words)
+        result = self._result(outcome, verdict, int(fingerprint))
+        self._tell_snapshots(result, taken)
+        logprobs = self._launched.logprobs
+        if logprobs is not None and self._parts.tp.rank == 0:
+            emitted = verdict.n_emitted.numpy()
+            logprobs.tell(result, self._launched.geometry, verdict.tokens, emitted, Score(*scores))
+        self._time(result)
+        return result
+
+    def _outcome(self, words: Report) -> StepOutcome:
+        """What happened to each row, which must have begun where the plan says."""
+        rows = self._launched.rows
+        start: IntArray = words.len_before.numpy()
+        inside = (rows.len_lo <= start) & (start <= rows.len_hi)
+        message = "committed length {} outside [{}, {}]"
+        require(inside, rows.slot, message, start, rows.len_lo, rows.len_hi)
+        columns = words.len_before, words.n_drafts, words.status, words.n_accepted, words.n_emitted
+        return StepOutcome(*(column.numpy() for column in columns))
+
+    def _taken(self, folded: IntArray) -> IntArray:
+        """Which of the armed snapshots [A] were taken: indices."""
+        armed, slots, rows = self._launched.armed, self._parts.slots, self._launched.rows
+        after = np.zeros(slots.num_slots, dtype=np.int64)
+        after[rows.slot] = folded
+        before = slots.folded[armed.slot]
+        return np.flatnonzero((before < armed.length) & (armed.length <= after[armed.slot]))
+
+    def _commit(self, outcome: StepOutcome, words: Report) -> None:
+        """The host's books follow."""
+        slots, rows = self._parts.slots, self._launched.rows
+        consumed = np.where(rows.is_prefill, self._launched.geometry.width, outcome.n_emitted)
+        consumed[outcome.status != pb.OK] = 0
+        counts = consumed, outcome.n_accepted, outcome.n_emitted
+        slots.commit(self._launched.plan.step, rows.slot, words.folded.numpy(), *counts)
+        slots.draft_upto[rows.slot] = words.draft_upto.numpy()
+
+    def _verdict(self, words: Report) -> Verdict:
+        """Of the windows only."""
+        row = torch.from_numpy(self._launched.geometry.window_row)
+        return Verdict(*(part[row] for part in (
+            words.tokens, words.n_accepted, words.n_emitted, words.status,
+        )))  # fmt: skip
+
+    def _result(self, outcome: StepOutcome, verdict: Verdict, fingerprint: int) -> pb.StepResult:
+        plan, rows, slots = self._launched.plan, self._launched.rows, self._parts.slots
+        rank = self._parts.tp.rank
+        result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=rank)
+        result.digest = digest(outcome, verdict, slots.committed[rows.slot], fingerprint)
+        result.drafter_faults = self._launched.drafter_faults
+        result.drafter_skipped = self._launched.drafter_skipped
+        if rank == 0:
+            fill_rows(result, rows, outcome, verdict)
+            result.draft_upto.extend(slots.draft_upto[rows.slot].tolist())
+        return result
+
+    def _tell_snapshots(self, result: pb.StepResult, taken: IntArray) -> None:
+        recurrent, armed = self._parts.caches.recurrent, self._launched.armed
+        if recurrent is not None:
+            recurrent.taken(armed.id[taken], armed.length[taken])
+            result.snapshot_ids_taken.extend(armed.id[taken].tolist())
+
+    def _time(self, result: pb.StepResult) -> None:
+        launched = self._launched
+        result.timings.prepare_us = (launched.launched_ns - launched.began_ns) // 1000
+        result.timings.forward_us = (time.perf_counter_ns() - launched.launched_ns) // 1000
