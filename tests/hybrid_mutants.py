@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from surestep_worker import runner as product
+from surestep_worker import host_step as product
 from surestep_worker.recurrent import RecurrentCache
 from surestep_worker.state_rows import StateRows, state_rows
 

@@ -6,6 +6,7 @@ of vllm-project/vllm in which the bug, or one of its kind, was reported.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -15,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 from surestep_proto import engine_pb2 as pb
-from surestep_worker import drafting
-from surestep_worker import runner as product
+from surestep_worker import drafting, runner
+from surestep_worker import host_step as product
 from surestep_worker.plan import Rows
 from surestep_worker.sampling import Verdict
 from surestep_worker.slots import Slots
@@ -107,7 +108,7 @@ def mode_guessed_from_token_counts(patch: pytest.MonkeyPatch) -> None:
         guess = np.where(width == 1, pb.DECODE, np.where(width < 6, pb.VERIFY, rows.mode))
         return replace(rows, mode=guess)
 
-    _around(patch, product, "read_rows", read_rows)
+    _around(patch, runner, "read_rows", read_rows)
 
 
 @_mutant
@@ -207,10 +208,12 @@ def rank_local_gate(patch: pytest.MonkeyPatch) -> None:
 def one_bit_of_one_step(patch: pytest.MonkeyPatch) -> None:
     """The last bit of one hidden value is another than on the other ranks."""
 
+    steps = itertools.count(1)
+
     def forward(original: Any, self: Any, gathered: Any) -> torch.Tensor:
         hidden: torch.Tensor = original(self, gathered)
-        if self._step == PERTURBED_STEP:
+        if next(steps) == PERTURBED_STEP:
             hidden.view(torch.int32)[0, 0] ^= 1
         return hidden
 
-    _around(patch, product.Runner, "_forward", forward)
+    _around(patch, product.HostStep, "_forward", forward)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from surestep_kernels.choose import DrawParams, RowStatus, choose_reference
+from surestep_kernels.gpu.choose import choose
+from surestep_kernels.gumbel import gumbel_noise
+from torch import Tensor
+
+OFF = {"min_p": 0.0, "top_k": 0, "top_p": 1.0}
+RULES = [
+    OFF,
+    {**OFF, "min_p": 0.1},
+    {**OFF, "top_k": 1},
+    {**OFF, "top_k": 7},
+    {**OFF, "top_p": 0.6},
+    {**OFF, "top_p": 0.999},
+    {"min_p": 0.01, "top_k": 20, "top_p": 0.9},
+    {"min_p": 0.3, "top_k": 1000, "top_p": 0.05},
+]
+
+
+def make_params(cases: list[tuple[float, dict[str, float]]], vocab: int) -> DrawParams:
+    """One window per case of temperature and rules, each with a seed of 64 bits."""
+
+    def column(values: list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype)
+
+    seeds = torch.randint(-(2**63), 2**63 - 1, (len(cases),))
+    rules = [rule for _, rule in cases]
+    return DrawParams(
+        temperature=column([t for t, _ in cases], torch.float32),
+        seed_low=seeds.view(torch.int32)[0::2].clone(),
+        seed_high=seeds.view(torch.int32)[1::2].clone(),
+        max_gap=column([-math.log(r["min_p"] or 1e-300) if r["min_p"] else math.inf for r in rules],
+                       torch.float32),
+        top_k=column([r["top_k"] or vocab for r in rules], torch.int32),
+        top_p=column([r["top_p"] if r["top_p"] < 1 else math.inf for r in rules], torch.float32),
+    )  # fmt: skip
+
+
+def to(params: DrawParams, device: str) -> DrawParams:
+    return DrawParams(*(column.to(device) for column in params))
+
+
+@pytest.mark.parametrize("vocab", [5, 1000, 2049])
+@pytest.mark.parametrize("ties", [False, True])
+def test_chooses_what_the_reference_chooses(gpu: str, vocab: int, ties: bool) -> None:
+    cases = list(itertools.product((0.0, 0.6, 1.7), RULES))
+    params = make_params(cases, vocab)
+    window = torch.arange(len(cases), dtype=torch.int32).repeat_interleave(2)
+    length = torch.randint(0, 1 << 20, window.shape, dtype=torch.int32)
+    z = torch.randn(len(window), vocab) * 3
+    z = z.round() if ties else z
+    z[:, 3] = -torch.inf
+    for random, truncated in ((True, True), (True, False), (False, False)):
+        flags = {"random": random, "truncated": truncated}
+        expected = choose_reference(z, window, length, params, **flags)
+        actual = choose(z.to(gpu), window.to(gpu), length.to(gpu), to(params, gpu), **flags)
+        assert actual.status.cpu().tolist() == expected.status.tolist()
+        assert actual.ids.cpu().tolist() == expected.ids.tolist()
+
+
+def test_rows_without_a_choice_say_why(gpu: str) -> None:
+    params = make_params([(0.0, OFF), (1.0, OFF), (1.0, {**OFF, "top_p": 0.5})], 1500)
+    z = torch.randn(12, 1500)
+    z[0:3, 700], z[3:6, 1499], z[6:9] = torch.nan, torch.inf, -torch.inf
+    window = torch.arange(3, dtype=torch.int32).repeat(4)
+    arguments = z, window, torch.full((12,), 9, dtype=torch.int32)
+    chosen = choose(*(x.to(gpu) for x in arguments), to(params, gpu), random=True, truncated=True)
+    expected = [RowStatus.NON_FINITE] * 6 + [RowStatus.NO_CANDIDATE] * 3 + [RowStatus.OK] * 3
+    assert chosen.status.tolist() == expected
+    assert chosen.ids[:9].tolist() == [0] * 9
+    assert chosen.ids[9].item() == int(z[9].argmax())
+
+
+def test_noise_is_that_of_the_cpu_to_the_last_bit(gpu: str) -> None:
+    """Equal logits leave the choice to the noise alone, for many seeds and positions."""
+    rows, vocab = 64, 300
+    params = make_params([(1.0, OFF)] * rows, vocab)
+    window, length = (torch.arange(rows, dtype=torch.int32) * step for step in (1, 7919))
+    seeds = (params.seed_high.long() << 32) | (params.seed_low.long() & 0xFFFFFFFF)
+    noise = gumbel_noise(torch.arange(vocab), seeds, length.long())
+    z = torch.zeros(rows, vocab, device=gpu)
+    chosen = choose(
+        z, window.to(gpu), length.to(gpu), to(params, gpu), random=True, truncated=False
+    )
+    assert chosen.ids.tolist() == noise.argmax(dim=1).tolist()
