@@ -22,7 +22,9 @@ from surestep_worker.spec import DRAFTERS, Drafts, Target
 from surestep_worker.spec.config import SpeculativeConfig
 
 _ABSENT = cast(Any, None)
-NO_TARGET = Target(*[_ABSENT] * 5, kernels=REFERENCE)  # for drafters that look at tokens only
+NO_TARGET = Target(
+    _ABSENT, _ABSENT, _ABSENT, _ABSENT, _ABSENT, REFERENCE
+)  # for drafters that look at tokens only
 
 
 CHARACTERS = ("oracle", "garbage", *(f"flip-{j}" for j in range(5)), "eos-mid", "none", "ragged")

@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 class NgramDrafts(NamedTuple):
-    """Drafts of R rows; 0 where there is none."""
+    """Drafts of R rows, in the integer type of `slots`."""
 
-    ids: Tensor  # i64[R, num_drafts]
-    counts: Tensor  # i64[R]
+    ids: Tensor  # [R, num_drafts] 0 where there is none
+    counts: Tensor  # [R]
 
 
 class Ngram(Protocol):
@@ -52,19 +52,21 @@ def ngram_reference(
 
     Args:
         tokens: i32[S, W] token table.
-        slots: i64[R] lines of the table.
-        lengths: i64[R] known tokens: tokens[slot, :length]; what lies behind is stale.
-        k_caps: i64[R] most drafts of each row, besides num_drafts.
+        slots: [R] lines of the table, i32 or i64 as the next two.
+        lengths: [R] known tokens: tokens[slot, :length]; what lies behind is stale.
+        k_caps: [R] most drafts of each row, besides num_drafts.
         num_drafts: most drafts of any row, 1 at least.
         max_n: longest match that counts as longer, at least min_n.
         min_n: shortest match, 1 at least.
     """
+    dtype, slots, lengths = slots.dtype, slots.long(), lengths.long()
     end = _best_match(tokens, slots, lengths, max_n, min_n).unsqueeze(1)
     period = (lengths.unsqueeze(1) - 1 - end).clamp(min=1)
     ahead = torch.arange(num_drafts, device=tokens.device)
-    found = tokens[slots.unsqueeze(1), end + 1 + ahead % period].long()
+    found = tokens[slots.unsqueeze(1), end + 1 + ahead % period]
     counts = torch.where(end.squeeze(1) >= 0, k_caps.clamp(max=num_drafts), 0)
-    return NgramDrafts(torch.where(ahead < counts.unsqueeze(1), found, 0), counts)
+    ids = torch.where(ahead < counts.unsqueeze(1), found, 0)
+    return NgramDrafts(ids.to(dtype), counts.to(dtype))
 
 
 def _best_match(

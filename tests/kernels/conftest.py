@@ -15,6 +15,7 @@ from torch import Tensor
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # its default; Triton 3.9 warns if unset
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import triton
@@ -99,8 +101,8 @@ def test_wide_logits_of_a_plain_bf16_weight_are_the_rounded_product(gpu: str) ->
     assert torch.equal(wide, ops.linear(x, plain).float())
 
 
-@triton.jit
-def _decode_kernel(out_ptr, codes_ptr, NATIVE: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _decode_kernel(out_ptr: Any, codes_ptr: Any, NATIVE: tl.constexpr) -> None:
     at = tl.arange(0, 256)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     tl.store(out_ptr + at, ops._decode_fp8(tl.load(codes_ptr + at), dtype, NATIVE))

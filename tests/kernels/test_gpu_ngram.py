@@ -71,17 +71,27 @@ def test_equals_plain_search(
         assert ids.tolist() == expected + [0] * (NUM_DRAFTS - count)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize(("min_n", "max_n"), [(1, 1), (2, 4), (3, 9)])
-def test_equals_the_reference(gpu: str, reference: KernelSet, min_n: int, max_n: int) -> None:
+def test_equals_the_reference(
+    gpu: str, reference: KernelSet, min_n: int, max_n: int, dtype: torch.dtype
+) -> None:
     rows = [torch.randint(3, (n,)).tolist() for n in (70, 0, 1, 2, 33, 16, 17)]
-    caps = torch.randint(0, 7, (len(rows),))
-    drafts = propose(gpu, rows, caps.tolist(), min_n, max_n)
-    slots, lengths = torch.arange(len(rows)) * 2 + 1, torch.tensor(list(map(len, rows)))
-    expected = reference.ngram(
-        *(make_table(rows), slots, lengths, caps), num_drafts=NUM_DRAFTS, max_n=max_n, min_n=min_n
+    columns = torch.stack(
+        (
+            torch.arange(len(rows)) * 2 + 1,
+            torch.tensor([len(known) for known in rows]),
+            torch.randint(0, 7, (len(rows),)),
+        )
+    ).to(dtype)
+    inputs = make_table(rows), *columns
+    drafts = ops.ngram(
+        *(t.to(gpu) for t in inputs), num_drafts=NUM_DRAFTS, max_n=max_n, min_n=min_n
     )
-    assert torch.equal(drafts.ids, expected.ids)
-    assert torch.equal(drafts.counts, expected.counts)
+    expected = reference.ngram(*inputs, num_drafts=NUM_DRAFTS, max_n=max_n, min_n=min_n)
+    assert drafts.ids.dtype is drafts.counts.dtype is dtype
+    assert torch.equal(drafts.ids.cpu(), expected.ids)
+    assert torch.equal(drafts.counts.cpu(), expected.counts)
 
 
 def test_padding_and_slots_out_of_bounds_get_no_drafts(gpu: str) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from kernel_cases import DTYPES, assert_close
@@ -37,9 +40,11 @@ def test_equals_the_reference_on_slices_of_a_projection(
     positions, table = torch.randint(0, MAX_POSITION, (TOKENS,)), rotation_table(rotated)
     qkv = expected.to(gpu, copy=True)
     sizes = heads, kv_heads, kv_heads
-    rotary(*qkv.split(sizes, dim=1)[:2], positions.to(gpu), table.to(gpu))
+    q, k, _ = qkv.split(sizes, dim=1)
+    rotary(q, k, positions.to(gpu), table.to(gpu))
     before = expected.clone()
-    reference.rotary(*expected.split(sizes, dim=1)[:2], positions, table)
+    q, k, _ = expected.split(sizes, dim=1)
+    reference.rotary(q, k, positions, table)
     assert_close(qkv.cpu(), expected)
     assert torch.equal(qkv[..., rotated:].cpu(), before[..., rotated:])
     assert torch.equal(qkv[:, heads + kv_heads :].cpu(), before[:, heads + kv_heads :])
@@ -74,11 +79,9 @@ def test_sections_lie_as_in_transformers(sections: Sections) -> None:
     """Its function is given, for each axis, frequencies that name the axis."""
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
-    class Stub:
-        mrope_section = sections
-
+    owner: Any = SimpleNamespace(mrope_section=sections)
     named = torch.arange(3).view(3, 1, 1, 1).repeat(1, 1, 1, sum(sections))
-    theirs = Qwen3_5TextRotaryEmbedding.recomposition_frequencies(Stub(), named)
+    theirs = Qwen3_5TextRotaryEmbedding.recomposition_frequencies(owner, named)
     assert theirs.flatten()[: sum(sections)].tolist() == section_axes(sections).tolist()
 
 

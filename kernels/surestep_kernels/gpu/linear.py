@@ -153,9 +153,10 @@ def _linear_kernel(
     if HAS_BIAS:
         bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0)
         total += bias.to(tl.float32)[None, :]
-    out = out_ptr + begin.to(tl.int64) * M * N if APART else out_ptr
+    if APART:
+        out_ptr += tl.program_id(2).to(tl.int64) * M * N
     mask = (rows < M)[:, None] & (columns < N)[None, :]
-    at = out + rows[:, None] * N + columns[None, :]
+    at = out_ptr + rows[:, None] * N + columns[None, :]
     tl.store(at, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -226,7 +227,8 @@ def groups_per_split(packed: PackedLinear) -> int:
     """Groups whose sums are added up before they meet those of others: see the module."""
     groups = triton.cdiv(packed.in_features, packed.group_size)
     wanted = triton.cdiv(_WANTED_PROGRAMS, triton.cdiv(packed.out_features, _SPLIT_COLUMNS))
-    return triton.cdiv(groups, min(wanted, max(1, groups // _MIN_SPLIT)))
+    per_split: int = triton.cdiv(groups, min(wanted, max(1, groups // _MIN_SPLIT)))
+    return per_split
 
 
 def _launch(

@@ -21,8 +21,8 @@ _BLOCK = 1024  # places that one program tries
 @triton.jit
 def _line(tokens_ptr, slots_ptr, lengths_ptr, row, num_slots, width):
     """The tokens of a row, and how many of them are known; none in a slot that is out of bounds."""
-    slot = tl.load(slots_ptr + row)
-    length = tl.minimum(tl.load(lengths_ptr + row), width)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    length = tl.minimum(tl.load(lengths_ptr + row).to(tl.int64), width)
     inside = (slot >= 0) & (slot < num_slots)
     return tokens_ptr + tl.where(inside, slot, 0) * width, tl.where(inside, length, 0)
 
@@ -31,8 +31,8 @@ def _line(tokens_ptr, slots_ptr, lengths_ptr, row, num_slots, width):
 def _match_kernel(
     keys_ptr,  # i64[R, B]
     tokens_ptr,  # i32[S, W]
-    slots_ptr,  # i64[R]
-    lengths_ptr,  # i64[R]
+    slots_ptr,  # [R], as lengths
+    lengths_ptr,  # [R]
     num_slots,  # S
     width,  # W
     max_n,
@@ -56,13 +56,13 @@ def _match_kernel(
 
 @triton.jit
 def _propose_kernel(
-    ids_ptr,  # i64[R, K]
-    counts_ptr,  # i64[R]
+    ids_ptr,  # [R, K], all integers as slots
+    counts_ptr,  # [R]
     keys_ptr,  # i64[R, B]
     tokens_ptr,  # i32[S, W]
-    slots_ptr,  # i64[R]
-    lengths_ptr,  # i64[R]
-    k_caps_ptr,  # i64[R]
+    slots_ptr,  # [R]
+    lengths_ptr,  # [R]
+    k_caps_ptr,  # [R]
     num_slots,  # S
     width,  # W
     blocks,  # B
@@ -75,12 +75,12 @@ def _propose_kernel(
     block, ahead = tl.arange(0, BLOCKS), tl.arange(0, DRAFTS)
     key = tl.max(tl.load(keys_ptr + row * blocks + block, mask=block < blocks, other=0), axis=0)
     follows = key & 0xFFFFFFFF  # index behind the match
-    cap = tl.minimum(tl.load(k_caps_ptr + row), num_drafts)
+    cap = tl.minimum(tl.load(k_caps_ptr + row).to(tl.int64), num_drafts)
     count = tl.where(key > 0, cap, 0)
     at = follows + ahead % tl.maximum(length - follows, 1)
-    ids = tl.load(line + at, mask=ahead < count, other=0).to(tl.int64)
+    ids = tl.load(line + at, mask=ahead < count, other=0).to(ids_ptr.dtype.element_ty)
     tl.store(ids_ptr + row * num_drafts + ahead, ids, mask=ahead < num_drafts)
-    tl.store(counts_ptr + row, count)
+    tl.store(counts_ptr + row, count.to(counts_ptr.dtype.element_ty))
 
 
 def ngram(
@@ -99,11 +99,12 @@ def ngram(
     assert num_drafts >= 1
     assert tokens.is_contiguous()
     assert tokens.dtype is torch.int32
-    assert slots.dtype is lengths.dtype is k_caps.dtype is torch.int64
+    assert slots.dtype is lengths.dtype is k_caps.dtype
+    assert slots.dtype in (torch.int32, torch.int64)
     assert slots.shape == lengths.shape == k_caps.shape == (rows,)
     ids, counts = slots.new_empty(rows, num_drafts), slots.new_empty(rows)
     blocks = triton.cdiv(width, _BLOCK)
-    keys = slots.new_empty(rows, blocks)
+    keys = slots.new_empty(rows, blocks, dtype=torch.int64)
     table = num_slots, width
     if rows == 0:
         return NgramDrafts(ids, counts)

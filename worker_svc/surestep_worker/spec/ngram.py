@@ -33,6 +33,10 @@ class NgramDrafter:
         num_drafts = self._num_drafts
         if slots.numel() == 0 or num_drafts == 0:
             return Drafts(slots.new_zeros(slots.numel(), num_drafts), torch.zeros_like(slots))
-        known = tokens, slots, lengths, k_caps
-        sizes = {"num_drafts": num_drafts, "max_n": self._max_n, "min_n": self._min_n}
-        return Drafts(*self._lookup(*known, **sizes))
+        ids, counts = self._lookup(
+            *(tokens, slots, lengths, k_caps),
+            num_drafts=num_drafts,
+            max_n=self._max_n,
+            min_n=self._min_n,
+        )
+        return Drafts(ids, counts)
