@@ -13,14 +13,18 @@ They know what is right from TRUTH, which the test fills with what the engine sa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 from zlib import crc32
 
 import torch
+from surestep_kernels.dispatch import REFERENCE
 from surestep_worker.spec import DRAFTERS, Drafts, Target
 from surestep_worker.spec.config import SpeculativeConfig
 
-NO_TARGET = cast(Target, None)  # for drafters without state, which look at tokens only
+_ABSENT = cast(Any, None)
+NO_TARGET = Target(
+    _ABSENT, _ABSENT, _ABSENT, _ABSENT, _ABSENT, REFERENCE
+)  # for drafters that look at tokens only
 
 
 CHARACTERS = ("oracle", "garbage", *(f"flip-{j}" for j in range(5)), "eos-mid", "none", "ragged")

@@ -18,12 +18,13 @@ from .linear import Linear, PackLinear, linear_reference, pack_linear_reference
 from .mul_sigmoid import mul_sigmoid_reference
 from .native import NativeOps
 from .native_recurrent import NativeRecurrentOps
+from .ngram import Ngram, ngram_reference
 from .paged_attention import PagedAttention, paged_attention_reference
 from .quantized import PackQuantized, pack_quantized_reference
 from .recurrent import ConvState, DeltaState, RecurrentRows
 from .rms_norm import add_rms_norm_reference, rms_norm_reference
 from .rms_norm_gated import rms_norm_gated_reference
-from .rotary import rotary_reference
+from .rotary import Rotary, rotary_reference
 from .route import Route, route_reference
 from .silu_and_mul import silu_and_mul_reference
 from .step_ops import StepOps
@@ -42,7 +43,7 @@ class KernelSet:
     pack_linear: PackLinear
     pack_quantized: PackQuantized
     linear: Linear
-    rotary: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    rotary: Rotary
     kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]]
     store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     paged_attention: PagedAttention
@@ -52,6 +53,7 @@ class KernelSet:
     rms_norm_gated: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     mul_sigmoid: Callable[[Tensor, Tensor], None]
     route: Route
+    ngram: Ngram
     step: StepOps | None = None  # None: steps run on the host
 
 
@@ -73,6 +75,7 @@ REFERENCE = KernelSet(
     rms_norm_gated=rms_norm_gated_reference,
     mul_sigmoid=mul_sigmoid_reference,
     route=route_reference,
+    ngram=ngram_reference,
 )
 
 
@@ -93,11 +96,24 @@ def load_kernels(device: str, cpu_kernels: Literal["auto", "reference"] = "auto"
 
 
 def load_triton() -> KernelSet:
-    """Products with quantised weights by Triton, the rest by the torch references."""
+    """The Triton kernels; torch references where there is none."""
     from .gpu.linear import linear, pack_quantized
+    from .gpu.ngram import ngram
+    from .gpu.rms_norm import add_rms_norm, rms_norm
+    from .gpu.rotary import rotary
+    from .gpu.silu_and_mul import silu_and_mul
 
-    name = "Triton (quantised products) and torch references"
-    return replace(REFERENCE, name=name, linear=linear, pack_quantized=pack_quantized)
+    return replace(
+        REFERENCE,
+        name="Triton and torch references",
+        rms_norm=rms_norm,
+        add_rms_norm=add_rms_norm,
+        pack_quantized=pack_quantized,
+        linear=linear,
+        rotary=rotary,
+        silu_and_mul=silu_and_mul,
+        ngram=ngram,
+    )
 
 
 def load_native() -> KernelSet | None:
@@ -127,4 +143,5 @@ def load_native() -> KernelSet | None:
         rms_norm_gated=recurrent.rms_norm_gated,
         mul_sigmoid=recurrent.mul_sigmoid,
         route=recurrent.route,
+        ngram=ngram_reference,
     )

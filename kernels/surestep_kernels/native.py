@@ -21,6 +21,7 @@ from .binding import DTYPE_CODES, bind
 from .linear import PLAIN_FORMATS, PackedLinear
 from .paged_attention import AttentionRows
 from .quantized import QuantizedWeight
+from .rotary import Sections
 
 BLOCK_MULTIPLE = 8  # positions of a KV block, and dims of a head, that one vector covers
 
@@ -82,14 +83,13 @@ class NativeOps:
         torch.set_num_threads(1)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See rms_norm_reference."""
-        rows, width = x.shape
-        assert x.is_contiguous()
+        """See rms_norm_reference. A slice is copied first."""
+        x, width = x.contiguous(), x.shape[-1]
         assert weight.dtype is torch.float32
         assert weight.numel() == width
         out, dtype = torch.empty_like(x), DTYPE_CODES[x.dtype]
         pointers = out.data_ptr(), x.data_ptr(), None, weight.data_ptr()
-        self.c_rms_norm(*pointers, eps, rows, width, dtype)
+        self.c_rms_norm(*pointers, eps, x.numel() // width, width, dtype)
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -159,8 +159,16 @@ class NativeOps:
         self.c_linear(*pointers, rows, width, columns, *kinds)
         return out
 
-    def rotary(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
-        """See rotary_reference. q and k may be slices of one projection."""
+    def rotary(
+        self,
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        sections: Sections | None = None,
+    ) -> None:
+        """See rotary_reference. q and k may be slices of one projection; no sections."""
+        assert sections is None
         rows, q_heads, head_dim = q.shape
         strides, kv_heads = (_token_stride(q), _token_stride(k)), k.shape[1]
         assert q.dtype is k.dtype

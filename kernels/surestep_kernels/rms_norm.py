@@ -9,7 +9,8 @@ from torch import Tensor
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise each row of x [T, H] and scale it by weight f32[H]; returns [T, H] in x's dtype.
 
-    The row is rounded to x's dtype before the scale, as the published models were trained.
+    The row is rounded to x's dtype before the scale, as the published models were trained. x may be
+    [T, heads, H] too, also as a slice of a projection: then each head is a row.
     """
     wide = x.float()
     inverse = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)

@@ -31,6 +31,14 @@ def test_adds_to_the_residual_in_place(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_normalises_the_heads_of_a_slice(
+    native: KernelSet, reference: KernelSet, dtype: torch.dtype
+) -> None:
+    heads, weight = torch.randn(5, 7, 24).to(dtype)[:, 2:5], torch.randn(24)
+    assert_close(native.rms_norm(heads, weight, 1e-6), reference.rms_norm(heads, weight, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_does_not_depend_on_the_others(native: KernelSet, dtype: torch.dtype) -> None:
     x, weight = torch.randn(200, 577).to(dtype), torch.randn(577)
     native.set_num_threads(2)

@@ -71,3 +71,9 @@ def test_a_row_does_not_depend_on_the_others(native: KernelSet, dtype: torch.dty
         native.rotary(alone_q[i : i + 1], alone_k[i : i + 1], positions[i : i + 1], table)
     assert torch.equal(q, alone_q)
     assert torch.equal(k, alone_k)
+
+
+def test_sections_are_not_for_the_cpu(native: KernelSet) -> None:
+    q, k = torch.randn(2, 1, 8), torch.randn(2, 1, 8)
+    with pytest.raises(AssertionError):
+        native.rotary(q, k, torch.zeros(3, 2, dtype=torch.int64), rotation_table(8), (2, 1, 1))

@@ -142,7 +142,7 @@ def assemble(
     caches = Caches(kv, _allocate_recurrent(settings, model, max_drafts))
     slots = Slots(settings.max_num_seqs, max_model_len, max_drafts, settings.block_size)
     sampling = SamplingSlots(settings.max_num_seqs, config.vocab_size)
-    target = Target(model, caches, slots, sampling, tp)
+    target = Target(model, caches, slots, sampling, tp, kernels)
     drafter = _drafter(speculation, target)
     parts = Parts(
         model=model,

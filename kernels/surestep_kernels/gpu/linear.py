@@ -1,21 +1,25 @@
-"""Matrix products with quantised weights in Triton, for CUDA devices.
+"""Matrix products with quantised weights in Triton, for CUDA devices. Plain weights are cuBLAS's.
 
-It has only run in Triton's interpreter, on the CPU (tests/kernels). It compiles for sm_80 and sm_90
-but has never run on a GPU, nor been measured.
+A program computes a tile of y. Group by group it multiplies x by the codes, then applies the scales
+to the sums in fp32. The codes of both formats, zero points subtracted, fit bf16: with x in bf16
+tensor cores multiply them exactly and sum in fp32. With x in fp32 nothing is rounded either.
 
-A program computes a tile of BLOCK_M rows and BLOCK_N columns of y. Group by group it multiplies x
-by the codes and applies the scales to the sums in fp32. Both factors are widened to fp32: bf16 and
-the codes of both formats fit TF32, so that tensor cores multiply them exactly. All tiles have one
-size, whatever the number of rows, so that on a GPU a row of y should not depend on its neighbours;
-the interpreter, whose products are NumPy's, cannot show it.
+The groups are cut into splits, by the shape of the weight alone. With few rows every split is a
+program of its own, or too few programs would read the weight, and a second kernel adds their sums;
+with many rows one program takes all splits, one after the other. Either way y is the sum of the
+splits in order, and each of them the sum of its groups in order. What is left to the hardware is
+the order within a group: on sm_90, tiles of up to 32 rows compile to mma, larger ones to wgmma, and
+whether these two agree is not documented. So a row does not depend on its neighbours, and on their
+number only where that changes the instruction.
 
 Codes are padded to a power of two per group. Two 4-bit codes share a byte: those half a padded
-group apart, so that each nibble meets consecutive x.
+group apart, so that each nibble meets consecutive x. Scales and zero points lie group by group.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import triton
@@ -26,76 +30,161 @@ from torch.nn import functional
 from surestep_kernels.linear import PackedLinear, WeightFormat, linear_reference
 from surestep_kernels.quantized import QuantizedWeight, pack_quantized_reference
 
-BLOCK_M, BLOCK_N = 16, 64
 _MIN_GROUP = 32  # two operands of tl.dot, which takes 16 elements at least
+_SUM_BLOCK = 512
+
+
+class Tiles(NamedTuple):
+    """How a product is cut into programs."""
+
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int
+    apart: bool  # whether each split is a program of its own
+
+
+TILES = (  # by the number of rows that they serve at most
+    (16, Tiles(16, 64, num_warps=4, num_stages=4, apart=True)),
+    (32, Tiles(32, 64, num_warps=4, num_stages=4, apart=True)),
+    (256, Tiles(64, 64, num_warps=4, num_stages=3, apart=True)),
+)
+_MANY_ROWS = Tiles(128, 128, num_warps=8, num_stages=3, apart=False)
+_SPLIT_COLUMNS, _WANTED_PROGRAMS = 64, 256  # splits make up for the programs that columns lack
+_MIN_SPLIT = 2  # groups
 
 
 @triton.jit
-def _decode_fp8(codes):
-    """E4M3 in u8 to fp32: see cpu/linear_quantized.c."""
-    moved = ((codes.to(tl.int32) << 24) >> 4) & -2014314496  # 0x87f00000
-    return moved.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+def _decode_fp8(codes, dtype: tl.constexpr, NATIVE: tl.constexpr):
+    """E4M3 in u8 to dtype; without an instruction for it as in cpu/linear_quantized.c."""
+    if NATIVE:
+        values = codes.to(tl.float8e4nv, bitcast=True).to(dtype)
+    else:
+        moved = ((codes.to(tl.int32) << 24) >> 4) & -2014314496  # 0x87f00000
+        values = (moved.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)  # 2^120
+    return values
 
 
 @triton.jit
-def _multiply(acc, x, x_mask, w, PRECISION: tl.constexpr):
-    """acc [M, N] += x [M, K] times w [N, K]."""
-    values = tl.load(x, mask=x_mask, other=0.0).to(tl.float32)
-    return tl.dot(values, tl.trans(w), acc, input_precision=PRECISION)
+def _multiply(sums, x, x_mask, w):
+    """sums [M, N] += x [M, K] times w [N, K]."""
+    values = tl.load(x, mask=x_mask, other=0.0)
+    return tl.dot(values, tl.trans(w), sums, input_precision="ieee")
 
 
 @triton.jit
+def _group_sums(
+    x, x_mask, codes, zeros, left, GROUP: tl.constexpr, INT4: tl.constexpr, NATIVE: tl.constexpr
+):  # fmt: skip
+    """x times the codes [N, STEP] of one group, of which `left` inputs exist, before the scales."""
+    STEP: tl.constexpr = codes.shape[1]
+    dtype: tl.constexpr = x.dtype.element_ty
+    k = tl.arange(0, STEP)
+    sums = tl.zeros((x.shape[0], codes.shape[0]), tl.float32)
+    mask = x_mask & ((k < GROUP) & (k < left))[None, :]
+    if INT4:
+        zero = zeros.to(tl.float32)[:, None]
+        low, high = (codes & 0xF).to(tl.float32) - zero, (codes >> 4).to(tl.float32) - zero
+        high_mask = x_mask & ((k + STEP < GROUP) & (k + STEP < left))[None, :]
+        sums = _multiply(sums, x, mask, low.to(dtype))
+        sums = _multiply(sums, x + STEP, high_mask, high.to(dtype))
+    else:
+        sums = _multiply(sums, x, mask, _decode_fp8(codes, dtype, NATIVE))
+    return sums
+
+
+@triton.jit
+def _split_sums(
+    x_ptr, codes_ptr, scales_ptr, zeros_ptr, rows, columns, M, N, K, first, last, groups,
+    GROUP: tl.constexpr, BLOCK_K: tl.constexpr, INT4: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """The part of tile `rows` x `columns` of y that groups first..last make up."""
+    STEP: tl.constexpr = BLOCK_K // 2 if INT4 else BLOCK_K
+    k = tl.arange(0, STEP)
+    x_mask, mask = (rows < M)[:, None], columns < N
+    acc = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
+    for group in range(first, last):
+        at = codes_ptr + columns[:, None] * (groups * STEP) + group * STEP + k[None, :]
+        codes = tl.load(at, mask=mask[:, None], other=0)
+        zeros = codes  # of no use without INT4
+        if INT4:
+            zeros = tl.load(zeros_ptr + group * N + columns, mask=mask, other=0)
+        x = x_ptr + rows[:, None] * K + group * GROUP + k[None, :]
+        left = K - group * GROUP
+        sums = _group_sums(x, x_mask, codes, zeros, left, GROUP, INT4, NATIVE)
+        acc += sums * tl.load(scales_ptr + group * N + columns, mask=mask, other=0.0)[None, :]
+    return acc
+
+
+@triton.jit(do_not_specialize=["M"])
 def _linear_kernel(
-    y_ptr,  # [M, N]
+    out_ptr,  # [M, N], or sums f32[splits, M, N] if APART
     x_ptr,  # [M, K]
     codes_ptr,  # u8[N, groups * BLOCK_K], or half as many with two in a byte
-    scales_ptr,  # f32[N, groups]
-    zeros_ptr,  # u8[N, groups]; INT4 only
+    scales_ptr,  # f32[groups, N]
+    zeros_ptr,  # u8[groups, N]; INT4 only
     bias_ptr,  # [N]; HAS_BIAS only
     M,
     N,
     K,
     groups,
+    per_split,  # groups of a split; the last one may have fewer
+    SPLITS: tl.constexpr,
+    APART: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     INT4: tl.constexpr,
+    NATIVE: tl.constexpr,  # the device converts FP8
     HAS_BIAS: tl.constexpr,
-    PRECISION: tl.constexpr,  # of products
 ):
-    STEP: tl.constexpr = BLOCK_K // 2 if INT4 else BLOCK_K
-    rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    columns = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    k = tl.arange(0, STEP)
-    row_mask, column_mask = (rows < M)[:, None], columns < N
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for group in range(groups):
-        at = codes_ptr + columns[:, None] * (groups * STEP) + group * STEP + k[None, :]
-        codes = tl.load(at, mask=column_mask[:, None], other=0)
-        scales = tl.load(scales_ptr + columns * groups + group, mask=column_mask, other=0.0)
-        first = group * GROUP + k
-        x = x_ptr + rows[:, None] * K + first[None, :]
-        x_mask = row_mask & ((k < GROUP) & (first < K))[None, :]
-        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        if INT4:
-            zeros = tl.load(zeros_ptr + columns * groups + group, mask=column_mask, other=0)
-            zero = zeros.to(tl.float32)[:, None]
-            x_mask_high = row_mask & ((k + STEP < GROUP) & (first + STEP < K))[None, :]
-            low, high = (codes & 0xF).to(tl.float32) - zero, (codes >> 4).to(tl.float32) - zero
-            sums = _multiply(sums, x, x_mask, low, PRECISION)
-            sums = _multiply(sums, x + STEP, x_mask_high, high, PRECISION)
-        else:
-            sums = _multiply(sums, x, x_mask, _decode_fp8(codes), PRECISION)
-        acc += sums * scales[None, :]
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    begin = tl.program_id(2) if APART else 0
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for split in range(begin, begin + 1 if APART else SPLITS):
+        first = split * per_split
+        last = tl.minimum(first + per_split, groups)
+        total += _split_sums(
+            x_ptr, codes_ptr, scales_ptr, zeros_ptr, rows, columns, M, N, K, first, last, groups,
+            GROUP, BLOCK_K, INT4, NATIVE,
+        )  # fmt: skip
     if HAS_BIAS:
-        acc += tl.load(bias_ptr + columns, mask=column_mask, other=0.0).to(tl.float32)[None, :]
-    out = y_ptr + rows[:, None] * N + columns[None, :]
-    tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=row_mask & column_mask[None, :])
+        bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0)
+        total += bias.to(tl.float32)[None, :]
+    if APART:
+        out_ptr += tl.program_id(2).to(tl.int64) * M * N
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    at = out_ptr + rows[:, None] * N + columns[None, :]
+    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _sum_splits_kernel(
+    out_ptr,  # [M, N]
+    sums_ptr,  # f32[splits, M, N]
+    bias_ptr,  # [N]; HAS_BIAS only
+    M,
+    N,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < N
+    total = tl.zeros((BLOCK,), tl.float32)
+    for split in range(SPLITS):
+        at = sums_ptr + (split * M.to(tl.int64) + row) * N + column
+        total += tl.load(at, mask=mask, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * N + column, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> PackedLinear:
-    """Codes to bytes [N, groups * padded group], or half of that for 4-bit weights."""
+    """Codes to bytes [N, groups * padded group], or half of that; the rest to [groups, N]."""
     rows, columns = weight.codes.shape
     group, groups = weight.group_size, weight.scales.shape[1]
     codes = functional.pad(weight.codes.view(torch.uint8), (0, groups * group - columns))
@@ -104,7 +193,12 @@ def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> Packe
     if weight.format is WeightFormat.INT4:
         low, high = codes.chunk(2, dim=2)
         codes = low | high << 4
-    return replace(pack_quantized_reference(weight, bias), data=codes.flatten(1).contiguous())
+    return replace(
+        pack_quantized_reference(weight, bias),
+        data=codes.flatten(1).contiguous(),
+        scales=weight.scales.T.contiguous(),
+        zeros=None if weight.zeros is None else weight.zeros.T.contiguous(),
+    )
 
 
 def linear(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -113,31 +207,60 @@ def linear(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
         return linear_reference(x, packed, out_dtype)
     assert x.is_contiguous()
     assert x.shape[1] == packed.in_features
-    rows, columns = len(x), packed.out_features
-    y = x.new_empty(rows, columns, dtype=out_dtype or x.dtype)
-    grid = triton.cdiv(rows, BLOCK_M), triton.cdiv(columns, BLOCK_N)
-    if rows == 0:
+    y = x.new_empty(len(x), packed.out_features, dtype=out_dtype or x.dtype)
+    if len(x) == 0:
         return y
-    _linear_kernel[grid](
-        y,
-        x,
-        packed.data,
-        packed.scales,
-        packed.zeros,
-        packed.bias,
-        rows,
-        columns,
-        packed.in_features,
-        packed.scales.shape[1],
+    tiles, per_split = _tiles(x), groups_per_split(packed)
+    splits = triton.cdiv(len(packed.scales), per_split)
+    if not tiles.apart or splits == 1:
+        _launch(y, x, packed, packed.bias, tiles._replace(apart=False), per_split)
+        return y
+    sums = x.new_empty(splits, *y.shape, dtype=torch.float32)
+    _launch(sums, x, packed, None, tiles, per_split)
+    grid = len(x), triton.cdiv(packed.out_features, _SUM_BLOCK)
+    sizes = {"SPLITS": splits, "BLOCK": _SUM_BLOCK, "HAS_BIAS": packed.bias is not None}
+    _sum_splits_kernel[grid](y, sums, packed.bias, *y.shape, **sizes)
+    return y
+
+
+def groups_per_split(packed: PackedLinear) -> int:
+    """Groups whose sums are added up before they meet those of others: see the module."""
+    groups = triton.cdiv(packed.in_features, packed.group_size)
+    wanted = triton.cdiv(_WANTED_PROGRAMS, triton.cdiv(packed.out_features, _SPLIT_COLUMNS))
+    per_split: int = triton.cdiv(groups, min(wanted, max(1, groups // _MIN_SPLIT)))
+    return per_split
+
+
+def _launch(
+    out: Tensor, x: Tensor, packed: PackedLinear, bias: Tensor | None, tiles: Tiles, per_split: int
+) -> None:
+    """Fill y [M, N], or the sums of splits [S, M, N]."""
+    assert packed.scales is not None
+    rows, columns, groups = len(x), packed.out_features, len(packed.scales)
+    splits = triton.cdiv(groups, per_split)
+    tile_counts = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
+    _linear_kernel[*tile_counts, splits if tiles.apart else 1](
+        *(out, x, packed.data, packed.scales, packed.zeros, bias),
+        *(rows, columns, packed.in_features, groups, per_split),
+        SPLITS=splits,
+        APART=tiles.apart,
         GROUP=packed.group_size,
-        BLOCK_M=BLOCK_M,
-        BLOCK_N=BLOCK_N,
+        BLOCK_M=tiles.rows,
+        BLOCK_N=tiles.columns,
         BLOCK_K=_padded(packed.group_size),
         INT4=packed.format is WeightFormat.INT4,
-        HAS_BIAS=packed.bias is not None,
-        PRECISION="ieee" if x.dtype is torch.float32 else "tf32",
+        NATIVE=x.is_cuda and torch.cuda.get_device_capability(x.device) >= (8, 9),
+        HAS_BIAS=bias is not None,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
     )
-    return y
+
+
+def _tiles(x: Tensor) -> Tiles:
+    """fp32 is multiplied without tensor cores, in the smallest tiles."""
+    if x.dtype is torch.float32:
+        return TILES[0][1]
+    return next((tiles for most, tiles in TILES if len(x) <= most), _MANY_ROWS)
 
 
 def _padded(group_size: int) -> int:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from surestep_kernels.ngram import ngram_reference
 from surestep_worker.spec.ngram import NgramDrafter
 
 
@@ -45,7 +46,7 @@ def _propose(rows: list[list[int]], caps: list[int], drafter: NgramDrafter) -> l
     more=st.integers(0, 3),
 )
 def test_equals_plain_search(rows: list[tuple[list[int], int]], min_n: int, more: int) -> None:
-    drafter = NgramDrafter(num_drafts=4, max_n=min_n + more, min_n=min_n)
+    drafter = NgramDrafter(ngram_reference, num_drafts=4, max_n=min_n + more, min_n=min_n)
     got = _propose([known for known, _ in rows], [cap for _, cap in rows], drafter)
     assert got == [_by_search(known, min(cap, 4), min_n, min_n + more) for known, cap in rows]
 
@@ -62,16 +63,18 @@ def test_equals_plain_search(rows: list[tuple[list[int], int]], min_n: int, more
     ],
 )
 def test_which_match_wins(known: list[int], drafts: list[int]) -> None:
-    drafter = NgramDrafter(num_drafts=3, max_n=3, min_n=2)
+    drafter = NgramDrafter(ngram_reference, num_drafts=3, max_n=3, min_n=2)
     assert _propose([known], [3], drafter) == [drafts]
 
 
 def test_no_rows_and_no_drafts() -> None:
     none = torch.zeros(0, dtype=torch.int64)
     table = torch.zeros(1, 4, dtype=torch.int32)
-    assert NgramDrafter(num_drafts=3, max_n=2, min_n=1).propose(
+    assert NgramDrafter(ngram_reference, num_drafts=3, max_n=2, min_n=1).propose(
         table, none, none, none
     ).ids.shape == (0, 3)
     one = torch.tensor([0])
-    off = NgramDrafter(num_drafts=0, max_n=2, min_n=1).propose(table, one, one + 3, one + 3)
+    off = NgramDrafter(ngram_reference, num_drafts=0, max_n=2, min_n=1).propose(
+        table, one, one + 3, one + 3
+    )
     assert (off.ids.shape, off.counts.tolist()) == ((1, 0), [0])

@@ -14,7 +14,7 @@ from surestep_worker.models.prepared import Weights
 from surestep_worker.models.weights import Parameter
 
 from .linear import Part, Sharding, take_linear
-from .norm import norm_heads, take_zero_centred
+from .norm import take_zero_centred
 
 if TYPE_CHECKING:
     from surestep_worker.models.hybrid_config import HybridConfig
@@ -77,7 +77,7 @@ class GatedAttention:
         sizes = [heads, heads, self._num_kv_heads, self._num_kv_heads]
         q, gate, k, v = torch.split(projected, sizes, dim=1)
         eps = self._config.rms_norm_eps
-        q, k = norm_heads(q, self._q_norm, eps, ops), norm_heads(k, self._k_norm, eps, ops)
+        q, k = ops.rms_norm(q, self._q_norm, eps), ops.rms_norm(k, self._k_norm, eps)
         ops.rotary(q, k, batch.positions, self._rotary)
         ops.store_kv(k, v, *cache, batch.kv_slots)
         out = ops.paged_attention(q, *cache, batch.rows, dim**-0.5).flatten(1)

@@ -10,7 +10,6 @@ from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
 from surestep_worker.kv_cache import KVSpec, LayerCache
 from surestep_worker.layers.embedding import Vocabulary
-from surestep_worker.layers.norm import norm_heads
 from surestep_worker.tp import TensorParallel
 
 from .config import ModelConfig
@@ -82,7 +81,7 @@ class DenseModel:
         q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             eps = self.config.rms_norm_eps
-            q, k = norm_heads(q, layer.q_norm, eps, ops), norm_heads(k, layer.k_norm, eps, ops)
+            q, k = ops.rms_norm(q, layer.q_norm, eps), ops.rms_norm(k, layer.k_norm, eps)
         ops.rotary(q, k, batch.positions, self._rotary)
         ops.store_kv(k, v, *cache, batch.kv_slots)
         scale = self.config.head_dim**-0.5

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
+    from surestep_kernels import KernelSet
 
     from surestep_worker.caches import Caches
     from surestep_worker.models import Model
@@ -31,6 +32,7 @@ class Target(NamedTuple):
     slots: Slots
     sampling: SamplingSlots
     tp: TensorParallel
+    kernels: KernelSet
 
 
 class Drafter(Protocol):

@@ -22,10 +22,11 @@ ALIASES = {
 
 
 @DRAFTERS.register("ngram")
-def _ngram(config: SpeculativeConfig, _: Target) -> Drafter:
+def _ngram(config: SpeculativeConfig, target: Target) -> Drafter:
     from .ngram import NgramDrafter
 
     return NgramDrafter(
+        target.kernels.ngram,
         num_drafts=config.num_speculative_tokens,
         max_n=config.prompt_lookup_max,
         min_n=config.prompt_lookup_min,

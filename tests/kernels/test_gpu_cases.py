@@ -1,0 +1,53 @@
+"""The benchmark of the kernels still runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu_cases
+import gpu_ops
+import pytest
+import torch
+
+CASES = [case for cases in gpu_cases.OPS.values() for case in cases(gpu_cases.TINY)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.shape}")
+def test_every_case_runs_at_tiny_sizes(gpu: str, case: gpu_cases.Case) -> None:
+    work = case.make(gpu)
+    work.run()
+    assert work.nbytes > 0
+
+
+def test_every_op_has_cases_for_every_model() -> None:
+    for sizes in gpu_cases.MODELS:
+        assert all(len(list(cases(sizes))) >= 4 for cases in gpu_cases.OPS.values())
+
+
+def test_the_command_runs_without_a_device() -> None:
+    command = [sys.executable, str(Path(gpu_ops.__file__)), "--smoke", "--ops", "silu_and_mul"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["shape"] for line in lines] == ["T=1 I=136", "T=3 I=136"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_timed_line_is_complete() -> None:
+    case = next(gpu_cases.linear(gpu_cases.TINY))
+    figures = gpu_ops._measure(case, copy_gb_s=1000.0)
+    assert figures.keys() == {"us", "bytes", "gb_s", "copy_percent", "tflop_s"}
+    assert min(figures.values()) >= 0
+
+
+def test_the_table_has_a_line_per_case() -> None:
+    table = gpu_ops._table([{"op": "linear", "us": 1.5}, {"op": "ngram", "tflop_s": 2.0}])
+    assert [line.split() for line in table.splitlines()[1:]] == [
+        ["linear", "1.5"],
+        ["ngram", "2.0"],
+    ]

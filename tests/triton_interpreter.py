@@ -1,0 +1,46 @@
+"""What Triton's interpreter (3.9) does otherwise than a GPU, put right for the tests.
+
+It truncates where the hardware rounds to nearest even, and its tl.dot multiplies the bit patterns
+of bfloat16 as if they were numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+_FP8_MAX = 448.0  # beyond it the hardware's conversion saturates
+
+
+def repair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the end of the test."""
+    convert, builder = interpreter._convert_float, interpreter.InterpreterBuilder
+    monkeypatch.setattr(interpreter, "_convert_float", _rounding(convert))
+    monkeypatch.setattr(builder, "create_dot", _widening(builder.create_dot))
+
+
+def _rounding(convert: Callable[..., Any]) -> Callable[..., Any]:
+    def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if source == tl.float32 and target == tl.bfloat16:
+            values = torch.from_numpy(data.copy()).bfloat16()
+            return values.view(torch.uint16).numpy()
+        if source == tl.float32 and target == tl.float8e4nv:
+            values = torch.from_numpy(data.copy()).clamp(-_FP8_MAX, _FP8_MAX)
+            return values.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        return convert(data, source, target, mode)
+
+    return rounded
+
+
+def _widening(dot: Callable[..., Any]) -> Callable[..., Any]:
+    def widened(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = (self.cast_impl(factor, tl.float32) for factor in (a, b))
+        return dot(self, a, b, *rest)
+
+    return widened
