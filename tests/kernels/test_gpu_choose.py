@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -46,12 +45,14 @@ def to(params: DrawParams, device: str) -> DrawParams:
     return DrawParams(*(column.to(device) for column in params))
 
 
-@pytest.mark.parametrize("vocab", [5, 1000, 2049])
-@pytest.mark.parametrize("ties", [False, True])
-def test_chooses_what_the_reference_chooses(gpu: str, vocab: int, ties: bool) -> None:
-    cases = list(itertools.product((0.0, 0.6, 1.7), RULES))
+@pytest.mark.parametrize("temperature", [0.6, 1.7])
+@pytest.mark.parametrize(("vocab", "ties"), [(5, True), (300, True), (2049, False)])
+def test_chooses_what_the_reference_chooses(
+    gpu: str, vocab: int, ties: bool, temperature: float
+) -> None:
+    cases = [(0.0, RULES[3]), *((temperature, rule) for rule in RULES)]
     params = make_params(cases, vocab)
-    window = torch.arange(len(cases), dtype=torch.int32).repeat_interleave(2)
+    window = torch.arange(len(cases), dtype=torch.int32).flip(0)
     length = torch.randint(0, 1 << 20, window.shape, dtype=torch.int32)
     z = torch.randn(len(window), vocab) * 3
     z = z.round() if ties else z
@@ -79,7 +80,7 @@ def test_rows_without_a_choice_say_why(gpu: str) -> None:
 
 def test_noise_is_that_of_the_cpu_to_the_last_bit(gpu: str) -> None:
     """Equal logits leave the choice to the noise alone, for many seeds and positions."""
-    rows, vocab = 64, 300
+    rows, vocab = 40, 300
     params = make_params([(1.0, OFF)] * rows, vocab)
     window, length = (torch.arange(rows, dtype=torch.int32) * step for step in (1, 7919))
     seeds = (params.seed_high.long() << 32) | (params.seed_low.long() & 0xFFFFFFFF)

@@ -15,7 +15,7 @@ from torch import Tensor
 from surestep_kernels.choose import Chosen, DrawParams, RowStatus
 
 from .gumbel import gumbel, row_key
-from .nucleus import find_limits, kept
+from .nucleus import find_limits, is_finite, kept
 
 _BLOCK = 1024  # tokens looked at together
 _MAX_PARTS = 64  # programs that share a row
@@ -99,7 +99,7 @@ def _draw_kernel(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     window, peak = tl.load(window_ptr + row), tl.load(peak_ptr + row)
     temperature = tl.load(temperature_ptr + window)
-    if temperature > 0:
+    if (temperature > 0) & is_finite(peak):
         k0, k1 = row_key(
             tl.load(seed_low_ptr + window), tl.load(seed_high_ptr + window),
             tl.load(length_ptr + row),
@@ -132,8 +132,8 @@ def _finish_kernel(
     if DRAWS:  # noqa: SIM102  # known when the kernel is compiled; the other one is not
         if tl.load(temperature_ptr + tl.load(window_ptr + row)) > 0:
             _, chosen = _best_of_parts(value_ptr, drawn_ptr, row, parts, BLOCK)
-    status = tl.where((peak == peak) & (peak != float("inf")), _OK, _NON_FINITE)
-    status = tl.where(peak == float("-inf"), _NO_CANDIDATE, status)
+    status = tl.where(peak == float("-inf"), _NO_CANDIDATE, _NON_FINITE)
+    status = tl.where(is_finite(peak), _OK, status)
     tl.store(ids_ptr + row, tl.where(status == _OK, chosen, 0))
     tl.store(status_ptr + row, status)
 

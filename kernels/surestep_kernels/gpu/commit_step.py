@@ -31,8 +31,8 @@ def _judge(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Tokens [K+1] of a window, how many are emitted and accepted, and the status of the first."""
-    has, w = window >= 0, tl.maximum(window, 0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
+    w, column = tl.maximum(window, 0).to(tl.int64), tl.arange(0, BLOCK)
+    has = window + tl.zeros_like(column) >= 0  # [K+1], all alike
     inside = has & (column <= n_drafts) & (column <= K)
     at = tl.load(cu_windows_ptr + w).to(tl.int64) + column
     tokens = tl.load(chosen_ptr + at, mask=inside, other=0)
@@ -49,7 +49,12 @@ def _judge(
     last = tl.maximum(n_emitted - 1, 0)
     drafted_stop = (n_emitted > 0) & (tl.sum(tl.where(column == last, equal & stop, 0), axis=0) > 0)
     first_status = tl.sum(tl.where(column == 0, status, 0), axis=0)
-    return tokens, n_emitted, last + drafted_stop.to(tl.int32), tl.where(has, first_status, _OK)
+    return (
+        tokens,
+        n_emitted,
+        last + drafted_stop.to(tl.int32),
+        tl.where(window >= 0, first_status, _OK),
+    )
 
 
 @triton.jit

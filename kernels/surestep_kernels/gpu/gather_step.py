@@ -146,11 +146,8 @@ def gather_step(
     num_blocks: int,
 ) -> StepInputs:
     """See gather_step_reference."""
-    num_rows, num_tokens, num_positions = (
-        len(rows.slot),
-        len(rows.token_row),
-        len(rows.position_row),
-    )
+    num_rows, num_tokens = len(rows.slot), len(rows.token_row)
+    num_positions = len(rows.position_row)
     lines, width = state.tokens.shape
     pages, num_drafts = state.block_tables.shape[1], drafts.ids.shape[1]
     inputs = _allocate(num_rows, num_tokens, num_positions, pages, rows.slot.device)

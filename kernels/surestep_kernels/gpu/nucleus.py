@@ -20,6 +20,12 @@ _INF_BITS: tl.constexpr = tl.constexpr(0x7F800000)
 
 
 @triton.jit
+def is_finite(x):
+    """Whether a row has a greatest logit to draw from."""
+    return (x > float("-inf")) & (x < float("inf"))
+
+
+@triton.jit
 def kept(gap, ids, limit_ptr):
     """Which tokens lie within the limit i32[2]."""
     bits = gap.to(tl.int32, bitcast=True)
@@ -76,7 +82,7 @@ def _limit_kernel(
     row = tl.program_id(0).to(tl.int64)
     window, peak = tl.load(window_ptr + row), tl.load(peak_ptr + row)
     t, row_ptr = tl.load(temperature_ptr + window), z_ptr + row * V
-    if t > 0:
+    if (t > 0) & is_finite(peak):
         # min_p: a bound on gaps. top_k: the bits of the k-th gap, and how many of its equals.
         limit = tl.load(max_gap_ptr + window).to(tl.int32, bitcast=True)
         quota, k = _NO_ID, tl.load(top_k_ptr + window)
@@ -111,9 +117,8 @@ def _nucleus(row_ptr, V, peak, t, limit, quota, top_p, BLOCK: tl.constexpr):
         nucleus = tl.where(before < target, candidate, nucleus)
     _, before = _below(row_ptr, V, peak, t, nucleus, BLOCK)
     each = tl.exp(-nucleus.to(tl.float32, bitcast=True)).to(tl.float64)
-    fits = tl.minimum(tl.ceil((target - before) / tl.maximum(each, 1e-300)), 2147483646.0).to(
-        tl.int32
-    )
+    fits = tl.ceil((target - before) / tl.maximum(each, 1e-300))
+    fits = tl.minimum(fits, 2147483646.0).to(tl.int32)
     return nucleus, tl.where(nucleus == limit, tl.minimum(quota, fits), fits)
 
 

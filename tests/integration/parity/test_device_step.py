@@ -6,8 +6,13 @@ the last bit of every log-probability.
 
 from __future__ import annotations
 
+import os
+
 import pytest
-from parity import Conditions, ParityBench, same, total
+import torch
+from drafters import TRUTH
+from parity import NEIGHBOURS, Conditions, ParityBench, same, total
+from parity_cases import EOS, VOCAB
 from surestep_kernels.step_ops import STEP_REFERENCE
 
 ON_DEVICE = Conditions(step_ops=STEP_REFERENCE)
@@ -26,3 +31,19 @@ def test_a_step_on_a_device_answers_the_same(
         assert same(answers[name], expected), f"{name}: {answers[name]}, not {expected}"
     assert (total(answers, "num_drafts") > 0) == (drafter != "none")
     assert total(answers, "num_accepted") > 0 or drafter in ("none", "garbage")
+
+
+def test_triton_answers_the_same(bench: ParityBench) -> None:
+    """The ops as kernels, in Triton's interpreter, on requests that use all of them."""
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
+    from surestep_kernels.gpu.step_ops import STEP_OPS
+
+    names = ("plain@0.7", "everything@0.0", "everything@0.7", "stop_token_ids@0.7")
+    some = [request for request in bench.requests if request.id in names]
+    TRUTH.learn(bench.truth, vocab_size=VOCAB, stop_id=EOS)
+    where, conditions = NEIGHBOURS["near max_model_len"], Conditions(step_ops=STEP_OPS)
+    answers = bench.serve(some, where, "ragged", 3, 1, conditions)
+    for name in names:
+        assert same(answers[name], bench.expected[name]), f"{name}: {answers[name]}"
+    assert total(answers, "num_accepted") > 0

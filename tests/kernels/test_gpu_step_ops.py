@@ -1,0 +1,197 @@
+"""The ops that keep a step on its device: Triton against the references, on random slots."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from surestep_kernels.choose import Chosen, RowStatus
+from surestep_kernels.commit_step import Report, StopIds
+from surestep_kernels.gpu.step_ops import STEP_OPS
+from surestep_kernels.shape_logits import Biases, Forbidden, Penalties, Positions, Shaping
+from surestep_kernels.slot_state import NULL_BLOCK, DraftIds, SlotState, StepRows
+from surestep_kernels.step_ops import STEP_REFERENCE, StepOps
+from surestep_kernels.write_runs import Runs
+from torch import Tensor
+
+SLOTS, WIDTH, PAGES, BLOCK_SIZE, BLOCKS, VOCAB, K = 6, 90, 12, 8, 60, 1100, 3
+
+
+def moved(tree: Any, device: str) -> Any:
+    """The same named tuples with copies of their tensors on the device."""
+    if isinstance(tree, Tensor):
+        return tree.clone().to(device)
+    return type(tree)(*(moved(x, device) for x in tree)) if isinstance(tree, tuple) else tree
+
+
+def i32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def randint(low: int, high: int, *shape: int) -> Tensor:
+    return torch.randint(low, high, shape, dtype=torch.int32)
+
+
+def make_state() -> SlotState:
+    """Slots of 20 to 40 committed tokens, one more known; the NULL slot is empty."""
+    committed = randint(20, 40, SLOTS + 1)
+    committed[-1] = 0
+    blocks = torch.randperm(BLOCKS - 1)[: SLOTS * 9].view(SLOTS, 9).int() + 1
+    tables = torch.full((SLOTS + 1, PAGES), NULL_BLOCK, dtype=torch.int32)
+    tables[:SLOTS, :9] = blocks
+    return SlotState(
+        tokens=randint(0, VOCAB, SLOTS + 1, WIDTH),
+        block_tables=tables,
+        committed=committed,
+        known=committed + 1,
+        folded=committed - randint(0, 4, SLOTS + 1).minimum(committed),
+        draft_upto=(committed - 5).clamp(min=0),
+    )
+
+
+class Step(NamedTuple):
+    rows: StepRows
+    drafts: DraftIds
+
+
+def make_step() -> Step:
+    """A prompt's part, its last part, a decode row, two windows, and one of padding."""
+    width = [7, 5, 1, 1 + K, 1 + K, 1 + K]
+    cu = [0, *torch.tensor(width).cumsum(0).tolist()]
+    windows = [1, 1, 1 + K, 1 + K]  # of rows 1 to 4
+    cu_windows = [0, *torch.tensor(windows).cumsum(0).tolist()]
+    rows = StepRows(
+        slot=i32(4, 0, 2, 1, 5, SLOTS),
+        cu_rows=i32(*cu),
+        advances=i32(1, 1, 0, 0, 0, 0),
+        snapshot_len=i32(0, 1 << 20, 0, 0, 0, 0),
+        snapshot_line=i32(0, 1, 0, 0, 0, 0),
+        catch_up=i32(0, 3, 9, 0, 5, 0),
+        window=i32(-1, 0, 1, 2, 3, -1),
+        token_row=torch.arange(6, dtype=torch.int32).repeat_interleave(torch.tensor(width)),
+        position_row=i32(1, 2, *[3] * (1 + K), *[4] * (1 + K)),
+        position_offset=i32(0, 0, *range(1 + K), *range(1 + K)),
+        cu_windows=i32(*cu_windows),
+    )
+    return Step(rows, DraftIds(randint(0, VOCAB, 6, K), i32(0, 0, 0, K, 1, 0)))
+
+
+def gathered(ops: StepOps, state: SlotState, step: Step, device: str) -> tuple[Any, ...]:
+    """What gather_step leaves, on the CPU."""
+    error = torch.zeros(1, dtype=torch.int32, device=device)
+    state, step = moved(state, device), moved(step, device)
+    inputs = ops.gather_step(*step, state, error, BLOCK_SIZE, BLOCKS)
+    return tuple(moved(x, "cpu") for x in (*inputs, *state, error))
+
+
+def test_gathers_what_the_reference_gathers(gpu: str) -> None:
+    state, step = make_state(), make_step()
+    state.folded[0] = state.committed[0] - 2
+    step.rows.snapshot_len[1] = state.committed[0] + 1  # within the row
+    expected = gathered(STEP_REFERENCE, state, step, "cpu")
+    assert expected[-1].item() == 0
+    assert expected[7].tolist() == [0, 3, 0, 0, 0, 0]  # snapshot_after
+    for actual, reference in zip(gathered(STEP_OPS, state, step, gpu), expected, strict=True):
+        assert torch.equal(actual, reference)
+
+
+@pytest.mark.parametrize("wrong", ["slot", "block", "length"])
+def test_what_does_not_exist_is_told_and_not_touched(gpu: str, wrong: str) -> None:
+    state, step = make_state(), make_step()
+    if wrong == "slot":
+        step.rows.slot[3] = 1 << 30
+    if wrong == "block":
+        state.block_tables[2] = BLOCKS
+    if wrong == "length":
+        state.committed[5] = state.known[5] = -5
+    for ops, device in ((STEP_REFERENCE, "cpu"), (STEP_OPS, gpu)):
+        inputs = gathered(ops, state, step, device)
+        assert inputs[-1].item() == 1
+        assert 0 <= int(inputs[2].min()) <= int(inputs[2].max()) < BLOCKS * BLOCK_SIZE
+        assert 0 <= int(inputs[5].min()) <= int(inputs[5].max()) <= SLOTS
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_commits_what_the_reference_commits(gpu: str, seed: int) -> None:
+    """Windows accepted whole, in part, not at all; cut by stop ids; with bad positions."""
+    torch.manual_seed(seed)
+    state, step = make_state(), make_step()
+    ids = randint(0, VOCAB, 10)
+    ids[2 : 2 + K] = step.drafts.ids[3]
+    ids[6] = step.drafts.ids[4, 0]
+    if seed == 1:
+        ids[3] += 1
+    status = torch.full((10,), int(RowStatus.OK), dtype=torch.int32)
+    if seed in (2, 3):
+        status[1 + seed] = RowStatus.NON_FINITE
+    if seed == 4:
+        status[[0, 2]] = RowStatus.NO_CANDIDATE
+    stops = StopIds(i32(0, 1, 1, 3, 3), i32(7, int(ids[3]), 9) if seed == 5 else i32(7, 8, 9))
+    results = list[tuple[Tensor, ...]]()
+    for ops, device in ((STEP_REFERENCE, "cpu"), (STEP_OPS, gpu)):
+        there = moved(state, device)
+        report = ops.commit_step(
+            *moved(step, device), moved(Chosen(ids, status), device), moved(stops, device), there
+        )
+        results.append(tuple(moved(x, "cpu") for x in (report, *there)))
+    report = Report.of(results[0][0])
+    emitted = {0: 4, 1: 2, 2: 1, 3: 2, 4: 0, 5: 2}[seed]
+    assert report.n_emitted.tolist() == [0, int(seed != 4), 1, emitted, 2, 0]
+    assert report.n_accepted[3] == {0: 3, 5: 2}.get(seed, max(emitted - 1, 0))
+    for reference, actual in zip(*results, strict=True):
+        if reference is results[0][0]:  # columns behind the emitted tokens mean nothing
+            keep = torch.arange(K + 1) < report.n_emitted.unsqueeze(1)
+            assert torch.equal(actual[:, : -K - 1], reference[:, : -K - 1])
+            assert torch.equal(actual[:, -K - 1 :][keep], reference[:, -K - 1 :][keep])
+        else:
+            assert torch.equal(actual, reference)
+
+
+def test_writes_runs_and_nothing_else(gpu: str) -> None:
+    memory = torch.arange(5000, dtype=torch.int32)
+    lengths = [1, 1500, 0, 37]
+    words = randint(0, 1 << 30, sum(lengths))
+    runs = Runs(i32(0, 2000, 3900, 4000), i32(0, 1, 1501, 1501, 1538), words, max(lengths))
+    expected, actual = memory.clone(), memory.to(gpu)
+    STEP_REFERENCE.write_runs(expected, runs)
+    STEP_OPS.write_runs(actual, moved(runs, gpu))
+    assert torch.equal(actual.cpu(), expected)
+    assert (expected[4000:4037] == words[-37:]).all()
+
+
+def make_shaping() -> Shaping:
+    """Three windows of two positions; each wish is that of two windows."""
+    values, never = torch.randn(5), torch.iinfo(torch.int32).max
+    positions = i32(0, 1, 4, 5)
+    return Shaping(
+        Biases(positions, i32(0, 2, 2, 5), i32(3, 1099, 0, 5, 6), values, i32(0, 0, 1)),
+        Penalties(
+            positions, i32(4, 9, 30), torch.tensor([1.3, 1.0, 0.7]), torch.tensor([0.5, 0.0, 1.1]),
+            torch.tensor([0.9, 0.0, -0.3]),
+        ),
+        Forbidden(
+            i32(2, 3, 4, 5), i32(0, 0, 2, 4), i32(0, 1, 3, 6, 7), i32(11, 21, 12, 21, 22, 5, 14),
+            i32(25, never, never, 10), i32(4, 9, 30),
+        ),
+    )  # fmt: skip
+
+
+def test_shapes_logits_as_the_reference_does(gpu: str) -> None:
+    tokens = randint(0, VOCAB, SLOTS + 1, WIDTH)
+    tokens[2, 23], tokens[3, 38:40] = 21, i32(21, 22)
+    where = Positions(
+        i32(0, 0, 1, 1, 2, 2), i32(1, 1, 2, 2, 3, 3), i32(20, 21, 24, 25, 40, 41), tokens
+    )
+    z = torch.randn(6, VOCAB)
+    z[1, 50], z[5, 13], z[2, 11], z[4, 60] = torch.nan, torch.inf, torch.nan, -torch.inf
+    shaping = make_shaping()
+    expected, actual = z.clone(), z.to(gpu)
+    STEP_REFERENCE.shape_logits(expected, where, shaping)
+    STEP_OPS.shape_logits(actual, moved(where, gpu), moved(shaping, gpu))
+    assert torch.equal(actual.cpu().nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert expected.isnan().nonzero().tolist() == [[1, 50], [2, 11], [5, 13]]
+    assert expected[2, 12] == -torch.inf  # 21 stands in front of it
+    assert expected[3, 12] == z[3, 12]
+    assert expected[4, 5] == -torch.inf  # 21 and 22 stand in front of it
+    assert (expected[4:] > -torch.inf).sum(dim=1).tolist() == [2, 3]
