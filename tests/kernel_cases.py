@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from surestep_kernels import KernelSet, QuantizedWeight
+from surestep_kernels.kv_cache import LayerCache
 from surestep_kernels.linear import WeightFormat
 from torch import Tensor
 
@@ -32,12 +33,6 @@ class Context:
     block_tables: Tensor  # i32[R, B]
 
 
-@dataclass(frozen=True)
-class Cache:
-    k: Tensor
-    v: Tensor
-
-
 def make_context(lengths: list[int], kv_heads: int, head_dim: int, dtype: torch.dtype) -> Context:
     """Random sequences on shuffled pages. Page 0, the NULL block, fills the unused entries."""
     pages = [-(-length // BLOCK_SIZE) for length in lengths]
@@ -49,15 +44,15 @@ def make_context(lengths: list[int], kv_heads: int, head_dim: int, dtype: torch.
     return Context(k, v, tables)
 
 
-def fill_cache(kernels: KernelSet, context: Context) -> Cache:
+def fill_cache(kernels: KernelSet, context: Context) -> LayerCache:
     """A cache that holds the context and NaN everywhere else."""
     kv_heads, head_dim = context.k[0].shape[1:]
     num_blocks = int(context.block_tables.max()) + 2
     shape = kernels.kv_cache_shape(num_blocks, BLOCK_SIZE, kv_heads, head_dim)
-    k_cache, v_cache = (torch.full(shape, torch.nan, dtype=context.k[0].dtype) for _ in "kv")
+    cache = LayerCache(*(torch.full(shape, torch.nan, dtype=context.k[0].dtype) for _ in "kv"))
     for row, (k, v) in enumerate(zip(context.k, context.v, strict=True)):
-        kernels.store_kv(k, v, k_cache, v_cache, slots_of(context, row))
-    return Cache(k_cache, v_cache)
+        kernels.store_kv(k, v, cache, slots_of(context, row))
+    return cache
 
 
 def slots_of(context: Context, row: int) -> Tensor:

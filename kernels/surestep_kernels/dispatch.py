@@ -13,7 +13,7 @@ from torch import Tensor
 from .build import BuildError, build_library
 from .causal_conv import causal_conv_reference
 from .gated_delta import gated_delta_reference
-from .kv_cache import kv_cache_shape, store_kv_reference
+from .kv_cache import StoreKV, kv_cache_shape, store_kv_reference
 from .linear import Linear, PackLinear, linear_reference, pack_linear_reference
 from .mul_sigmoid import mul_sigmoid_reference
 from .native import NativeOps
@@ -43,7 +43,7 @@ class KernelSet:
     linear: Linear
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]]
-    store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    store_kv: StoreKV
     paged_attention: PagedAttention
     silu_and_mul: Callable[[Tensor], Tensor]
     causal_conv: Callable[[Tensor, Tensor, ConvState, RecurrentRows], Tensor]
