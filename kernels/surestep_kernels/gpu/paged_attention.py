@@ -41,7 +41,8 @@ from .attention_tile import (
     see,
 )
 
-BLOCK_M = 64  # queries of a tile: the least that fills the wide tensor core instruction of sm_90
+_WIDE_TILE = 64  # queries: the least that fills the wide tensor core instruction of sm_90
+_FP32_TILE = 16  # fp32 is multiplied without tensor cores
 SPLIT = 256  # KV positions
 _MIN_PROGRAMS = 264  # two for each multiprocessor of an H100: with fewer tiles, splits are spread
 _MAX_SCRATCH = 256 << 20  # bytes for what the splits add up to
@@ -212,7 +213,8 @@ def _grid(q: Tensor, cache: LayerCache, rows: AttentionRows, window: int) -> _Gr
     """From numbers of the host alone."""
     tokens, heads, head_dim = q.shape
     _, kv_heads, block_size, _ = cache.k.shape
-    tile_tokens = BLOCK_M // (heads // kv_heads)
+    group = heads // kv_heads
+    tile_tokens = block_m(q.dtype, group) // group
     one_tile = rows.max_tokens <= tile_tokens
     tiles = len(rows.start) + (0 if one_tile else tokens // tile_tokens)
     splits = triton.cdiv(rows.block_tables.shape[1] * block_size, SPLIT)
@@ -223,6 +225,11 @@ def _grid(q: Tensor, cache: LayerCache, rows: AttentionRows, window: int) -> _Gr
     return _Grid(tiles, one_tile, splits, one_split)
 
 
+def block_m(dtype: torch.dtype, group: int) -> int:
+    """Queries of a tile: whatever the batch, because bits follow from the tile's shape."""
+    return max(_FP32_TILE if dtype is torch.float32 else _WIDE_TILE, triton.next_power_of_2(group))
+
+
 def _shape(q: Tensor, cache: LayerCache, window: int, has_sinks: bool) -> Shape:
     _, kv_heads, block_size, head_dim = cache.k.shape
     block_d = max(16, triton.next_power_of_2(head_dim))
@@ -231,7 +238,7 @@ def _shape(q: Tensor, cache: LayerCache, window: int, has_sinks: bool) -> Shape:
         GROUP=q.shape[1] // kv_heads,
         D=head_dim,
         BLOCK_D=block_d,
-        BLOCK_M=BLOCK_M,
+        BLOCK_M=block_m(q.dtype, q.shape[1] // kv_heads),
         BLOCK_N=64 if block_d * q.itemsize <= 256 else 32,
         BLOCK_SIZE=block_size,
         SPLIT=SPLIT,
@@ -247,7 +254,6 @@ def _check(q: Tensor, cache: LayerCache, rows: AttentionRows, sinks: Tensor | No
     _, heads, head_dim = q.shape
     _, kv_heads, _, cache_dim = cache.k.shape
     assert heads % kv_heads == 0
-    assert heads // kv_heads <= BLOCK_M
     assert head_dim == cache_dim
     assert q.stride()[1:] == (head_dim, 1)
     assert cache.k.shape == cache.v.shape
