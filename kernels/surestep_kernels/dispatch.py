@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .attention import AttentionCase, choose_attention
 from .build import BuildError, build_library
 from .causal_conv import causal_conv_reference
 from .gated_delta import gated_delta_reference
@@ -74,12 +75,19 @@ REFERENCE = KernelSet(
 )
 
 
-def load_kernels(device: str, cpu_kernels: Literal["auto", "reference"] = "auto") -> KernelSet:
+def load_kernels(
+    device: str,
+    cpu_kernels: Literal["auto", "reference"] = "auto",
+    attention_backend: str = "auto",
+    case: AttentionCase | None = None,
+) -> KernelSet:
     """The fastest kernels that run on `device` ("cpu", "cuda" or "cuda:0").
 
     On the CPU the C kernels are compiled when they are first used; where that is impossible, or
     with cpu_kernels="reference", the torch references serve. They use one thread until
-    `set_num_threads`.
+    `set_num_threads`. Attention is that of the backend named, for a `case` that may be left to its
+    defaults; "auto" on the CPU is what comes with the other kernels. Raises InvalidRequest when the
+    backend does not serve the case.
     """
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
@@ -87,7 +95,15 @@ def load_kernels(device: str, cpu_kernels: Literal["auto", "reference"] = "auto"
     elif device.startswith("cuda"):
         kernels = load_triton()
     logger.info("kernels for %s: %s", device, kernels.name)
-    return kernels
+    if device == "cpu" and attention_backend == "auto":
+        return kernels
+    backend = choose_attention(attention_backend, case or AttentionCase.on(device))
+    return replace(
+        kernels,
+        kv_cache_shape=backend.kv_cache_shape,
+        store_kv=backend.store_kv,
+        paged_attention=backend.paged_attention,
+    )
 
 
 def load_triton() -> KernelSet:

@@ -227,7 +227,8 @@ def _grid(q: Tensor, cache: LayerCache, rows: AttentionRows, window: int) -> _Gr
 
 def block_m(dtype: torch.dtype, group: int) -> int:
     """Queries of a tile: whatever the batch, because bits follow from the tile's shape."""
-    return max(_FP32_TILE if dtype is torch.float32 else _WIDE_TILE, triton.next_power_of_2(group))
+    least = _FP32_TILE if dtype is torch.float32 else _WIDE_TILE
+    return max(least, 1 << (group - 1).bit_length())
 
 
 def _shape(q: Tensor, cache: LayerCache, window: int, has_sinks: bool) -> Shape:
