@@ -18,6 +18,11 @@ class LayerCache(NamedTuple):
     v: Tensor
     scales: Tensor | None = None  # f32[2] FP8 pages hold k / scales[0], v / scales[1]; None: 1, 1
 
+    @property
+    def pages(self) -> tuple[Tensor, Tensor]:
+        """Keys and values."""
+        return self.k, self.v
+
 
 class StoreKV(Protocol):
     """See store_kv_reference."""

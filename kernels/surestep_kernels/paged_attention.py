@@ -102,7 +102,7 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 def _gather_pages(cache: LayerCache, which: int, block_tables: Tensor, seen: _Seen) -> Tensor:
     """Keys (0) or values (1) of every row in order, f32[R, Hkv, L, D]; unseen ones are 0."""
-    pages = (cache.k, cache.v)[which]
+    pages = cache.pages[which]
     span = int((seen.start + seen.counts).max())
     used = block_tables[:, : -(-span // pages.shape[2])].long()  # [R, P]
     gathered = pages[used].transpose(1, 2).flatten(2, 3)[:, :, :span].float()

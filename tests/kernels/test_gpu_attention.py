@@ -135,19 +135,18 @@ def test_where_splits_are_merged_does_not_show(
 
 
 @pytest.mark.usefixtures("exact_products")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("window", [0, 50])
+@pytest.mark.parametrize(("window", "dtype"), [(0, torch.float32), (50, torch.bfloat16)])
 def test_decode_windows_and_prompts_agree_bit_for_bit(
     gpu: str, reference: KernelSet, window: int, dtype: torch.dtype
 ) -> None:
     """Any cut of a sequence into rows, beside any neighbours, gives the bits of one prompt."""
-    length, begin = 290, 230  # a prompt over the border between two splits
+    length, begin = 270, 235  # a prompt over the border between two splits
     context = make_context([length, 60], 1, 24, dtype)
     cache = fill_cache(reference, context)
     q, other = torch.randn(length, 3, 24).to(dtype), torch.randn(6, 3, 24).to(dtype)
     prompt = batch(context, [Row(0, begin, length - begin)])
     whole = attend(gpu, q[begin:], cache, prompt, window=window)
-    for first, count in ((230, 1), (255, 4), (257, 1), (274, 16), (240, 31)):
+    for first, count in ((255, 4), (257, 1), (244, 16)):
         own = q[first : first + count]
         alone = attend(gpu, own, cache, batch(context, [Row(0, first, count)]), window=window)
         rows = batch(context, [Row(1, 30, 6), Row(0, first, count)])

@@ -18,10 +18,10 @@ def bits(x: Tensor) -> Tensor:
 def stored(gpu: str, k: Tensor, v: Tensor, dtype: torch.dtype, scales: Tensor | None) -> None:
     """Write with kernel and reference and compare every byte of the caches."""
     shape = (BLOCKS, HEADS, BLOCK_SIZE, HEAD_DIM)
-    expected, actual = (
-        LayerCache(*(torch.full(shape, torch.nan).to(dtype) for _ in "kv"), scales) for _ in "ea"
-    )
-    actual = LayerCache(*(None if x is None else x.to(gpu) for x in actual))  # type: ignore[arg-type]
+    k_cache, v_cache = (torch.full(shape, torch.nan).to(dtype) for _ in "kv")
+    on_gpu = None if scales is None else scales.to(gpu)
+    actual = LayerCache(k_cache.clone().to(gpu), v_cache.clone().to(gpu), on_gpu)
+    expected = LayerCache(k_cache, v_cache, scales)
     slots = torch.tensor(SLOTS)
     store_kv_reference(k, v, expected, slots)
     store_kv(k.to(gpu), v.to(gpu), actual, slots.to(gpu))
@@ -33,7 +33,8 @@ def stored(gpu: str, k: Tensor, v: Tensor, dtype: torch.dtype, scales: Tensor | 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_slices_of_a_projection(gpu: str, dtype: torch.dtype) -> None:
     qkv = torch.randn(len(SLOTS), 4 * HEADS, HEAD_DIM).to(dtype)
-    stored(gpu, *qkv[:, -2 * HEADS :].split(HEADS, dim=1), dtype, None)
+    k, v = torch.split(qkv[:, -2 * HEADS :], HEADS, dim=1)
+    stored(gpu, k, v, dtype, None)
 
 
 @pytest.mark.parametrize("scales", [None, (0.013, 3.0)])

@@ -98,7 +98,7 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, kv_slots: Tensor) -> None:
     _store_kv_kernel[(tokens,)](
         k,
         v,
-        *((cache.k.view(torch.uint8), cache.v.view(torch.uint8)) if is_fp8 else cache[:2]),
+        *((cache.k.view(torch.uint8), cache.v.view(torch.uint8)) if is_fp8 else cache.pages),
         cache.scales,
         kv_slots,
         num_blocks * block_size,
@@ -112,4 +112,5 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, kv_slots: Tensor) -> None:
         BLOCK_D=triton.next_power_of_2(head_dim),
         IS_FP8=is_fp8,
         HAS_SCALES=cache.scales is not None,
+        enable_fp_fusion=False,
     )
