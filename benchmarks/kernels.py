@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight, load_kernels
+from surestep_kernels.kv_cache import LayerCache
 from surestep_kernels.linear import WeightFormat
 from surestep_kernels.paged_attention import AttentionRows
 from torch import Tensor
@@ -42,14 +43,13 @@ class Case(NamedTuple):
 class Sequences(NamedTuple):
     """Paged caches of some sequences, and the batch of their newest tokens."""
 
-    k_cache: Tensor
-    v_cache: Tensor
+    cache: LayerCache
     rows: AttentionRows
     positions: Tensor
     slots: Tensor
 
     def attend(self, kernels: KernelSet, q: Tensor) -> Tensor:
-        return kernels.paged_attention(q, *self[:3], HEAD_DIM**-0.5)
+        return kernels.paged_attention(q, self.cache, self.rows, HEAD_DIM**-0.5)
 
 
 def make_sequences(kernels: KernelSet, rows: int, tokens: int, context: int) -> Sequences:
@@ -61,7 +61,7 @@ def make_sequences(kernels: KernelSet, rows: int, tokens: int, context: int) -> 
     positions = torch.full((rows * tokens,), context - 1)
     slots = tables[:, -1].long().repeat_interleave(tokens) * BLOCK_SIZE + BLOCK_SIZE - 1
     batch = AttentionRows(tables, bounds, start, tokens)
-    return Sequences(rand(*shape), rand(*shape), batch, positions, slots)
+    return Sequences(LayerCache(rand(*shape), rand(*shape)), batch, positions, slots)
 
 
 def rand(*shape: int) -> Tensor:
@@ -134,7 +134,7 @@ def model_step_cases(kernels: KernelSet, format_: str) -> Iterator[Case]:
             x = kernels.linear(kernels.add_rms_norm(x, residual, norm, 1e-5), qkv)
             q, k, v = x.view(len(x), -1, HEAD_DIM).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
             kernels.rotary(q, k, s.positions, table)
-            kernels.store_kv(k, v, s.k_cache, s.v_cache, s.slots)
+            kernels.store_kv(k, v, s.cache, s.slots)
             x = kernels.linear(s.attend(kernels, q).view(len(x), -1), out)
             x = kernels.linear(kernels.add_rms_norm(x, residual, norm, 1e-5), gate_up)
             x = kernels.linear(kernels.silu_and_mul(x), down)

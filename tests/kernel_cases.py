@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from surestep_kernels import KernelSet, QuantizedWeight
+from surestep_kernels.kv_cache import LayerCache
 from surestep_kernels.linear import WeightFormat
 from torch import Tensor
 
@@ -30,42 +31,47 @@ class Context:
     k: list[Tensor]  # [L, Hkv, D] per row
     v: list[Tensor]
     block_tables: Tensor  # i32[R, B]
+    block_size: int = BLOCK_SIZE
 
 
-@dataclass(frozen=True)
-class Cache:
-    k: Tensor
-    v: Tensor
-
-
-def make_context(lengths: list[int], kv_heads: int, head_dim: int, dtype: torch.dtype) -> Context:
+def make_context(
+    lengths: list[int],
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    block_size: int = BLOCK_SIZE,
+) -> Context:
     """Random sequences on shuffled pages. Page 0, the NULL block, fills the unused entries."""
-    pages = [-(-length // BLOCK_SIZE) for length in lengths]
+    pages = [-(-length // block_size) for length in lengths]
     free = (torch.randperm(sum(pages)) + 1).int()
     tables = torch.zeros(len(lengths), max(pages) + 2, dtype=torch.int32)
     for row, count in enumerate(pages):
         tables[row, :count], free = free[:count], free[count:]
     k, v = ([torch.randn(n, kv_heads, head_dim).to(dtype) for n in lengths] for _ in "kv")
-    return Context(k, v, tables)
+    return Context(k, v, tables, block_size)
 
 
-def fill_cache(kernels: KernelSet, context: Context) -> Cache:
-    """A cache that holds the context and NaN everywhere else."""
+def fill_cache(
+    kernels: KernelSet,
+    context: Context,
+    dtype: torch.dtype | None = None,
+    scales: Tensor | None = None,
+) -> LayerCache:
+    """A cache of the context's or another dtype that holds the context and NaN everywhere else."""
     kv_heads, head_dim = context.k[0].shape[1:]
     num_blocks = int(context.block_tables.max()) + 2
-    shape = kernels.kv_cache_shape(num_blocks, BLOCK_SIZE, kv_heads, head_dim)
-    k_cache, v_cache = (torch.full(shape, torch.nan, dtype=context.k[0].dtype) for _ in "kv")
+    shape = kernels.kv_cache_shape(num_blocks, context.block_size, kv_heads, head_dim)
+    k, v = (torch.full(shape, torch.nan).to(dtype or context.k[0].dtype) for _ in "kv")
+    cache = LayerCache(k, v, scales)
     for row, (k, v) in enumerate(zip(context.k, context.v, strict=True)):
-        kernels.store_kv(k, v, k_cache, v_cache, slots_of(context, row))
-    return Cache(k_cache, v_cache)
+        kernels.store_kv(k, v, cache, slots_of(context, row))
+    return cache
 
 
 def slots_of(context: Context, row: int) -> Tensor:
     """Flat cache slots i64[L] of all positions of a row."""
-    position = torch.arange(len(context.k[row]))
-    return context.block_tables[row].long()[position // BLOCK_SIZE] * BLOCK_SIZE + (
-        position % BLOCK_SIZE
-    )
+    position, size = torch.arange(len(context.k[row])), context.block_size
+    return context.block_tables[row].long()[position // size] * size + position % size
 
 
 def row_bounds(counts: list[int]) -> Tensor:

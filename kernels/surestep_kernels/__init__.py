@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .attention import AttentionCase
 from .dispatch import KernelSet, load_kernels
 from .linear import PackedLinear
 from .quantized import QuantizedWeight
 
-__all__ = ["KernelSet", "PackedLinear", "QuantizedWeight", "load_kernels"]
+__all__ = ["AttentionCase", "KernelSet", "PackedLinear", "QuantizedWeight", "load_kernels"]

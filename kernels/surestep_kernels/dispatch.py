@@ -10,10 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .attention import AttentionCase, choose_attention
 from .build import BuildError, build_library
 from .causal_conv import causal_conv_reference
 from .gated_delta import gated_delta_reference
-from .kv_cache import kv_cache_shape, store_kv_reference
+from .kv_cache import StoreKV, kv_cache_shape, store_kv_reference
 from .linear import Linear, PackLinear, linear_reference, pack_linear_reference
 from .mul_sigmoid import mul_sigmoid_reference
 from .native import NativeOps
@@ -45,7 +46,7 @@ class KernelSet:
     linear: Linear
     rotary: Rotary
     kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]]
-    store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    store_kv: StoreKV
     paged_attention: PagedAttention
     silu_and_mul: Callable[[Tensor], Tensor]
     causal_conv: Callable[[Tensor, Tensor, ConvState, RecurrentRows], Tensor]
@@ -79,12 +80,19 @@ REFERENCE = KernelSet(
 )
 
 
-def load_kernels(device: str, cpu_kernels: Literal["auto", "reference"] = "auto") -> KernelSet:
+def load_kernels(
+    device: str,
+    cpu_kernels: Literal["auto", "reference"] = "auto",
+    attention_backend: str = "auto",
+    case: AttentionCase | None = None,
+) -> KernelSet:
     """The fastest kernels that run on `device` ("cpu", "cuda" or "cuda:0").
 
     On the CPU the C kernels are compiled when they are first used; where that is impossible, or
     with cpu_kernels="reference", the torch references serve. They use one thread until
-    `set_num_threads`.
+    `set_num_threads`. Attention is that of the backend named, for a `case` that may be left to its
+    defaults; "auto" on the CPU is what comes with the other kernels. Raises InvalidRequest when the
+    backend does not serve the case.
     """
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
@@ -92,7 +100,15 @@ def load_kernels(device: str, cpu_kernels: Literal["auto", "reference"] = "auto"
     elif device.startswith("cuda"):
         kernels = load_triton()
     logger.info("kernels for %s: %s", device, kernels.name)
-    return kernels
+    if device == "cpu" and attention_backend == "auto":
+        return kernels
+    backend = choose_attention(attention_backend, case or AttentionCase.on(device))
+    return replace(
+        kernels,
+        kv_cache_shape=backend.kv_cache_shape,
+        store_kv=backend.store_kv,
+        paged_attention=backend.paged_attention,
+    )
 
 
 def load_triton() -> KernelSet:

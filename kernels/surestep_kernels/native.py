@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .binding import DTYPE_CODES, bind
+from .kv_cache import LayerCache
 from .linear import PLAIN_FORMATS, PackedLinear
 from .paged_attention import AttentionRows
 from .quantized import QuantizedWeight
@@ -187,17 +188,15 @@ class NativeOps:
         assert head_dim % BLOCK_MULTIPLE == 0
         return (num_blocks, num_kv_heads, block_size, head_dim)
 
-    def store_kv(
-        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, kv_slots: Tensor
-    ) -> None:
+    def store_kv(self, k: Tensor, v: Tensor, cache: LayerCache, kv_slots: Tensor) -> None:
         """See store_kv_reference. k and v may be slices of one projection."""
         rows, heads, head_dim = k.shape
-        strides, block_size = (_token_stride(k), _token_stride(v)), k_cache.shape[2]
-        assert k.dtype is v.dtype is k_cache.dtype is v_cache.dtype
-        assert k_cache.is_contiguous()
-        assert v_cache.is_contiguous()
+        strides, block_size = (_token_stride(k), _token_stride(v)), cache.k.shape[2]
+        assert k.dtype is v.dtype is cache.k.dtype is cache.v.dtype
+        assert cache.k.is_contiguous()
+        assert cache.v.is_contiguous()
         assert kv_slots.dtype is torch.int64
-        caches = k_cache.data_ptr(), v_cache.data_ptr()
+        caches = cache.k.data_ptr(), cache.v.data_ptr()
         inputs = k.data_ptr(), v.data_ptr(), kv_slots.data_ptr()
         sizes = rows, *strides, heads, head_dim, block_size
         self.c_store_kv(*caches, *inputs, *sizes, DTYPE_CODES[k.dtype])
@@ -205,20 +204,27 @@ class NativeOps:
     def paged_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        cache: LayerCache,
         rows: AttentionRows,
         scale: float,
+        *,
+        window: int = 0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """See paged_attention_reference. q may be a slice of a projection."""
+        """See paged_attention_reference. q may be a slice of a projection.
+
+        No model that is served on the CPU has a sliding window or sinks.
+        """
+        assert window == 0
+        assert sinks is None
         block_tables, cu_rows, start, _ = rows
         tokens, heads, head_dim = q.shape
-        _, kv_heads, block_size, _ = k_cache.shape
-        assert q.dtype is k_cache.dtype is v_cache.dtype
+        _, kv_heads, block_size, _ = cache.k.shape
+        assert q.dtype is cache.k.dtype is cache.v.dtype
         assert block_tables.dtype is cu_rows.dtype is start.dtype is torch.int32
         assert block_tables.is_contiguous()
         out = q.new_empty(tokens, heads, head_dim)
-        pointers = out.data_ptr(), q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()
+        pointers = out.data_ptr(), q.data_ptr(), cache.k.data_ptr(), cache.v.data_ptr()
         tables = block_tables.data_ptr(), cu_rows.data_ptr(), start.data_ptr()
         sizes = _token_stride(q), kv_heads, heads // kv_heads, head_dim, block_size
         dtype = DTYPE_CODES[q.dtype]

@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .kv_cache import LayerCache
+
 
 class AttentionRows(NamedTuple):
     """R rows of T tokens. Row r owns tokens cu_rows[r]:cu_rows[r+1]."""
@@ -21,29 +23,39 @@ class PagedAttention(Protocol):
     """See paged_attention_reference."""
 
     def __call__(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, scale: float
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        rows: AttentionRows,
+        scale: float,
+        *,
+        window: int = 0,
+        sinks: Tensor | None = None,
     ) -> Tensor: ...
 
 
 def paged_attention_reference(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: LayerCache,
     rows: AttentionRows,
     scale: float,
+    *,
+    window: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend q [T, Hq, D] to the cached keys and values; returns [T, Hq, D].
 
-    The i-th token of row r sees the KV positions 0..start[r]+i. Positions that no token of the
-    row sees never reach the result, whatever they hold.
+    The i-th token of row r sees the KV positions 0..start[r]+i, with a `window` only the last that
+    many of them, itself included. A head's sink f32[Hq] is one more logit in the denominator of its
+    softmax. Positions that no token of the row sees never reach the result, whatever they hold.
     """
     block_tables, cu_rows, start, _ = rows
     counts = (cu_rows[1:] - cu_rows[:-1]).long()
     row = torch.repeat_interleave(torch.arange(len(counts), device=q.device), counts)  # [T]
     index = torch.arange(len(q), device=q.device) - cu_rows.long()[row]  # [T] within its row
-    lengths = start.long() + counts  # [R] positions that the row's last token sees
-    k = _gather_pages(k_cache, block_tables, lengths)  # [R, Hkv, L, D]
-    v = _gather_pages(v_cache, block_tables, lengths)
+    seen = _Seen(start.long(), counts, window)
+    k = _gather_pages(cache, 0, block_tables, seen)  # [R, Hkv, L, D]
+    v = _gather_pages(cache, 1, block_tables, seen)
     num_rows, num_kv_heads, span, head_dim = k.shape
     group = q.shape[1] // num_kv_heads
 
@@ -51,18 +63,49 @@ def paged_attention_reference(
     padded[row, index] = q.float()
     grouped = padded.reshape(num_rows, -1, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
     scores = torch.einsum("rhgqd,rhld->rhgql", grouped, k) * scale  # [R, Hkv, G, Q, L]
-    seen = start.long()[:, None] + torch.arange(padded.shape[1], device=q.device)  # [R, Q]
-    hidden = torch.arange(span, device=q.device) > seen[..., None]  # [R, Q, L]
-    scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
-    out = torch.einsum("rhgql,rhld->rqhgd", scores.softmax(dim=-1), v)
+    hidden = ~seen.by_token(padded.shape[1], span)
+    weights = _softmax(scores.masked_fill(hidden[:, None, None], float("-inf")), sinks)
+    out = torch.einsum("rhgql,rhld->rqhgd", weights, v)
     return out.flatten(2, 3)[row, index].to(q.dtype)
 
 
-def _gather_pages(cache: Tensor, block_tables: Tensor, lengths: Tensor) -> Tensor:
-    """Pages of every row side by side, f32[R, Hkv, L, D]; positions past its length are 0."""
-    span = int(lengths.max())
-    block_size = cache.shape[2]
-    pages = block_tables[:, : -(-span // block_size)].long()  # [R, P]
-    gathered = cache[pages].transpose(1, 2).flatten(2, 3)[:, :, :span].float()
-    unused = torch.arange(span, device=cache.device) >= lengths[:, None]  # [R, L]
-    return gathered.masked_fill(unused[:, None, :, None], 0.0)
+class _Seen(NamedTuple):
+    """Which positions the tokens of each row see."""
+
+    start: Tensor  # i64[R] position of the row's first token
+    counts: Tensor  # i64[R] its tokens
+    window: int
+
+    def by_token(self, tokens: int, span: int) -> Tensor:
+        """bool[R, tokens, span]"""
+        device = self.start.device
+        own = self.start[:, None, None] + torch.arange(tokens, device=device)[:, None]
+        position = torch.arange(span, device=device)
+        return (position <= own) & ((position > own - self.window) | (self.window == 0))
+
+    def by_row(self, span: int) -> Tensor:
+        """bool[R, span] what any token of the row sees"""
+        position = torch.arange(span, device=self.start.device)
+        first = self.start[:, None] + 1 - self.window
+        behind = position >= (self.start + self.counts)[:, None]
+        return ~behind & ((position >= first) | (self.window == 0))
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Over the last of [R, Hkv, G, Q, L]."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    sink = sinks.float().view(scores.shape[1], scores.shape[2], 1, 1)
+    sink = sink.expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
+
+
+def _gather_pages(cache: LayerCache, which: int, block_tables: Tensor, seen: _Seen) -> Tensor:
+    """Keys (0) or values (1) of every row in order, f32[R, Hkv, L, D]; unseen ones are 0."""
+    pages = cache.pages[which]
+    span = int((seen.start + seen.counts).max())
+    used = block_tables[:, : -(-span // pages.shape[2])].long()  # [R, P]
+    gathered = pages[used].transpose(1, 2).flatten(2, 3)[:, :, :span].float()
+    if cache.scales is not None:
+        gathered = gathered * cache.scales[which]
+    return gathered.masked_fill(~seen.by_row(span)[:, None, :, None], 0.0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from kernel_cases import BLOCK_SIZE, DTYPES
 from surestep_kernels import KernelSet
+from surestep_kernels.kv_cache import LayerCache
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -15,7 +16,7 @@ def test_writes_the_named_slots_only(
     shape = kernels.kv_cache_shape(4, BLOCK_SIZE, 2, 24)
     k_cache, v_cache = torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, 1.0).to(dtype)
     k, v = torch.randn(3, 2, 24).to(dtype), torch.randn(3, 2, 24).to(dtype)
-    kernels.store_kv(k, v, k_cache, v_cache, torch.tensor([17, 63, 16]))
+    kernels.store_kv(k, v, LayerCache(k_cache, v_cache), torch.tensor([17, 63, 16]))
     assert k_cache.isnan().sum() == k_cache.numel() - k.numel()
     assert torch.equal(k_cache[~k_cache.isnan()].sort().values, k.flatten().sort().values)
     assert k_cache[[0, 2]].isnan().all()
@@ -28,9 +29,9 @@ def test_many_tokens_on_several_threads(native: KernelSet) -> None:
     slots = torch.randperm(70 * BLOCK_SIZE)[:1000]
     k, v = torch.randn(1000, 3, 64), torch.randn(1000, 3, 64)
     caches = [torch.zeros(shape) for _ in range(4)]
-    for threads, (k_cache, v_cache) in ((1, caches[:2]), (2, caches[2:])):
+    for threads, pair in ((1, caches[:2]), (2, caches[2:])):
         native.set_num_threads(threads)
-        native.store_kv(k, v, k_cache, v_cache, slots)
+        native.store_kv(k, v, LayerCache(*pair), slots)
     assert torch.equal(caches[0], caches[2])
     assert torch.equal(caches[1], caches[3])
     assert caches[0].sum() != 0

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import DTYPES, Cache, Context, assert_close, fill_cache, make_context, row_bounds
+from kernel_cases import DTYPES, Context, assert_close, fill_cache, make_context, row_bounds
 from surestep_kernels import KernelSet
+from surestep_kernels.kv_cache import LayerCache
 from surestep_kernels.paged_attention import AttentionRows
 from torch import Tensor
 
@@ -13,14 +14,18 @@ COUNTS = [1, 1, 5, 17, 1, 3, 100, 2]  # tokens of the row
 
 
 def attend(
-    kernels: KernelSet, q: Tensor, cache: Cache, context: Context, rows: list[tuple[int, int, int]]
+    kernels: KernelSet,
+    q: Tensor,
+    cache: LayerCache,
+    context: Context,
+    rows: list[tuple[int, int, int]],
 ) -> Tensor:
     """Attention of rows (context row, start, tokens), whose queries follow each other in q."""
     tables = context.block_tables[[row for row, _, _ in rows]]
     start = torch.tensor([start for _, start, _ in rows], dtype=torch.int32)
     counts = [count for _, _, count in rows]
     batch = AttentionRows(tables, row_bounds(counts), start, max(counts))
-    return kernels.paged_attention(q, cache.k, cache.v, batch, q.shape[2] ** -0.5)
+    return kernels.paged_attention(q, cache, batch, q.shape[2] ** -0.5)
 
 
 def all_rows(lengths: list[int], counts: list[int]) -> list[tuple[int, int, int]]:

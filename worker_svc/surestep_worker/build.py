@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from .caches import Caches
 from .config import WorkerSettings
 from .heartbeat import Heartbeat
 from .kv_cache import KVCache, blocks_that_fit, bytes_per_block
-from .models import Model, load_model
+from .models import Model, attention_case, load_model
 from .models.weight_store import WeightStore
 from .models.weights import Progress
 from .parts import Parts
@@ -72,7 +73,7 @@ def build_runner(
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
     speculation = _speculation(settings)
-    kernels = load_kernels(settings.device)
+    kernels = _kernels(settings, settings.model)
     kernels.set_num_threads(settings.cpu_threads or _share_of_cores(settings))
     tp = TensorParallel.connect(
         settings.rank,
@@ -101,6 +102,14 @@ def build_runner(
     else:
         _rehearse(built)
     return built
+
+
+def _kernels(settings: WorkerSettings, model: Path) -> KernelSet:
+    """The ops of the device, with attention for this model."""
+    device, case = settings.device, None
+    if device == "cuda":
+        case = attention_case(model, device, settings.dtype, settings.block_size)
+    return load_kernels(device, attention_backend=settings.attention_backend, case=case)
 
 
 def _all_know(memo: bytes, tp: TensorParallel) -> bool:

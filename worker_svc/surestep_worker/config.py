@@ -19,6 +19,11 @@ class WorkerSettings(TlsSettings):
 
     model: Path | None = Field(default=None, description="folder in Hugging Face format")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="where the model runs")
+    attention_backend: Literal["auto", "flash_attn", "torch_varlen", "triton", "torch"] = Field(
+        default="auto",
+        description="what attends to the KV cache; auto = the first that serves the model and "
+        "computes a token alike in any batch",
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="of weights and KV cache; auto = the checkpoint's"
     )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
-from torch import Tensor
+from surestep_kernels.kv_cache import LayerCache
 
 from .pages import zero_pages
 
@@ -29,13 +28,6 @@ class KVSpec:
     hidden_size: int = 0
 
 
-class LayerCache(NamedTuple):
-    """Keys and values of one layer, each in the KernelSet's kv_cache_shape."""
-
-    k: Tensor
-    v: Tensor
-
-
 class KVCache:
     """Key and value pages of every layer. Block NULL_BLOCK is among them but belongs to nobody."""
 
@@ -45,7 +37,7 @@ class KVCache:
         self.spec = spec
         self.num_blocks = num_blocks
         self.layers = [
-            LayerCache(*(zero_pages(shape, spec.dtype, device) for _ in LayerCache._fields))
+            LayerCache(*(zero_pages(shape, spec.dtype, device) for _ in "kv"))
             for _ in range(spec.num_layers)
         ]
         hidden = (num_blocks * spec.block_size, spec.hidden_size)

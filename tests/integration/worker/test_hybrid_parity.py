@@ -51,7 +51,7 @@ class Pair:
         kv = KVCache(self.model.kv_spec(BLOCK_SIZE), 40, self._kernels, "cpu")
         recurrent = RecurrentCache(spec, 3, WINDOW, 1, "cpu")
         caches = Caches(kv, recurrent)
-        for tensor in (*recurrent.tensors(), *(t for layer in kv.layers for t in layer)):
+        for tensor in (*recurrent.tensors(), *(t for layer in kv.layers for t in layer.pages)):
             tensor.fill_(torch.nan)
         return caches
 

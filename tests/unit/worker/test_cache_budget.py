@@ -15,7 +15,7 @@ def test_a_cache_of_the_blocks_that_fit_fits() -> None:
     budget = 10 * bytes_per_block(SPEC, KERNELS) - 1
     blocks = blocks_that_fit(budget, SPEC, KERNELS)
     kv = KVCache(SPEC, blocks, KERNELS, "cpu")
-    used = sum(tensor.nbytes for cache in kv.layers for tensor in cache)
+    used = sum(tensor.nbytes for cache in kv.layers for tensor in cache.pages)
     assert blocks == 9
     assert used == 9 * bytes_per_block(SPEC, KERNELS) <= budget
 
@@ -23,8 +23,8 @@ def test_a_cache_of_the_blocks_that_fit_fits() -> None:
 def test_layers_share_nothing() -> None:
     kv = KVCache(SPEC, 4, KERNELS, "cpu")
     assert len(kv.layers) == 3
-    assert len({tensor.data_ptr() for cache in kv.layers for tensor in cache}) == 6
-    assert all(tensor.dtype is torch.bfloat16 for cache in kv.layers for tensor in cache)
+    assert len({tensor.data_ptr() for cache in kv.layers for tensor in cache.pages}) == 6
+    assert all(tensor.dtype is torch.bfloat16 for cache in kv.layers for tensor in cache.pages)
 
 
 def test_a_budget_without_a_usable_block_is_refused() -> None:

@@ -79,7 +79,7 @@ class GatedAttention:
         eps = self._config.rms_norm_eps
         q, k = ops.rms_norm(q, self._q_norm, eps), ops.rms_norm(k, self._k_norm, eps)
         ops.rotary(q, k, batch.positions, self._rotary)
-        ops.store_kv(k, v, *cache, batch.kv_slots)
-        out = ops.paged_attention(q, *cache, batch.rows, dim**-0.5).flatten(1)
+        ops.store_kv(k, v, cache, batch.kv_slots)
+        out = ops.paged_attention(q, cache, batch.rows, dim**-0.5).flatten(1)
         ops.mul_sigmoid(out, gate.flatten(1))
         return ops.linear(out, self._o)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .config import ModelConfig
-from .loader import MODELS, LoadOptions, Model, load_model
+from .loader import MODELS, LoadOptions, Model, attention_case, load_model
 
-__all__ = ["MODELS", "LoadOptions", "Model", "ModelConfig", "load_model"]
+__all__ = ["MODELS", "LoadOptions", "Model", "ModelConfig", "attention_case", "load_model"]

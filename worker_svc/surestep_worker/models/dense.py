@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 from surestep_kernels import KernelSet
+from surestep_kernels.kv_cache import LayerCache
 from torch import Tensor
 
 from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
-from surestep_worker.kv_cache import KVSpec, LayerCache
+from surestep_worker.kv_cache import KVSpec
 from surestep_worker.layers.embedding import Vocabulary
 from surestep_worker.tp import TensorParallel
 
@@ -83,7 +84,7 @@ class DenseModel:
             eps = self.config.rms_norm_eps
             q, k = ops.rms_norm(q, layer.q_norm, eps), ops.rms_norm(k, layer.k_norm, eps)
         ops.rotary(q, k, batch.positions, self._rotary)
-        ops.store_kv(k, v, *cache, batch.kv_slots)
+        ops.store_kv(k, v, cache, batch.kv_slots)
         scale = self.config.head_dim**-0.5
-        out = ops.paged_attention(q, *cache, batch.rows, scale)
+        out = ops.paged_attention(q, cache, batch.rows, scale)
         return self._tp.all_reduce(ops.linear(out.flatten(1), layer.o))

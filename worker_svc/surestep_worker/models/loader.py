@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from surestep_common.errors import InvalidRequest
 from surestep_common.registry import Registry
-from surestep_kernels import KernelSet
+from surestep_kernels import AttentionCase, KernelSet
 from torch import Tensor
 
 from surestep_worker.batch import StepBatch
@@ -99,6 +99,21 @@ def load_model(
         store=store or WeightStore.private(),
     )
     return MODELS.get(architecture)(path, tp, kernels, options)
+
+
+def attention_case(path: Path, device: str, dtype: str, block_size: int) -> AttentionCase:
+    """What the model in folder `path` asks of an attention backend.
+
+    Raises InvalidRequest for a config.json that is not served.
+    """
+    hybrid = architecture_of(read_json(path / "config.json")) in HYBRID_ARCHITECTURES
+    config = (HybridConfig if hybrid else ModelConfig).from_pretrained(path)
+    return replace(
+        AttentionCase.on(device),
+        dtype=resolve_dtype(dtype, config),
+        head_dim=config.head_dim,
+        block_size=block_size,
+    )
 
 
 def _load_dense(path: Path, tp: TensorParallel, kernels: KernelSet, options: LoadOptions) -> Model:

@@ -1,0 +1,197 @@
+"""The parts of paged attention in Triton: a tile of queries, its online softmax, and merging.
+
+See paged_attention.py. Everything that decides the bits of a result is here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class Shape(NamedTuple):
+    """What a kernel is compiled for."""
+
+    KV_HEADS: int
+    GROUP: int  # query heads for each KV head
+    D: int  # of a head
+    BLOCK_D: int  # D, or the next power of two
+    BLOCK_M: int  # queries of a tile
+    BLOCK_N: int  # positions of a step
+    BLOCK_SIZE: int  # positions of a page
+    SPLIT: int
+    WINDOW: int
+    HAS_SCALES: bool
+    HAS_SINKS: bool
+    PRECISION: str  # of products
+    WIDEN: bool  # for Triton's interpreter, whose products take no bfloat16
+
+
+class Pages(NamedTuple):
+    """Where the positions of one row lie, for one KV head."""
+
+    k: Any  # pointer to the head in page 0
+    v: Any
+    table: Any  # i32[B] of the row
+    num_blocks: Any
+
+
+class Seen(NamedTuple):
+    """Positions that the queries of a tile see."""
+
+    begin: Any  # first that any of them sees
+    end: Any  # behind the last that any of them sees
+    common: Any  # behind the last that all of them see, if there is no window
+
+
+class Queries(NamedTuple):
+    """The M queries of a tile. Those without a token of their own repeat the row's last one."""
+
+    q: Any  # [M, BLOCK_D]
+    position: Any  # i32[M] of the token: the last position that the query sees
+    head: Any  # i32[M]
+    line: Any  # i64[M] of [T * Hq, D]
+    is_own: Any  # i1[M]
+
+
+@triton.jit
+def find_row(cu_rows_ptr, num_rows, at, TOKENS: tl.constexpr):
+    """Row of token `at`; or, if TOKENS is not 0, of tile `at` with so many tokens.
+
+    The tiles of row r are numbered from cu_rows[r] // TOKENS + r on, which leaves room enough.
+    """
+    count = 0
+    for base in range(0, num_rows, 128):
+        row = base + tl.arange(0, 128)
+        first = tl.load(cu_rows_ptr + row, mask=row < num_rows, other=0)
+        if TOKENS:
+            first = first // TOKENS + row
+        count += tl.sum(((first <= at) & (row < num_rows)).to(tl.int32))
+    return tl.maximum(count - 1, 0)
+
+
+@triton.jit
+def see(first, tokens, limit, C: tl.constexpr):
+    """What a tile of `tokens` tokens from position `first` on sees."""
+    begin = tl.maximum(first + 1 - C.WINDOW, 0) if C.WINDOW else 0
+    return Seen(begin, tl.minimum(first + tokens, limit), tl.minimum(first + 1, limit))
+
+
+@triton.jit
+def load_queries(q_ptr, q_stride, row_begin, start, index, count, C: tl.constexpr):
+    """Those of the tile whose first token is the row's token `index` of `count`."""
+    member, dims = tl.arange(0, C.BLOCK_M), tl.arange(0, C.BLOCK_D)
+    token = index + member // C.GROUP
+    is_own = (member // C.GROUP < C.BLOCK_M // C.GROUP) & (token < count)
+    token = tl.minimum(token, count - 1)
+    head = tl.program_id(1) * C.GROUP + member % C.GROUP
+    flat = (row_begin + token).to(tl.int64)
+    at = flat[:, None] * q_stride + head[:, None] * C.D + dims[None, :]
+    q = tl.load(q_ptr + at, mask=(dims < C.D)[None, :], other=0.0)
+    return Queries(q, start + token, head, flat * (C.KV_HEADS * C.GROUP) + head, is_own)
+
+
+@triton.jit
+def _multiply(a, b, acc, C: tl.constexpr):
+    if C.WIDEN:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision=C.PRECISION)
+
+
+@triton.jit
+def _hide(scores, v, position, last, C: tl.constexpr):
+    """Scores -inf where a query does not see; a value that is not finite reaches those that do."""
+    finite = tl.abs(v.to(tl.float32)) < float("inf")
+    broken = tl.max((~finite).to(tl.int32), axis=1)
+    scores = tl.where(broken[None, :] > 0, float("nan"), scores)
+    seen = position[None, :] <= last[:, None]
+    if C.WINDOW:
+        seen = seen & (position[None, :] > last[:, None] - C.WINDOW)
+    return tl.where(seen, scores, float("-inf")), tl.where(finite, v, 0.0)
+
+
+@triton.jit
+def nothing(M: tl.constexpr, C: tl.constexpr):
+    """The m, total and acc of no positions."""
+    m = tl.full((M,), float("-inf"), tl.float32)
+    return m, tl.zeros((M,), tl.float32), tl.zeros((M, C.BLOCK_D), tl.float32)
+
+
+@triton.jit
+def _attend_blocks(
+    m,  # f32[M] greatest score so far, times log2(e)
+    total,  # f32[M] sum of the weights 2^(score - m)
+    acc,  # f32[M, BLOCK_D] sum of the weighted values
+    queries,
+    pages,
+    seen,
+    scale,
+    begin,
+    end,
+    C: tl.constexpr,
+    MASKED: tl.constexpr,  # whether some query does not see some position
+):
+    """Online softmax over the blocks of the positions begin..end."""
+    q, dims = queries.q, tl.arange(0, C.BLOCK_D)
+    for base in range(begin, end, C.BLOCK_N):
+        position = base + tl.arange(0, C.BLOCK_N)
+        used = (position >= seen.begin) & (position < seen.end)
+        page = tl.load(pages.table + position // C.BLOCK_SIZE, mask=used, other=0)
+        used = used & (page >= 0) & (page < pages.num_blocks)
+        line = page.to(tl.int64) * (C.KV_HEADS * C.BLOCK_SIZE) + position % C.BLOCK_SIZE
+        at, mask = line[:, None] * C.D + dims[None, :], used[:, None] & (dims < C.D)[None, :]
+        k = tl.load(pages.k + at, mask=mask, other=0.0).to(q.dtype)
+        v = tl.load(pages.v + at, mask=mask, other=0.0).to(q.dtype)
+        scores = _multiply(q, tl.trans(k), tl.zeros((C.BLOCK_M, C.BLOCK_N), tl.float32), C)
+        if MASKED:
+            scores, v = _hide(scores, v, position, queries.position, C)
+        top = tl.maximum(m, tl.max(scores, axis=1) * scale)
+        origin = tl.where(top == float("-inf"), 0.0, top)
+        weights, decay = tl.exp2(scores * scale - origin[:, None]), tl.exp2(m - origin)
+        total = total * decay + tl.sum(weights, axis=1)
+        acc = _multiply(weights.to(v.dtype), v, acc * decay[:, None], C)
+        m = top
+    return m, total, acc
+
+
+@triton.jit
+def attend_split(queries, pages, seen, scale, split, C: tl.constexpr):
+    """The m, total and acc of one split."""
+    begin = tl.maximum(split * C.SPLIT, seen.begin // C.BLOCK_N * C.BLOCK_N)
+    end = tl.minimum(split * C.SPLIT + C.SPLIT, seen.end)
+    m, total, acc = nothing(C.BLOCK_M, C)
+    middle = begin
+    if not C.WINDOW:
+        middle = tl.maximum(tl.minimum(end, seen.common) // C.BLOCK_N * C.BLOCK_N, begin)
+        m, total, acc = _attend_blocks(
+            m, total, acc, queries, pages, seen, scale, begin, middle, C, False
+        )
+    return _attend_blocks(m, total, acc, queries, pages, seen, scale, middle, end, C, True)
+
+
+@triton.jit
+def merge(m, total, acc, next_m, next_total, next_acc):
+    """What two ranges of positions give together; one that is empty changes nothing."""
+    top = tl.maximum(m, next_m)
+    origin = tl.where(top == float("-inf"), 0.0, top)
+    decay, next_decay = tl.exp2(m - origin), tl.exp2(next_m - origin)
+    acc = acc * decay[:, None] + next_acc * next_decay[:, None]
+    return top, total * decay + next_total * next_decay, acc
+
+
+@triton.jit
+def finish(m, total, acc, head, sinks_ptr, scales_ptr, C: tl.constexpr):
+    """The weighted mean of the values, with the sinks of the heads in the denominator."""
+    if C.HAS_SINKS:
+        sink = tl.load(sinks_ptr + head) * LOG2_E
+        top = tl.maximum(m, sink)
+        decay = tl.exp2(m - top)
+        total = total * decay + tl.exp2(sink - top)
+        acc = acc * decay[:, None]
+    if C.HAS_SCALES:
+        acc = acc * tl.load(scales_ptr + 1)
+    return acc / tl.where(total == 0.0, 1.0, total)[:, None]
