@@ -118,6 +118,7 @@ def load_triton() -> KernelSet:
     from .gpu.rms_norm import add_rms_norm, rms_norm
     from .gpu.rotary import rotary
     from .gpu.silu_and_mul import silu_and_mul
+    from .gpu.step_ops import STEP_OPS
 
     return replace(
         REFERENCE,
@@ -129,6 +130,7 @@ def load_triton() -> KernelSet:
         rotary=rotary,
         silu_and_mul=silu_and_mul,
         ngram=ngram,
+        step=STEP_OPS,
     )
 
 

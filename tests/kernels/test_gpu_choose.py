@@ -70,8 +70,10 @@ def test_rows_without_a_choice_say_why(gpu: str) -> None:
     z = torch.randn(12, 1500)
     z[0:3, 700], z[3:6, 1499], z[6:9] = torch.nan, torch.inf, -torch.inf
     window = torch.arange(3, dtype=torch.int32).repeat(4)
-    arguments = z, window, torch.full((12,), 9, dtype=torch.int32)
-    chosen = choose(*(x.to(gpu) for x in arguments), to(params, gpu), random=True, truncated=True)
+    length = torch.full((12,), 9, dtype=torch.int32)
+    chosen = choose(
+        z.to(gpu), window.to(gpu), length.to(gpu), to(params, gpu), random=True, truncated=True
+    )
     expected = [RowStatus.NON_FINITE] * 6 + [RowStatus.NO_CANDIDATE] * 3 + [RowStatus.OK] * 3
     assert chosen.status.tolist() == expected
     assert chosen.ids[:9].tolist() == [0] * 9

@@ -131,17 +131,17 @@ def test_commits_what_the_reference_commits(gpu: str, seed: int) -> None:
     results = list[tuple[Tensor, ...]]()
     for ops, device in ((STEP_REFERENCE, "cpu"), (STEP_OPS, gpu)):
         there = moved(state, device)
-        report = ops.commit_step(
-            *moved(step, device), moved(Chosen(ids, status), device), moved(stops, device), there
-        )
+        rows, drafts = moved(step, device)
+        chosen = moved(Chosen(ids, status), device)
+        report = ops.commit_step(rows, drafts, chosen, moved(stops, device), there)
         results.append(tuple(moved(x, "cpu") for x in (report, *there)))
-    report = Report.of(results[0][0])
+    facts = Report.of(results[0][0])
     emitted = {0: 4, 1: 2, 2: 1, 3: 2, 4: 0, 5: 2}[seed]
-    assert report.n_emitted.tolist() == [0, int(seed != 4), 1, emitted, 2, 0]
-    assert report.n_accepted[3] == {0: 3, 5: 2}.get(seed, max(emitted - 1, 0))
+    assert facts.n_emitted.tolist() == [0, int(seed != 4), 1, emitted, 2, 0]
+    assert facts.n_accepted[3] == {0: 3, 5: 2}.get(seed, max(emitted - 1, 0))
     for reference, actual in zip(*results, strict=True):
         if reference is results[0][0]:  # columns behind the emitted tokens mean nothing
-            keep = torch.arange(K + 1) < report.n_emitted.unsqueeze(1)
+            keep = torch.arange(K + 1) < facts.n_emitted.unsqueeze(1)
             assert torch.equal(actual[:, : -K - 1], reference[:, : -K - 1])
             assert torch.equal(actual[:, -K - 1 :][keep], reference[:, -K - 1 :][keep])
         else:

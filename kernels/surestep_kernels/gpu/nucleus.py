@@ -43,17 +43,28 @@ def _gap_bits(row_ptr, first, V, peak, temperature, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _below(row_ptr, V, peak, temperature, limit, BLOCK: tl.constexpr):
-    """How many tokens have gaps whose bits are below the limit, and their mass (peak = 1)."""
+def _count_below(row_ptr, V, peak, temperature, limit, BLOCK: tl.constexpr):
+    """How many tokens have gaps whose bits are below the limit."""
     count = tl.zeros((BLOCK,), tl.int32)
+    for first in range(0, V, BLOCK):
+        bits = _gap_bits(row_ptr, first, V, peak, temperature, BLOCK)
+        count += (bits < limit).to(tl.int32)
+    return tl.sum(count, axis=0)
+
+
+@triton.jit
+def _mass_below(row_ptr, V, peak, temperature, limit, BLOCK: tl.constexpr):
+    """Their mass; that of the best token is 1."""
     mass = tl.zeros((BLOCK,), tl.float64)
     for first in range(0, V, BLOCK):
         bits = _gap_bits(row_ptr, first, V, peak, temperature, BLOCK)
-        below = bits < limit
-        count += below.to(tl.int32)
-        weight = tl.exp(-tl.where(below, bits, _INF_BITS).to(tl.float32, bitcast=True))
-        mass += weight.to(tl.float64)
-    return tl.sum(count, axis=0), tl.sum(mass, axis=0)
+        mass += _weight(tl.where(bits < limit, bits, _INF_BITS))
+    return tl.sum(mass, axis=0)
+
+
+@triton.jit
+def _weight(bits):
+    return tl.exp(-bits.to(tl.float32, bitcast=True)).to(tl.float64)
 
 
 @triton.jit
@@ -86,15 +97,13 @@ def _limit_kernel(
         # min_p: a bound on gaps. top_k: the bits of the k-th gap, and how many of its equals.
         limit = tl.load(max_gap_ptr + window).to(tl.int32, bitcast=True)
         quota, k = _NO_ID, tl.load(top_k_ptr + window)
-        within, _ = _below(row_ptr, V, peak, t, limit + 1, BLOCK)
-        if k < within:
+        if k < _count_below(row_ptr, V, peak, t, limit + 1, BLOCK):
             limit = limit * 0
             for i in range(31):
                 candidate = limit | (1 << (30 - i))
-                count, _ = _below(row_ptr, V, peak, t, candidate, BLOCK)
-                limit = tl.where(count < k, candidate, limit)
-            count, _ = _below(row_ptr, V, peak, t, limit, BLOCK)
-            quota = k - count
+                few = _count_below(row_ptr, V, peak, t, candidate, BLOCK) < k
+                limit = tl.where(few, candidate, limit)
+            quota = k - _count_below(row_ptr, V, peak, t, limit, BLOCK)
         top_p = tl.load(top_p_ptr + window)
         if top_p < float("inf"):
             limit, quota = _nucleus(row_ptr, V, peak, t, limit, quota, top_p, BLOCK)
@@ -105,19 +114,17 @@ def _limit_kernel(
 @triton.jit
 def _nucleus(row_ptr, V, peak, t, limit, quota, top_p, BLOCK: tl.constexpr):
     """The limit behind which the mass in front of a token is top_p of what is left or more."""
-    count, mass = _below(row_ptr, V, peak, t, limit, BLOCK)
-    equal, _ = _below(row_ptr, V, peak, t, limit + 1, BLOCK)
-    equals = tl.minimum(quota, equal - count).to(tl.float64)
-    each = tl.exp(-limit.to(tl.float32, bitcast=True)).to(tl.float64)
-    target = top_p.to(tl.float64) * (mass + equals * each)
+    equals = _count_below(row_ptr, V, peak, t, limit + 1, BLOCK)
+    equals = tl.minimum(quota, equals - _count_below(row_ptr, V, peak, t, limit, BLOCK))
+    left = _mass_below(row_ptr, V, peak, t, limit, BLOCK) + equals * _weight(limit)
+    target = top_p.to(tl.float64) * left
     nucleus = limit * 0
     for i in range(31):
         candidate = tl.minimum(nucleus | (1 << (30 - i)), limit)
-        _, before = _below(row_ptr, V, peak, t, candidate, BLOCK)
+        before = _mass_below(row_ptr, V, peak, t, candidate, BLOCK)
         nucleus = tl.where(before < target, candidate, nucleus)
-    _, before = _below(row_ptr, V, peak, t, nucleus, BLOCK)
-    each = tl.exp(-nucleus.to(tl.float32, bitcast=True)).to(tl.float64)
-    fits = tl.ceil((target - before) / tl.maximum(each, 1e-300))
+    before = _mass_below(row_ptr, V, peak, t, nucleus, BLOCK)
+    fits = tl.ceil((target - before) / tl.maximum(_weight(nucleus), 1e-300))
     fits = tl.minimum(fits, 2147483646.0).to(tl.int32)
     return nucleus, tl.where(nucleus == limit, tl.minimum(quota, fits), fits)
 

@@ -6,6 +6,7 @@ import time
 from typing import NamedTuple
 
 import torch
+from surestep_common.errors import InvalidRequest
 from surestep_kernels.choose import Chosen
 from surestep_kernels.gather_step import StepInputs
 from surestep_kernels.paged_attention import AttentionRows
@@ -21,6 +22,7 @@ from surestep_worker.batch import StepBatch
 from surestep_worker.digest import row_fingerprints
 from surestep_worker.parts import Parts
 from surestep_worker.plan import ArmedSnapshots, Rows, read_snapshots
+from surestep_worker.spec import StatefulDrafter
 
 from .download import Words
 from .drafting import DeviceDrafting
@@ -53,6 +55,11 @@ class DeviceStep:
     """See Execution. `launch` returns when everything is queued on the device."""
 
     def __init__(self, parts: Parts, ops: StepOps) -> None:
+        """Raises InvalidRequest for a drafter that steps on a device cannot use."""
+        if isinstance(parts.drafter, StatefulDrafter):
+            raise InvalidRequest(
+                "drafters with state run on the CPU only", param="speculative_config"
+            )
         self.parts = parts
         self._ops = ops
         self._memory = SlotMemory(parts.slots, parts.device)

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "compile_step_kernels.py"
+
+
+@pytest.mark.timeout(300)
+def test_the_kernels_of_a_step_compile_for_a_gpu() -> None:
+    environ = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(
+        [sys.executable, str(PROGRAM)],
+        env=environ, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert "_limit_kernel" in run.stdout.split()
