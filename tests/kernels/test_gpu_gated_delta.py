@@ -9,6 +9,7 @@ from recurrent_cases import Layer, Row, Sequence, Sizes, make_sequence, mixed_ba
 from surestep_kernels import KernelSet
 from surestep_kernels.gpu import causal_conv as conv_ops
 from surestep_kernels.gpu import gated_delta as ops
+from surestep_kernels.gpu.gated_delta_chunks import CHUNK
 from torch import Tensor
 
 SMALL = Sizes(k_heads=1, v_heads=1, k_dim=12, v_dim=9, records=4)
@@ -25,6 +26,14 @@ def kernels(reference: KernelSet) -> KernelSet:
 def equal_where_written(actual: Tensor, expected: Tensor) -> None:
     assert torch.equal(actual.isnan(), expected.isnan())
     assert_close(actual.nan_to_num(), expected.nan_to_num())
+
+
+def near(actual: Tensor, expected: Tensor, gpu: str) -> None:
+    """As near as chunks are: in TF32 on a GPU, in fp32 in the interpreter."""
+    assert torch.equal(actual.isnan(), expected.isnan())
+    error = (actual - expected).float().nan_to_num().abs().max()
+    ratio = 1e-4 if expected.dtype is torch.float32 and gpu == "cpu" else 3e-2
+    assert error <= ratio * expected.float().nan_to_num().square().mean().sqrt(), error
 
 
 @pytest.mark.parametrize(
@@ -116,3 +125,41 @@ def test_padding_and_unknown_slots_touch_nothing_else(gpu: str, kernels: KernelS
         assert tensor[[0, 2]].isnan().all()
         assert not tensor[1].isnan().all()
     assert layer.delta.snapshots.isnan().all()
+
+
+LONG = CHUNK + 7  # two chunks, the second one short
+
+
+@pytest.mark.parametrize("sizes", [SHARED_KEYS, OWN_KEYS], ids=["shared keys", "own keys"])
+def test_long_prompts_equal_the_reference(
+    gpu: str, reference: KernelSet, kernels: KernelSet, sizes: Sizes
+) -> None:
+    """In chunks, beside rows that are not, with snapshots in front of, between and inside them."""
+    sequences = {slot: make_sequence(sizes, 2 * LONG, slot, torch.bfloat16) for slot in range(4)}
+    batches = [
+        [Row(0, 0, 3, False, 0), Row(1, 0, LONG, False, 0, 20, 0), Row(3, 0, CHUNK, False, 0)],
+        [Row(0, 3, 4, True, 0), Row(2, 0, 2 * CHUNK + 1, False, 0, 2 * CHUNK, 1)],
+        [Row(1, LONG, 2, True, 0), Row(0, 5, LONG, False, 2, 1, 2), Row(3, CHUNK, 1, True, 0)],
+        [Row(3, CHUNK + 1, CHUNK, False, 1, 1 + CHUNK, 3), Row(1, LONG + 1, 3, True, 1)],
+    ]
+    expected = Layer(reference, sizes, 4, torch.bfloat16)
+    layer = Layer(kernels, sizes, 4, torch.bfloat16, gpu)
+    for rows in batches:
+        qkv = torch.cat(expected.convolve(rows, sequences))
+        wanted = torch.cat(expected.apply_delta_rule(qkv, rows, sequences))
+        near(torch.cat(layer.apply_delta_rule(qkv, rows, sequences)), wanted, gpu)
+        for actual, there in zip(layer.delta, expected.delta, strict=True):
+            near(actual.cpu(), there, gpu)
+
+
+def test_keys_that_repeat(gpu: str, reference: KernelSet, kernels: KernelSet) -> None:
+    """What a chunk inverts is worst where all keys are one and nothing decays."""
+    made = make_sequence(SMALL, LONG, 1, torch.bfloat16)
+    gates = torch.cat((torch.full((LONG, 1), 9.0), torch.full((LONG, 1), -9.0)), dim=1).bfloat16()
+    sequence = Sequence(made.x[:1].expand(LONG, -1), gates)
+    rows = [Row(0, 0, LONG, False, 0)]
+    qkv = sequence.x.contiguous()
+    qkv[:, 2 * SMALL.k_dim :] = torch.randn(LONG, SMALL.v_dim)
+    wanted = Layer(reference, SMALL, 1, torch.bfloat16).apply_delta_rule(qkv, rows, {0: sequence})
+    layer = Layer(kernels, SMALL, 1, torch.bfloat16, gpu)
+    near(layer.apply_delta_rule(qkv, rows, {0: sequence})[0], wanted[0], gpu)

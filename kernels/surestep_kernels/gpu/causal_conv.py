@@ -17,7 +17,7 @@ from torch import Tensor
 
 from surestep_kernels.recurrent import ConvState, RecurrentRows
 
-from .recurrent import row_pending, row_slot, row_snapshot, row_tokens
+from .recurrent import COLUMNS, row_pending, row_slot, row_snapshot, row_tokens
 
 _BLOCK_T, _BLOCK_C = 16, 128
 
@@ -38,11 +38,13 @@ def _lines(inputs, tokens, x_stride, held, count, begin, at, columns, C):
 
 
 @triton.jit
-def _silu(x):
-    return x / (1.0 + tl.exp(-x))
+def _silu(x, dtype: tl.constexpr):
+    """Of x rounded to dtype."""
+    rounded = x.to(dtype).to(tl.float32)
+    return (rounded / (1.0 + tl.exp(-rounded))).to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _causal_conv_kernel(
     out_ptr,  # [T, C]
     x_ptr,  # [T, C], a line every x_stride elements
@@ -69,7 +71,7 @@ def _causal_conv_kernel(
     ADVANCE: tl.constexpr,
 ):
     row, KEEP = tl.program_id(0), TAPS - 1
-    columns = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)).to(tl.int64)
+    columns = tl.program_id(1).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = (columns < C)[None, :]
     slot, known = row_slot(slots_ptr, row, num_slots)
     first, count = row_tokens(cu_rows_ptr, row)
@@ -87,9 +89,8 @@ def _causal_conv_kernel(
             line = _lines(inputs, tokens, x_stride, held, count, begin, at, columns, C)
             weight = tl.load(weight_ptr + tap * C + columns, mask=columns < C, other=0.0)
             total += line.to(tl.float32) * weight[None, :]
-        out = _silu(total.to(out_ptr.dtype.element_ty).to(tl.float32))
         to = out_ptr + (first + t)[:, None] * C + columns[None, :]
-        tl.store(to, out.to(out_ptr.dtype.element_ty), mask=(t < count)[:, None] & inside)
+        tl.store(to, _silu(total, out_ptr.dtype.element_ty), mask=(t < count)[:, None] & inside)
     if ADVANCE:
         i = tl.arange(0, BLOCK_L).to(tl.int64)
         window = tl.load(window_ptr + row) != 0

@@ -1,8 +1,8 @@
-"""The gated delta rule in Triton, token by token.
+"""The gated delta rule in Triton, token by token; for the tokens of long prompts see the chunks.
 
 One program has some columns of one head's state in registers: it folds the row's pending records,
 then runs its tokens. A column depends on no other, and the state is updated in one and the same way
-everywhere, so that a token is the same whether it was drafted, folded or in a prompt.
+everywhere, so that a token is the same whether it was drafted, folded or in a short prompt.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from surestep_kernels.recurrent import DeltaState, RecurrentRows
 
+from .gated_delta_chunks import CHUNK, run_chunks
 from .gated_delta_inputs import prepare
-from .recurrent import row_pending, row_slot, row_snapshot, row_tokens
+from .recurrent import COLUMNS, row_pending, row_slot, row_snapshot, row_tokens
 
 _BLOCK_V = 32  # columns of a program: 128 bytes of every line of the state
 
@@ -53,19 +54,32 @@ def _fold_records(
 
 
 @triton.jit
-def _run_token(state, q, k, v, beta, decay, i, j, DK: tl.constexpr, DV: tl.constexpr):
-    """The state behind a token, what the token adds, and its output."""
-    query = tl.load(q + i, mask=i < DK, other=0.0)
-    key = tl.load(k + i, mask=i < DK, other=0.0)
-    value = tl.load(v + j, mask=j < DV, other=0.0).to(tl.float32)
-    factor = tl.load(decay)
-    predicted = tl.sum(state * factor * key[:, None], axis=0)
-    delta = (value - predicted) * tl.load(beta)
-    state = _fold(state, key, delta, factor)
-    return state, delta, tl.sum(state * query[:, None], axis=0)
+def _run_tokens(
+    state, out_ptr, qkv_ptr, q_ptr, k_ptr, betas_ptr, decays_ptr, deltas, first, count,
+    window, copy_at, copy_to, head, i, j,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, RECORDS: tl.constexpr,
+):  # fmt: skip
+    """The state behind tokens first..first+count; outputs and a window's deltas are stored."""
+    for t in range(count):
+        at = first + t
+        k_at, v_at = (at * HK + head // (HV // HK)) * DK + i, (at * HV + head) * DV + j
+        query = tl.load(q_ptr + k_at, mask=i < DK, other=0.0)
+        key = tl.load(k_ptr + k_at, mask=i < DK, other=0.0)
+        value = tl.load(qkv_ptr + (at + 1) * 2 * HK * DK + v_at, mask=j < DV, other=0.0)
+        decay, beta = tl.load(decays_ptr + at * HV + head), tl.load(betas_ptr + at * HV + head)
+        predicted = tl.sum(state * decay * key[:, None], axis=0)
+        delta = (value.to(tl.float32) - predicted) * beta
+        state = _fold(state, key, delta, decay)
+        out = tl.sum(state * query[:, None], axis=0)
+        tl.store(out_ptr + v_at, out.to(out_ptr.dtype.element_ty), mask=j < DV)
+        recorded = j < tl.where(window & (t < RECORDS), DV, 0)
+        tl.store(deltas + t * HV * DV + j, delta, mask=recorded)
+        if (not window) & (t + 1 == copy_at):
+            tl.store(copy_to, state, mask=(i < DK)[:, None] & (j < DV)[None, :])
+    return state
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _gated_delta_kernel(
     out_ptr,  # [T, HV, DV]
     qkv_ptr,  # [T, 2 HK DK + HV DV]
@@ -92,6 +106,7 @@ def _gated_delta_kernel(
     DK: tl.constexpr,
     DV: tl.constexpr,
     RECORDS: tl.constexpr,
+    CHUNK: tl.constexpr,  # prompts of so many tokens are only made ready; 0: none
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
@@ -111,38 +126,17 @@ def _gated_delta_kernel(
     decays = pending_decays_ptr + row * RECORDS * HV + head
     begun = i < tl.where(tl.load(start_ptr + row) > 0, DK, 0)
     state = tl.load(state_at, mask=begun[:, None] & (j < DV)[None, :], other=0.0)
-    # fmt: off
     state = _fold_records(
-        state, keys, decays, deltas, pending, copy_at, copy_to, i, j, HK, HV, DK, DV)
-    # fmt: on
+        state, keys, decays, deltas, pending, copy_at, copy_to, i, j, HK, HV, DK, DV
+    )  # fmt: skip
     tl.debug_barrier()  # from here on threads may overwrite what others had to read
     if window:
         tl.store(state_at, state, mask=mask)
-    for t in range(count):
-        at = first + t
-        k_at, v_at, g_at = (
-            (at * HK + head // (HV // HK)) * DK,
-            (at * HV + head) * DV,
-            at * HV + head,
-        )
-        v = qkv_ptr + (at + 1) * 2 * HK * DK + v_at
-        state, delta, out = _run_token(
-            state,
-            q_ptr + k_at,
-            k_ptr + k_at,
-            v,
-            betas_ptr + g_at,
-            new_decays_ptr + g_at,
-            i,
-            j,
-            DK,
-            DV,
-        )
-        tl.store(out_ptr + v_at + j, out.to(out_ptr.dtype.element_ty), mask=j < DV)
-        recorded = j < tl.where(window & (t < RECORDS), DV, 0)
-        tl.store(deltas + t * HV * DV + j, delta, mask=recorded)
-        if (not window) & (pending + t + 1 == copy_at):
-            tl.store(copy_to, state, mask=mask)
+    if window | (CHUNK == 0) | (count < CHUNK):
+        state = _run_tokens(
+            state, out_ptr, qkv_ptr, q_ptr, k_ptr, betas_ptr, new_decays_ptr, deltas, first, count,
+            window, copy_at - pending, copy_to, head, i, j, HK, HV, DK, DV, RECORDS,
+        )  # fmt: skip
     if not window:
         tl.store(state_at, state, mask=mask)
 
@@ -166,12 +160,13 @@ def gated_delta(
     out = qkv.new_empty(len(qkv), v_heads, v_dim)
     if len(qkv) == 0:
         return out
+    in_chunks = qkv.dtype is not torch.float32
     prepared = prepare(*inputs, delta, rows)
     grid = len(rows.slots), v_heads, triton.cdiv(v_dim, _BLOCK_V)
     _gated_delta_kernel[grid](
         out,
         qkv,
-        *prepared,
+        *prepared[:-1],
         delta.state,
         delta.snapshots,
         delta.deltas,
@@ -183,7 +178,10 @@ def gated_delta(
         DK=k_dim,
         DV=v_dim,
         RECORDS=records,
+        CHUNK=CHUNK if in_chunks else 0,
         BLOCK_K=triton.next_power_of_2(k_dim),
         BLOCK_V=_BLOCK_V,
     )
+    if in_chunks and rows.max_tokens >= CHUNK:
+        run_chunks(out, qkv, prepared, delta, rows)
     return out

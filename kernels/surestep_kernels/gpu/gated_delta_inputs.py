@@ -15,7 +15,7 @@ from torch import Tensor
 
 from surestep_kernels.recurrent import DeltaState, RecurrentRows
 
-from .recurrent import row_pending, row_slot, row_tokens
+from .recurrent import COLUMNS, row_pending, row_slot, row_tokens
 
 _BLOCK_T = 16  # tokens of a program; more where a window may be longer
 
@@ -29,6 +29,7 @@ class Prepared(NamedTuple):
     decays: Tensor  # [T, Hv]
     pending_keys: Tensor  # [R, W, Hk, dk]
     pending_decays: Tensor  # [R, W, Hv]
+    log_decays: Tensor  # [T, Hv]
 
 
 @triton.jit
@@ -79,7 +80,7 @@ def _prepare_records(
     tl.store(decays_ptr + g_from + g_at, new_decays, mask=new & g_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _prepare_kernel(
     qkv_ptr,  # [T, 2 HK DK + HV DV]
     gates_ptr,  # [T, 2 HV]: b, then a
@@ -91,6 +92,7 @@ def _prepare_kernel(
     new_decays_ptr,  # f32[T, HV]
     pending_keys_ptr,  # f32[R, RECORDS, HK, DK]
     pending_decays_ptr,  # f32[R, RECORDS, HV]
+    log_decays_ptr,  # f32[T, HV]
     keys_ptr,  # f32[S, RECORDS, HK, DK]
     decays_ptr,  # f32[S, RECORDS, HV]
     slots_ptr,  # i64[R]
@@ -127,10 +129,12 @@ def _prepare_kernel(
     a = tl.load(gates_at + HV, mask=g_mask, other=0.0).to(tl.float32)
     a_log = tl.load(a_log_ptr + v_heads, mask=g < HV // HK, other=0.0)
     bias = tl.load(dt_bias_ptr + v_heads, mask=g < HV // HK, other=0.0)
-    decay = tl.exp(-tl.exp(a_log)[None, :] * _softplus(a + bias[None, :]))
+    log_decay = -tl.exp(a_log)[None, :] * _softplus(a + bias[None, :])
+    decay = tl.exp(log_decay)
     g_at = tokens[:, None] * HV + v_heads[None, :]
     tl.store(betas_ptr + g_at, 1.0 / (1.0 + tl.exp(-b)), mask=g_mask)
     tl.store(new_decays_ptr + g_at, decay, mask=g_mask)
+    tl.store(log_decays_ptr + g_at, log_decay, mask=g_mask)
     if known & (tl.program_id(2) == 0):
         pending = row_pending(pending_ptr, row, RECORDS)
         recorded = tl.where(tl.load(window_ptr + row) != 0, tl.minimum(count, RECORDS), 0)
@@ -159,6 +163,7 @@ def prepare(
         decays=new(tokens, v_heads),
         pending_keys=new(num_rows, records, k_heads, k_dim),
         pending_decays=new(num_rows, records, v_heads),
+        log_decays=new(tokens, v_heads),
     )
     block = max(_BLOCK_T, triton.next_power_of_2(records))
     grid = num_rows, k_heads, triton.cdiv(rows.max_tokens, block)

@@ -5,6 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Columns of a batch lie anywhere in a buffer: no kernel is compiled anew for where one begins.
+COLUMNS = [
+    *("slots_ptr", "cu_rows_ptr", "start_ptr", "pending_ptr", "window_ptr"),
+    *("snapshot_after_ptr", "snapshot_line_ptr"),
+]
+
 
 @triton.jit
 def row_tokens(cu_rows_ptr, row):
