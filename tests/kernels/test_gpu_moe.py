@@ -94,22 +94,27 @@ def test_every_token_on_one_expert_and_no_tokens(gpu: str, reference: KernelSet)
     assert none.shape == (0, WIDTH)
 
 
+def place(weight: QuantizedWeight, gpu: str) -> PackedLinear:
+    packed = linear_ops.pack_quantized(weight)
+    parts = {name: getattr(packed, name) for name in ("data", "scales", "zeros")}
+    return replace(packed, **{name: p.to(gpu) for name, p in parts.items() if p is not None})
+
+
+@pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("format_", FORMATS)
-def test_quantised_experts(gpu: str, reference: KernelSet, format_: WeightFormat) -> None:
-    shapes = (2 * INNER, WIDTH), (WIDTH, INNER)
-    gate_up, down = ([make_quantized(format_, *shape, 24) for _ in "ab"] for shape in shapes)
+def test_quantised_experts(
+    gpu: str, reference: KernelSet, format_: WeightFormat, alike: bool
+) -> None:
+    """Of one format, or with one expert of another, which are run one at a time."""
+    groups = [24, 24, 24 if alike else 8]
+    gate_up = [make_quantized(format_, 2 * INNER, WIDTH, group) for group in groups]
+    down = [make_quantized(format_, WIDTH, INNER, group) for group in groups]
     pack = reference.pack_quantized
     expected = reference.pack_experts([pack(w) for w in gate_up], [pack(w) for w in down], 0)
-
-    def place(weight: QuantizedWeight) -> PackedLinear:
-        packed = linear_ops.pack_quantized(weight)
-        parts = {name: getattr(packed, name) for name in ("data", "scales", "zeros")}
-        moved = {name: part.to(gpu) for name, part in parts.items() if part is not None}
-        return replace(packed, **moved)
-
-    packed = ops.pack_experts([place(w) for w in gate_up], [place(w) for w in down], 0)
+    packed = ops.pack_experts([place(w, gpu) for w in gate_up], [place(w, gpu) for w in down], 0)
+    assert (packed.addresses is not None) == alike
     x, total = torch.randn(4, WIDTH), torch.randn(4, WIDTH)
-    weights, experts = choose(4, 2, among=2)
+    weights, experts = choose(4, 2, among=3)
     wanted = total.clone()
     reference.moe(wanted, x, weights, experts, expected)
     assert_close(run(gpu, packed, total, x, weights, experts), wanted)

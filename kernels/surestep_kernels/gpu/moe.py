@@ -1,109 +1,75 @@
 """Routed experts in Triton: products of many small matrices in one launch each.
 
-A pair is a token and one of its experts. The pairs of each expert are listed and cut into tiles of
-BLOCK_M, of which there are at most as many as shapes tell; a program multiplies one tile by some
-columns of its expert. Weights are found by address, so that experts lie wherever they were loaded.
-All tiles have one size and each pair a place of its own, from which a token's experts are added in
-order at last: a token does not depend on its neighbours.
+A pair is a token and one of its experts. The pairs of each expert are listed and cut into tiles, of
+which there are at most as many as shapes tell; a program multiplies one tile by some columns of its
+expert. Weights are found by address, so that experts lie wherever they were loaded. All tiles have
+one size and each pair a place of its own, from which a token's experts are added in order at last:
+a token does not depend on its neighbours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from surestep_kernels.linear import PackedLinear
+from surestep_kernels.linear import PackedLinear, WeightFormat
 from surestep_kernels.moe import PackedExperts, moe_reference, pack_experts_reference
 
-from .linear import linear
+from .linear import converts_fp8, linear, padded_group, split_sums
+from .moe_tiles import BLOCK_M, Tiles, cut_tiles
+from .silu_and_mul import silu_and_mul
 
-_BLOCK_M, _BLOCK_N, _BLOCK_K = 16, 64, 64
-_BLOCK_P, _BLOCK_H = 1024, 1024
-
-
-class Tiles(NamedTuple):
-    """Which pairs each expert has, and who works on them."""
-
-    pairs: Tensor  # i32[E, T] of each expert, ascending
-    counts: Tensor  # i32[E]
-    experts: Tensor  # i32[B] of each tile; E where there is nothing to do
-    firsts: Tensor  # i32[B] first of the expert's pairs that is in the tile
-
-
-@triton.jit(do_not_specialize=["num_pairs", "capacity"])
-def _list_pairs_kernel(
-    pairs_ptr,  # i32[E, capacity]
-    counts_ptr,  # i32[E]
-    experts_ptr,  # i64[num_pairs]
-    num_pairs,
-    capacity,
-    first,
-    BLOCK: tl.constexpr,
-):
-    expert = tl.program_id(0).to(tl.int64)
-    count = tl.zeros((), tl.int32)
-    for start in range(0, num_pairs, BLOCK):
-        pair = start + tl.arange(0, BLOCK)
-        found = tl.load(experts_ptr + pair, mask=pair < num_pairs, other=-1) == first + expert
-        place = count + tl.cumsum(found.to(tl.int32), axis=0) - 1
-        to = pairs_ptr + expert * capacity + place
-        tl.store(to, pair, mask=found & (place < capacity))
-        count += tl.sum(found.to(tl.int32), axis=0)
-    tl.store(counts_ptr + expert, tl.minimum(count, capacity))
+_BLOCK_N, _BLOCK_K, _BLOCK_H = 64, 64, 1024
 
 
 @triton.jit
-def _cut_tiles_kernel(
-    experts_ptr,  # i32[B]
-    firsts_ptr,  # i32[B]
-    counts_ptr,  # i32[E]
-    E: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
-    tile, expert = tl.program_id(0), tl.arange(0, BLOCK_E)
-    tiles = tl.cdiv(tl.load(counts_ptr + expert, mask=expert < E, other=0), BLOCK_M)
-    end = tl.cumsum(tiles, axis=0)
-    mine = (end > tile) & (end - tiles <= tile)
-    tl.store(experts_ptr + tile, E - tl.sum(tl.where(mine, E - expert, 0), axis=0))
-    index = tl.sum(tl.where(mine, tile - (end - tiles), 0), axis=0)
-    tl.store(firsts_ptr + tile, index * BLOCK_M)
+def _gate(x, dtype: tl.constexpr):
+    """silu of the first half of the columns times the second, as in silu_and_mul."""
+    halves = x.to(dtype).to(tl.float32).reshape(x.shape[0], 2, x.shape[1] // 2)
+    gate, up = halves.permute(0, 2, 1).split()
+    return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
 
 
 @triton.jit
-def _product(x, x_mask, weight, columns, inside, K, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
-    """Rows at x [M] times lines `columns` of the weight [N, K]: f32[M, columns]."""
-    acc = tl.zeros((x.shape[0], columns.shape[0]), tl.float32)
+def _product(
+    x_ptr, weight, lines, columns, num_lines, N, K, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Lines of x times columns of the weight [N, K]: f32[lines, columns]."""
+    acc = tl.zeros((lines.shape[0], columns.shape[0]), tl.float32)
+    there, inside = (lines < num_lines)[:, None], (columns < N)[:, None]
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        rows = tl.load(x[:, None] + k[None, :], mask=x_mask[:, None] & (k < K)[None, :], other=0.0)
-        at = weight + columns[:, None] * K + k[None, :]
-        lines = tl.load(at, mask=inside[:, None] & (k < K)[None, :], other=0.0)
-        acc = tl.dot(rows, tl.trans(lines), acc, input_precision=PRECISION)
+        x_at, w_at = x_ptr + lines[:, None] * K + k[None, :], columns[:, None] * K + k[None, :]
+        x = tl.load(x_at, mask=there & (k < K)[None, :], other=0.0)
+        w = tl.load(weight + w_at, mask=inside & (k < K)[None, :], other=0.0)
+        acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
     return acc
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@triton.jit(do_not_specialize=["capacity", "num_lines"])
 def _experts_kernel(
     out_ptr,  # [P, N], or [P, N / 2] if GATED
-    x_ptr,  # [P / PAIRS_PER_LINE, K]
-    addresses_ptr,  # i64[E] of weights [N, K]
+    x_ptr,  # [num_lines, K]
+    addresses_ptr,  # i64[3, E] of weights [N, K], or of codes, scales and zeros
     pairs_ptr,  # i32[E, capacity]
     counts_ptr,  # i32[E]
     experts_ptr,  # i32[B]
     firsts_ptr,  # i32[B]
     capacity,
+    num_lines,
     N,
     K,
     E: tl.constexpr,
     PAIRS_PER_LINE: tl.constexpr,  # of x
     GATED: tl.constexpr,
+    GROUP: tl.constexpr,  # as in linear.py; 0: the weights are plain
+    INT4: tl.constexpr,
+    NATIVE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -115,25 +81,32 @@ def _experts_kernel(
     listed = tl.load(firsts_ptr + tl.program_id(0)) + tl.arange(0, BLOCK_M)
     mask = listed < tl.load(counts_ptr + expert)
     pair = tl.load(pairs_ptr + expert * capacity + listed, mask=mask, other=0).to(tl.int64)
-    x = x_ptr + pair // PAIRS_PER_LINE * K
-    weight = tl.multiple_of(tl.load(addresses_ptr + expert).to(x_ptr.dtype), 16)
-    j = tl.arange(0, BLOCK_N).to(tl.int64)
-    dtype: tl.constexpr = out_ptr.dtype.element_ty
-    if GATED:  # half of the columns are gates, the others belong to them
-        HALF: tl.constexpr = BLOCK_N // 2
-        column, width = tl.program_id(1) * HALF + j % HALF, N // 2
-        acc = _product(
-            x, mask, weight, column + j // HALF * width, column < width, K, BLOCK_K, PRECISION
-        )
-        halves = acc.to(dtype).to(tl.float32).reshape(BLOCK_M, 2, HALF).permute(0, 2, 1)
-        gate, up = halves.split()
-        out = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
-        column = tl.program_id(1) * HALF + tl.arange(0, HALF)
+    lines = tl.where(mask, pair // PAIRS_PER_LINE, num_lines)
+    column, width = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), N
+    weight_columns = column
+    if GATED:  # half of the columns are gates, the others what they gate
+        column, width = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2), N // 2
+        j = tl.arange(0, BLOCK_N)
+        weight_columns = tl.program_id(1) * (BLOCK_N // 2) + j % (BLOCK_N // 2)
+        weight_columns += j // (BLOCK_N // 2) * width
+    weight_columns, at = weight_columns.to(tl.int64), addresses_ptr + expert
+    if GROUP:
+        codes, scales = tl.load(at).to(tl.pointer_type(tl.uint8)), tl.load(at + E)
+        scales = tl.multiple_of(scales.to(tl.pointer_type(tl.float32)), 16)
+        zeros, groups = tl.load(at + 2 * E).to(tl.pointer_type(tl.uint8)), tl.cdiv(K, GROUP)
+        out = split_sums(
+            x_ptr, tl.multiple_of(codes, 16), scales, zeros, lines, weight_columns, num_lines, N, K,
+            0, groups, groups, GROUP, BLOCK_K, INT4, NATIVE,
+        )  # fmt: skip
     else:
-        column, width = tl.program_id(1) * BLOCK_N + j, N
-        out = _product(x, mask, weight, column, column < width, K, BLOCK_K, PRECISION)
+        weight = tl.multiple_of(tl.load(at).to(x_ptr.dtype), 16)
+        out = _product(
+            x_ptr, weight, lines, weight_columns, num_lines, N, K, BLOCK_K, PRECISION
+        )  # fmt: skip
+    if GATED:
+        out = _gate(out, out_ptr.dtype.element_ty)
     to = out_ptr + pair[:, None] * width + column[None, :]
-    tl.store(to, out.to(dtype), mask=mask[:, None] & (column < width)[None, :])
+    tl.store(to, out.to(out_ptr.dtype.element_ty), mask=mask[:, None] & (column < width)[None, :])
 
 
 @triton.jit
@@ -171,38 +144,47 @@ def _combine_kernel(
 def pack_experts(
     gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], first: int
 ) -> PackedExperts:
-    """Note where the weights lie; quantised ones are run one expert at a time."""
+    """Note where the weights lie. Experts that are not alike are run one at a time."""
     packed = pack_experts_reference(gate_up, down, first)
-    if any(linear.scales is not None for linear in (*gate_up, *down)):
+    if not all(_alike(linear, like[0]) for like in (gate_up, down) for linear in like):
         return packed
-    assert all(_is_like(linear, like[0]) for like in (gate_up, down) for linear in like)
-    addresses = [[linear.data.data_ptr() for linear in linears] for linears in (gate_up, down)]
-    return replace(packed, addresses=torch.tensor(addresses, device=down[0].data.device))
+    addresses = [[_addresses(linear) for linear in linears] for linears in (gate_up, down)]
+    table = torch.tensor(addresses, device=down[0].data.device)  # [2, E, 3]
+    return replace(packed, addresses=table.transpose(1, 2).contiguous())
 
 
-def _is_like(packed: PackedLinear, other: PackedLinear) -> bool:
-    data = packed.data
-    same = data.shape == other.data.shape and data.dtype is other.data.dtype
-    return same and packed.bias is None and data.is_contiguous() and data.data_ptr() % 16 == 0
+def _alike(packed: PackedLinear, other: PackedLinear) -> bool:
+    layouts = ((p.format, p.group_size, p.data.shape, p.bias is None) for p in (packed, other))
+    return len({*layouts}) == 1 and packed.bias is None
+
+
+def _addresses(packed: PackedLinear) -> tuple[int, int, int]:
+    """Of weights, scales and zeros; 0 for what there is not."""
+    parts = packed.data, packed.scales, packed.zeros
+    assert all(part is None or part.is_contiguous() for part in parts)
+    assert all(part is None or part.data_ptr() % 16 == 0 for part in parts)
+    data, scales, zeros = (0 if part is None else part.data_ptr() for part in parts)
+    return data, scales, zeros
 
 
 def moe(total: Tensor, x: Tensor, weights: Tensor, experts: Tensor, packed: PackedExperts) -> None:
     """See moe_reference."""
     if packed.addresses is None:
-        moe_reference(total, x, weights, experts, packed, linear=linear)
+        moe_reference(total, x, weights, experts, packed, linear=linear, silu_and_mul=silu_and_mul)
         return
     (tokens, width), top_k = x.shape, experts.shape[1]
     num_experts, inner = len(packed.down), packed.down[0].in_features
     assert all(tensor.is_contiguous() for tensor in (total, x, weights, experts))
     assert total.dtype is weights.dtype is torch.float32
     assert total.shape == x.shape
-    assert x.dtype is packed.down[0].data.dtype
     if tokens == 0:
         return
-    tiles = _cut_tiles(experts, packed)
+    tiles = cut_tiles(experts, packed.first, num_experts)
     gate_up, down = packed.addresses
-    gated = _run(x, gate_up, tiles, tokens * top_k, 2 * inner, x.dtype, gated=True)
-    made = _run(gated, down, tiles, tokens * top_k, width, torch.float32, gated=False)
+    gated = x.new_empty(tokens * top_k, inner)
+    _run(gated, x, packed.gate_up[0], gate_up, tiles, gated=True)
+    made = x.new_empty(tokens * top_k, width, dtype=torch.float32)
+    _run(made, gated, packed.down[0], down, tiles, gated=False)
     _combine_kernel[tokens, triton.cdiv(width, _BLOCK_H)](
         total,
         made,
@@ -217,51 +199,31 @@ def moe(total: Tensor, x: Tensor, weights: Tensor, experts: Tensor, packed: Pack
     )
 
 
-def _cut_tiles(experts: Tensor, packed: PackedExperts) -> Tiles:
-    (tokens, top_k), num_experts = experts.shape, len(packed.down)
-    num_pairs = tokens * top_k
-    num_tiles = num_pairs // _BLOCK_M + min(num_experts, num_pairs)
-    new = torch.empty((2 * num_tiles + num_experts,), dtype=torch.int32, device=experts.device)
-    pairs = torch.empty((num_experts, tokens), dtype=torch.int32, device=experts.device)
-    tile_experts, firsts, counts = new.split([num_tiles, num_tiles, num_experts])
-    _list_pairs_kernel[(num_experts,)](
-        pairs, counts, experts, num_pairs, tokens, packed.first, BLOCK=_BLOCK_P
-    )
-    _cut_tiles_kernel[(num_tiles,)](
-        tile_experts,
-        firsts,
-        counts,
-        E=num_experts,
-        BLOCK_E=triton.next_power_of_2(num_experts),
-        BLOCK_M=_BLOCK_M,
-        num_warps=1,
-    )
-    return Tiles(pairs, counts, tile_experts, firsts)
-
-
 def _run(
-    x: Tensor, addresses: Tensor, tiles: Tiles, num_pairs: int, outputs: int, dtype: torch.dtype,
-    *, gated: bool,
-) -> Tensor:  # fmt: skip
-    """Multiply the line of x of every pair by its expert's weight, whose `outputs` may be gated."""
-    width = outputs // 2 if gated else outputs
-    out = x.new_empty(num_pairs, width, dtype=dtype)
-    grid = len(tiles.experts), triton.cdiv(outputs, _BLOCK_N)
+    out: Tensor, x: Tensor, like: PackedLinear, addresses: Tensor, tiles: Tiles, *, gated: bool
+) -> None:
+    """Multiply the line of x of every pair by the weight of its expert, all of them like one."""
+    assert x.shape[1] == like.in_features
+    assert like.scales is not None or like.data.dtype is x.dtype
+    grid = len(tiles.experts), triton.cdiv(like.out_features, _BLOCK_N)
     _experts_kernel[grid](
         out,
         x,
         addresses,
         *tiles,
         tiles.pairs.shape[1],
-        outputs,
-        x.shape[1],
+        len(x),
+        like.out_features,
+        like.in_features,
         E=len(tiles.counts),
-        PAIRS_PER_LINE=num_pairs // len(x),
+        PAIRS_PER_LINE=len(out) // len(x),
         GATED=gated,
-        BLOCK_M=_BLOCK_M,
+        GROUP=like.group_size,
+        INT4=like.format is WeightFormat.INT4,
+        NATIVE=converts_fp8(x.device),
+        BLOCK_M=BLOCK_M,
         BLOCK_N=_BLOCK_N,
-        BLOCK_K=_BLOCK_K,
+        BLOCK_K=padded_group(like.group_size) if like.group_size else _BLOCK_K,
         PRECISION="ieee" if x.dtype is torch.float32 else "tf32",
         num_stages=4,
     )
-    return out
