@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -16,6 +17,7 @@ from .causal_conv import causal_conv_reference
 from .gated_delta import gated_delta_reference
 from .kv_cache import StoreKV, kv_cache_shape, store_kv_reference
 from .linear import Linear, PackLinear, linear_reference, pack_linear_reference
+from .moe import Moe, PackExperts, moe_reference, pack_experts_reference
 from .mul_sigmoid import mul_sigmoid_reference
 from .native import NativeOps
 from .native_recurrent import NativeRecurrentOps
@@ -54,6 +56,8 @@ class KernelSet:
     rms_norm_gated: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     mul_sigmoid: Callable[[Tensor, Tensor], None]
     route: Route
+    pack_experts: PackExperts
+    moe: Moe
     ngram: Ngram
     step: StepOps | None = None  # None: steps run on the host
 
@@ -76,6 +80,8 @@ REFERENCE = KernelSet(
     rms_norm_gated=rms_norm_gated_reference,
     mul_sigmoid=mul_sigmoid_reference,
     route=route_reference,
+    pack_experts=pack_experts_reference,
+    moe=moe_reference,
     ngram=ngram_reference,
 )
 
@@ -113,10 +119,16 @@ def load_kernels(
 
 def load_triton() -> KernelSet:
     """The Triton kernels; torch references where there is none."""
+    from .gpu.causal_conv import causal_conv
+    from .gpu.gated_delta import gated_delta
     from .gpu.linear import linear, pack_quantized
+    from .gpu.moe import moe, pack_experts
+    from .gpu.mul_sigmoid import mul_sigmoid
     from .gpu.ngram import ngram
     from .gpu.rms_norm import add_rms_norm, rms_norm
+    from .gpu.rms_norm_gated import rms_norm_gated
     from .gpu.rotary import rotary
+    from .gpu.route import route
     from .gpu.silu_and_mul import silu_and_mul
     from .gpu.step_ops import STEP_OPS
 
@@ -129,6 +141,13 @@ def load_triton() -> KernelSet:
         linear=linear,
         rotary=rotary,
         silu_and_mul=silu_and_mul,
+        causal_conv=causal_conv,
+        gated_delta=gated_delta,
+        rms_norm_gated=rms_norm_gated,
+        mul_sigmoid=mul_sigmoid,
+        route=route,
+        pack_experts=pack_experts,
+        moe=moe,
         ngram=ngram,
         step=STEP_OPS,
     )
@@ -161,5 +180,7 @@ def load_native() -> KernelSet | None:
         rms_norm_gated=recurrent.rms_norm_gated,
         mul_sigmoid=recurrent.mul_sigmoid,
         route=recurrent.route,
+        pack_experts=pack_experts_reference,
+        moe=partial(moe_reference, linear=ops.linear, silu_and_mul=ops.silu_and_mul),
         ngram=ngram_reference,
     )

@@ -120,6 +120,7 @@ def _pointers(*tensors: Tensor) -> list[int]:
 
 
 def _row_pointers(rows: RecurrentRows) -> list[int]:
-    assert rows.slots.dtype is torch.int64
-    assert all(column.dtype is torch.int32 for column in rows[1:])
-    return _pointers(*rows)
+    slots, *columns, _ = rows
+    assert slots.dtype is torch.int64
+    assert all(column.dtype is torch.int32 for column in columns)
+    return _pointers(slots, *columns)

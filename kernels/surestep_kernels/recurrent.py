@@ -24,6 +24,7 @@ class RecurrentRows(NamedTuple):
     # Copy the state when it has advanced over so many tokens, folded ones first; 0 = never.
     snapshot_after: Tensor  # i32[R]
     snapshot_line: Tensor  # i32[R] to this line of the snapshots
+    max_tokens: int  # most tokens of a row, or more: known on the host, it sizes launches
 
 
 class DeltaState(NamedTuple):

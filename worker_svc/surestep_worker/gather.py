@@ -70,6 +70,7 @@ def gather(
     prompt = _prompt_positions(rows, row, positions, slots, wants_prompt)
     block_size = slots.block_size
     blocks = slots.block_tables[token_slot, positions // block_size].astype(np.int64)
+    max_tokens = int(consumed.max(initial=0))
     num_table = -(-int((start + consumed).max(initial=1)) // block_size)
 
     def tensor(array: np.ndarray) -> torch.Tensor:  # any dtype
@@ -82,11 +83,11 @@ def gather(
             tensor(slots.block_tables[rows.slot, :num_table]),
             tensor(cu.astype(np.int32)),
             tensor(start.astype(np.int32)),
-            max_tokens=int(consumed.max(initial=0)),
+            max_tokens=max_tokens,
         ),
         kv_slots=tensor(blocks * block_size + positions % block_size),
         logits_index=tensor(np.concatenate((sampled, prompt.predictor))),
-        recurrent=RecurrentRows(*(tensor(column) for column in state)) if state else None,
+        recurrent=RecurrentRows._make([*(tensor(c) for c in state), max_tokens]) if state else None,
     )
     return Gathered(batch, consumed, windows, prompt)
 

@@ -14,7 +14,7 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class StateColumns(NamedTuple):
-    """The columns of RecurrentRows, on the host."""
+    """The columns of RecurrentRows, as numpy arrays."""
 
     slots: IntArray
     cu_rows: Int32Array

@@ -94,7 +94,7 @@ def _group_sums(
 
 
 @triton.jit
-def _split_sums(
+def split_sums(
     x_ptr, codes_ptr, scales_ptr, zeros_ptr, rows, columns, M, N, K, first, last, groups,
     GROUP: tl.constexpr, BLOCK_K: tl.constexpr, INT4: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
@@ -146,7 +146,7 @@ def _linear_kernel(
     for split in range(begin, begin + 1 if APART else SPLITS):
         first = split * per_split
         last = tl.minimum(first + per_split, groups)
-        total += _split_sums(
+        total += split_sums(
             x_ptr, codes_ptr, scales_ptr, zeros_ptr, rows, columns, M, N, K, first, last, groups,
             GROUP, BLOCK_K, INT4, NATIVE,
         )  # fmt: skip
@@ -189,7 +189,7 @@ def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> Packe
     group, groups = weight.group_size, weight.scales.shape[1]
     codes = functional.pad(weight.codes.view(torch.uint8), (0, groups * group - columns))
     codes = codes.view(rows, groups, group)
-    codes = functional.pad(codes, (0, _padded(group) - group))
+    codes = functional.pad(codes, (0, padded_group(group) - group))
     if weight.format is WeightFormat.INT4:
         low, high = codes.chunk(2, dim=2)
         codes = low | high << 4
@@ -247,9 +247,9 @@ def _launch(
         GROUP=packed.group_size,
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.columns,
-        BLOCK_K=_padded(packed.group_size),
+        BLOCK_K=padded_group(packed.group_size),
         INT4=packed.format is WeightFormat.INT4,
-        NATIVE=x.is_cuda and torch.cuda.get_device_capability(x.device) >= (8, 9),
+        NATIVE=converts_fp8(x.device),
         HAS_BIAS=bias is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -263,5 +263,11 @@ def _tiles(x: Tensor) -> Tiles:
     return next((tiles for most, tiles in TILES if len(x) <= most), _MANY_ROWS)
 
 
-def _padded(group_size: int) -> int:
+def converts_fp8(device: torch.device) -> bool:
+    """Whether the device has an instruction that widens E4M3."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def padded_group(group_size: int) -> int:
+    """Codes of a group in the layout of pack_quantized."""
     return max(_MIN_GROUP, 1 << (group_size - 1).bit_length())

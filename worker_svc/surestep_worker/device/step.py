@@ -174,6 +174,7 @@ def _batch(sent: _Columns, inputs: StepInputs, max_tokens: int) -> StepBatch:
             window=1 - rows.advances,
             snapshot_after=inputs.snapshot_after,
             snapshot_line=rows.snapshot_line,
+            max_tokens=max_tokens,
         ),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from surestep_kernels import KernelSet, PackedLinear
+from surestep_kernels import KernelSet
 from torch import Tensor
 
 from surestep_worker.models.prepared import Weights
@@ -103,13 +103,10 @@ class SparseMoe:
         self._router = take_linear(weights, f"{to}router", kernels)
         self._shared_gate = take_linear(weights, f"{to}shared_gate", kernels)
         self._shared = GatedMlp(f"{to}shared.", weights, kernels)
-        self._experts: dict[int, tuple[PackedLinear, PackedLinear]] = {
-            expert: (
-                take_linear(weights, f"{to}{expert}.gate_up", kernels),
-                take_linear(weights, f"{to}{expert}.down", kernels),
-            )
-            for expert in local_experts(config.moe, shard)
-        }
+        experts = local_experts(config.moe, shard)
+        gate_up = [take_linear(weights, f"{to}{i}.gate_up", kernels) for i in experts]
+        down = [take_linear(weights, f"{to}{i}.down", kernels) for i in experts]
+        self._experts = kernels.pack_experts(gate_up, down, experts.start)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, H] -> [T, H], to be summed over the ranks.
@@ -122,13 +119,5 @@ class SparseMoe:
         logits = ops.linear(x, self._router, out_dtype=torch.float32)
         weights, experts = ops.route(logits, moe.top_k, normalize=moe.normalize)
         total = shared.float()
-        for expert in experts.unique().tolist():
-            if expert in self._experts:
-                token, choice = (experts == expert).nonzero(as_tuple=True)
-                total[token] += self._run(expert, x[token]) * weights[token, choice, None]
+        ops.moe(total, x, weights, experts, self._experts)
         return total.to(x.dtype)
-
-    def _run(self, expert: int, x: Tensor) -> Tensor:
-        gate_up, down = self._experts[expert]
-        inner = self._ops.silu_and_mul(self._ops.linear(x, gate_up))
-        return self._ops.linear(inner, down, out_dtype=torch.float32)

@@ -1,0 +1,40 @@
+"""What the recurrent kernels share: a row of RecurrentRows, its numbers within bounds."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Columns of a batch lie anywhere in a buffer: no kernel is compiled anew for where one begins.
+COLUMNS = [
+    *("slots_ptr", "cu_rows_ptr", "start_ptr", "pending_ptr", "window_ptr"),
+    *("snapshot_after_ptr", "snapshot_line_ptr"),
+]
+
+
+@triton.jit
+def row_tokens(cu_rows_ptr, row):
+    """First token of a row and how many it has."""
+    first = tl.load(cu_rows_ptr + row).to(tl.int64)
+    return first, tl.load(cu_rows_ptr + row + 1) - first.to(tl.int32)
+
+
+@triton.jit
+def row_slot(slots_ptr, row, num_slots):
+    """The slot of a row, and whether there is such a slot."""
+    slot = tl.load(slots_ptr + row)
+    return slot, (slot >= 0) & (slot < num_slots)
+
+
+@triton.jit
+def row_pending(pending_ptr, row, RECORDS: tl.constexpr):
+    """How many records the row folds."""
+    return tl.minimum(tl.maximum(tl.load(pending_ptr + row), 0), RECORDS)
+
+
+@triton.jit
+def row_snapshot(snapshot_after_ptr, snapshot_line_ptr, row, num_lines):
+    """After how many tokens the row copies its state, 0 for never, and to which line."""
+    line = tl.load(snapshot_line_ptr + row).to(tl.int64)
+    inside = (line >= 0) & (line < num_lines)
+    return tl.where(inside, tl.load(snapshot_after_ptr + row), 0), line

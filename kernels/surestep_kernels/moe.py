@@ -1,0 +1,70 @@
+"""Routed experts: gated feed-forward layers of which every token takes a few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from .linear import Linear, PackedLinear, linear_reference
+from .silu_and_mul import silu_and_mul_reference
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedExperts:
+    """Experts first, first + 1, ... in the layout of the KernelSet that packed them."""
+
+    gate_up: tuple[PackedLinear, ...]  # H inputs; I outputs of the gate, then I to be gated
+    down: tuple[PackedLinear, ...]  # I inputs, H outputs
+    first: int
+    addresses: Tensor | None = None  # where the layout looks weights up on the device
+
+
+class PackExperts(Protocol):
+    """The packed projections of experts first, first + 1, ..., which are kept as they are."""
+
+    def __call__(
+        self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], first: int
+    ) -> PackedExperts: ...
+
+
+class Moe(Protocol):
+    """See moe_reference."""
+
+    def __call__(
+        self, total: Tensor, x: Tensor, weights: Tensor, experts: Tensor, packed: PackedExperts
+    ) -> None: ...
+
+
+def pack_experts_reference(
+    gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], first: int
+) -> PackedExperts:
+    """The experts, one by one."""
+    return PackedExperts(tuple(gate_up), tuple(down), first)
+
+
+def moe_reference(
+    total: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    packed: PackedExperts,
+    *,
+    linear: Linear = linear_reference,
+    silu_and_mul: Callable[[Tensor], Tensor] = silu_and_mul_reference,
+) -> None:
+    """total f32[T, H] += what the experts make of x [T, H], times their weights.
+
+    Token t takes the experts i64[T, k] of row t, no one twice, with weights f32[T, k]. They are
+    added one after the other, in the order of their numbers; those that are not packed, which other
+    ranks have, add nothing.
+    """
+    for expert in experts.unique().tolist():
+        local = expert - packed.first
+        if 0 <= local < len(packed.down):
+            token, choice = (experts == expert).nonzero(as_tuple=True)
+            inner = silu_and_mul(linear(x[token], packed.gate_up[local]))
+            out = linear(inner, packed.down[local], out_dtype=total.dtype)
+            total[token] += out * weights[token, choice, None]

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from kernel_cases import DTYPES, FORMATS, assert_close, make_quantized
+from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
+from surestep_kernels.gpu import linear as linear_ops
+from surestep_kernels.gpu import moe as ops
+from surestep_kernels.linear import WeightFormat
+from surestep_kernels.moe import PackedExperts
+from torch import Tensor
+
+WIDTH, INNER, EXPERTS = 72, 36, 5
+
+
+class Experts:
+    """The same experts for the reference, on the CPU, and for the device."""
+
+    def __init__(self, reference: KernelSet, gpu: str, dtype: torch.dtype, first: int = 0) -> None:
+        def make(outputs: int, inputs: int) -> list[Tensor]:
+            return [torch.randn(outputs, inputs).to(dtype) / inputs**0.5 for _ in range(EXPERTS)]
+
+        gate_up, down = make(2 * INNER, WIDTH), make(WIDTH, INNER)
+        pack = reference.pack_linear
+        self.expected = reference.pack_experts(
+            [pack(w) for w in gate_up], [pack(w) for w in down], first
+        )
+        self.packed = ops.pack_experts(
+            [pack(w.to(gpu)) for w in gate_up], [pack(w.to(gpu)) for w in down], first
+        )
+
+
+def choose(tokens: int, top_k: int, among: int = EXPERTS) -> tuple[Tensor, Tensor]:
+    """Weights f32[T, k] and experts i64[T, k] in no order."""
+    experts = torch.stack([torch.randperm(among)[:top_k] for _ in range(tokens)])
+    return torch.rand(tokens, top_k), experts
+
+
+def run(gpu: str, packed: PackedExperts, total: Tensor, *inputs: Tensor) -> Tensor:
+    out, (x, weights, experts) = total.clone().to(gpu), (tensor.to(gpu) for tensor in inputs)
+    ops.moe(out, x, weights, experts, packed)
+    return out.cpu()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("tokens", "top_k"), [(1, 2), (41, 3), (3, EXPERTS)])
+def test_equals_the_reference(
+    gpu: str, reference: KernelSet, dtype: torch.dtype, tokens: int, top_k: int
+) -> None:
+    made = Experts(reference, gpu, dtype)
+    x, total = torch.randn(tokens, WIDTH).to(dtype), torch.randn(tokens, WIDTH)
+    weights, experts = choose(tokens, top_k)
+    expected = total.clone()
+    reference.moe(expected, x, weights, experts, made.expected)
+    out = run(gpu, made.packed, total, x, weights, experts)
+    assert_close(out.to(dtype), expected.to(dtype))
+
+
+def test_experts_of_other_ranks_add_nothing(gpu: str, reference: KernelSet) -> None:
+    made = Experts(reference, gpu, torch.float32, first=4)
+    x, total = torch.randn(6, WIDTH), torch.randn(6, WIDTH)
+    weights, experts = choose(6, 3, among=12)
+    experts[0] = torch.tensor([0, 11, 3])
+    expected = total.clone()
+    reference.moe(expected, x, weights, experts, made.expected)
+    out = run(gpu, made.packed, total, x, weights, experts)
+    assert_close(out, expected)
+    assert torch.equal(out[0], total[0])
+
+
+def test_a_token_is_the_same_alone_and_in_company(gpu: str, reference: KernelSet) -> None:
+    """Whichever place it takes among those of its expert."""
+    made = Experts(reference, gpu, torch.bfloat16)
+    x, total = torch.randn(19, WIDTH).bfloat16(), torch.zeros(19, WIDTH)
+    inputs = x, *choose(19, 4)
+    together = run(gpu, made.packed, total, *inputs)
+    for token in (0, 7, 18):
+        alone = run(gpu, made.packed, total[:1], *(part[token : token + 1] for part in inputs))
+        assert_close(alone[0], together[token])
+        if gpu == "cuda":  # NumPy, which multiplies in the interpreter, rounds rows differently
+            assert torch.equal(alone[0], together[token])
+
+
+def test_every_token_on_one_expert_and_no_tokens(gpu: str, reference: KernelSet) -> None:
+    made = Experts(reference, gpu, torch.float32)
+    x, total = torch.randn(33, WIDTH), torch.zeros(33, WIDTH)
+    weights, experts = torch.ones(33, 1), torch.full((33, 1), 3)
+    expected = total.clone()
+    reference.moe(expected, x, weights, experts, made.expected)
+    assert_close(run(gpu, made.packed, total, x, weights, experts), expected)
+    none = run(gpu, made.packed, total[:0], x[:0], weights[:0], experts[:0])
+    assert none.shape == (0, WIDTH)
+
+
+def place(weight: QuantizedWeight, gpu: str) -> PackedLinear:
+    packed = linear_ops.pack_quantized(weight)
+    parts = {name: getattr(packed, name) for name in ("data", "scales", "zeros")}
+    return replace(packed, **{name: p.to(gpu) for name, p in parts.items() if p is not None})
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("format_", FORMATS)
+def test_quantised_experts(
+    gpu: str, reference: KernelSet, format_: WeightFormat, alike: bool
+) -> None:
+    """Of one format, or with one expert of another, which are run one at a time."""
+    groups = [24, 24, 24 if alike else 8]
+    gate_up = [make_quantized(format_, 2 * INNER, WIDTH, group) for group in groups]
+    down = [make_quantized(format_, WIDTH, INNER, group) for group in groups]
+    pack = reference.pack_quantized
+    expected = reference.pack_experts([pack(w) for w in gate_up], [pack(w) for w in down], 0)
+    packed = ops.pack_experts([place(w, gpu) for w in gate_up], [place(w, gpu) for w in down], 0)
+    assert (packed.addresses is not None) == alike
+    x, total = torch.randn(4, WIDTH), torch.randn(4, WIDTH)
+    weights, experts = choose(4, 2, among=3)
+    wanted = total.clone()
+    reference.moe(wanted, x, weights, experts, expected)
+    assert_close(run(gpu, packed, total, x, weights, experts), wanted)

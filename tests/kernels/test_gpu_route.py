@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from surestep_kernels import KernelSet
+from surestep_kernels.gpu.route import route
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("num_experts", "top_k"), [(4, 4), (7, 3), (64, 8)])
+def test_equals_the_reference(
+    gpu: str, reference: KernelSet, num_experts: int, top_k: int, normalize: bool
+) -> None:
+    logits = torch.randn(13, num_experts) * 3
+    weights, experts = route(logits.to(gpu), top_k, normalize=normalize)
+    expected, chosen = reference.route(logits, top_k, normalize=normalize)
+    assert torch.equal(experts.cpu(), chosen)
+    torch.testing.assert_close(weights.cpu(), expected)
+    alone = [route(row.to(gpu), top_k, normalize=normalize)[0] for row in logits.split(1)]
+    assert torch.equal(weights, torch.cat(alone))
+
+
+def test_the_lowest_expert_wins_a_tie(gpu: str) -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, 2.0], [0.0] * 5])
+    assert route(logits.to(gpu), 2, normalize=True)[1].tolist() == [[1, 2], [0, 1]]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy, as interpreter
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_experts_differ_and_exist_whatever_the_logits(gpu: str, value: float) -> None:
+    logits = torch.full((1, 6), value, device=gpu)
+    assert route(logits, 4, normalize=True)[1].tolist() == [[0, 1, 2, 3]]
+
+
+def test_no_tokens(gpu: str) -> None:
+    weights, experts = route(torch.empty(0, 6, device=gpu), 4, normalize=True)
+    assert weights.shape == experts.shape == (0, 4)
