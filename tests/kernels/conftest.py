@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,9 +12,6 @@ from surestep_kernels.dispatch import REFERENCE, load_native
 from torch import Tensor
 
 HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # its default; Triton 3.9 warns if unset
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
