@@ -65,7 +65,8 @@ def commit_step_reference(
     column = torch.arange(drafts.ids.shape[1] + 1, device=slot.device)
     inside = has.unsqueeze(1) & (column <= drafts.counts.unsqueeze(1))
     index = torch.where(inside, rows.cu_windows[window].long().unsqueeze(1) + column, 0)
-    tokens, status = chosen.ids[index], chosen.status[index]
+    # Padded: a step of prompts alone has no window at all.
+    tokens, status = (functional.pad(column, (0, 1))[index] for column in chosen)
     equal = functional.pad((tokens[:, :-1] == drafts.ids) & inside[:, 1:], (0, 1))
     stop = _stops(tokens, window, stops)
     emitted = inside & (status == RowStatus.OK)

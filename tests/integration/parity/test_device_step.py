@@ -42,3 +42,15 @@ def test_triton_answers_the_same(bench: ParityBench) -> None:
     for name in names:
         assert same(answers[name], bench.expected[name]), f"{name}: {answers[name]}"
     assert total(answers, "num_accepted") > 0
+
+
+@pytest.mark.parametrize("where", ["mixed", "preempted"])
+@pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("oracle", 3), ("ragged", 4)])
+def test_a_hybrid_on_a_device_answers_the_same(
+    hybrid_bench: ParityBench, drafter: str, k: int, where: str
+) -> None:
+    """Recurrent state is folded, recorded and snapshotted by lengths that the host never sees."""
+    answers = hybrid_bench.run(where, drafter=drafter, k=k, depth=1, conditions=ON_DEVICE)
+    for name, expected in hybrid_bench.expected.items():
+        assert same(answers[name], expected), f"{name}: {answers[name]}, not {expected}"
+    assert (total(answers, "num_accepted") > 0) == (drafter != "none")
