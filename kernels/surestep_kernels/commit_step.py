@@ -92,5 +92,6 @@ def commit_step_reference(
 def _stops(tokens: Tensor, window: Tensor, stops: StopIds) -> Tensor:
     """Which of tokens [R, K+1] end their request."""
     index = torch.arange(len(stops.ids), device=tokens.device)
-    mine = (stops.cu[window].unsqueeze(1) <= index) & (index < stops.cu[window + 1].unsqueeze(1))
+    begin, end = stops.cu[window], functional.pad(stops.cu, (0, 1))[window + 1]
+    mine = (begin.unsqueeze(1) <= index) & (index < end.unsqueeze(1))
     return ((tokens.unsqueeze(2) == stops.ids) & mine.unsqueeze(1)).any(dim=2)

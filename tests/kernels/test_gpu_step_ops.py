@@ -148,6 +148,23 @@ def test_commits_what_the_reference_commits(gpu: str, seed: int) -> None:
             assert torch.equal(actual, reference)
 
 
+def test_a_step_of_prompts_alone_has_no_window(gpu: str) -> None:
+    state, step, none = make_state(), make_step(), i32()
+    rows = step.rows._replace(
+        advances=torch.ones_like(step.rows.advances), window=torch.full_like(step.rows.window, -1),
+        position_row=none, position_offset=none, cu_windows=i32(0),
+    )  # fmt: skip
+    drafts = DraftIds(step.drafts.ids, torch.zeros_like(step.drafts.counts))
+    stops, chosen = StopIds(i32(0), none), Chosen(none, none)
+    expected, actual = moved(state, "cpu"), moved(state, gpu)
+    reference = STEP_REFERENCE.commit_step(rows, drafts, chosen, stops, expected)
+    groups = (moved(group, gpu) for group in (rows, drafts, chosen, stops))
+    report = STEP_OPS.commit_step(*groups, actual)
+    assert torch.equal(report.cpu()[:, : -K - 1], reference[:, : -K - 1])
+    assert torch.equal(actual.committed.cpu(), expected.committed)
+    assert (expected.committed[:6] > state.committed[:6]).sum() == 5  # all but slot 3
+
+
 def test_writes_runs_and_nothing_else(gpu: str) -> None:
     memory = torch.arange(5000, dtype=torch.int32)
     lengths = [1, 1500, 0, 37]

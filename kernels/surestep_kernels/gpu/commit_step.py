@@ -17,9 +17,11 @@ _FACTS: tl.constexpr = tl.constexpr(len(Report._fields) - 1)
 
 @triton.jit
 def _is_stop(tokens, window, cu_ptr, ids_ptr):
-    """Which of tokens [K+1] are stop ids of the window."""
-    stop = tokens < 0
-    for i in range(tl.load(cu_ptr + window), tl.load(cu_ptr + window + 1)):
+    """Which of tokens [K+1] are stop ids of the window; -1 is a row without one."""
+    stop, has = tokens < 0, window >= 0
+    begin = tl.load(cu_ptr + window, mask=has, other=0)
+    end = tl.load(cu_ptr + window + 1, mask=has, other=0)
+    for i in range(begin, end):
         stop |= tokens == tl.load(ids_ptr + i)
     return stop
 
@@ -39,7 +41,7 @@ def _judge(
     status = tl.load(status_ptr + at, mask=inside, other=0)
     drafted = has & (column < n_drafts) & (column < K)
     drafts = tl.load(draft_ids_ptr + row * K + column, mask=drafted, other=-1)
-    equal, stop = drafted & (tokens == drafts), _is_stop(tokens, w, cu_stops_ptr, stop_ids_ptr)
+    equal, stop = drafted & (tokens == drafts), _is_stop(tokens, window, cu_stops_ptr, stop_ids_ptr)
     # A window ends behind a choice that differs or stops, and in front of a bad one.
     bad = (inside & (status == _OK)) == 0
     ends = (equal & (stop == 0)) == 0
