@@ -1,7 +1,7 @@
 """What gpu_ops.py times: a function per op, which yields its cases at the sizes of a model.
 
-An op comes in by a function below and its entry in OPS. It is the device's own: whatever
-`load_triton()` holds.
+An op comes in by a function, here or in a module beside this one, and its entry in OPS. It is the
+device's own: whatever `load_triton()` holds. A model without such a layer yields no cases.
 """
 
 from __future__ import annotations
@@ -9,66 +9,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import product
-from typing import NamedTuple
 
+import gpu_cases_state
+import gpu_cases_step
 import torch
-from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
-from surestep_kernels.dispatch import load_triton
+from gpu_sizes import (
+    BYTES,
+    MODELS,
+    TINY,
+    Case,
+    ExpertSizes,
+    Sizes,
+    Work,
+    activations,
+    floats,
+    kernels,
+    size,
+)
+from surestep_kernels import PackedLinear, QuantizedWeight
+from surestep_kernels.moe import PackedExperts
 from torch import Tensor
 
-DTYPE, BYTES = torch.bfloat16, 2  # of an activation
+__all__ = ["MODELS", "OPS", "TINY", "Case", "Sizes", "Work"]
+
 GROUP = 128
-
-
-class Work(NamedTuple):
-    """One launch, on buffers of its own."""
-
-    run: Callable[[], object]
-    nbytes: int  # that have to be read and written
-    flop: int = 0
-
-
-class Case(NamedTuple):
-    """`make` allocates on a device. Cold: what it reads comes from memory, never from L2."""
-
-    op: str
-    shape: str
-    make: Callable[[str], Work]
-    cold: bool = False
-
-
-class Sizes(NamedTuple):
-    """A model, and the numbers of tokens of a step."""
-
-    name: str
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rotated: int
-    vocab: int
-    rows: tuple[int, ...] = (1, 4, 8, 64, 256, 4096)
-    lookups: tuple[tuple[int, int], ...] = ((1, 4096), (64, 4096), (1, 131072), (64, 131072))
-
-
-MODELS = (
-    Sizes("Llama-3.2-1B", 2048, 8192, 32, 8, 64, 64, 128256),
-    Sizes("Qwen3.5-4B", 2560, 9216, 16, 4, 256, 64, 248320),
-)
-TINY = Sizes("tiny", 128, 136, 2, 1, 8, 4, 70, rows=(1, 3), lookups=((2, 40),))
-
-
-@cache
-def kernels() -> KernelSet:
-    """Those of a CUDA device."""
-    return load_triton()
 
 
 def rms_norm(s: Sizes) -> Iterator[Case]:
     def make(device: str, m: int) -> Work:
-        run = partial(kernels().rms_norm, _x(device, m, s.hidden), _f32(device, s.hidden), 1e-5)
-        return Work(run, 2 * m * s.hidden * BYTES + s.hidden * 4)
+        x, weight = activations(device, m, s.hidden), floats(device, s.hidden)
+        return Work(partial(kernels().rms_norm, x, weight, 1e-5), 2 * x.nbytes + weight.nbytes)
 
     for m in s.rows:
         yield Case("rms_norm", f"T={m} H={s.hidden}", partial(make, m=m))
@@ -76,8 +46,8 @@ def rms_norm(s: Sizes) -> Iterator[Case]:
 
 def rms_norm_heads(s: Sizes) -> Iterator[Case]:
     def make(device: str, m: int) -> Work:
-        qkv = _x(device, m, s.heads + 2 * s.kv_heads, s.head_dim)
-        run = partial(kernels().rms_norm, qkv[:, : s.heads], _f32(device, s.head_dim), 1e-6)
+        qkv = activations(device, m, s.heads + 2 * s.kv_heads, s.head_dim)
+        run = partial(kernels().rms_norm, qkv[:, : s.heads], floats(device, s.head_dim), 1e-6)
         return Work(run, 2 * m * s.heads * s.head_dim * BYTES + s.head_dim * 4)
 
     for m in s.rows:
@@ -87,8 +57,8 @@ def rms_norm_heads(s: Sizes) -> Iterator[Case]:
 
 def add_rms_norm(s: Sizes) -> Iterator[Case]:
     def make(device: str, m: int) -> Work:
-        x, residual = (_x(device, m, s.hidden) for _ in range(2))
-        run = partial(kernels().add_rms_norm, x, residual, _f32(device, s.hidden), 1e-5)
+        x, residual = (activations(device, m, s.hidden) for _ in range(2))
+        run = partial(kernels().add_rms_norm, x, residual, floats(device, s.hidden), 1e-5)
         return Work(run, 4 * m * s.hidden * BYTES + s.hidden * 4)
 
     for m in s.rows:
@@ -97,7 +67,7 @@ def add_rms_norm(s: Sizes) -> Iterator[Case]:
 
 def silu_and_mul(s: Sizes) -> Iterator[Case]:
     def make(device: str, m: int) -> Work:
-        run = partial(kernels().silu_and_mul, _x(device, m, 2 * s.inner))
+        run = partial(kernels().silu_and_mul, activations(device, m, 2 * s.inner))
         return Work(run, 3 * m * s.inner * BYTES)
 
     for m in s.rows:
@@ -106,9 +76,9 @@ def silu_and_mul(s: Sizes) -> Iterator[Case]:
 
 def rotary(s: Sizes) -> Iterator[Case]:
     def make(device: str, m: int) -> Work:
-        qkv = _x(device, m, s.heads + 2 * s.kv_heads, s.head_dim)
+        qkv = activations(device, m, s.heads + 2 * s.kv_heads, s.head_dim)
         q, k, _ = qkv.split((s.heads, s.kv_heads, s.kv_heads), dim=1)
-        table = _f32(device, max(s.rows), s.rotated)
+        table = floats(device, max(s.rows), s.rotated)
         run = partial(kernels().rotary, q, k, torch.arange(m, device=device), table)
         return Work(run, m * s.rotated * (2 * (s.heads + s.kv_heads) * BYTES + 4) + m * 8)
 
@@ -128,7 +98,7 @@ def linear(s: Sizes) -> Iterator[Case]:
 
     def make(device: str, m: int, n: int, k: int, pack: Pack) -> Work:
         packed = pack(device, n, k)
-        return _product(packed, _x(device, m, k), None)
+        return _product(packed, activations(device, m, k), None)
 
     for (name, pack), (n, k), m in product(PACK.items(), weights, s.rows):
         sized = partial(make, m=m, n=n, k=k, pack=pack)
@@ -138,45 +108,90 @@ def linear(s: Sizes) -> Iterator[Case]:
 def logits(s: Sizes) -> Iterator[Case]:
     def make(device: str, m: int) -> Work:
         packed = _pack_plain(device, s.vocab, s.hidden)
-        return _product(packed, _x(device, m, s.hidden), torch.float32)
+        return _product(packed, activations(device, m, s.hidden), torch.float32)
 
     for m in (m for m in s.rows if m <= 256):
         yield Case("logits", f"M={m} N={s.vocab} K={s.hidden}", partial(make, m=m), cold=True)
 
 
-def ngram(s: Sizes) -> Iterator[Case]:
-    """Rows without a match read all of their tokens, as every other row does."""
+def rms_norm_gated(s: Sizes) -> Iterator[Case]:
+    """The gate is a part of a wider projection."""
 
-    def make(device: str, rows: int, width: int) -> Work:
-        tokens = torch.randint(s.vocab, (rows, width), dtype=torch.int32, device=device)
-        columns = torch.arange(rows), torch.full((rows,), width), torch.full((rows,), 4)
-        inputs = tokens, *(column.to(device) for column in columns)
-        run = partial(kernels().ngram, *inputs, num_drafts=4, max_n=5, min_n=2)
-        return Work(run, tokens.nbytes)
+    of = s.delta
+    if of is None:
+        return
 
-    for rows, width in s.lookups:
-        shape = f"R={rows} length={width}"
-        yield Case("ngram", shape, partial(make, rows=rows, width=width), cold=True)
+    def make(device: str, m: int) -> Work:
+        x, weight = activations(device, m, of.v_heads, of.v_dim), floats(device, of.v_dim)
+        gate = activations(device, m, 2 * of.v_heads, of.v_dim)[:, of.v_heads :]
+        run = partial(kernels().rms_norm_gated, x, gate, weight, 1e-6)
+        return Work(run, 3 * x.nbytes + weight.nbytes)
 
-
-def _x(device: str, *shape: int) -> Tensor:
-    return torch.randn(shape, device=device).to(DTYPE)
+    for m in s.rows:
+        yield Case("rms_norm_gated", f"T={m} heads={of.v_heads} D={of.v_dim}", partial(make, m=m))
 
 
-def _f32(device: str, *shape: int) -> Tensor:
-    return torch.rand(shape, device=device)
+def mul_sigmoid(s: Sizes) -> Iterator[Case]:
+    """The output gate of the attention of models that also have gated delta layers."""
+
+    def make(device: str, m: int, width: int) -> Work:
+        x, gate = activations(device, m, width), activations(device, m, 2 * width)[:, width:]
+        return Work(partial(kernels().mul_sigmoid, x, gate), 3 * x.nbytes)
+
+    for m in s.rows if s.delta else ():
+        width = s.heads * s.head_dim
+        yield Case("mul_sigmoid", f"T={m} W={width}", partial(make, m=m, width=width))
+
+
+def route(s: Sizes) -> Iterator[Case]:
+    of = s.experts
+    if of is None:
+        return
+
+    def make(device: str, m: int) -> Work:
+        logits = torch.randn(m, of.experts, device=device)
+        run = partial(kernels().route, logits, of.top_k, normalize=True)
+        return Work(run, logits.nbytes + m * of.top_k * (4 + 8))
+
+    for m in of.rows:
+        yield Case("route", f"T={m} E={of.experts} k={of.top_k}", partial(make, m=m))
+
+
+def moe(s: Sizes) -> Iterator[Case]:
+    """Each buffer has its own choice of experts, among many more than L2 holds.
+
+    Weights are large numbers: x is small, so that no gate overflows.
+    """
+    of = s.experts
+    if of is None:
+        return
+
+    def make(device: str, m: int, name: str) -> Work:
+        packed = _pack_experts(device, s.hidden, of, name)
+        experts = floats(device, m, of.experts).argsort(dim=1)[:, : of.top_k].contiguous()
+        weights, x = floats(device, m, of.top_k), activations(device, m, s.hidden) / 1024
+        total = floats(device, m, s.hidden)
+        run = partial(kernels().moe, total, x, weights, experts, packed)
+        used = experts.unique().tolist()
+        read = sum(_weight_bytes(packed.gate_up[e]) + _weight_bytes(packed.down[e]) for e in used)
+        flop = 2 * m * of.top_k * 3 * s.hidden * of.inner
+        return Work(run, read + size(x, weights, experts) + 2 * total.nbytes, flop)
+
+    for name, m in product(PACK, of.rows):
+        shape = f"T={m} E={of.experts} k={of.top_k} H={s.hidden} I={of.inner}"
+        yield Case(f"moe {name}", shape, partial(make, m=m, name=name), cold=True)
 
 
 Pack = Callable[[str, int, int], PackedLinear]
 
 
 def _pack_plain(device: str, n: int, k: int) -> PackedLinear:
-    return kernels().pack_linear(_x(device, n, k))
+    return kernels().pack_linear(activations(device, n, k))
 
 
 def _pack_fp8(device: str, n: int, k: int) -> PackedLinear:
     codes = (torch.randn(n, k, device=device) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
-    scales = _f32(device, n, -(-k // GROUP))
+    scales = floats(device, n, -(-k // GROUP))
     return kernels().pack_quantized(QuantizedWeight(codes, scales, None, GROUP))
 
 
@@ -185,7 +200,7 @@ def _pack_int4(device: str, n: int, k: int) -> PackedLinear:
     codes, zeros = (
         torch.randint(16, (n, columns), dtype=torch.uint8, device=device) for columns in (k, groups)
     )
-    scales = _f32(device, n, groups).half().float()
+    scales = floats(device, n, groups).half().float()
     return kernels().pack_quantized(QuantizedWeight(codes, scales, zeros, GROUP))
 
 
@@ -194,10 +209,22 @@ PACK: dict[str, Pack] = {"bf16": _pack_plain, "fp8": _pack_fp8, "int4": _pack_in
 
 def _product(packed: PackedLinear, x: Tensor, out_dtype: torch.dtype | None) -> Work:
     m, n, k = len(x), packed.out_features, packed.in_features
-    parts = (packed.data, packed.scales, packed.zeros)
-    read = sum(part.nbytes for part in parts if part is not None) + x.nbytes
-    written = m * n * (BYTES if out_dtype is None else out_dtype.itemsize)
-    return Work(partial(kernels().linear, x, packed, out_dtype), read + written, 2 * m * n * k)
+    moved = _weight_bytes(packed) + x.nbytes
+    moved += m * n * (BYTES if out_dtype is None else out_dtype.itemsize)
+    return Work(partial(kernels().linear, x, packed, out_dtype), moved, 2 * m * n * k)
+
+
+def _weight_bytes(packed: PackedLinear) -> int:
+    return size(packed.data, packed.scales, packed.zeros)
+
+
+@cache
+def _pack_experts(device: str, hidden: int, of: ExpertSizes, name: str) -> PackedExperts:
+    """Those of one layer: too large to have several times."""
+    pack = PACK[name]
+    gate_up = [pack(device, 2 * of.inner, hidden) for _ in range(of.experts)]
+    down = [pack(device, hidden, of.inner) for _ in range(of.experts)]
+    return kernels().pack_experts(gate_up, down, 0)
 
 
 OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
@@ -208,5 +235,10 @@ OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "rotary": rotary,
     "linear": linear,
     "logits": logits,
-    "ngram": ngram,
+    "rms_norm_gated": rms_norm_gated,
+    "mul_sigmoid": mul_sigmoid,
+    "route": route,
+    "moe": moe,
+    **gpu_cases_state.OPS,
+    **gpu_cases_step.OPS,
 }
