@@ -139,7 +139,7 @@ class _Step(NamedTuple):
     @property
     def shape(self) -> str:
         pending = "" if self.prompt else f" pending={self.pending}"
-        return f"R={self.rows} tokens={self.count}{pending}"
+        return f"R={self.rows} tokens={self.tokens}{pending}"
 
 
 def _recurrent_steps(s: Sizes) -> Iterator[tuple[DeltaSizes, _Step]]:
