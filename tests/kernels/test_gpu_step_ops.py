@@ -158,8 +158,8 @@ def test_a_step_of_prompts_alone_has_no_window(gpu: str) -> None:
     stops, chosen = StopIds(i32(0), none), Chosen(none, none)
     expected, actual = moved(state, "cpu"), moved(state, gpu)
     reference = STEP_REFERENCE.commit_step(rows, drafts, chosen, stops, expected)
-    groups = (moved(group, gpu) for group in (rows, drafts, chosen, stops))
-    report = STEP_OPS.commit_step(*groups, actual)
+    there, chosen = moved(Step(rows, drafts), gpu), moved(chosen, gpu)
+    report = STEP_OPS.commit_step(there.rows, there.drafts, chosen, moved(stops, gpu), actual)
     assert torch.equal(report.cpu()[:, : -K - 1], reference[:, : -K - 1])
     assert torch.equal(actual.committed.cpu(), expected.committed)
     assert (expected.committed[:6] > state.committed[:6]).sum() == 5  # all but slot 3

@@ -75,7 +75,7 @@ def _rows_kernel(
         tl.store(out_tables_ptr + row * B + page, blocks, mask=page < B)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])  # varies: every step would compile for some
 def _tokens_kernel(
     token_row_ptr,  # i32[T]
     cu_ptr,  # i32[R+1]
@@ -119,7 +119,7 @@ def _tokens_kernel(
     tl.store(kv_slots_ptr + token, block * block_size + position % block_size, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def _lengths_kernel(
     position_row_ptr,  # i32[N]
     offset_ptr,  # i32[N]
