@@ -66,8 +66,8 @@ def gather(
     row = np.repeat(np.arange(len(rows)), consumed)
     positions = start[row] + np.arange(cu[-1]) - cu[row]
     token_slot = rows.slot[row]
-    windows, sampled = _windows(rows, cu, n_drafts, slots)
-    prompt = _prompt_positions(rows, row, positions, slots, wants_prompt)
+    windows, sampled = sampled_windows(rows, cu, n_drafts, slots)
+    prompt = prompt_positions(rows, row, positions, slots, wants_prompt)
     block_size = slots.block_size
     blocks = slots.block_tables[token_slot, positions // block_size].astype(np.int64)
     max_tokens = int(consumed.max(initial=0))
@@ -92,7 +92,7 @@ def gather(
     return Gathered(batch, consumed, windows, prompt)
 
 
-def _windows(
+def sampled_windows(
     rows: Rows, cu: IntArray, n_drafts: IntArray, slots: Slots
 ) -> tuple[Windows, IntArray]:
     """Sampled positions: the last token of PREFILL_LAST, every token of DECODE and VERIFY."""
@@ -113,9 +113,10 @@ def _windows(
     return windows, first[window] + offset
 
 
-def _prompt_positions(
+def prompt_positions(
     rows: Rows, row: IntArray, positions: IntArray, slots: Slots, wants_prompt: BoolArray
 ) -> PromptPositions:
+    """Those of a batch whose tokens [T] belong to `row` and stand at `positions`."""
     token_slot = rows.slot[row]
     wanted = (rows.is_prefill & wants_prompt[rows.slot])[row]
     predictor = np.flatnonzero(wanted & (positions + 1 < slots.prompt_len[token_slot]))
