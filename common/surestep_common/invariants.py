@@ -59,6 +59,12 @@ def require(holds: BoolArray, slot: IntArray, message: str, *columns: IntArray) 
         raise LedgerError(f"slot {slot[row]}: {message.format(*values)}")
 
 
+def check_lengths(*, slot: IntArray, len_lo: IntArray, len_hi: IntArray, length: IntArray) -> None:
+    """Invariant 2: rows run from a committed length within the bounds of their plan."""
+    inside = (len_lo <= length) & (length <= len_hi)
+    require(inside, slot, "committed length {} outside [{}, {}]", length, len_lo, len_hi)
+
+
 def check_plan_rows(
     *,
     slot: IntArray,
@@ -84,8 +90,7 @@ def check_plan_rows(
     for the row's `accepted_step` (0 when that is 0; -1 when it has no such entry), `last_step` it
     planned or ran for this tenancy (0 = none).
     """
-    inside = (len_lo <= length) & (length <= len_hi)
-    require(inside, slot, "committed length {} outside [{}, {}]", length, len_lo, len_hi)
+    check_lengths(slot=slot, len_lo=len_lo, len_hi=len_hi, length=length)
     message = "plan says {} drafts were accepted, the log {}"
     require(accepted == logged_accepted, slot, message, accepted, logged_accepted)
     message = "row continues step {}, but {} was the last one"

@@ -44,6 +44,16 @@ class _Mark(IntEnum):
     FAILED = 2
 
 
+def made_too_early(known: int, faults: int) -> bool:
+    """Whether a plan that knows of `known` drafter faults was made before all `faults` were told.
+
+    Raises LedgerError for a plan that knows of faults that never were.
+    """
+    if known > faults:
+        raise LedgerError(f"plan knows {known} drafter faults, there were {faults}")
+    return known < faults
+
+
 class Drafting:
     """Runs the drafter of one rank. Not thread-safe: every call comes from the step thread."""
 
@@ -73,9 +83,7 @@ class Drafting:
         Raises LedgerError for a plan that contradicts the books, and DrafterFault when ranks that
         draft together cannot tell whether the others failed too: the epoch is then over.
         """
-        if known_faults > self.faults:
-            raise LedgerError(f"plan knows {known_faults} drafter faults, there were {self.faults}")
-        if known_faults < self.faults:
+        if made_too_early(known_faults, self.faults):
             return self._nothing(rows, skipped=True)
         upto = self._slots.draft_upto[rows.slot]
         self._catch_up(rows)

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from surestep_common.invariants import LedgerError
 from surestep_kernels.slot_state import DraftIds, SlotState
 from surestep_proto import engine_pb2 as pb
 from torch import Tensor
 
+from surestep_worker.drafting import made_too_early
 from surestep_worker.plan import IntArray, Rows
 from surestep_worker.spec import Drafter
 
@@ -40,10 +40,8 @@ class DeviceDrafting:
 
         Raises LedgerError for a plan that knows of faults that never were.
         """
-        if known_faults > self.faults:
-            raise LedgerError(f"plan knows {known_faults} drafter faults, there were {self.faults}")
         nothing = DraftIds(*self._zeros(len(rows)))
-        if known_faults < self.faults:
+        if made_too_early(known_faults, self.faults):
             return Drafted(nothing, skipped=True)
         verify_rows = np.flatnonzero(rows.mode == pb.VERIFY)
         if self._drafter is None or not len(verify_rows):

@@ -31,7 +31,6 @@ class SlotMemory:
         self.state = SlotState(
             *(part.view(shapes[name]) for name, part in zip(SlotState._fields, parts, strict=True))
         )
-        self.null_slot = slots.num_slots
         self._slots = slots
         self._first = {
             name: int(offset)

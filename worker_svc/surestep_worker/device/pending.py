@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from surestep_common.errors import InternalError
-from surestep_common.invariants import require
+from surestep_common.invariants import check_lengths
 from surestep_kernels.commit_step import Report
 from surestep_proto import engine_pb2 as pb
 
@@ -75,9 +75,7 @@ class DevicePending:
         """What happened to each row, which must have begun where the plan says."""
         rows = self._launched.rows
         start: IntArray = words.len_before.numpy()
-        inside = (rows.len_lo <= start) & (start <= rows.len_hi)
-        message = "committed length {} outside [{}, {}]"
-        require(inside, rows.slot, message, start, rows.len_lo, rows.len_hi)
+        check_lengths(slot=rows.slot, len_lo=rows.len_lo, len_hi=rows.len_hi, length=start)
         columns = words.len_before, words.n_drafts, words.status, words.n_accepted, words.n_emitted
         return StepOutcome(*(column.numpy() for column in columns))
 
