@@ -13,6 +13,8 @@ from surestep_proto import engine_pb2 as pb
 from .incidents import Cause
 from .non_finite import NonFiniteLogits
 
+_STILL_S = 1.5  # three ticks of an idle rank, and less than a connection waits for a ping's answer
+
 
 class OperatorRestart(SurestepError):
     """Somebody asked for new workers."""
@@ -60,10 +62,10 @@ def diagnose(
         cause = Cause.WORKER_HANG if hung else Cause.WORKER_EXIT
         reason = f"rank {first.rank}: {first.exit.reason}"
         return Diagnosis(Cause.DRAFTER if _drafting(first) else cause, reason)
-    if isinstance(error, DeadlineExceeded):
+    lost = isinstance(error, Unavailable)
+    if isinstance(error, DeadlineExceeded) or (lost and any(map(_stood_still, deaths))):
         cause = Cause.DRAFTER if any(map(_drafting, deaths)) else Cause.WORKER_HANG
         return Diagnosis(cause, "; ".join([str(error), *map(_last_sign, deaths)]))
-    lost = isinstance(error, Unavailable)
     return Diagnosis(Cause.CONNECTION if lost else Cause.WORKER_ERROR, str(error))
 
 
@@ -82,6 +84,11 @@ def _deaths(
 def _drafting(death: _Death) -> bool:
     """It ended in the drafter, and not because somebody from outside killed it there."""
     return death.exit.last.phase == pb.DRAFTING and death.exit.signal != signal.SIGKILL
+
+
+def _stood_still(death: _Death) -> bool:
+    """It had not ticked for so long that it could not answer the pings of its connection either."""
+    return death.exit.last.age_s > _STILL_S
 
 
 def _last_sign(death: _Death) -> str:

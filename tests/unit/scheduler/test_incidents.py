@@ -51,9 +51,13 @@ def status(rank: int, *exits: pb.RankExit) -> pb.SupervisorStatus:
 
 
 def exit_(
-    pid: int, cause: pb.ExitCause, phase: pb.Phase = pb.FORWARD, age_s: float = 0.1
+    pid: int,
+    cause: pb.ExitCause,
+    phase: pb.Phase = pb.FORWARD,
+    age_s: float = 0.1,
+    stood_s: float = 3,
 ) -> pb.RankExit:
-    last = pb.Heartbeat(phase=phase, age_s=3)
+    last = pb.Heartbeat(phase=phase, age_s=stood_s)
     return pb.RankExit(pid=pid, cause=cause, reason=f"pid {pid}", last=last, age_s=age_s)
 
 
@@ -69,7 +73,10 @@ RANKS = [pb.WorkerInfo(rank=0, pid=10), pb.WorkerInfo(rank=1, pid=11)]
         ([exit_(10, pb.HUNG, pb.DRAFTING), exit_(11, pb.REQUESTED)], "drafter", "rank 0: pid 10"),
         # Those of earlier epochs tell nothing.
         ([exit_(8, pb.KILLED), exit_(9, pb.HUNG)], "connection", "socket closed"),
-        ([exit_(10, pb.REQUESTED), exit_(11, pb.REQUESTED)], "connection", "socket closed"),
+        (
+            [exit_(10, pb.REQUESTED, stood_s=0.4), exit_(11, pb.REQUESTED, stood_s=0.9)],
+            *("connection", "socket closed"),
+        ),
     ],
 )
 def test_a_lost_stream_is_explained_by_the_exits(
@@ -90,5 +97,14 @@ def test_a_missed_deadline_is_a_hang_and_maybe_the_drafters() -> None:
     assert diagnose(late, RANKS, []) == (Cause.WORKER_HANG, str(late))
 
 
+def test_a_rank_that_did_not_answer_pings_because_it_stood_still_hangs() -> None:
+    lost = ConnectionLost("ping timeout")
+    statuses = [status(0, exit_(10, pb.REQUESTED, stood_s=2.1)), status(1)]
+    reason = "ping timeout; rank 0 was in FORWARD for 2.1 s"
+    assert diagnose(lost, RANKS, statuses) == (Cause.WORKER_HANG, reason)
+
+
 def test_any_other_answer_is_the_workers_error() -> None:
-    assert diagnose(QueueFull("too large"), RANKS, []).cause is Cause.WORKER_ERROR
+    slow = [status(0, exit_(10, pb.REQUESTED, stood_s=2.1))]
+    for statuses in ([], slow):
+        assert diagnose(QueueFull("too large"), RANKS, statuses).cause is Cause.WORKER_ERROR
