@@ -49,6 +49,7 @@ class Conditions:
     poison: bool = False  # whatever belongs to nobody is NaN or out of range
     after_apply: Callable[[SchedulerState], None] = lambda state: None
     step_ops: StepOps | None = None  # steps run as on a device, with these
+    graphs: bool = False  # and in the shapes that a CUDA device has captured
 
 
 CALM = Conditions()
@@ -147,6 +148,8 @@ class ParityBench:
         """Answers of any requests by a fresh runner."""
         ops = conditions.step_ops
         built = build_runner(self._model, self._tp, neighbours, drafter, k, ops)
+        if conditions.graphs:
+            built.runner.prepare()
         if conditions.poison:
             conditions = replace(conditions, after_apply=_poisoning(built.runner, conditions))
         step = (one_rank if ops is None else one_rank_behind)(built.runner)

@@ -58,9 +58,11 @@ def commit_step_reference(
 
     A window ends with the first of: a choice that differs from its draft, a stop id, the row behind
     the last draft, or a bad position (which is not emitted). A row whose first position is bad
-    emits nothing and advances nothing. Rows with known tokens advance by all of them.
+    emits nothing and advances nothing, as does one of the NULL slot. Rows with known tokens advance
+    by all of them.
     """
-    slot, has = rows.slot.long(), rows.window >= 0
+    slot = rows.slot.long()
+    has = (rows.window >= 0) & (slot < len(state.tokens) - 1)
     window = rows.window.clamp(min=0).long()
     column = torch.arange(drafts.ids.shape[1] + 1, device=slot.device)
     inside = has.unsqueeze(1) & (column <= drafts.counts.unsqueeze(1))

@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .slot_state import NULL_BLOCK, OUT_OF_BOUNDS, DraftIds, SlotState, StepRows
+from .gather_tokens import TokenRuns, gather_tokens_reference
+from .slot_state import OUT_OF_BOUNDS, DraftIds, SlotState, StepRows
 
 
 class StepInputs(NamedTuple):
@@ -17,6 +18,7 @@ class StepInputs(NamedTuple):
     positions: Tensor  # i64[T]
     kv_slots: Tensor  # i64[T] those of padding lie in the NULL block
     start: Tensor  # i32[R] committed length
+    valid: Tensor  # i32[R] how many of a row's tokens are no padding
     block_tables: Tensor  # i32[R, B]
     slots: Tensor  # i64[R]
     pending: Tensor  # i32[R] records to fold
@@ -44,37 +46,30 @@ def gather_step_reference(
     """Write the drafts behind the known tokens of their slots, and look everything up.
 
     A row's tokens stand at positions committed, committed + 1, ..; in a window those behind its
-    drafts are padding. What would lie outside of a tensor is replaced by the NULL slot, block or
-    position, and told in `error` i32[1].
+    drafts are padding, and so is everything in a row of the NULL slot. A slot that does not exist
+    is replaced by the NULL slot, and told in `error` i32[1].
     """
-    lines, width = state.tokens.shape
+    null = len(state.tokens) - 1
     slot = rows.slot.long()
-    bad_slot = (slot < 0) | (slot >= lines)
-    slot = torch.where(bad_slot, lines - 1, slot)
+    bad_slot = (slot < 0) | (slot > null)
+    slot = torch.where(bad_slot, null, slot)
+    error |= OUT_OF_BOUNDS * bad_slot.any().int()
     _write_drafts(slot, drafts, state)
     start = state.committed[slot].long()
-    token_row = rows.token_row.long()
-    offset = torch.arange(len(token_row), device=slot.device) - rows.cu_rows[token_row].long()
-    real = (rows.advances[token_row] > 0) | (offset <= drafts.counts[token_row])
-    position = start[token_row] + offset
-    page = position // block_size
-    inside = (position >= 0) & (position < width) & (page < state.block_tables.shape[1])
-    position = torch.where(inside, position, 0)
-    block = state.block_tables[slot[token_row], torch.where(inside, page, 0)].long()
-    inside &= (block >= 0) & (block < num_blocks)
-    error |= OUT_OF_BOUNDS * (bad_slot.any() | (real & ~inside).any()).int()
-    block = torch.where(real & inside, block, NULL_BLOCK)
-    ids = state.tokens[slot[token_row], position].long()
-    count = (rows.cu_rows[1:] - rows.cu_rows[:-1]).long() * rows.advances
+    room = (rows.cu_rows[1:] - rows.cu_rows[:-1]).long()
+    valid = torch.where(rows.advances > 0, room, drafts.counts + 1) * (slot < null)
+    runs = TokenRuns(rows.token_row, rows.cu_rows, slot, start.int(), valid.int())
+    tokens = gather_tokens_reference(
+        runs, state, error, shift=0, block_size=block_size, num_blocks=num_blocks
+    )
     return StepInputs(
-        token_ids=torch.where(real & inside, ids, 0),
-        positions=position,
-        kv_slots=block * block_size + position % block_size,
-        start=start.int(),
+        *tokens,
+        start=runs.start,
+        valid=runs.valid,
         block_tables=state.block_tables[slot],
         slots=slot,
         pending=(start - state.folded[slot]).int(),
-        snapshot_after=_snapshot_after(rows, state.folded[slot], start + count),
+        snapshot_after=_snapshot_after(rows, state.folded[slot], start + room * rows.advances),
         lengths=state.known[slot[rows.position_row.long()]] + rows.position_offset,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .choose import Choose, choose_reference
 from .commit_step import CommitStep, commit_step_reference
 from .gather_step import GatherStep, gather_step_reference
+from .gather_tokens import GatherTokens, gather_tokens_reference
 from .shape_logits import ShapeLogits, shape_logits_reference
 from .write_runs import WriteRuns, write_runs_reference
 
@@ -17,6 +18,7 @@ class StepOps:
 
     write_runs: WriteRuns
     gather_step: GatherStep
+    gather_tokens: GatherTokens
     shape_logits: ShapeLogits
     choose: Choose
     commit_step: CommitStep
@@ -25,6 +27,7 @@ class StepOps:
 STEP_REFERENCE = StepOps(
     write_runs=write_runs_reference,
     gather_step=gather_step_reference,
+    gather_tokens=gather_tokens_reference,
     shape_logits=shape_logits_reference,
     choose=choose_reference,
     commit_step=commit_step_reference,

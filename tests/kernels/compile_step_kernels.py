@@ -14,6 +14,7 @@ from surestep_kernels.gpu import (
     choose,
     commit_step,
     gather_step,
+    gather_tokens,
     nucleus,
     shape_logits,
     write_runs,
@@ -29,10 +30,17 @@ CASES: list[tuple[Any, list[str], dict[str, Any]]] = [
     (write_runs._write_runs_kernel, [P, P, P, P, N], {"BLOCK": 1024}),
     (
         gather_step._rows_kernel,
-        [*[P] * 14, L, P, P, N, N, N, N],
+        [*[P] * 15, L, P, P, N, N, N, N],
         {"BLOCK_K": 4, "BLOCK_B": 256},
     ),
-    (gather_step._tokens_kernel, [*[P] * 5, L, P, P, P, L, L, L, *[N] * 5], {"BLOCK": 256}),
+    *(
+        (
+            gather_tokens._tokens_kernel,
+            [P, P, L, *[P] * 5, L, L, L, *[N] * 5],
+            {"SHIFT": shift, "BLOCK": 256},
+        )
+        for shift in (0, 1)
+    ),
     (gather_step._lengths_kernel, [P, P, L, P, P, N], {"BLOCK": 256}),
     (commit_step._commit_kernel, [*[P] * 18, N, N, N], {"BLOCK": 4}),
     (choose._peak_kernel, [F, F, P, N, N, N], {"BLOCK": 1024}),

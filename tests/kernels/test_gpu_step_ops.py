@@ -59,7 +59,7 @@ def make_step() -> Step:
     """A prompt's part, its last part, a decode row, two windows, and one of padding."""
     width = [7, 5, 1, 1 + K, 1 + K, 1 + K]
     cu = [0, *torch.tensor(width).cumsum(0).tolist()]
-    windows = [1, 1, 1 + K, 1 + K]  # of rows 1 to 4
+    windows = [1, 1, 1 + K, 1 + K, 1 + K]  # of rows 1 to 5
     cu_windows = [0, *torch.tensor(windows).cumsum(0).tolist()]
     rows = StepRows(
         slot=i32(4, 0, 2, 1, 5, SLOTS),
@@ -68,10 +68,10 @@ def make_step() -> Step:
         snapshot_len=i32(0, 1 << 20, 0, 0, 0, 0),
         snapshot_line=i32(0, 1, 0, 0, 0, 0),
         catch_up=i32(0, 3, 9, 0, 5, 0),
-        window=i32(-1, 0, 1, 2, 3, -1),
+        window=i32(-1, 0, 1, 2, 3, 4),
         token_row=torch.arange(6, dtype=torch.int32).repeat_interleave(torch.tensor(width)),
-        position_row=i32(1, 2, *[3] * (1 + K), *[4] * (1 + K)),
-        position_offset=i32(0, 0, *range(1 + K), *range(1 + K)),
+        position_row=i32(1, 2, *[3] * (1 + K), *[4] * (1 + K), *[5] * (1 + K)),
+        position_offset=i32(0, 0, *range(1 + K), *range(1 + K), *range(1 + K)),
         cu_windows=i32(*cu_windows),
     )
     return Step(rows, DraftIds(randint(0, VOCAB, 6, K), i32(0, 0, 0, K, 1, 0)))
@@ -91,7 +91,8 @@ def test_gathers_what_the_reference_gathers(gpu: str) -> None:
     step.rows.snapshot_len[1] = state.committed[0] + 1  # within the row
     expected = gathered(STEP_REFERENCE, state, step, "cpu")
     assert expected[-1].item() == 0
-    assert expected[7].tolist() == [0, 3, 0, 0, 0, 0]  # snapshot_after
+    assert expected[4].tolist() == [7, 5, 1, 1 + K, 2, 0]  # valid
+    assert expected[8].tolist() == [0, 3, 0, 0, 0, 0]  # snapshot_after
     for actual, reference in zip(gathered(STEP_OPS, state, step, gpu), expected, strict=True):
         assert torch.equal(actual, reference)
 
@@ -109,7 +110,7 @@ def test_what_does_not_exist_is_told_and_not_touched(gpu: str, wrong: str) -> No
         inputs = gathered(ops, state, step, device)
         assert inputs[-1].item() == 1
         assert 0 <= int(inputs[2].min()) <= int(inputs[2].max()) < BLOCKS * BLOCK_SIZE
-        assert 0 <= int(inputs[5].min()) <= int(inputs[5].max()) <= SLOTS
+        assert 0 <= int(inputs[6].min()) <= int(inputs[6].max()) <= SLOTS
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -117,17 +118,17 @@ def test_commits_what_the_reference_commits(gpu: str, seed: int) -> None:
     """Windows accepted whole, in part, not at all; cut by stop ids; with bad positions."""
     torch.manual_seed(seed)
     state, step = make_state(), make_step()
-    ids = randint(0, VOCAB, 10)
+    ids = randint(0, VOCAB, 14)
     ids[2 : 2 + K] = step.drafts.ids[3]
     ids[6] = step.drafts.ids[4, 0]
     if seed == 1:
         ids[3] += 1
-    status = torch.full((10,), int(RowStatus.OK), dtype=torch.int32)
+    status = torch.full((14,), int(RowStatus.OK), dtype=torch.int32)
     if seed in (2, 3):
         status[1 + seed] = RowStatus.NON_FINITE
     if seed == 4:
         status[[0, 2]] = RowStatus.NO_CANDIDATE
-    stops = StopIds(i32(0, 1, 1, 3, 3), i32(7, int(ids[3]), 9) if seed == 5 else i32(7, 8, 9))
+    stops = StopIds(i32(0, 1, 1, 3, 3, 3), i32(7, int(ids[3]), 9) if seed == 5 else i32(7, 8, 9))
     results = list[tuple[Tensor, ...]]()
     for ops, device in ((STEP_REFERENCE, "cpu"), (STEP_OPS, gpu)):
         there = moved(state, device)

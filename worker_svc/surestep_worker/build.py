@@ -97,6 +97,7 @@ def build_runner(
     )
     built = assemble(settings, model, tp, kernels, heartbeat)
     heartbeat.progress(pb.WARMING_UP)
+    built.runner.prepare()
     if measured:
         built.facts.MergeFrom(pb.WorkerInfo.FromString(memo))
     else:
@@ -121,9 +122,8 @@ def _rehearse(built: Built) -> None:
     """Measure the steps of a rank that drafts, and see whether its drafter is any good."""
     if not built.facts.max_draft_tokens:
         return
-    parts = built.runner.parts._replace(heartbeat=Heartbeat.unseen())
-    built.facts.costs.CopyFrom(measure_costs(parts))
-    check = check_drafter(parts)
+    built.facts.costs.CopyFrom(measure_costs(built.runner))
+    check = check_drafter(built.runner)
     built.facts.check_drafts, built.facts.check_accepted = check
     if not check.drafts:
         return
@@ -164,6 +164,7 @@ def assemble(
         device=torch.device(settings.device),
         heartbeat=heartbeat or Heartbeat.unseen(),
         step_ops=kernels.step,
+        use_graphs=not settings.enforce_eager,
     )
     recurrent = caches.recurrent
     facts = pb.WorkerInfo(

@@ -24,6 +24,9 @@ class WorkerSettings(TlsSettings):
         description="what attends to the KV cache; auto = the first that serves the model and "
         "computes a token alike in any batch",
     )
+    enforce_eager: bool = Field(
+        default=False, description="launch the kernels of every step one by one: no CUDA graphs"
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="of weights and KV cache; auto = the checkpoint's"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,16 @@ from .batch import StepBatch
 from .plan import BoolArray, IntArray, Rows
 from .slots import Slots
 from .state_rows import StateColumns
+
+
+class Sampled(NamedTuple):
+    """Which tokens of a batch are sampled. W windows, N positions."""
+
+    row: IntArray  # [W] index into the plan's rows
+    cu: IntArray  # [W+1] window w owns sampled positions cu[w]:cu[w+1]
+    window: IntArray  # [N] of each position
+    offset: IntArray  # [N] its index within the window
+    token: IntArray  # [N] index into the batch's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +77,7 @@ def gather(
     row = np.repeat(np.arange(len(rows)), consumed)
     positions = start[row] + np.arange(cu[-1]) - cu[row]
     token_slot = rows.slot[row]
-    windows, sampled = sampled_windows(rows, cu, n_drafts, slots)
+    sampled = sampled_positions(rows, cu, n_drafts)
     prompt = prompt_positions(rows, row, positions, slots, wants_prompt)
     block_size = slots.block_size
     blocks = slots.block_tables[token_slot, positions // block_size].astype(np.int64)
@@ -76,6 +87,14 @@ def gather(
     def tensor(array: np.ndarray) -> torch.Tensor:  # any dtype
         return torch.from_numpy(array).to(device)
 
+    window_slot = rows.slot[sampled.row]
+    windows = Windows(
+        row=sampled.row,
+        slot=window_slot,
+        cu=sampled.cu,
+        position_slot=window_slot[sampled.window],
+        length=slots.known[window_slot][sampled.window] + sampled.offset,
+    )
     batch = StepBatch(
         token_ids=tensor(slots.ids_at(token_slot, positions)),
         positions=tensor(positions),
@@ -86,31 +105,21 @@ def gather(
             max_tokens=max_tokens,
         ),
         kv_slots=tensor(blocks * block_size + positions % block_size),
-        logits_index=tensor(np.concatenate((sampled, prompt.predictor))),
+        logits_index=tensor(np.concatenate((sampled.token, prompt.predictor))),
         recurrent=RecurrentRows._make([*(tensor(c) for c in state), max_tokens]) if state else None,
     )
     return Gathered(batch, consumed, windows, prompt)
 
 
-def sampled_windows(
-    rows: Rows, cu: IntArray, n_drafts: IntArray, slots: Slots
-) -> tuple[Windows, IntArray]:
-    """Sampled positions: the last token of PREFILL_LAST, every token of DECODE and VERIFY."""
+def sampled_positions(rows: Rows, cu: IntArray, n_drafts: IntArray) -> Sampled:
+    """The last token of PREFILL_LAST, every token of DECODE and VERIFY."""
     row = np.flatnonzero(rows.is_sampled)
-    width = 1 + n_drafts[row]
+    width = np.where(rows.mode[row] == pb.PREFILL_LAST, 1, 1 + n_drafts[row])
     window_cu = offsets(width)
     window = np.repeat(np.arange(len(row)), width)
     offset = np.arange(window_cu[-1]) - window_cu[window]
     first = np.where(rows.mode[row] == pb.PREFILL_LAST, cu[row + 1] - 1, cu[row])
-    slot = rows.slot[row]
-    windows = Windows(
-        row=row,
-        slot=slot,
-        cu=window_cu,
-        position_slot=slot[window],
-        length=slots.known[slot][window] + offset,
-    )
-    return windows, first[window] + offset
+    return Sampled(row, window_cu, window, offset, first[window] + offset)
 
 
 def prompt_positions(

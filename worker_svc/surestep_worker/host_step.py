@@ -53,6 +53,9 @@ class HostStep:
             vocab_size=parts.model.config.vocab_size,
         )
 
+    def prepare(self) -> None:
+        """Nothing has to be. See Execution."""
+
     def open(self) -> None:
         """See Execution."""
         self._drafting.open()

@@ -29,3 +29,4 @@ class Parts(NamedTuple):
     device: torch.device
     heartbeat: Heartbeat
     step_ops: StepOps | None  # None: steps run on the host
+    use_graphs: bool  # capture steps on a device before the first one

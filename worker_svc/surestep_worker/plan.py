@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NamedTuple
@@ -33,8 +34,17 @@ class Rows:
     depends_on_step: IntArray
     catch_up: IntArray
 
+    @classmethod
+    def none(cls) -> Rows:
+        """No rows."""
+        return cls(*np.zeros((len(fields(cls)), 0), dtype=np.int64))
+
     def __len__(self) -> int:
         return len(self.slot)
+
+    def columns(self) -> Iterator[tuple[str, IntArray]]:
+        """Each by its name."""
+        return ((column.name, getattr(self, column.name)) for column in fields(self))
 
     @cached_property
     def is_prefill(self) -> BoolArray:
@@ -93,11 +103,9 @@ def read_rows(plan: pb.StepPlan) -> Rows:
         depends_on_step=_column(plan.depends_on_step),
         catch_up=_column(plan.catch_up),
     )
-    for column in fields(rows):
-        if len(getattr(rows, column.name)) != len(rows):
-            raise InvalidRequest(
-                f"plan column {column.name} is not parallel to slot", param=column.name
-            )
+    for name, column in rows.columns():
+        if len(column) != len(rows):
+            raise InvalidRequest(f"plan column {name} is not parallel to slot", param=name)
     if len(set(plan.slot)) != len(rows):
         raise InvalidRequest("a slot has more than one row", param="slot")
     if not _MODES.issuperset(plan.mode):

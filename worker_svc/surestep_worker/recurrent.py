@@ -61,7 +61,7 @@ class RecurrentLayer:
 
 
 class RecurrentCache:
-    """States of `num_slots` slots and `num_snapshots` snapshots."""
+    """States of `num_slots` slots, of the NULL slot behind them, and `num_snapshots` snapshots."""
 
     def __init__(
         self, spec: RecurrentSpec, num_slots: int, window: int, num_snapshots: int, device: str
@@ -70,9 +70,8 @@ class RecurrentCache:
         self.num_snapshots = num_snapshots
         self._device = device
         self._snapshot_len = [0] * num_snapshots  # tokens in each; 0 = never taken
-        self.layers = [
-            self._layer(num_slots, window, max(num_snapshots, 1)) for _ in range(spec.num_layers)
-        ]
+        sizes = num_slots + 1, window, max(num_snapshots, 1)
+        self.layers = [self._layer(*sizes) for _ in range(spec.num_layers)]
 
     def _layer(self, slots: int, window: int, lines: int) -> RecurrentLayer:
         spec = self.spec
@@ -118,7 +117,7 @@ class RecurrentCache:
             layer.conv.inputs[slot, : len(kept)] = kept
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor [num_slots, ...] that holds what slots own."""
+        """Every tensor [num_slots + 1, ...] that holds what slots own."""
         for layer in self.layers:
             yield from (layer.delta.state, *layer.delta[2:], layer.conv.inputs)
 

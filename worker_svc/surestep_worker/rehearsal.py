@@ -43,9 +43,9 @@ class Sample(NamedTuple):
     drafts: int  # of the row with most
 
 
-def measure_costs(parts: Parts) -> pb.StepCosts:
+def measure_costs(runner: Runner) -> pb.StepCosts:
     """Costs of steps with few and many rows; empty where the sizes leave no room to measure."""
-    rehearsal, costs = _Rehearsal(parts), pb.StepCosts()
+    rehearsal, costs = _Rehearsal(runner), pb.StepCosts()
     points = dict[int, float]()
     num_rows = 1
     while num_rows <= rehearsal.most_rows and rehearsal.goes_on():
@@ -64,10 +64,10 @@ def measure_costs(parts: Parts) -> pb.StepCosts:
     return costs
 
 
-def check_drafter(parts: Parts) -> Check:
+def check_drafter(runner: Runner) -> Check:
     """Let a drafter with state follow the model for some windows; nothing for other drafters."""
-    rehearsal = _Rehearsal(parts)
-    if not isinstance(parts.drafter, StatefulDrafter) or not rehearsal.most_rows:
+    rehearsal = _Rehearsal(runner)
+    if not isinstance(runner.parts.drafter, StatefulDrafter) or not rehearsal.most_rows:
         return Check(0, 0)
     rehearsal.admit(range(min(_CHECK_ROWS, rehearsal.most_rows)), context=0)
     results = [rehearsal.step(pb.VERIFY) for _ in rehearsal.while_time(_CHECK_WINDOWS)]
@@ -81,7 +81,8 @@ def check_drafter(parts: Parts) -> Check:
 class _Rehearsal:
     """Slots 0, 1, .. with a block table each, stepped without a scheduler."""
 
-    parts: Parts
+    runner: Runner  # that will serve
+    parts: Parts = field(init=False)
     _runner: Runner = field(init=False)
     _slots: list[int] = field(init=False, default_factory=list)
     _step: int = field(init=False, default=0)
@@ -89,7 +90,7 @@ class _Rehearsal:
     _began: float = field(init=False, default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self._runner = Runner(self.parts)
+        self.parts, self._runner = self.runner.parts, self.runner.twin()
         width = self.parts.max_draft_tokens + 1
         # A prompt's token, the decode rows and the windows, each with room for all drafts.
         self._length = _CONTEXT + 1 + (_REPEATS + max(_REPEATS, _CHECK_WINDOWS)) * width

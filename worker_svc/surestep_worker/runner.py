@@ -20,6 +20,9 @@ from .plan_check import check_rows
 class Execution(Protocol):
     """How the rows of steps are run."""
 
+    def prepare(self) -> None:
+        """Do, before the first step, what takes its time once."""
+
     def open(self) -> None:
         """Begin an epoch: nothing of an earlier one is left."""
 
@@ -30,13 +33,23 @@ class Execution(Protocol):
 class Runner:
     """One rank's executor. Not thread-safe: every call comes from the step thread."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, execution: Execution | None = None) -> None:
+        """`execution` is that of another runner, whose epochs are over."""
         self.parts = parts
         self._slots = parts.slots
-        self._execution = _execution(parts)
+        self._execution = execution or _execution(parts)
         self._bounds = _bounds(parts)
         self._epoch = 0
         self._step = 0
+
+    def twin(self) -> Runner:
+        """Another one with epochs of its own, on the same parts: for steps before the first."""
+        return Runner(self.parts, self._execution)
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Do, before the first step, what takes its time once."""
+        self._execution.prepare()
 
     def open(self, epoch: int) -> None:
         """Begin an epoch: every slot is emptied. Raises InvalidRequest for an old epoch."""

@@ -77,8 +77,9 @@ def _commit_kernel(
     slot = tl.load(slot_ptr + row)
     slot = tl.where((slot >= 0) & (slot < S), slot, S - 1).to(tl.int64)
     n_drafts = tl.load(counts_ptr + row)
+    window = tl.where(slot < S - 1, tl.load(window_ptr + row), -1)
     tokens, n_emitted, n_accepted, status = _judge(
-        row, tl.load(window_ptr + row), n_drafts, K, draft_ids_ptr, chosen_ptr, status_ptr,
+        row, window, n_drafts, K, draft_ids_ptr, chosen_ptr, status_ptr,
         cu_windows_ptr, cu_stops_ptr, stop_ids_ptr, BLOCK,
     )  # fmt: skip
     start, known = tl.load(committed_ptr + slot), tl.load(known_ptr + slot)

@@ -7,12 +7,14 @@ from surestep_kernels.step_ops import StepOps
 from .choose import choose
 from .commit_step import commit_step
 from .gather_step import gather_step
+from .gather_tokens import gather_tokens
 from .shape_logits import shape_logits
 from .write_runs import write_runs
 
 STEP_OPS = StepOps(
     write_runs=write_runs,
     gather_step=gather_step,
+    gather_tokens=gather_tokens,
     shape_logits=shape_logits,
     choose=choose,
     commit_step=commit_step,

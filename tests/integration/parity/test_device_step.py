@@ -13,6 +13,7 @@ from parity_cases import EOS, VOCAB
 from surestep_kernels.step_ops import STEP_REFERENCE
 
 ON_DEVICE = Conditions(step_ops=STEP_REFERENCE)
+IN_BUCKETS = Conditions(step_ops=STEP_REFERENCE, graphs=True)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,19 @@ def test_a_step_on_a_device_answers_the_same(
     assert total(answers, "num_accepted") > 0 or drafter in ("none", "garbage")
 
 
+@pytest.mark.parametrize(
+    ("where", "depth"), [("mixed", 1), ("near max_model_len", 2), ("preempted", 0)]
+)
+@pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("oracle", 3), ("ragged", 4)])
+def test_padding_to_a_bucket_is_not_seen(
+    bench: ParityBench, drafter: str, k: int, where: str, depth: int
+) -> None:
+    answers = bench.run(where, drafter=drafter, k=k, depth=depth, conditions=IN_BUCKETS)
+    for name, expected in bench.expected.items():
+        assert same(answers[name], expected), f"{name}: {answers[name]}, not {expected}"
+    assert (total(answers, "num_accepted") > 0) == (drafter != "none")
+
+
 def test_triton_answers_the_same(bench: ParityBench) -> None:
     """The ops as kernels, in Triton's interpreter, on requests that use all of them."""
     from surestep_kernels.gpu.step_ops import STEP_OPS
@@ -46,13 +60,14 @@ def test_triton_answers_the_same(bench: ParityBench) -> None:
     assert total(answers, "num_accepted") > 0
 
 
+@pytest.mark.parametrize("conditions", [ON_DEVICE, IN_BUCKETS], ids=["eager", "buckets"])
 @pytest.mark.parametrize("where", ["mixed", "preempted"])
-@pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("oracle", 3), ("ragged", 4)])
+@pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("oracle", 3), ("ragged", 4), ("mtp", 3)])
 def test_a_hybrid_on_a_device_answers_the_same(
-    hybrid_bench: ParityBench, drafter: str, k: int, where: str
+    hybrid_bench: ParityBench, drafter: str, k: int, where: str, conditions: Conditions
 ) -> None:
     """Recurrent state is folded, recorded and snapshotted by lengths that the host never sees."""
-    answers = hybrid_bench.run(where, drafter=drafter, k=k, depth=1, conditions=ON_DEVICE)
+    answers = hybrid_bench.run(where, drafter=drafter, k=k, depth=1, conditions=conditions)
     for name, expected in hybrid_bench.expected.items():
         assert same(answers[name], expected), f"{name}: {answers[name]}, not {expected}"
     assert (total(answers, "num_accepted") > 0) == (drafter != "none")

@@ -28,7 +28,7 @@ def built(folder: Path, drafter: str, k: int, where: Neighbours = ROOM) -> Built
 
 @pytest.mark.parametrize(("drafter", "k"), [("mtp", 3), ("ngram", 4)])
 def test_costs_of_few_and_many_rows(tmp_path: Path, drafter: str, k: int) -> None:
-    costs = measure_costs(built(make_tiny_hybrid(tmp_path), drafter, k).runner.parts)
+    costs = measure_costs(built(make_tiny_hybrid(tmp_path), drafter, k).runner)
     assert costs.tokens[0] == 1
     assert list(costs.tokens) == sorted(set(costs.tokens))
     assert len(costs.step_us) == len(costs.tokens)
@@ -43,17 +43,17 @@ def test_costs_of_few_and_many_rows(tmp_path: Path, drafter: str, k: int) -> Non
 
 def test_sizes_without_room_are_not_measured(tmp_path: Path) -> None:
     folder = make_tiny_hybrid(tmp_path)
-    small = built(folder, "mtp", 3, replace(ROOM, max_model_len=40)).runner.parts
+    small = built(folder, "mtp", 3, replace(ROOM, max_model_len=40)).runner
     assert not measure_costs(small).tokens
     assert check_drafter(small) == (0, 0)
 
 
 def test_a_trained_head_passes_the_check_and_a_random_one_does_not(tmp_path: Path) -> None:
-    trained = check_drafter(built(TRAINED, "mtp", 1).runner.parts)
+    trained = check_drafter(built(TRAINED, "mtp", 1).runner)
     assert trained.accepted > 0.2 * trained.drafts > 0
-    random = check_drafter(built(make_tiny_hybrid(tmp_path), "mtp", 1).runner.parts)
+    random = check_drafter(built(make_tiny_hybrid(tmp_path), "mtp", 1).runner)
     assert random.accepted < 0.2 * random.drafts
-    assert check_drafter(built(TRAINED, "ngram", 1).runner.parts) == (0, 0)
+    assert check_drafter(built(TRAINED, "ngram", 1).runner) == (0, 0)
 
 
 def test_a_head_that_fails_is_named_in_the_log(
@@ -77,8 +77,8 @@ def test_a_head_that_fails_is_named_in_the_log(
 def test_nothing_of_it_is_seen_by_requests(hybrid_bench: ParityBench) -> None:
     where = replace(NEIGHBOURS["mixed"], max_model_len=400)
     made = built(hybrid_bench.folder, "mtp", 3, where)
-    measure_costs(made.runner.parts)
-    check_drafter(made.runner.parts)
+    measure_costs(made.runner)
+    check_drafter(made.runner)
     step = one_rank(Runner(made.runner.parts))
     answers = serve(step, made.facts, hybrid_bench.requests, where, depth=1)
     for name, expected in hybrid_bench.expected.items():

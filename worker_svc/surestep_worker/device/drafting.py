@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from surestep_kernels.slot_state import DraftIds, SlotState
-from surestep_proto import engine_pb2 as pb
+from surestep_common.errors import InvalidRequest
+from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.step_ops import StepOps
 from torch import Tensor
 
 from surestep_worker.drafting import made_too_early
+from surestep_worker.parts import Parts
 from surestep_worker.plan import IntArray, Rows
-from surestep_worker.spec import Drafter
+from surestep_worker.spec import Drafter, StatefulDrafter
+from surestep_worker.spec.mtp import MtpDrafter
+
+from .mtp import DeviceMtp, DraftShape, MtpInputs
 
 logger = logging.getLogger(__name__)
 
@@ -22,48 +28,75 @@ class Drafted(NamedTuple):
     """Drafts of all rows of a step."""
 
     drafts: DraftIds  # [R]
-    skipped: bool  # the drafter failed, or had failed before the plan's author knew
+    catch_up: Tensor  # i32[R] positions that the drafter's state follows by, at most
+    non_finite: Tensor  # i32[R] 1: drafting met logits that were not finite
+    failed: bool
 
 
 class DeviceDrafting:
-    """Runs a drafter without state. Not thread-safe: every call comes from the step thread."""
+    """Runs the drafter. Not thread-safe: every call comes from the step thread."""
 
-    def __init__(
-        self, drafter: Drafter | None, *, max_drafts: int, vocab_size: int, device: torch.device
-    ) -> None:
-        self._drafter, self._device = drafter, device
-        self._max_drafts, self._vocab_size = max_drafts, vocab_size
+    def __init__(self, parts: Parts, ops: StepOps, state: SlotState) -> None:
+        """Raises InvalidRequest for a drafter whose state cannot live on a device."""
+        drafter = parts.drafter
+        self._drafter, self._state, self._device = drafter, state, parts.device
+        self._max_drafts, self._vocab_size = parts.max_draft_tokens, parts.model.config.vocab_size
+        self.mtp: DeviceMtp | None = None
+        if isinstance(drafter, MtpDrafter):
+            self.mtp = DeviceMtp(drafter, parts, ops, state)
+        elif isinstance(drafter, StatefulDrafter):
+            raise InvalidRequest("this drafter runs on the CPU only", param="speculative_config")
         self.faults = 0  # of this epoch
 
-    def run(self, rows: Rows, slot: Tensor, state: SlotState, known_faults: int) -> Drafted:
-        """Draft for the VERIFY rows; `slot` i32[R] is that of each row.
+    def skips(self, known_faults: int) -> bool:
+        """Whether a plan that knows of so many faults was made too early to draft.
 
         Raises LedgerError for a plan that knows of faults that never were.
         """
-        nothing = DraftIds(*self._zeros(len(rows)))
-        if made_too_early(known_faults, self.faults):
-            return Drafted(nothing, skipped=True)
-        verify_rows = np.flatnonzero(rows.mode == pb.VERIFY)
-        if self._drafter is None or not len(verify_rows):
-            return Drafted(nothing, skipped=False)
+        return made_too_early(known_faults, self.faults)
+
+    def run(
+        self,
+        rows: StepRows,
+        k_cap: Tensor,
+        mtp: MtpInputs | None,
+        shape: DraftShape,
+        error: Tensor,
+    ) -> Drafted:
+        """Draft at most k_cap i32[R] tokens for every row."""
+        ids = torch.zeros(len(k_cap), self._max_drafts, dtype=torch.int32, device=self._device)
+        nothing, zeros = DraftIds(ids, torch.zeros_like(k_cap)), torch.zeros_like(k_cap)
+        faults = self.faults
+        with self._guarded():
+            if self.mtp is not None:
+                assert mtp is not None
+                own = self.mtp.draft(rows, k_cap, mtp, shape, error)
+                return Drafted(own.drafts, rows.catch_up, own.non_finite, failed=False)
+            if self._drafter is not None and shape.num_drafts:
+                drafts = self._propose(self._drafter, rows.slot, k_cap)
+                return Drafted(drafts, zeros, zeros, failed=False)
+        return Drafted(nothing, zeros, zeros, failed=self.faults > faults)
+
+    def observe(self, rows: Rows, n_drafts: IntArray, n_accepted: IntArray) -> None:
+        """A drafter with state learns how its drafts for rows [R] fared."""
+        drafted = n_drafts > 0
+        if isinstance(self._drafter, StatefulDrafter) and drafted.any():
+            with self._guarded():
+                self._drafter.observe(rows.slot[drafted], n_drafts[drafted], n_accepted[drafted])
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """An exception is counted."""
         try:
-            return Drafted(self._propose(self._drafter, rows.k_cap, slot, state), skipped=False)
+            yield
         except Exception:
             logger.exception("the drafter failed, the step goes on without it")
             self.faults += 1
-            return Drafted(nothing, skipped=True)
 
-    def _propose(
-        self, drafter: Drafter, k_cap: IntArray, slot: Tensor, state: SlotState
-    ) -> DraftIds:
-        """Drafts for all rows; those that may have none get none."""
-        caps = torch.from_numpy(k_cap).to(self._device, non_blocking=True)
-        line = slot.long()
+    def _propose(self, drafter: Drafter, slot: Tensor, k_cap: Tensor) -> DraftIds:
+        """Of a drafter without state; rows that may have no drafts get none."""
+        state, line, caps = self._state, slot.long(), k_cap.long()
         ids, counts, _ = drafter.propose(state.tokens, line, state.known[line].long(), caps)
         real = (ids >= 0) & (ids < self._vocab_size)  # drafts end where they make no sense
         counts = torch.minimum(torch.minimum(counts, caps), real.int().cumprod(dim=1).sum(dim=1))
         return DraftIds(torch.where(real, ids, 0).int(), counts.int())
-
-    def _zeros(self, num_rows: int) -> tuple[Tensor, Tensor]:
-        ids = torch.zeros(num_rows, self._max_drafts, dtype=torch.int32, device=self._device)
-        return ids, torch.zeros(num_rows, dtype=torch.int32, device=self._device)

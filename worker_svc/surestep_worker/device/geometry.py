@@ -7,46 +7,66 @@ from typing import Any
 
 import numpy as np
 from surestep_kernels.slot_state import StepRows
+from surestep_proto import engine_pb2 as pb
 
 from surestep_worker.gather import (
     PromptPositions,
     offsets,
     prompt_positions,
-    sampled_windows,
+    sampled_positions,
     tokens_consumed,
 )
 from surestep_worker.plan import ArmedSnapshots, BoolArray, IntArray, Rows
 from surestep_worker.slots import Slots
 
+from .buckets import Bucket
+
+_NO_PROMPT = PromptPositions(*np.zeros((4, 0), dtype=np.int64))
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What the host knows of a step before it runs. R rows, T tokens, N sampled positions."""
+    """What the host knows of a step before it runs. T tokens, N sampled positions in V windows.
+
+    R rows, which are padded with rows of the NULL slot when the step is to fill a bucket. Padding
+    stands behind everything else in every column.
+    """
 
     rows: StepRows  # of arrays
     width: IntArray  # [R] room for so many tokens
-    window_row: IntArray  # [V] row of each window
+    k_cap: Any  # i32[R]
+    window_row: IntArray  # [V] row of each window; of those that are no padding
+    window_slot: IntArray  # [V]
     position_window: Any  # i32[N]
     logits_index: Any  # i32[N + P] tokens whose logits are wanted
     prompt: PromptPositions  # P of them
 
     @classmethod
     def of(
-        cls, rows: Rows, slots: Slots, wants_prompt: BoolArray, armed: ArmedSnapshots
+        cls,
+        rows: Rows,
+        slots: Slots,
+        wants_prompt: BoolArray,
+        armed: ArmedSnapshots,
+        bucket: Bucket | None = None,
     ) -> Geometry:
-        """A window has room for the newest token and as many drafts as its row may have."""
-        width = tokens_consumed(rows, rows.k_cap)
+        """A window has room for the newest token and as many drafts as its row may have.
+
+        In a bucket all windows have the same room, and there are no prompts.
+        """
+        num_rows, room = len(rows), rows.k_cap
+        if bucket is not None:
+            rows = _padded(rows, bucket.rows, slots.num_slots)
+            room = np.full(bucket.rows, bucket.window - 1)
+        width = tokens_consumed(rows, room)
         cu = offsets(width)
         token_row = np.repeat(np.arange(len(rows)), width)
-        windows, sampled = sampled_windows(rows, cu, rows.k_cap, slots)
+        sampled = sampled_positions(rows, cu, room)
         window = np.full(len(rows), -1)
-        window[windows.row] = np.arange(len(windows.row))
-        position_window = np.repeat(np.arange(len(windows.row)), np.diff(windows.cu))
-        # Prompts are consumed as planned: a row with known tokens starts at len_hi.
-        position = rows.len_hi[token_row] + np.arange(cu[-1]) - cu[token_row]
-        length, line = np.zeros((2, slots.num_slots), dtype=np.int64)
+        window[sampled.row] = np.arange(len(sampled.row))
+        length, line = np.zeros((2, slots.num_slots + 1), dtype=np.int64)
         length[armed.slot], line[armed.slot] = armed.length, armed.id - 1
-        prompt = prompt_positions(rows, token_row, position, slots, wants_prompt)
+        prompt = _prompt(rows, cu, token_row, slots, wants_prompt)
         columns = StepRows(
             slot=_words(rows.slot),
             cu_rows=_words(cu),
@@ -56,12 +76,41 @@ class Geometry:
             catch_up=_words(rows.catch_up),
             window=_words(window),
             token_row=_words(token_row),
-            position_row=_words(windows.row[position_window]),
-            position_offset=_words(np.arange(len(position_window)) - windows.cu[position_window]),
-            cu_windows=_words(windows.cu),
+            position_row=_words(sampled.row[sampled.window]),
+            position_offset=_words(sampled.offset),
+            cu_windows=_words(sampled.cu),
         )
-        index = _words(np.concatenate((sampled, prompt.predictor)))
-        return cls(columns, width, windows.row, _words(position_window), index, prompt)
+        return cls(
+            rows=columns,
+            width=width,
+            k_cap=_words(rows.k_cap),
+            window_row=sampled.row[sampled.row < num_rows],
+            window_slot=rows.slot[sampled.row],
+            position_window=_words(sampled.window),
+            logits_index=_words(np.concatenate((sampled.token, prompt.predictor))),
+            prompt=prompt,
+        )
+
+
+def _padded(rows: Rows, num_rows: int, null_slot: int) -> Rows:
+    """With DECODE rows of the NULL slot behind them."""
+    fill = {"slot": null_slot, "mode": int(pb.DECODE)}
+    return Rows(
+        **{
+            name: np.pad(column, (0, num_rows - len(rows)), constant_values=fill.get(name, 0))
+            for name, column in rows.columns()
+        }
+    )
+
+
+def _prompt(
+    rows: Rows, cu: IntArray, token_row: IntArray, slots: Slots, wants_prompt: BoolArray
+) -> PromptPositions:
+    if not rows.is_prefill.any():
+        return _NO_PROMPT
+    # Prompts are consumed as planned: a row with known tokens starts at len_hi.
+    position = rows.len_hi[token_row] + np.arange(cu[-1]) - cu[token_row]
+    return prompt_positions(rows, token_row, position, slots, wants_prompt)
 
 
 def _words(column: IntArray | BoolArray) -> Any:

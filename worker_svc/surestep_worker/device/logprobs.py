@@ -33,10 +33,12 @@ class LogprobPlan(NamedTuple):
     num_top: IntArray  # [M + P]
 
     @classmethod
-    def of(cls, geometry: Geometry, slot: IntArray, wants: LogprobWants) -> LogprobPlan | None:
-        """None when nobody wants any; `slot` [V] is that of each window."""
-        wanted: BoolArray = wants.emitted.numpy()[slot][geometry.position_window]
-        index, prompt = np.flatnonzero(wanted), geometry.prompt
+    def of(cls, geometry: Geometry, wants: LogprobWants) -> LogprobPlan | None:
+        """None when nobody wants any."""
+        num_windows, slot = len(geometry.window_row), geometry.window_slot
+        wanted: BoolArray = np.zeros(len(slot), dtype=np.bool_)  # padding wants nothing
+        wanted[:num_windows] = wants.emitted.numpy()[slot[:num_windows]]
+        index, prompt = np.flatnonzero(wanted[geometry.position_window]), geometry.prompt
         num_positions = len(geometry.position_window)
         if not len(index) and not len(prompt.row):
             return None

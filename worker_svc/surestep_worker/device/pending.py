@@ -14,11 +14,13 @@ from surestep_proto import engine_pb2 as pb
 
 from surestep_worker.parts import Parts
 from surestep_worker.plan import ArmedSnapshots, IntArray, Rows
+from surestep_worker.plan_check import check_caught_up
 from surestep_worker.result import StepOutcome, digest, fill_rows
 from surestep_worker.sampling import Verdict
 from surestep_worker.sampling.logprobs import Score
 
 from .download import Words
+from .drafting import DeviceDrafting
 from .geometry import Geometry
 from .logprobs import LogprobPlan
 
@@ -40,8 +42,11 @@ class Launched(NamedTuple):
 class DevicePending:
     """See Pending."""
 
-    def __init__(self, parts: Parts, words: Words, launched: Launched) -> None:
+    def __init__(
+        self, parts: Parts, words: Words, launched: Launched, drafting: DeviceDrafting
+    ) -> None:
         self._parts, self._words, self._launched = parts, words, launched
+        self._drafting = drafting
 
     @property
     def done(self) -> bool:
@@ -54,15 +59,17 @@ class DevicePending:
 
     def finish(self) -> pb.StepResult:
         """See Pending."""
-        report, error, fingerprint, *scores = self._words.tensors()
+        report, error, fingerprint, non_finite, *scores = self._words.tensors()
         if int(error):
             raise InternalError("the device met a slot, block or position that does not exist")
-        words = Report.of(report.long())
+        num_rows = len(self._launched.rows)  # padding stands behind them
+        words = Report.of(report[:num_rows].long())
         outcome = self._outcome(words)
         taken = self._taken(words.folded.numpy())
         self._commit(outcome, words)
         verdict = self._verdict(words)
         result = self._result(outcome, verdict, int(fingerprint))
+        result.draft_non_finite_rows.extend(non_finite[:num_rows].nonzero().flatten().tolist())
         self._tell_snapshots(result, taken)
         logprobs = self._launched.logprobs
         if logprobs is not None and self._parts.tp.rank == 0:
@@ -90,11 +97,14 @@ class DevicePending:
     def _commit(self, outcome: StepOutcome, words: Report) -> None:
         """The host's books follow."""
         slots, rows = self._parts.slots, self._launched.rows
-        consumed = np.where(rows.is_prefill, self._launched.geometry.width, outcome.n_emitted)
+        slots.draft_upto[rows.slot] = words.draft_upto.numpy()
+        if self._drafting.mtp is not None and not self._launched.drafter_skipped:
+            check_caught_up(rows, slots)
+        consumed = np.where(rows.is_prefill, rows.num_tokens, outcome.n_emitted)
         consumed[outcome.status != pb.OK] = 0
         counts = consumed, outcome.n_accepted, outcome.n_emitted
         slots.commit(self._launched.plan.step, rows.slot, words.folded.numpy(), *counts)
-        slots.draft_upto[rows.slot] = words.draft_upto.numpy()
+        self._drafting.observe(rows, outcome.n_drafts, outcome.n_accepted)
 
     def _verdict(self, words: Report) -> Verdict:
         """Of the windows only."""

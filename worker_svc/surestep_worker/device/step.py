@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import time
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from surestep_common.errors import InvalidRequest
 from surestep_kernels.choose import Chosen
-from surestep_kernels.gather_step import StepInputs
-from surestep_kernels.paged_attention import AttentionRows
-from surestep_kernels.recurrent import RecurrentRows
 from surestep_kernels.shape_logits import Positions, Shaping
-from surestep_kernels.slot_state import DraftIds, StepRows
 from surestep_kernels.step_ops import StepOps
 from surestep_kernels.write_runs import Runs
 from surestep_proto import engine_pb2 as pb
 from torch import Tensor
 
-from surestep_worker.batch import StepBatch
 from surestep_worker.digest import row_fingerprints
 from surestep_worker.parts import Parts
 from surestep_worker.plan import ArmedSnapshots, Rows, read_snapshots
-from surestep_worker.spec import StatefulDrafter
 
+from .buckets import Bucket, find_bucket, make_buckets
 from .download import Words
 from .drafting import DeviceDrafting
+from .forward import ForwardPass, PassInputs, PassOutputs, PassShape
 from .geometry import Geometry
+from .graphs import Graphs
 from .logprobs import LogprobPlan, ScoredPositions, score_positions
 from .memory import SlotMemory
+from .mtp import DraftShape
 from .pending import DevicePending, Launched
-from .upload import upload
+from .upload import num_words, upload
 from .wishes import WishBook, Wishes
 
-
-class _Sampling(NamedTuple):
-    """What is sampled: N positions, behind whose logits stand those of P prompt tokens."""
-
-    logits_index: Tensor  # i32[N + P] into the step's tokens
-    position_window: Tensor  # i32[N]
+logger = logging.getLogger(__name__)
 
 
 class _Columns(NamedTuple):
     """All that a step needs from the host."""
 
-    rows: StepRows
-    sampling: _Sampling
+    inputs: PassInputs  # first: a captured pass reads a copy of them
+    position_window: Tensor  # i32[N]
     wishes: Wishes
     scored: ScoredPositions | None
     differences: Runs | None  # of the slots, to be applied first
@@ -56,20 +51,25 @@ class DeviceStep:
 
     def __init__(self, parts: Parts, ops: StepOps) -> None:
         """Raises InvalidRequest for a drafter that steps on a device cannot use."""
-        if isinstance(parts.drafter, StatefulDrafter):
-            raise InvalidRequest(
-                "drafters with state run on the CPU only", param="speculative_config"
-            )
         self.parts = parts
         self._ops = ops
         self._memory = SlotMemory(parts.slots, parts.device)
         self._wishes = WishBook(parts.slots.num_slots, parts.model.config.vocab_size)
-        self._drafting = DeviceDrafting(
-            parts.drafter,
-            max_drafts=parts.max_draft_tokens,
-            vocab_size=parts.model.config.vocab_size,
-            device=parts.device,
-        )
+        self._drafting = DeviceDrafting(parts, ops, self._memory.state)
+        self._pass = ForwardPass(parts, ops, self._memory.state, self._drafting)
+        self._graphs = Graphs(self._pass, parts.device)
+
+    def prepare(self) -> None:
+        """Capture a pass for every bucket. See Execution."""
+        if not self.parts.use_graphs:
+            return
+        began = time.perf_counter()
+        for bucket in make_buckets(self.parts.slots.num_slots, 1 + self.parts.max_draft_tokens):
+            inputs, shape = self._padding(bucket)
+            self._graphs.capture(bucket, upload(inputs, self.parts.device), shape)
+            self.parts.heartbeat.progress(pb.WARMING_UP)
+        seconds = time.perf_counter() - began
+        logger.info("captured %d shapes of step in %.1f s", len(self._graphs.buckets), seconds)
 
     def open(self) -> None:
         """See Execution."""
@@ -80,109 +80,109 @@ class DeviceStep:
         began, parts = time.perf_counter_ns(), self.parts
         for admission in plan.admissions:
             self._wishes.admit(admission)
+        skipped = self._drafting.skips(plan.drafter_faults)
+        asked = _without_drafts(rows) if skipped else rows
         armed, wants = self._armed(plan), parts.sampling.logprobs
-        geometry = Geometry.of(rows, parts.slots, wants.prompt.numpy(), armed)
-        window_slot = rows.slot[geometry.window_row]
-        logprobs = LogprobPlan.of(geometry, window_slot, wants)
+        bucket = find_bucket(asked, self._graphs.buckets, catches_up=self._drafting.mtp is not None)
+        geometry = Geometry.of(asked, parts.slots, wants.prompt.numpy(), armed, bucket)
+        logprobs = LogprobPlan.of(geometry, wants)
+        wishes = self._wishes.of(geometry.window_slot, geometry.position_window)
+        inputs = self._inputs(geometry, bucket)
         host = _Columns(
-            rows=geometry.rows,
-            sampling=_Sampling(geometry.logits_index, geometry.position_window),
-            wishes=self._wishes.of(window_slot, geometry.position_window),
+            inputs=inputs,
+            position_window=geometry.position_window,
+            wishes=wishes,
             scored=logprobs.positions if logprobs is not None else None,
             differences=self._memory.differences(plan),
         )
-        sent = upload(host, parts.device)
+        sent, words = upload(host, parts.device)
         if sent.differences is not None:
             self._ops.write_runs(self._memory.words, sent.differences)
-        parts.heartbeat.enter(pb.DRAFTING)
-        state = self._memory.state
-        drafted = self._drafting.run(rows, sent.rows.slot, state, plan.drafter_faults)
-        parts.heartbeat.enter(pb.FORWARD)
-        words = self._run(sent, drafted.drafts, geometry, logprobs)
+        if bucket is None:
+            shape = _shape(geometry, wishes)
+            outputs = self._pass(sent.inputs, shape)
+        else:
+            parts.heartbeat.enter(pb.FORWARD)
+            outputs = self._graphs.replay(bucket, words[: num_words(inputs)])
+        parts.heartbeat.enter(pb.SAMPLING)
+        results = self._sample(sent, outputs, logprobs)
         launched = Launched(
-            plan, rows, geometry, armed, logprobs, drafted.skipped, self._drafting.faults,
-            began, time.perf_counter_ns(),
+            plan, rows, geometry, armed, logprobs,
+            skipped or outputs.failed, self._drafting.faults, began, time.perf_counter_ns(),
         )  # fmt: skip
-        return DevicePending(parts, words, launched)
+        return DevicePending(parts, results, launched, self._drafting)
 
     def _armed(self, plan: pb.StepPlan) -> ArmedSnapshots:
         recurrent = self.parts.caches.recurrent
         return read_snapshots(plan, recurrent.num_snapshots if recurrent is not None else 0)
 
-    def _run(
-        self, sent: _Columns, drafts: DraftIds, geometry: Geometry, logprobs: LogprobPlan | None
-    ) -> Words:
-        """Gather, forward, choose, commit: launches alone, then the copy of what is reported."""
-        parts, ops, state = self.parts, self._ops, self._memory.state
-        error = torch.zeros(1, dtype=torch.int32, device=parts.device)
-        kv = parts.caches.kv
-        inputs = ops.gather_step(sent.rows, drafts, state, error, kv.spec.block_size, kv.num_blocks)
-        hidden = self._forward(sent, inputs, int(geometry.width.max(initial=0)))
-        parts.heartbeat.enter(pb.SAMPLING)
-        logits = parts.model.logits(hidden).float() if len(hidden) else hidden
+    def _inputs(self, geometry: Geometry, bucket: Bucket | None) -> PassInputs:
+        """Arrays."""
+        rows, mtp = geometry.rows, self._drafting.mtp
+        if mtp is None:
+            return PassInputs(rows, geometry.k_cap, geometry.logits_index, None)
+        slot, catch_up = np.asarray(rows.slot), np.asarray(rows.catch_up)
+        room = catch_up if bucket is None else np.full(bucket.rows, bucket.window)
+        own = mtp.inputs(slot, geometry.k_cap, room, self._wishes.draw(slot))
+        return PassInputs(rows, geometry.k_cap, geometry.logits_index, own)
+
+    def _padding(self, bucket: Bucket) -> tuple[PassInputs, PassShape]:
+        """Inputs of a bucket in which nobody is, and the shape of its passes."""
+        nobody, parts = Rows.none(), self.parts
+        none_armed = self._armed(pb.StepPlan())
+        wants_prompt = parts.sampling.logprobs.prompt.numpy()
+        geometry = Geometry.of(nobody, parts.slots, wants_prompt, none_armed, bucket)
+        draft = DraftShape(bucket.window - 1, bucket.window, random=True, truncated=True)
+        return self._inputs(geometry, bucket), PassShape(bucket.window, draft)
+
+    def _sample(self, sent: _Columns, outputs: PassOutputs, logprobs: LogprobPlan | None) -> Words:
+        """Choose, commit, and the copy of what is reported."""
+        logits = outputs.logits
         raw = logits.clone() if logprobs is not None else logits
-        chosen = self._choose(sent, inputs, logits)
-        report = ops.commit_step(sent.rows, drafts, chosen, sent.wishes.stops, state)
+        chosen = self._choose(sent, outputs)
+        report = self._ops.commit_step(
+            outputs.rows, outputs.drafts, chosen, sent.wishes.stops, self._memory.state
+        )
         scores = () if logprobs is None or sent.scored is None else score_positions(
             raw, chosen.ids, sent.scored, logprobs.width
         )  # fmt: skip
-        told = report, error, _fingerprint(hidden, sent, drafts)
-        return Words([*told, *scores])
+        return Words([report, outputs.error, _fingerprint(outputs), outputs.non_finite, *scores])
 
-    def _forward(self, sent: _Columns, inputs: StepInputs, max_tokens: int) -> Tensor:
-        """Final hidden states [N + P, H] of the positions whose logits are wanted."""
-        if not len(inputs.token_ids):  # the plan only frees slots
-            return torch.empty(0, 1, device=self.parts.device)
-        batch, caches = _batch(sent, inputs, max_tokens), self.parts.caches
-        hidden = self.parts.model.forward(batch, caches)
-        if caches.kv.spec.hidden_size:
-            caches.kv.hidden[batch.kv_slots] = hidden
-        return hidden[batch.logits_index]
-
-    def _choose(self, sent: _Columns, inputs: StepInputs, logits: Tensor) -> Chosen:
+    def _choose(self, sent: _Columns, outputs: PassOutputs) -> Chosen:
         """Rank 0 decides for all."""
-        wishes, tp = sent.wishes, self.parts.tp
-        window, z = sent.sampling.position_window, logits[: len(inputs.lengths)]
+        wishes, window, inputs = sent.wishes, sent.position_window, outputs.inputs
+        z = outputs.logits[: len(window)]
         if not len(window):
-            nothing = torch.zeros(0, dtype=torch.int32, device=logits.device)
+            nothing = torch.zeros(0, dtype=torch.int32, device=z.device)
             return Chosen(nothing, nothing)
         shaping = Shaping(wishes.biases, wishes.penalties, wishes.forbidden)
         if shaping != Shaping():
-            slot = inputs.slots[sent.rows.position_row.long()].int()
+            slot = inputs.slots[outputs.rows.position_row.long()].int()
             where = Positions(window, slot, inputs.lengths, self._memory.state.tokens)
             self._ops.shape_logits(z, where, shaping)
         chosen = self._ops.choose(
             z, window, inputs.lengths, wishes.draw, random=wishes.random, truncated=wishes.truncated
         )
-        packed = tp.broadcast(torch.stack(chosen))
-        return Chosen(packed[0], packed[1])
+        return Chosen._make(self.parts.tp.broadcast(column) for column in chosen)
 
 
-def _batch(sent: _Columns, inputs: StepInputs, max_tokens: int) -> StepBatch:
-    rows = sent.rows
-    return StepBatch(
-        token_ids=inputs.token_ids,
-        positions=inputs.positions,
-        rows=AttentionRows(inputs.block_tables, rows.cu_rows, inputs.start, max_tokens),
-        kv_slots=inputs.kv_slots,
-        logits_index=sent.sampling.logits_index.long(),
-        recurrent=RecurrentRows(
-            slots=inputs.slots,
-            cu_rows=rows.cu_rows,
-            start=inputs.start,
-            pending=inputs.pending,
-            window=1 - rows.advances,
-            snapshot_after=inputs.snapshot_after,
-            snapshot_line=rows.snapshot_line,
-            max_tokens=max_tokens,
-        ),
-    )
+def _without_drafts(rows: Rows) -> Rows:
+    nothing = np.zeros_like(rows.k_cap)
+    return dataclasses.replace(rows, k_cap=nothing, catch_up=nothing)
 
 
-def _fingerprint(hidden: Tensor, sent: _Columns, drafts: DraftIds) -> Tensor:
+def _shape(geometry: Geometry, wishes: Wishes) -> PassShape:
+    """That of a pass for this step alone."""
+    most_drafts = int(geometry.k_cap.max(initial=0))
+    most_behind = int(np.asarray(geometry.rows.catch_up).max(initial=0))
+    draft = DraftShape(most_drafts, most_behind, wishes.random, wishes.truncated)
+    return PassShape(int(geometry.width.max(initial=0)), draft)
+
+
+def _fingerprint(outputs: PassOutputs) -> Tensor:
     """Of the hidden states [N + P, H] that are no padding: i64[1]."""
-    rows, num_positions = sent.rows, len(sent.sampling.position_window)
-    sums = row_fingerprints(hidden)
-    real = rows.position_offset <= drafts.counts[rows.position_row.long()]
+    rows, num_positions = outputs.rows, len(outputs.inputs.lengths)
+    sums = row_fingerprints(outputs.hidden)
+    real = rows.position_offset < outputs.inputs.valid[rows.position_row.long()]
     windows = torch.where(real, sums[:num_positions], 0).sum()
     return (windows + sums[num_positions:].sum()).reshape(1)

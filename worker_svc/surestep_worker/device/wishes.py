@@ -36,15 +36,15 @@ class Wishes(NamedTuple):
 
 
 class WishBook:
-    """Sampling parameters of every slot."""
+    """Sampling parameters of every slot; the NULL slot, behind them, wishes nothing."""
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._params = [_NO_WISHES] * num_slots
-        self._truncates = np.zeros(num_slots, dtype=np.bool_)
-        self._prompt_len = np.zeros(num_slots, dtype=np.int64)
+        self._vocab_size, lines = vocab_size, num_slots + 1
+        self._params = [_NO_WISHES] * lines
+        self._truncates = np.zeros(lines, dtype=np.bool_)
+        self._prompt_len = np.zeros(lines, dtype=np.int64)
         self._draw: dict[str, Any] = {
-            name: np.zeros(num_slots, np.int32 if name in _WHOLE else np.float32)
+            name: np.zeros(lines, np.int32 if name in _WHOLE else np.float32)
             for name in DrawParams._fields
         }
 
@@ -64,11 +64,15 @@ class WishBook:
         for column, value in zip(self._draw.values(), values, strict=True):
             column[slot] = value
 
+    def draw(self, slots: IntArray) -> DrawParams:
+        """How the tokens of these slots are drawn."""
+        return DrawParams(*(column[slots] for column in self._draw.values()))
+
     def of(self, slots: IntArray, position_window: Int32Array) -> Wishes:
         """What windows [V] ask for, in these slots; position_window [N]."""
         params = [self._params[slot] for slot in slots.tolist()]
         prompt_len = self._prompt_len[slots]
-        draw = DrawParams(*(column[slots] for column in self._draw.values()))
+        draw = self.draw(slots)
         draws = draw.temperature > 0
         return Wishes(
             draw=draw,

@@ -19,7 +19,7 @@ from surestep_worker.plan import BoolArray, IntArray
 from surestep_worker.sampling import sample
 
 from .base import Drafts, Target
-from .temperature import DraftTemperature
+from .temperature import DraftTemperature, FloatArray
 
 
 class MtpDrafter:
@@ -27,7 +27,7 @@ class MtpDrafter:
 
     def __init__(self, num_drafts: int, target: Target, temperature: DraftTemperature) -> None:
         assert target.model.mtp is not None, "the model was loaded without its MTP head"
-        self._head: MtpHead = target.model.mtp
+        self.head: MtpHead = target.model.mtp
         self._num_drafts = num_drafts
         self._target = target
         self._temperature = temperature
@@ -57,7 +57,7 @@ class MtpDrafter:
         ids = np.zeros((len(host), self._num_drafts), dtype=np.int64)
         counts = np.zeros(len(host), dtype=np.int64)
         non_finite = np.zeros(len(host), dtype=np.bool_)
-        factors = self._factors(host)
+        factors = torch.from_numpy(self.factors(host))
         rows, hidden = np.arange(len(host)), self._seed[slots]
         for step in range(self._num_drafts):
             rows, hidden = _keep(caps[rows] > step, rows, hidden)
@@ -97,11 +97,12 @@ class MtpDrafter:
         if random.any():
             self._temperature.observe(slots[random], n_drafts[random], n_accepted[random])
 
-    def _factors(self, slots: IntArray) -> torch.Tensor:
-        """Divisors f32[R] of the logits; greedy requests have no use for any."""
-        factors, random = torch.ones(len(slots)), self._random(slots)
+    def factors(self, slots: IntArray) -> FloatArray:
+        """Divisors [R] of the logits; greedy requests have no use for any."""
+        factors = np.ones(len(slots), dtype=np.float32)
+        random = self._random(slots)
         if random.any():
-            factors[torch.from_numpy(random)] = self._temperature.choose(slots[random])
+            factors[random] = self._temperature.choose(slots[random])
         return factors
 
     def _random(self, slots: IntArray) -> BoolArray:
@@ -118,7 +119,7 @@ class MtpDrafter:
     def _run(self, batch: StepBatch, hidden: torch.Tensor) -> torch.Tensor:
         target = self._target
         embedded = target.model.embed(batch.token_ids)
-        return self._head.forward(embedded, hidden, batch, target.caches)
+        return self.head.forward(embedded, hidden, batch, target.caches)
 
     def _batch(
         self, slots: IntArray, start: IntArray, cu: IntArray, row: IntArray, position: IntArray

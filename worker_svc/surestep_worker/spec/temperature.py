@@ -9,9 +9,11 @@ accepted most often lately, some another.
 from __future__ import annotations
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from surestep_worker.plan import IntArray
+
+FloatArray = npt.NDArray[np.float32]
 
 FACTORS = (0.25, 0.5, 0.75, 1.0, 1.4, 2.0)
 _FIRST = FACTORS.index(1.0)
@@ -32,15 +34,15 @@ class DraftTemperature:
         self._accepted[_FIRST] += 4.0
         self._windows = 0
 
-    def choose(self, slots: IntArray) -> torch.Tensor:
-        """Factors f32[R] for the windows of slots [R]."""
+    def choose(self, slots: IntArray) -> FloatArray:
+        """Factors [R] for the windows of slots [R]."""
         if self._fixed is not None:
-            return torch.full((len(slots),), self._fixed)
+            return np.full(len(slots), self._fixed, dtype=np.float32)
         turn = self._windows + np.arange(len(slots))
         self._windows += len(slots)
         other = turn // _EXPLORE_EVERY % len(FACTORS)
         self._choice[slots] = np.where(turn % _EXPLORE_EVERY == 0, other, self.best)
-        return torch.tensor(FACTORS)[torch.from_numpy(self._choice[slots])]
+        return np.array(FACTORS, dtype=np.float32)[self._choice[slots]]
 
     def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
         """Learn from windows [R] of requests that sample: a rejected draft ends its window."""

@@ -1,0 +1,110 @@
+"""The part of a step that is alike in all steps of one shape: draft, gather, forward, logits.
+
+It reads the slots and what the host has sent, and asks the host nothing: a CUDA graph can hold it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from surestep_kernels.gather_step import StepInputs
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.recurrent import RecurrentRows
+from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.step_ops import StepOps
+from surestep_proto import engine_pb2 as pb
+from torch import Tensor
+
+from surestep_worker.batch import StepBatch
+from surestep_worker.parts import Parts
+
+from .drafting import DeviceDrafting
+from .mtp import DraftShape, MtpInputs
+
+
+class PassInputs(NamedTuple):
+    """What the host sends for R rows, N sampled positions and P positions of prompts."""
+
+    rows: StepRows
+    k_cap: Tensor  # i32[R]
+    logits_index: Tensor  # i32[N + P] into the step's tokens
+    mtp: MtpInputs | None
+
+
+class PassShape(NamedTuple):
+    """What decides which kernels run; everything else is on the device."""
+
+    max_tokens: int  # of a row
+    draft: DraftShape
+
+
+class PassOutputs(NamedTuple):
+    """What sampling goes on with."""
+
+    rows: StepRows
+    drafts: DraftIds
+    non_finite: Tensor  # i32[R] 1: drafting met logits that were not finite
+    failed: bool  # the drafter did, and there are no drafts
+    inputs: StepInputs
+    hidden: Tensor  # [N + P, H] final, of the positions whose logits are wanted
+    logits: Tensor  # f32[N + P, V]
+    error: Tensor  # i32[1], see slot_state
+
+
+class ForwardPass:
+    """Runs it. Not thread-safe: every call comes from the step thread."""
+
+    def __init__(
+        self, parts: Parts, ops: StepOps, state: SlotState, drafting: DeviceDrafting
+    ) -> None:
+        self._parts, self._ops, self._state, self._drafting = parts, ops, state, drafting
+
+    def __call__(self, sent: PassInputs, shape: PassShape) -> PassOutputs:
+        """Queue it on the device."""
+        heartbeat, kv = self._parts.heartbeat, self._parts.caches.kv
+        error = torch.zeros(1, dtype=torch.int32, device=self._parts.device)
+        heartbeat.enter(pb.DRAFTING)
+        drafted = self._drafting.run(sent.rows, sent.k_cap, sent.mtp, shape.draft, error)
+        heartbeat.enter(pb.FORWARD)
+        rows = sent.rows._replace(catch_up=drafted.catch_up)
+        inputs = self._ops.gather_step(
+            rows, drafted.drafts, self._state, error, kv.spec.block_size, kv.num_blocks
+        )
+        hidden = self._forward(rows, inputs, sent.logits_index, shape.max_tokens)
+        logits = self._parts.model.logits(hidden).float() if len(hidden) else hidden
+        return PassOutputs(
+            rows, drafted.drafts, drafted.non_finite, drafted.failed, inputs, hidden, logits, error
+        )
+
+    def _forward(
+        self, rows: StepRows, inputs: StepInputs, logits_index: Tensor, max_tokens: int
+    ) -> Tensor:
+        if not len(inputs.token_ids):  # the plan only frees slots
+            return torch.empty(0, 1, device=self._parts.device)
+        caches, index = self._parts.caches, logits_index.long()
+        batch = _batch(rows, inputs, index, max_tokens)
+        hidden = self._parts.model.forward(batch, caches)
+        if caches.kv.spec.hidden_size:  # what a drafter with state will draft from
+            caches.kv.hidden[batch.kv_slots] = hidden
+        return hidden[index]
+
+
+def _batch(rows: StepRows, inputs: StepInputs, logits_index: Tensor, max_tokens: int) -> StepBatch:
+    return StepBatch(
+        token_ids=inputs.token_ids,
+        positions=inputs.positions,
+        rows=AttentionRows(inputs.block_tables, rows.cu_rows, inputs.start, max_tokens),
+        kv_slots=inputs.kv_slots,
+        logits_index=logits_index,
+        recurrent=RecurrentRows(
+            slots=inputs.slots,
+            cu_rows=rows.cu_rows,
+            start=inputs.start,
+            pending=inputs.pending,
+            window=1 - rows.advances,
+            snapshot_after=inputs.snapshot_after,
+            snapshot_line=rows.snapshot_line,
+            max_tokens=max_tokens,
+        ),
+    )
