@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _STACK_DUMP_S = 0.5  # most that a rank gets to write its stacks, behind which it ends
 _TERM_GRACE_S = 5.0
+_STOPPED = "Tt"  # by SIGSTOP or a tracer: such a process handles no signal
+_DEAD = "XZ"
 
 
 class Verdict(NamedTuple):
@@ -97,10 +99,15 @@ class RankProcess:
         return Verdict(pb.EXITED, f"exit code {code}")
 
     async def end(self, cause: pb.ExitCause, reason: str) -> None:
-        """Have it dump its stacks, then kill it. The first reason that is given stays."""
-        self._verdict = self._verdict or Verdict(cause, reason)
+        """Have it dump its stacks, then kill it. The first reason that is given stays.
+
+        One that is dead already, which nobody may have noticed yet, has a reason of its own.
+        """
+        state = _state(self.pid)
+        if state not in _DEAD:
+            self._verdict = self._verdict or Verdict(cause, reason)
         with contextlib.suppress(ProcessLookupError):
-            if not _is_stopped(self.pid):
+            if state not in _STOPPED + _DEAD:
                 self._process.send_signal(STACK_DUMP_SIGNAL)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._process.wait(), _STACK_DUMP_S)
@@ -118,10 +125,10 @@ class RankProcess:
         await self.wait()
 
 
-def _is_stopped(pid: int) -> bool:
-    """By SIGSTOP or a tracer: such a process handles no signal."""
+def _state(pid: int) -> str:
+    """One letter, as in proc(5)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in "Tt"
+        return _DEAD[0]
+    return stat.rpartition(")")[2].split()[0]
