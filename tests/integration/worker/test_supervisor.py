@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -19,7 +18,6 @@ from surestep_common import rpc
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
 from surestep_worker.config import WorkerSettings
-from surestep_worker.rank_process import RankProcess
 from surestep_worker.supervisor import Supervisor
 
 TIMEOUT_S = 30
@@ -170,16 +168,6 @@ async def test_restart_kills_a_stopped_rank_without_waiting_for_its_stacks(
     assert not alive(first.rank_pid)
     assert second.exits[0].cause == pb.REQUESTED
     assert second.exits[0].reason == "restart: test"
-
-
-async def test_who_asks_for_a_restart_is_not_blamed_for_a_death_unnoticed_so_far() -> None:
-    command = [sys.executable, "-c", "input()"]
-    rank = await RankProcess.spawn(command, WorkerSettings())
-    os.kill(rank.pid, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):  # somebody has noticed, but not the event loop
-        os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
-    await rank.end(pb.REQUESTED, "its stream broke")
-    assert await rank.wait() == (pb.KILLED, "signal SIGKILL", signal.SIGKILL)
 
 
 async def test_restart_dumps_the_stacks_of_the_rank(lone: Supervised, stacks: Path) -> None:
