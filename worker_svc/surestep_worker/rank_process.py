@@ -106,13 +106,16 @@ class RankProcess:
         state = _state(self.pid)
         if state not in _DEAD:
             self._verdict = self._verdict or Verdict(cause, reason)
+            await self._kill(dump=state not in _STOPPED)
+        await self._process.wait()
+
+    async def _kill(self, *, dump: bool) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if state not in _STOPPED + _DEAD:
+            if dump:
                 self._process.send_signal(STACK_DUMP_SIGNAL)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._process.wait(), _STACK_DUMP_S)
             self._process.kill()
-        await self._process.wait()
 
     async def terminate(self) -> None:
         """Let it finish what it can in a few seconds."""
