@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -128,3 +130,42 @@ def test_seconds_since_start_counts_from_the_process() -> None:
     time.sleep(0.05)
     assert 0.04 < machine.seconds_since_start() - before < 30
     assert 0 < before < 1e6
+
+
+# Stands in for an interpreter: parts succeed, but for one that fails and one that does not end.
+FAKE_PYTHON = """#!/bin/bash
+case "$1 $2" in
+  "- "*) cat > /dev/null ;;
+  *make_shaped*) mkdir -p "$3" && echo x >> "$MADE" ;;
+  *gpu_trace*) exit 3 ;;
+  *gpu_ops*) sleep 60 ;;
+esac
+"""
+
+
+def gpu_check(tmp_path: Path, *parts: str) -> subprocess.CompletedProcess[str]:
+    python = tmp_path / "python"
+    python.write_text(FAKE_PYTHON)
+    python.chmod(0o755)
+    own = {"PYTHON": str(python), "OUT": str(tmp_path / "out"), "WHEELS": str(tmp_path / "none")}
+    env = os.environ | own | {"BUDGET_S": "7", "MADE": str(tmp_path / "made")}
+    script = Path(gpu_trace.__file__).parents[1] / "scripts" / "gpu_check"
+    return subprocess.run([script, *parts], env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_gpu_check_goes_on_behind_a_part_that_fails(tmp_path: Path) -> None:
+    done = gpu_check(tmp_path, "decode", "trace", "ops", "divergence")
+    table = done.stdout.splitlines()[-5:]
+    told = [" ".join(line.split()[:-2]) for line in table]
+    assert told[:3] == ["make-llama-3.2-1b ok", "decode ok", "trace rc 3"]
+    assert told[3:] == ["ops ran too long", "divergence no time left"]
+    assert done.returncode == 1
+    assert (tmp_path / "made").read_text() == "x\n"  # once for all who want it
+
+
+def test_gpu_check_knows_its_parts(tmp_path: Path) -> None:
+    done = gpu_check(tmp_path, "decode", "nonsense")
+    assert done.returncode == 2
+    assert "no part nonsense" in done.stderr
+    assert not (tmp_path / "made").exists()
+    assert gpu_check(tmp_path, "decode").returncode == 0
