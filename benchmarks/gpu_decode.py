@@ -1,13 +1,14 @@
 """Tokens per second of decoding on a device, beside what its memory allows; JSON lines.
 
     PYTHONPATH=proto:common:kernels:worker_svc python benchmarks/gpu_decode.py --model FOLDER \
-        [--batch 1 8 64 256] [--context 1024] [--window 4] [--device cuda] [--transformers]
+        [--batch 1 8 64 256] [--context 1024] [--window 4] [--depth 1] [--transformers] [--out FILE]
 
 One runner in this process, no scheduler: rows with a context of arbitrary tokens decode a number of
-steps, one in flight while the next is planned (--depth 1), or none (--depth 0). The roofline is the
-time that reading the weights and the keys and values of all contexts takes at the copy bandwidth,
-which is measured in the same run. --window also times steps that verify so many rows of each
-request. --transformers decodes the same batches with transformers' own generation.
+steps, at each --depth: 1 = one step under way while the next is launched, 0 = none. The roofline is
+the time that reading the weights and the keys and values of all contexts takes at the copy
+bandwidth, which is measured in the same run. --window also times steps that verify so many rows of
+each request, at the first depth. --transformers decodes the same batches with transformers' own
+generation. seconds_to_ready counts from the start of this process to a rank that can step.
 """
 
 from __future__ import annotations
@@ -23,59 +24,84 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import machine
+import numpy as np
 import torch
 from surestep_proto import engine_pb2 as pb
 from surestep_worker.build import build_runner
 from surestep_worker.config import WorkerSettings
 from surestep_worker.pending import Pending
 
-_STEPS, _WARM_STEPS = 48, 8
+_STEPS, WARM_STEPS = 48, 8
 _GIB = 1 << 30
 
 
-class Figures(NamedTuple):
-    """Of steps of one kind."""
+class Step(NamedTuple):
+    """One that has finished."""
 
-    step_ms: float  # median over the steps, launches and results included
-    host_ms: float  # of which the host was launching
+    launch_s: float  # in which the host was launching
+    ended: float  # by perf_counter
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Build once, then time every batch."""
     args = _parse(argv)
-    began = time.monotonic()
     bench = Bench(args)
     facts = bench.built.facts
-    about: dict[str, Any] = machine.describe() | {
-        "device": facts.device,
-        "card": torch.cuda.get_device_name() if args.device == "cuda" else "",
-        "torch": torch.__version__,
-        "architecture": facts.architecture,
-        "weight_gib": round(facts.weight_bytes / _GIB, 2),
-        "copy_gb_s": round(copy_bandwidth(args.device) / 1e9, 1),
-        "seconds_to_ready": round(time.monotonic() - began, 1),
-    }
+    ready = machine.seconds_since_start()
+    about: dict[str, Any] = (
+        machine.describe()
+        | machine.accelerator(args.device)
+        | {
+            "device": facts.device,
+            "architecture": facts.architecture,
+            "weight_gib": round(facts.weight_bytes / _GIB, 2),
+            "copy_gb_s": round(copy_bandwidth(args.device) / 1e9, 1),
+            "seconds_to_ready": round(ready, 1),
+        }
+    )
     _print(about)
+    lines = list[dict[str, Any]]()
+    for line in _lines(bench, args, about["copy_gb_s"]):
+        _print(line)
+        lines.append(line)
+    machine.write(args.out, about, decode=lines)
+
+
+def _lines(bench: Bench, args: argparse.Namespace, copy_gb_s: float) -> Iterator[dict[str, Any]]:
     for batch in args.batch:
-        for width in (1, args.window) if args.window else (1,):
-            _print(bench.figures(batch, width, about["copy_gb_s"]))
+        for depth in args.depth:
+            yield bench.figures(batch, 1, depth, copy_gb_s)
+        if args.window:
+            yield bench.figures(batch, args.window, args.depth[0], copy_gb_s)
     if args.transformers:
         for batch in args.batch:
-            _print({"transformers": True, "batch": batch} | transformers_figures(args, batch))
+            yield {"transformers": True, "batch": batch} | transformers_figures(args, batch)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser = parser_of_bench(__doc__, batch=[1, 8, 64, 256], window=4)
+    parser.add_argument(
+        "--depth", type=int, nargs="+", default=[1], help="steps under way beside the newest"
+    )
+    parser.add_argument("--transformers", action="store_true")
+    return parser.parse_args(argv)
+
+
+def parser_of_bench(doc: str | None, *, batch: list[int], window: int) -> argparse.ArgumentParser:
+    """What a Bench wants to know, with these defaults."""
+    parser = argparse.ArgumentParser(description=doc.partition("\n")[0] if doc else None)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--batch", type=int, nargs="+", default=batch)
     parser.add_argument("--context", type=int, default=1024, help="tokens in front of each row")
-    parser.add_argument("--window", type=int, default=4, help="rows of a verify window; 0 = none")
-    parser.add_argument("--depth", type=int, default=1, help="steps under way beside the newest")
+    parser.add_argument(
+        "--window", type=int, default=window, help="rows of a verify window; 0 = none"
+    )
     parser.add_argument("--kv-memory", type=float, default=16.0, help="GiB")
-    parser.add_argument("--transformers", action="store_true")
-    return parser.parse_args(argv)
+    parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
+    parser.add_argument("--out", type=Path, help="also write the figures to this file, as JSON")
+    return parser
 
 
 def copy_bandwidth(device: str) -> float:
@@ -100,7 +126,7 @@ class Bench:
         self._args = args
         drafts = max(args.window - 1, 0)
         speculation = {"method": "ngram", "num_speculative_tokens": drafts} if drafts else None
-        length = args.context + (_STEPS + _WARM_STEPS) * (drafts + 1) + 2 * drafts + 2
+        length = args.context + (_STEPS + WARM_STEPS) * (drafts + 1) + 2 * drafts + 2
         settings = WorkerSettings(
             model=args.model,
             device=args.device,
@@ -109,62 +135,67 @@ class Bench:
             max_num_seqs=max(args.batch),
             kv_cache_memory=args.kv_memory,
             speculative_config=speculation,
+            enforce_eager=args.enforce_eager,
         )
         self.built = build_runner(settings)
         self._blocks = -(-length // settings.block_size)
         self._length = length
         self._epoch = 1000  # behind those of the rehearsal
 
-    def figures(self, batch: int, width: int, copy_gb_s: float) -> dict[str, Any]:
+    def figures(self, batch: int, width: int, depth: int, copy_gb_s: float) -> dict[str, Any]:
         """Of decoding `batch` requests, `width` rows of each at a time."""
         facts = self.built.facts
         if 1 + batch * self._blocks > facts.num_blocks:
             return {"batch": batch, "skipped": f"{facts.num_blocks} KV blocks are too few"}
-        figures = self._time(batch, width)
+        steps = list(self.steps(batch, width, depth))[WARM_STEPS : _STEPS + 1 - depth]
+        gaps = [after.ended - before.ended for before, after in itertools.pairwise(steps)]
+        step_ms = 1e3 * statistics.median(gaps)
         kv = batch * self._args.context * facts.kv_cache_bytes / facts.num_blocks / facts.block_size
         roofline_ms = (facts.weight_bytes + kv) / copy_gb_s / 1e6
         return {
             "batch": batch,
             "window": width,
-            "step_ms": round(figures.step_ms, 3),
-            "host_ms": round(figures.host_ms, 3),
-            "steps_per_s": round(1e3 / figures.step_ms, 1),
-            "tokens_per_s": round(1e3 * batch / figures.step_ms, 1),
+            "depth": depth,
+            "step_ms": round(step_ms, 3),
+            "host_ms": round(1e3 * statistics.median(step.launch_s for step in steps), 3),
+            "steps_per_s": round(1e3 / step_ms, 1),
+            "tokens_per_s": round(1e3 * batch / step_ms, 1),
             "roofline_ms": round(roofline_ms, 3),
-            "roofline_percent": round(100 * roofline_ms / figures.step_ms, 1),
+            "roofline_percent": round(100 * roofline_ms / step_ms, 1),
         }
 
-    def _time(self, batch: int, width: int) -> Figures:
-        """Steps at the pipelining depth asked for: plans know bounds of lengths alone."""
+    def steps(self, batch: int, width: int, depth: int) -> Iterator[Step]:
+        """Steps as they finish, `depth` behind those launched: plans know bounds of lengths alone.
+
+        The first is the end of the prompt, and waited for.
+        """
         self._epoch += 1
         runner = self.built.runner
         runner.open(self._epoch)
-        under_way: deque[Pending] = deque()
-        ended, launching = list[float](), list[float]()
+        recurrent = runner.parts.caches.recurrent
+        if recurrent is not None:  # any state will do
+            recurrent.taken(np.array([1]), np.array([self._args.context]))
+        under_way: deque[tuple[Pending, float]] = deque()
         for plan in self._plans(batch, width):
             began = time.perf_counter()
-            under_way.append(runner.launch(plan))
-            launching.append(time.perf_counter() - began)
-            while len(under_way) > (self._args.depth if plan.step > 1 else 0):
-                pending = under_way.popleft()
-                pending.wait()
-                pending.finish()
-                ended.append(time.perf_counter())
-        gaps = [after - before for before, after in itertools.pairwise(ended)]
-        return Figures(
-            1e3 * statistics.median(gaps[_WARM_STEPS:]),
-            1e3 * statistics.median(launching[_WARM_STEPS:]),
-        )
+            pending = runner.launch(plan)
+            under_way.append((pending, time.perf_counter() - began))
+            while len(under_way) > (depth if plan.step > 1 else 0):
+                yield _finish(*under_way.popleft())
+        while under_way:
+            yield _finish(*under_way.popleft())
 
     def _plans(self, batch: int, width: int) -> Iterator[pb.StepPlan]:
         """The end of a prompt, then steps; lengths are planned as if every draft were accepted."""
         slots, context = self.built.runner.parts.slots, self._args.context
+        snapshot_id = int(self.built.facts.recurrent)
         plan = pb.StepPlan(epoch=self._epoch, step=1)
         sampling = pb.SamplingParams(top_p=1, repetition_penalty=1)
         for slot in range(batch):
             plan.admissions.add(
                 slot=slot, slot_epoch=1, token_ids=[(7 * slot + 1) % 1000] * (context + 1),
                 prompt_len=context + 1, num_cached=context, max_len=self._length, sampling=sampling,
+                snapshot_id=snapshot_id,
             )  # fmt: skip
             plan.extend_slots.append(slot)
             plan.extend_counts.append(self._blocks)
@@ -179,6 +210,12 @@ class Bench:
                 mode = pb.VERIFY if width > 1 else pb.DECODE
                 _add_row(plan, slot, mode, low, high, width)
             yield plan
+
+
+def _finish(pending: Pending, launch_s: float) -> Step:
+    pending.wait()
+    pending.finish()
+    return Step(launch_s, time.perf_counter())
 
 
 def _add_row(

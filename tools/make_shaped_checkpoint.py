@@ -1,40 +1,112 @@
 """Writes a checkpoint of a published model's shape with random weights, for timing alone.
 
 python tools/make_shaped_checkpoint.py llama-3.2-1b FOLDER
+python tools/make_shaped_checkpoint.py qwen3.5-4b FOLDER --device cuda    # draws weights there
+
+Hybrids get an MTP head too. Billions of numbers take a while to draw on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.models.qwen3_5 import Qwen3_5TextConfig
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3.2-1b": {
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
+
+class Shape(NamedTuple):
+    """Of a model: its kind of configuration, and what stands in it."""
+
+    config: type[Any]
+    sizes: dict[str, Any]
+    mtp: bool = False
+
+
+# Published: vocabulary, hidden and MLP width, 32 layers of which every fourth is full attention,
+# numbers of attention heads and their width, context, base of the rotary embedding, one MTP layer.
+# Tied embeddings follow from the published 4.5 billion parameters, vision tower included. Assumed,
+# being the defaults of transformers' Qwen3_5TextConfig: heads of the gated delta rule and their
+# width, the convolution of 4, epsilon, the rotated quarter. Sections do not matter to text.
+_QWEN35_4B: dict[str, Any] = {
+    "vocab_size": 248320,
+    "hidden_size": 2560,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000_000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [11, 11, 10],
     },
-    "tiny-llama": {
-        "vocab_size": 300,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
+}
+SHAPES: dict[str, Shape] = {
+    "llama-3.2-1b": Shape(
+        LlamaConfig,
+        {
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3.5-4b": Shape(Qwen3_5TextConfig, _QWEN35_4B, mtp=True),
+    "tiny-llama": Shape(
+        LlamaConfig,
+        {
+            "vocab_size": 300,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "tiny-qwen3.5": Shape(
+        Qwen3_5TextConfig,
+        _QWEN35_4B
+        | {
+            "vocab_size": 300,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "max_position_embeddings": 2048,
+            "rope_parameters": _QWEN35_4B["rope_parameters"] | {"mrope_section": [2, 1, 1]},
+        },
+        mtp=True,
+    ),
 }
 
 
@@ -43,11 +115,51 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cpu", help="where weights are drawn")
     args = parser.parse_args(argv)
+    make(SHAPES[args.shape], args.folder, args.device)
+
+
+def make(shape: Shape, folder: Path, device: str = "cpu") -> None:
+    """Write a checkpoint of bfloat16 weights to `folder`."""
     torch.manual_seed(0)
-    config = LlamaConfig(**SHAPES[args.shape], bos_token_id=1, eos_token_id=2)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(args.folder)
+    config = shape.config(**shape.sizes, bos_token_id=1, eos_token_id=2)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    if shape.mtp:
+        _add_mtp(folder, shape.sizes["num_hidden_layers"] - 1, shape.sizes["hidden_size"])
+
+
+def _add_mtp(folder: Path, last: int, width: int) -> None:
+    """An MTP head in a file of its own, whose layer has the shapes of layer `last`."""
+    held = dict[str, tuple[str, Sequence[int]]]()
+    head = {"mtp.fc.weight": _random(width, 2 * width)}
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        head[f"mtp.{name}.weight"] = _random(width)
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names = file.keys()
+            held |= {name: (path.name, file.get_slice(name).get_shape()) for name in names}
+    for name, (_, size) in held.items():
+        _, of_last, rest = name.partition(f"model.layers.{last}.")
+        if of_last:
+            head[f"mtp.layers.0.{rest}"] = _random(*size)
+    save_file(head, folder / "mtp.safetensors", metadata={"format": "pt"})
+    _write_index(folder, {name: file for name, (file, _) in held.items()}, head)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"mtp_num_hidden_layers": 1}))
+
+
+def _random(*size: int) -> Tensor:
+    return 0.02 * torch.randn(size, dtype=torch.bfloat16)
+
+
+def _write_index(folder: Path, held: Mapping[str, str], head: Mapping[str, Tensor]) -> None:
+    files = dict(held) | dict.fromkeys(head, "mtp.safetensors")
+    total = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    index = {"metadata": {"total_size": total}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 if __name__ == "__main__":

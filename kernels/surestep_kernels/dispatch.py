@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal
 
 import torch
+from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
 from .attention import AttentionCase, choose_attention
@@ -97,8 +98,8 @@ def load_kernels(
     On the CPU the C kernels are compiled when they are first used; where that is impossible, or
     with cpu_kernels="reference", the torch references serve. They use one thread until
     `set_num_threads`. Attention is that of the backend named, for a `case` that may be left to its
-    defaults; "auto" on the CPU is what comes with the other kernels. Raises InvalidRequest when the
-    backend does not serve the case.
+    defaults; "auto" on the CPU is what comes with the other kernels, and has no FP8 cache. Raises
+    InvalidRequest when the backend does not serve the case.
     """
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
@@ -107,6 +108,10 @@ def load_kernels(
         kernels = load_triton()
     logger.info("kernels for %s: %s", device, kernels.name)
     if device == "cpu" and attention_backend == "auto":
+        if case is not None and case.fp8:
+            raise InvalidRequest(
+                "an FP8 cache on a cpu needs attention_backend torch", param="kv_cache_dtype"
+            )
         return kernels
     backend = choose_attention(attention_backend, case or AttentionCase.on(device))
     return replace(

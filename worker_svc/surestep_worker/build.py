@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from surestep_proto import engine_pb2 as pb
 from .caches import Caches
 from .config import WorkerSettings
 from .heartbeat import Heartbeat
-from .kv_cache import KVCache, blocks_that_fit, bytes_per_block
+from .kv_cache import CACHE_DTYPES, KVCache, blocks_that_fit, bytes_per_block
 from .models import Model, attention_case, load_model
 from .models.weight_store import WeightStore
 from .models.weights import Progress
@@ -107,9 +108,9 @@ def build_runner(
 
 def _kernels(settings: WorkerSettings, model: Path) -> KernelSet:
     """The ops of the device, with attention for this model."""
-    device, case = settings.device, None
-    if device == "cuda":
-        case = attention_case(model, device, settings.dtype, settings.block_size)
+    device = settings.device
+    case = attention_case(model, device, settings.dtype, settings.block_size)
+    case = replace(case, cache_dtype=CACHE_DTYPES[settings.kv_cache_dtype])
     return load_kernels(device, attention_backend=settings.attention_backend, case=case)
 
 
@@ -196,7 +197,10 @@ def _allocate_kv(
     settings: WorkerSettings, model: Model, kernels: KernelSet, max_model_len: int
 ) -> KVCache:
     """Blocks for the memory given, but no more than all slots at full length could use."""
-    spec = model.kv_spec(settings.block_size)
+    cache_dtype = CACHE_DTYPES[settings.kv_cache_dtype]
+    spec = replace(model.kv_spec(settings.block_size), cache_dtype=cache_dtype)
+    if cache_dtype is not None:
+        logger.info("KV cache of %s, not scaled", cache_dtype)
     fit = blocks_that_fit(int(settings.kv_cache_memory * _GIB), spec, kernels)
     useful = 1 + settings.max_num_seqs * -(-max_model_len // settings.block_size)
     return KVCache(spec, min(fit, useful), kernels, settings.device)

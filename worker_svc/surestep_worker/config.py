@@ -30,6 +30,10 @@ class WorkerSettings(TlsSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="of weights and KV cache; auto = the checkpoint's"
     )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = Field(
+        default="auto",
+        description="of keys and values; auto = the model's, fp8 = fp8_e4m3, a byte an element",
+    )
     max_model_len: int | None = Field(
         default=None,
         ge=2,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
-from surestep_kernels.kv_cache import LayerCache
+from surestep_kernels.kv_cache import FP8, LayerCache
 
 from .pages import zero_pages
 
 NULL_BLOCK = 0  # never allocated: padding of block tables points here
+# By the setting `kv_cache_dtype`. None: the model's.
+CACHE_DTYPES: Mapping[str, torch.dtype | None] = {"auto": None, "fp8": FP8, "fp8_e4m3": FP8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +26,15 @@ class KVSpec:
     num_kv_heads: int  # of this rank
     head_dim: int
     block_size: int  # tokens
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the model, and of the hidden states kept
+    cache_dtype: torch.dtype | None = None  # of keys and values; None: the model's
     # Width of the hidden state kept for every position, the input of a drafter; 0 = none are kept.
     hidden_size: int = 0
+
+    @property
+    def page_dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self.cache_dtype or self.dtype
 
 
 class KVCache:
@@ -37,7 +46,7 @@ class KVCache:
         self.spec = spec
         self.num_blocks = num_blocks
         self.layers = [
-            LayerCache(*(zero_pages(shape, spec.dtype, device) for _ in "kv"))
+            LayerCache(*(zero_pages(shape, spec.page_dtype, device) for _ in "kv"))
             for _ in range(spec.num_layers)
         ]
         hidden = (num_blocks * spec.block_size, spec.hidden_size)
@@ -47,7 +56,8 @@ class KVCache:
 def bytes_per_block(spec: KVSpec, kernels: KernelSet) -> int:
     """Memory of one block over all layers, keys, values and hidden states."""
     elements = 2 * spec.num_layers * math.prod(_shape(spec, 1, kernels))
-    return (elements + spec.block_size * spec.hidden_size) * spec.dtype.itemsize
+    hidden = spec.block_size * spec.hidden_size
+    return elements * spec.page_dtype.itemsize + hidden * spec.dtype.itemsize
 
 
 def blocks_that_fit(budget_bytes: int, spec: KVSpec, kernels: KernelSet) -> int:

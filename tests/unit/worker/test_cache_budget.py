@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
+from surestep_kernels.kv_cache import FP8
 from surestep_worker.digest import fingerprint
 from surestep_worker.kv_cache import KVCache, KVSpec, blocks_that_fit, bytes_per_block
 
@@ -25,6 +28,17 @@ def test_layers_share_nothing() -> None:
     assert len(kv.layers) == 3
     assert len({tensor.data_ptr() for cache in kv.layers for tensor in cache.pages}) == 6
     assert all(tensor.dtype is torch.bfloat16 for cache in kv.layers for tensor in cache.pages)
+
+
+def test_fp8_pages_take_half_of_bfloat16_and_leave_hidden_states_alone() -> None:
+    narrow, hidden = replace(SPEC, cache_dtype=FP8), replace(SPEC, hidden_size=32)
+    assert 2 * bytes_per_block(narrow, KERNELS) == bytes_per_block(SPEC, KERNELS)
+    both = replace(narrow, hidden_size=32)
+    kept = bytes_per_block(hidden, KERNELS) - bytes_per_block(SPEC, KERNELS)
+    assert bytes_per_block(both, KERNELS) - bytes_per_block(narrow, KERNELS) == kept > 0
+    kv = KVCache(both, 4, KERNELS, "cpu")
+    assert all(tensor.dtype is FP8 for cache in kv.layers for tensor in cache.pages)
+    assert kv.hidden.dtype is torch.bfloat16
 
 
 def test_a_budget_without_a_usable_block_is_refused() -> None:

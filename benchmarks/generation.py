@@ -1,0 +1,71 @@
+"""Greedy answers of a rank in this process, planned by the scheduler's own core."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from surestep_proto import engine_pb2 as pb
+from surestep_scheduler.commit import apply
+from surestep_scheduler.limits import Limits
+from surestep_scheduler.plan import from_proto, to_proto
+from surestep_scheduler.policy import schedule
+from surestep_scheduler.sequence import Request
+from surestep_scheduler.state import SchedulerState
+from surestep_worker.build import Built
+from surestep_worker.pending import Pending
+
+
+def greedy(
+    built: Built, prompts: Sequence[Sequence[int]], max_tokens: int, *, depth: int = 1
+) -> list[list[int]]:
+    """`max_tokens` ids for each prompt; nothing stops an answer earlier. All run at once."""
+    state, epoch = SchedulerState(_limits(built.facts, depth)), 1000
+    state.open_epoch(epoch, state.limits)
+    built.runner.open(epoch)
+    for index, prompt in enumerate(prompts):
+        state.add(_request(index, prompt, max_tokens), now=float(index))
+    answers = [list[int]() for _ in prompts]
+    under_way: deque[Pending] = deque()
+    while state.open or under_way:
+        while len(under_way) <= depth:
+            plan = schedule(state, now=0.0)
+            if plan is None:
+                break
+            under_way.append(built.runner.launch(to_proto(plan, budget_ms=60_000)))
+        if under_way:
+            pending = under_way.popleft()
+            pending.wait()
+            for output in apply(state, from_proto([pending.finish()])):
+                answers[int(output.seq.request.id)] += output.token_ids
+    return answers
+
+
+def _request(index: int, prompt: Sequence[int], max_tokens: int) -> Request:
+    return Request(
+        id=str(index),
+        prompt_ids=list(prompt),
+        emitted_ids=[],
+        max_tokens=max_tokens,
+        stop_ids=frozenset(),
+        sampling=pb.SamplingParams(top_p=1, repetition_penalty=1),
+    )
+
+
+def _limits(facts: pb.WorkerInfo, depth: int) -> Limits:
+    return Limits(
+        num_slots=facts.num_slots,
+        num_blocks=facts.num_blocks,
+        block_size=facts.block_size,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        max_num_batched_tokens=facts.max_step_tokens,
+        max_draft_tokens=facts.max_draft_tokens,
+        max_queue_len=facts.num_slots * 4,
+        pipeline_depth=depth,
+        drafter_has_state=facts.drafter_has_state,
+        recurrent=facts.recurrent,
+        num_snapshots=facts.num_snapshots,
+        snapshot_interval=facts.block_size,
+        enable_prefix_caching=False,
+    )

@@ -1,0 +1,157 @@
+"""An FP8 KV cache: a fraction of the memory, other answers, and still no token by speculation."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from drafters import TRUTH
+from local_engine import Answer, one_rank, one_rank_behind
+from parity import (
+    BLOCK_SIZE,
+    CALM,
+    NEIGHBOURS,
+    Conditions,
+    make_hybrid,
+    make_model,
+    serve,
+    total,
+)
+from parity_cases import EOS, NEUTRAL, VOCAB, make_request, strangers
+from surestep_common.errors import InvalidRequest
+from surestep_kernels.kv_cache import FP8
+from surestep_kernels.step_ops import STEP_REFERENCE
+from surestep_worker.build import Built, build_runner
+from surestep_worker.config import WorkerSettings
+from surestep_worker.runner import Runner
+
+_RNG = random.Random(3)
+REQUESTS = [
+    make_request(
+        f"{i}@{temperature}",
+        [3 + i, *_RNG.choices(range(20, VOCAB), k=9 + i)],
+        {"temperature": temperature, "seed": i, **NEUTRAL},
+    )
+    for i, temperature in enumerate((0.0, 0.0, 0.7, 0.7))
+]
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dense")
+    make_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(dense: Path) -> dict[str, Answer]:
+    """Answers without speculation, one request at a time."""
+    return answers(dense, "alone", "none", 0)
+
+
+def build(folder: Path, where: str = "alone", drafter: str = "none", **changes: Any) -> Built:
+    """A rank from its settings, as a process would build it."""
+    neighbours = NEIGHBOURS[where]
+    defaults: dict[str, Any] = {
+        "model": folder,
+        "dtype": "float32",
+        "attention_backend": "torch",
+        "kv_cache_dtype": "fp8_e4m3",
+        "max_num_seqs": neighbours.num_slots,
+        "max_model_len": neighbours.max_model_len,
+        "block_size": BLOCK_SIZE,
+        "kv_cache_memory": 0.01,
+        "speculative_config": {"method": drafter, "num_speculative_tokens": 3},
+    }
+    return build_runner(WorkerSettings(**(defaults | changes)))
+
+
+def answers(
+    folder: Path,
+    where: str,
+    drafter: str,
+    depth: int,
+    conditions: Conditions = CALM,
+    **changes: Any,
+) -> dict[str, Answer]:
+    """Of REQUESTS, among strangers."""
+    built = build(folder, where, drafter, **changes)
+    runner = Runner(built.runner.parts._replace(step_ops=conditions.step_ops))
+    step = (one_rank if conditions.step_ops is None else one_rank_behind)(runner)
+    everyone = [*REQUESTS, *strangers(NEIGHBOURS[where].num_strangers // 3)]
+    found = serve(step, built.facts, everyone, NEIGHBOURS[where], depth, conditions)
+    return {request.id: found[request.id] for request in REQUESTS}
+
+
+def tokens(found: dict[str, Answer]) -> dict[str, list[int]]:
+    return {name: answer.token_ids for name, answer in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("where", "drafter", "depth", "conditions"),
+    [
+        ("mixed", "oracle", 1, CALM),
+        ("mixed", "flip-1", 0, Conditions(prefix_caching=False)),
+        ("preempted", "ragged", 2, CALM),
+        ("near max_model_len", "oracle", 1, Conditions(step_ops=STEP_REFERENCE)),
+    ],
+)
+def test_speculation_changes_no_token(
+    dense: Path,
+    alone: dict[str, Answer],
+    where: str,
+    drafter: str,
+    depth: int,
+    conditions: Conditions,
+) -> None:
+    full = [request.prompt_ids + alone[request.id].token_ids for request in REQUESTS]
+    TRUTH.learn(full, vocab_size=VOCAB, stop_id=EOS)
+    found = answers(dense, where, drafter, depth, conditions)
+    assert tokens(found) == tokens(alone)
+    assert total(found, "num_accepted") > 0
+
+
+def test_fp8_is_what_answers(dense: Path, alone: dict[str, Answer]) -> None:
+    """Keys and values with 4 bits of significand are seen; where they have all, FP8 is not."""
+    reference, native = (
+        answers(dense, "alone", "none", 0, kv_cache_dtype="auto", attention_backend=backend)
+        for backend in ("torch", "auto")
+    )
+    assert tokens(reference) == tokens(native)
+    assert tokens(alone) != tokens(reference)
+
+
+def test_a_cached_prefix_answers_as_a_computed_one(dense: Path) -> None:
+    prompt = [5, *range(20, 20 + 3 * BLOCK_SIZE)]
+    twins = [make_request(name, prompt, {"temperature": 0.0, **NEUTRAL}) for name in "ab"]
+    built = build(dense)
+    found = serve(one_rank(Runner(built.runner.parts)), built.facts, twins, NEIGHBOURS["alone"], 0)
+    assert found["a"].token_ids == found["b"].token_ids != []
+
+
+def test_a_hybrid_keeps_hidden_states_as_they_are(tmp_path: Path) -> None:
+    """The head drafts from pages of FP8 keys, and of hidden states that nobody rounded."""
+    make_hybrid(tmp_path)
+    alone = answers(tmp_path, "alone", "none", 0)
+    found = answers(tmp_path, "near max_model_len", "mtp", 1)
+    assert tokens(found) == tokens(alone)
+    assert total(found, "num_drafts") > 0
+    kv = build(tmp_path, drafter="mtp").runner.parts.caches.kv
+    assert kv.hidden.dtype is torch.float32
+    assert {pages.dtype for layer in kv.layers for pages in layer.pages} == {FP8}
+
+
+def test_the_same_memory_holds_as_many_more_blocks(dense: Path) -> None:
+    room: dict[str, Any] = {"max_num_seqs": 128, "kv_cache_memory": 0.001}
+    wide, narrow = (build(dense, kv_cache_dtype=name, **room).facts for name in ("auto", "fp8"))
+    assert 4 * wide.num_blocks <= narrow.num_blocks < 4 * (wide.num_blocks + 1)  # of float32
+    assert narrow.dtype == wide.dtype == "float32"
+
+
+def test_the_c_kernels_refuse_it_when_the_worker_starts(dense: Path) -> None:
+    with pytest.raises(InvalidRequest, match="needs attention_backend torch") as raised:
+        build(dense, attention_backend="auto")
+    assert raised.value.param == "kv_cache_dtype"

@@ -1,0 +1,61 @@
+"""Checkpoints of published shapes, shrunk: they load, and the engine steps through them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_engine import one_rank
+from make_shaped_checkpoint import SHAPES, main
+from parity import NEIGHBOURS, serve, total
+from parity_cases import NEUTRAL, make_request
+from surestep_worker.build import build_runner
+from surestep_worker.config import WorkerSettings
+from surestep_worker.layers.linear import Sharding
+from surestep_worker.models.hybrid_config import HybridConfig
+from surestep_worker.models.hybrid_weights import parameter_table
+from surestep_worker.runner import Runner
+from surestep_worker.tp import TensorParallel
+
+GREEDY = {"temperature": 0.0, **NEUTRAL}
+REQUESTS = [make_request(str(i), [i + 3, *range(9, 17)], GREEDY) for i in (0, 1)]
+
+
+@pytest.mark.parametrize(("shape", "drafter"), [("tiny-llama", "ngram"), ("tiny-qwen3.5", "mtp")])
+def test_a_shaped_checkpoint_is_served(tmp_path: Path, shape: str, drafter: str) -> None:
+    main([shape, str(tmp_path)])
+    where = NEIGHBOURS["near max_model_len"]
+
+    def tokens(config: dict[str, Any] | None) -> tuple[list[list[int]], int]:
+        settings = WorkerSettings(
+            model=tmp_path,
+            dtype="float32",
+            max_num_seqs=where.num_slots,
+            max_model_len=where.max_model_len,
+            kv_cache_memory=0.01,
+            speculative_config=config,
+        )
+        built = build_runner(settings)
+        step = one_rank(Runner(built.runner.parts))
+        found = serve(step, built.facts, REQUESTS, where, depth=1)
+        return [found[request.id].token_ids for request in REQUESTS], total(found, "num_drafts")
+
+    plain, _ = tokens(None)
+    drafted, num_drafts = tokens({"method": drafter, "num_speculative_tokens": 2})
+    assert drafted == plain
+    assert num_drafts > 0
+    assert all(plain)
+
+
+def test_the_published_hybrid_has_4_billion_parameters(tmp_path: Path) -> None:
+    """Without its vision tower, which takes the rest of the 4.5 billion that are published."""
+    shape = SHAPES["qwen3.5-4b"]
+    shape.config(**shape.sizes, architectures=["Qwen3_5ForCausalLM"]).save_pretrained(tmp_path)
+    config = HybridConfig.from_pretrained(tmp_path)
+    shard = Sharding(TensorParallel(), expert_parallel=False)
+    table = parameter_table(config, shard, set(), mtp=False)
+    count = sum(math.prod(parameter.shape) for parameter in table.values())
+    assert 4.15e9 < count < 4.25e9
+    assert config.layer_types.count("full_attention") == 8
