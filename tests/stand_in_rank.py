@@ -30,6 +30,8 @@ LONG_S = 60
 class Runner:
     """Does what plans say."""
 
+    num_late_compilations = 0
+
     def __init__(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
 

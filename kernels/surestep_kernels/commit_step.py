@@ -62,7 +62,8 @@ def commit_step_reference(
     by all of them.
     """
     slot = rows.slot.long()
-    has = (rows.window >= 0) & (slot < len(state.tokens) - 1)
+    real = slot < len(state.tokens) - 1
+    has, advances = (rows.window >= 0) & real, rows.advances * real
     window = rows.window.clamp(min=0).long()
     column = torch.arange(drafts.ids.shape[1] + 1, device=slot.device)
     inside = has.unsqueeze(1) & (column <= drafts.counts.unsqueeze(1))
@@ -79,13 +80,13 @@ def commit_step_reference(
     status = torch.where(has, status[:, 0], RowStatus.OK)
     start, known = state.committed[slot], state.known[slot]
     count = rows.cu_rows[1:] - rows.cu_rows[:-1]
-    consumed = torch.where(rows.advances > 0, count, n_emitted)
+    consumed = torch.where(advances > 0, count, n_emitted)
     place = known.long().unsqueeze(1) + column
     written = column < n_emitted.unsqueeze(1)
     state.tokens[slot.unsqueeze(1).expand_as(place)[written], place[written]] = tokens[written]
     state.committed[slot] = start + torch.where(status == RowStatus.OK, consumed, 0)
     state.known[slot] = known + n_emitted
-    state.folded[slot] = folded = start + count * rows.advances
+    state.folded[slot] = folded = start + count * advances
     state.draft_upto[slot] = upto = torch.minimum(start, state.draft_upto[slot] + rows.catch_up)
     facts = (start, drafts.counts, status, last + drafted_stop, n_emitted, folded, upto)
     return torch.cat((torch.stack(facts, dim=1).int(), tokens), dim=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from .attention import AttentionCase, choose_attention
 from .build import BuildError, build_library
 from .causal_conv import causal_conv_reference
+from .compilations import Compilations
 from .gated_delta import gated_delta_reference
 from .kv_cache import StoreKV, kv_cache_shape, store_kv_reference
 from .linear import Linear, PackLinear, linear_reference, pack_linear_reference
@@ -61,6 +62,7 @@ class KernelSet:
     moe: Moe
     ngram: Ngram
     step: StepOps | None = None  # None: steps run on the host
+    compilations: Compilations = field(default_factory=Compilations)
 
 
 REFERENCE = KernelSet(
@@ -125,6 +127,7 @@ def load_kernels(
 def load_triton() -> KernelSet:
     """The Triton kernels; torch references where there is none."""
     from .gpu.causal_conv import causal_conv
+    from .gpu.compilations import watch_compilations
     from .gpu.gated_delta import gated_delta
     from .gpu.linear import linear, pack_quantized
     from .gpu.moe import moe, pack_experts
@@ -155,6 +158,7 @@ def load_triton() -> KernelSet:
         moe=moe,
         ngram=ngram,
         step=STEP_OPS,
+        compilations=watch_compilations(),
     )
 
 

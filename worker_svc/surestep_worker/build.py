@@ -103,6 +103,7 @@ def build_runner(
         built.facts.MergeFrom(pb.WorkerInfo.FromString(memo))
     else:
         _rehearse(built)
+    kernels.compilations.serve()
     return built
 
 
@@ -166,6 +167,8 @@ def assemble(
         heartbeat=heartbeat or Heartbeat.unseen(),
         step_ops=kernels.step,
         use_graphs=not settings.enforce_eager,
+        max_step_tokens=settings.max_num_batched_tokens,
+        compilations=kernels.compilations,
     )
     recurrent = caches.recurrent
     facts = pb.WorkerInfo(

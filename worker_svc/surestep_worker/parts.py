@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from surestep_kernels.compilations import Compilations
 from surestep_kernels.step_ops import StepOps
 
 from .caches import Caches
@@ -30,3 +31,5 @@ class Parts(NamedTuple):
     heartbeat: Heartbeat
     step_ops: StepOps | None  # None: steps run on the host
     use_graphs: bool  # capture steps on a device before the first one
+    max_step_tokens: int
+    compilations: Compilations

@@ -67,13 +67,13 @@ class ArmedSnapshots(NamedTuple):
     id: IntArray  # 1..num_snapshots
 
 
-_NOTHING_ARMED = ArmedSnapshots(*np.zeros((3, 0), dtype=np.int64))
+NOTHING_ARMED = ArmedSnapshots(*np.zeros((3, 0), dtype=np.int64))
 
 
 def read_snapshots(plan: pb.StepPlan, num_snapshots: int) -> ArmedSnapshots:
     """Snapshots that `plan` arms. Raises InvalidRequest for columns or ids that make no sense."""
     if not plan.snapshot_ids and not plan.snapshot_slots and not plan.snapshot_lens:
-        return _NOTHING_ARMED
+        return NOTHING_ARMED
     armed = ArmedSnapshots(
         _column(plan.snapshot_slots), _column(plan.snapshot_lens), _column(plan.snapshot_ids)
     )

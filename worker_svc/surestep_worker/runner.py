@@ -63,6 +63,11 @@ class Runner:
         for slot in range(self._slots.num_slots):
             self.parts.sampling.free(slot)
 
+    @property
+    def num_late_compilations(self) -> int:
+        """Kernels compiled while serving."""
+        return self.parts.compilations.num_late
+
     @torch.inference_mode()
     def launch(self, plan: pb.StepPlan) -> Pending:
         """Begin to execute a plan. Raises LedgerError or InvalidRequest; the epoch is then over."""

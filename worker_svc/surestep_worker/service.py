@@ -29,7 +29,11 @@ MAX_PLANS_IN_FLIGHT = 8  # per stream; more than any pipelining depth
 
 
 class StepRunner(Protocol):
-    """What the service needs of a runner. Called from the step thread only."""
+    """What the service needs of a runner. Its methods are called from the step thread only."""
+
+    @property
+    def num_late_compilations(self) -> int:
+        """Kernels compiled while serving."""
 
     def open(self, epoch: int) -> None:
         """Begin an epoch with empty slots."""
@@ -81,8 +85,10 @@ class WorkerService(pb_grpc.WorkerServicer):
         self, request: pb.WorkerInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.WorkerInfo:
         """Facts of this rank. Raises Unavailable while the model loads."""
-        self._loaded()
-        info = pb.WorkerInfo(last_epoch=self._epoch, last_step=self._last_step)
+        late = self._loaded().num_late_compilations
+        info = pb.WorkerInfo(
+            last_epoch=self._epoch, last_step=self._last_step, late_compilations=late
+        )
         info.MergeFrom(self._facts)
         if self._last_step_at is not None:
             info.last_step_age_s = time.monotonic() - self._last_step_at

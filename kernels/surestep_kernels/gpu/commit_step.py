@@ -77,13 +77,14 @@ def _commit_kernel(
     slot = tl.load(slot_ptr + row)
     slot = tl.where((slot >= 0) & (slot < S), slot, S - 1).to(tl.int64)
     n_drafts = tl.load(counts_ptr + row)
-    window = tl.where(slot < S - 1, tl.load(window_ptr + row), -1)
+    real = slot < S - 1
+    window = tl.where(real, tl.load(window_ptr + row), -1)
     tokens, n_emitted, n_accepted, status = _judge(
         row, window, n_drafts, K, draft_ids_ptr, chosen_ptr, status_ptr,
         cu_windows_ptr, cu_stops_ptr, stop_ids_ptr, BLOCK,
     )  # fmt: skip
     start, known = tl.load(committed_ptr + slot), tl.load(known_ptr + slot)
-    advances = tl.load(advances_ptr + row)
+    advances = tl.where(real, tl.load(advances_ptr + row), 0)
     count = tl.load(cu_rows_ptr + row + 1) - tl.load(cu_rows_ptr + row)
     consumed = tl.where(status == _OK, tl.where(advances > 0, count, n_emitted), 0)
     folded = start + count * advances

@@ -21,6 +21,8 @@ TIMEOUT_S = 10
 class Recorder:
     """A runner without tensors; `gate` lets a test hold the step thread."""
 
+    num_late_compilations = 0
+
     def __init__(self) -> None:
         self.epochs: list[int] = []
         self.threads: set[str] = set()

@@ -106,7 +106,7 @@ def _padded(rows: Rows, num_rows: int, null_slot: int) -> Rows:
 def _prompt(
     rows: Rows, cu: IntArray, token_row: IntArray, slots: Slots, wants_prompt: BoolArray
 ) -> PromptPositions:
-    if not rows.is_prefill.any():
+    if not wants_prompt.any() or not rows.is_prefill.any():
         return _NO_PROMPT
     # Prompts are consumed as planned: a row with known tokens starts at len_hi.
     position = rows.len_hi[token_row] + np.arange(cu[-1]) - cu[token_row]

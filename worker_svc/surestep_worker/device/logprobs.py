@@ -35,9 +35,8 @@ class LogprobPlan(NamedTuple):
     @classmethod
     def of(cls, geometry: Geometry, wants: LogprobWants) -> LogprobPlan | None:
         """None when nobody wants any."""
-        num_windows, slot = len(geometry.window_row), geometry.window_slot
-        wanted: BoolArray = np.zeros(len(slot), dtype=np.bool_)  # padding wants nothing
-        wanted[:num_windows] = wants.emitted.numpy()[slot[:num_windows]]
+        emitted: BoolArray = np.append(wants.emitted.numpy(), False)  # the NULL slot wants nothing
+        slot, wanted = geometry.window_slot, emitted[geometry.window_slot]
         index, prompt = np.flatnonzero(wanted[geometry.position_window]), geometry.prompt
         num_positions = len(geometry.position_window)
         if not len(index) and not len(prompt.row):

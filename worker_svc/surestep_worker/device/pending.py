@@ -30,8 +30,8 @@ class Launched(NamedTuple):
 
     plan: pb.StepPlan
     rows: Rows
-    geometry: Geometry
     armed: ArmedSnapshots
+    geometry: Geometry
     logprobs: LogprobPlan | None
     drafter_skipped: bool
     drafter_faults: int

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from surestep_worker.digest import row_fingerprints
 from surestep_worker.parts import Parts
-from surestep_worker.plan import ArmedSnapshots, Rows, read_snapshots
+from surestep_worker.plan import NOTHING_ARMED, ArmedSnapshots, Rows, read_snapshots
 
 from .buckets import Bucket, find_bucket, make_buckets
 from .download import Words
@@ -31,6 +31,7 @@ from .memory import SlotMemory
 from .mtp import DraftShape
 from .pending import DevicePending, Launched
 from .upload import num_words, upload
+from .warm_up import warm_up_steps
 from .wishes import WishBook, Wishes
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,15 @@ class _Columns(NamedTuple):
     wishes: Wishes
     scored: ScoredPositions | None
     differences: Runs | None  # of the slots, to be applied first
+
+
+class _Ran(NamedTuple):
+    """What a step that is queued leaves to the host."""
+
+    words: Words
+    geometry: Geometry
+    logprobs: LogprobPlan | None
+    failed: bool  # the drafter did
 
 
 class DeviceStep:
@@ -60,16 +70,27 @@ class DeviceStep:
         self._graphs = Graphs(self._pass, parts.device)
 
     def prepare(self) -> None:
-        """Capture a pass for every bucket. See Execution."""
-        if not self.parts.use_graphs:
-            return
-        began = time.perf_counter()
-        for bucket in make_buckets(self.parts.slots.num_slots, 1 + self.parts.max_draft_tokens):
-            inputs, shape = self._padding(bucket)
-            self._graphs.capture(bucket, upload(inputs, self.parts.device), shape)
+        """Run, on padding, whatever may have to be compiled; capture a pass for every bucket."""
+        began, parts, slots = time.perf_counter(), self.parts, self.parts.slots
+        null, longest = slots.num_slots, min(parts.max_step_tokens, slots.tokens.shape[1])
+        for rows, wishes in warm_up_steps(null, longest, parts.max_draft_tokens):
+            self._wishes.imagine(wishes)
+            self._run(rows, None, NOTHING_ARMED)
+            parts.heartbeat.progress(pb.WARMING_UP)
+        self._wishes.imagine(None)
+        if parts.use_graphs:
+            self._capture()
+        seconds, shapes = time.perf_counter() - began, len(self._graphs.buckets)
+        logger.info("compiled kernels and captured %d shapes of step in %.1f s", shapes, seconds)
+
+    def _capture(self) -> None:
+        nobody, width = Rows.none(), 1 + self.parts.max_draft_tokens
+        for bucket in make_buckets(self.parts.slots.num_slots, width):
+            geometry = self._geometry(nobody, NOTHING_ARMED, bucket)
+            sent = upload(self._inputs(geometry, bucket), self.parts.device)
+            draft = DraftShape(bucket.window - 1, bucket.window, random=True, truncated=True)
+            self._graphs.capture(bucket, sent, PassShape(bucket.window, draft))
             self.parts.heartbeat.progress(pb.WARMING_UP)
-        seconds = time.perf_counter() - began
-        logger.info("captured %d shapes of step in %.1f s", len(self._graphs.buckets), seconds)
 
     def open(self) -> None:
         """See Execution."""
@@ -77,44 +98,47 @@ class DeviceStep:
 
     def launch(self, plan: pb.StepPlan, rows: Rows) -> DevicePending:
         """See Execution."""
-        began, parts = time.perf_counter_ns(), self.parts
+        began = time.perf_counter_ns()
         for admission in plan.admissions:
             self._wishes.admit(admission)
         skipped = self._drafting.skips(plan.drafter_faults)
         asked = _without_drafts(rows) if skipped else rows
-        armed, wants = self._armed(plan), parts.sampling.logprobs
-        bucket = find_bucket(asked, self._graphs.buckets, catches_up=self._drafting.mtp is not None)
-        geometry = Geometry.of(asked, parts.slots, wants.prompt.numpy(), armed, bucket)
-        logprobs = LogprobPlan.of(geometry, wants)
+        armed = self._armed(plan)
+        ran = self._run(asked, self._memory.differences(plan), armed)
+        launched = Launched(
+            plan, rows, armed, ran.geometry, ran.logprobs,
+            skipped or ran.failed, self._drafting.faults, began, time.perf_counter_ns(),
+        )  # fmt: skip
+        return DevicePending(self.parts, ran.words, launched, self._drafting)
+
+    def _run(self, rows: Rows, differences: Runs | None, armed: ArmedSnapshots) -> _Ran:
+        """Queue everything of a step."""
+        parts, catches_up = self.parts, self._drafting.mtp is not None
+        bucket = find_bucket(rows, self._graphs.buckets, catches_up=catches_up)
+        geometry = self._geometry(rows, armed, bucket)
+        logprobs = LogprobPlan.of(geometry, parts.sampling.logprobs)
         wishes = self._wishes.of(geometry.window_slot, geometry.position_window)
+        scored = logprobs.positions if logprobs is not None else None
         inputs = self._inputs(geometry, bucket)
-        host = _Columns(
-            inputs=inputs,
-            position_window=geometry.position_window,
-            wishes=wishes,
-            scored=logprobs.positions if logprobs is not None else None,
-            differences=self._memory.differences(plan),
-        )
+        host = _Columns(inputs, geometry.position_window, wishes, scored, differences)
         sent, words = upload(host, parts.device)
         if sent.differences is not None:
             self._ops.write_runs(self._memory.words, sent.differences)
         if bucket is None:
-            shape = _shape(geometry, wishes)
-            outputs = self._pass(sent.inputs, shape)
+            outputs = self._pass(sent.inputs, _shape(geometry, wishes))
         else:
             parts.heartbeat.enter(pb.FORWARD)
             outputs = self._graphs.replay(bucket, words[: num_words(inputs)])
         parts.heartbeat.enter(pb.SAMPLING)
-        results = self._sample(sent, outputs, logprobs)
-        launched = Launched(
-            plan, rows, geometry, armed, logprobs,
-            skipped or outputs.failed, self._drafting.faults, began, time.perf_counter_ns(),
-        )  # fmt: skip
-        return DevicePending(parts, results, launched, self._drafting)
+        return _Ran(self._sample(sent, outputs, logprobs), geometry, logprobs, outputs.failed)
 
     def _armed(self, plan: pb.StepPlan) -> ArmedSnapshots:
         recurrent = self.parts.caches.recurrent
         return read_snapshots(plan, recurrent.num_snapshots if recurrent is not None else 0)
+
+    def _geometry(self, rows: Rows, armed: ArmedSnapshots, bucket: Bucket | None) -> Geometry:
+        wants_prompt = self.parts.sampling.logprobs.prompt.numpy()
+        return Geometry.of(rows, self.parts.slots, wants_prompt, armed, bucket)
 
     def _inputs(self, geometry: Geometry, bucket: Bucket | None) -> PassInputs:
         """Arrays."""
@@ -125,15 +149,6 @@ class DeviceStep:
         room = catch_up if bucket is None else np.full(bucket.rows, bucket.window)
         own = mtp.inputs(slot, geometry.k_cap, room, self._wishes.draw(slot))
         return PassInputs(rows, geometry.k_cap, geometry.logits_index, own)
-
-    def _padding(self, bucket: Bucket) -> tuple[PassInputs, PassShape]:
-        """Inputs of a bucket in which nobody is, and the shape of its passes."""
-        nobody, parts = Rows.none(), self.parts
-        none_armed = self._armed(pb.StepPlan())
-        wants_prompt = parts.sampling.logprobs.prompt.numpy()
-        geometry = Geometry.of(nobody, parts.slots, wants_prompt, none_armed, bucket)
-        draft = DraftShape(bucket.window - 1, bucket.window, random=True, truncated=True)
-        return self._inputs(geometry, bucket), PassShape(bucket.window, draft)
 
     def _sample(self, sent: _Columns, outputs: PassOutputs, logprobs: LogprobPlan | None) -> Words:
         """Choose, commit, and the copy of what is reported."""

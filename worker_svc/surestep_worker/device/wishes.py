@@ -50,8 +50,14 @@ class WishBook:
 
     def admit(self, admission: pb.Admission) -> None:
         """A request moves into its slot."""
-        slot, params = admission.slot, admission.sampling
-        self._params[slot], self._prompt_len[slot] = params, admission.prompt_len
+        self._set(admission.slot, admission.sampling, admission.prompt_len)
+
+    def imagine(self, params: pb.SamplingParams | None) -> None:
+        """The NULL slot wishes this; None = nothing again."""
+        self._set(len(self._params) - 1, params or _NO_WISHES, 0)
+
+    def _set(self, slot: int, params: pb.SamplingParams, prompt_len: int) -> None:
+        self._params[slot], self._prompt_len[slot] = params, prompt_len
         self._truncates[slot] = params.min_p > 0 or params.top_k > 0 or params.top_p < 1
         values = (
             params.temperature,
