@@ -62,7 +62,8 @@ class DeviceMtp:
     def inputs(self, slot: IntArray, k_cap: IntArray, room: IntArray, draw: DrawParams) -> Any:
         """MtpInputs of arrays for rows [R] with `room` to catch up."""
         factors: Any = np.ones(len(slot), dtype=np.float32)
-        drafts = np.flatnonzero((k_cap > 0) & (slot < len(self._state.known) - 1))  # not the NULL slot
+        null_slot = len(self._state.known) - 1
+        drafts = np.flatnonzero((k_cap > 0) & (slot < null_slot))
         factors[drafts] = self._drafter.factors(slot[drafts])
         cu: Any = offsets(room).astype(np.int32)
         token_row: Any = np.repeat(np.arange(len(room), dtype=np.int32), room)
