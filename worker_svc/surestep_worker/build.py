@@ -74,6 +74,7 @@ def build_runner(
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
     speculation = _speculation(settings)
+    _take_gpu(settings)
     kernels = _kernels(settings, settings.model)
     kernels.set_num_threads(settings.cpu_threads or _share_of_cores(settings))
     tp = TensorParallel.connect(
@@ -105,6 +106,15 @@ def build_runner(
         _rehearse(built)
     kernels.compilations.serve()
     return built
+
+
+def _take_gpu(settings: WorkerSettings) -> None:
+    """What "cuda" means on this thread from here on: the GPU that is this rank's."""
+    if settings.device != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise InvalidRequest("there is no CUDA device here", param="device")
+    torch.cuda.set_device(settings.rank % torch.cuda.device_count())
 
 
 def _kernels(settings: WorkerSettings, model: Path) -> KernelSet:

@@ -24,6 +24,7 @@ _LATE = (
     "surestep_worker.spec.ngram",
     "surestep_worker.spec.temperature",
     "torch.distributed",
+    "torch.distributed._symmetric_memory",
 )
 
 

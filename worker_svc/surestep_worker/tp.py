@@ -4,38 +4,69 @@ from __future__ import annotations
 
 import contextlib
 from datetime import timedelta
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 import torch
 from surestep_common.errors import Unavailable
 from torch import Tensor
 
+from . import peer_memory
+from .peer_memory import PeerMemory
 from .rendezvous import meet
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+class Sum(Enum):
+    """Who adds the values of the ranks up."""
+
+    BACKEND = auto()  # NCCL or gloo, in an order of its choice
+    PEERS = auto()  # every rank in peer memory, in the order of ranks
+    GATHER = auto()  # every rank once it has all values, in the order of ranks
+
+
+def how_to_sum(dtype: torch.dtype, size: int, *, peers: bool) -> Sum:
+    """Decided by nothing that a batch changes: a row's sum is the same in every batch, to the bit.
+
+    Otherwise speculation could change a token. NCCL and gloo choose the order in which they add by
+    the size of a message and the place in it; only of two values the sum is the same in any order.
+    """
+    if peers and dtype in peer_memory.DTYPES:
+        return Sum.PEERS
+    return Sum.BACKEND if size == 2 or not dtype.is_floating_point else Sum.GATHER
+
+
 class TensorParallel:
     """Collectives among `size` ranks. Alone (size 1) every one of them is a no-op.
 
-    Every rank calls the same collectives in the same order; a rank that does not arrive makes the
-    others raise RuntimeError when the timeout of `connect` has passed.
+    Every rank calls the same collectives in the same order. A rank that does not arrive makes the
+    others raise RuntimeError when the timeout of `connect` has passed; on a GPU it ends them, if
+    the step's deadline has not done so before.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, group: ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        group: ProcessGroup | None = None,
+        peers: PeerMemory | None = None,
+    ) -> None:
         assert 0 <= rank < size
         assert (group is not None) == (size > 1), "ranks of a group come from connect()"
         self.rank = rank
         self.size = size
         self._group = group
+        self._peers = peers
 
     @classmethod
     def connect(
         cls, rank: int, size: int, address: str, device: str, timeout_s: float
     ) -> TensorParallel:
-        """Join the group whose rank 0 listens at `address` ("host:port"): NCCL on cuda, else gloo.
+        """Join the group whose rank 0 listens at `address` ("host:port").
 
+        Tensors on the host travel by gloo; on `device` "cuda", those on the current GPU by NCCL.
         `timeout_s` bounds this call and, afterwards, each collective. Raises Unavailable when the
         group does not come together in time.
         """
@@ -47,16 +78,19 @@ class TensorParallel:
         try:
             store = meet(rank, size, address, timeout_s)
             distributed.init_process_group(
-                "nccl" if cuda else "gloo",
+                "cpu:gloo,cuda:nccl" if cuda else "gloo",
                 store=store,
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=timeout_s),
-                device_id=torch.device(device) if cuda else None,
+                device_id=torch.device("cuda", torch.cuda.current_device()) if cuda else None,
             )
+            group = distributed.group.WORLD
+            assert group is not None
+            peers = PeerMemory.share(group) if cuda else None
         except (distributed.DistError, RuntimeError) as error:
             raise Unavailable(f"rank {rank} found no group of {size} at {address}") from error
-        return cls(rank, size, distributed.group.WORLD)
+        return cls(rank, size, group, peers)
 
     def close(self) -> None:
         """Leave the group. Further collectives are a bug."""
@@ -66,21 +100,34 @@ class TensorParallel:
 
         with contextlib.suppress(RuntimeError):  # the other ranks may be gone already
             distributed.destroy_process_group(self._group)
-        self._group = None
+        self._group = self._peers = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over the ranks, in place; returns x. The bits are equal on all ranks."""
-        if self.size > 1:
-            torch.distributed.all_reduce(x, group=self._group)
+        """Sum over the ranks, in place; returns x, contiguous. The bits are equal on all ranks."""
+        if self.size == 1:
+            return x
+        peers = self._peers if x.is_cuda else None
+        match how_to_sum(x.dtype, self.size, peers=peers is not None):
+            case Sum.PEERS:
+                assert peers is not None
+                peers.all_reduce(x)
+            case Sum.BACKEND:
+                torch.distributed.all_reduce(x, group=self._group)
+            case Sum.GATHER:
+                first, *others = self._gather(x)
+                x.copy_(first)
+                for other in others:
+                    x.add_(other)
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Concatenate the ranks' x [..., n], all of one shape, along the last dimension."""
-        if self.size == 1:
-            return x
+        return x if self.size == 1 else torch.cat(self._gather(x), dim=-1)
+
+    def _gather(self, x: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(x) for _ in range(self.size)]
         torch.distributed.all_gather(parts, x.contiguous(), group=self._group)
-        return torch.cat(parts, dim=-1)
+        return parts
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Copy rank 0's x into every rank's x; returns x."""

@@ -1,0 +1,131 @@
+"""Sums over the ranks of one machine, in memory that each of their GPUs reads and writes.
+
+The kernels are torch's (torch.distributed._symmetric_memory). One shot: every rank reads the values
+of all and adds them. Two shots: every rank adds its share of them and writes that to all, which
+moves less of a large message. Both add to rank 0's value rank 1's, then rank 2's and so on, and
+round each time, so it does not show in the bits which of them served a message, nor in how many
+pieces. They are launches alone, without a wait of the host, so a CUDA graph can hold them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+DTYPES = (torch.float32, torch.bfloat16)  # that torch's kernels add
+_BUFFER_BYTES = 16 << 20  # larger messages go in pieces
+_ONE_SHOT_BYTES = 256 << 10  # not measured yet: with N ranks, one shot moves N/2 times as much
+_ALIGNMENT = 16  # bytes that a thread of the kernels writes at once
+
+
+class Place(NamedTuple):
+    """Where a rank runs. Memory is shared through a socket file that is named by process id."""
+
+    files: str  # mount namespace
+    processes: str  # process id namespace
+    gpu: str  # UUID
+
+
+class PeerMemory:
+    """A buffer on every rank's GPU that all of them read and write. For use on one stream."""
+
+    def __init__(self, group: ProcessGroup, buffer: Tensor) -> None:
+        """`buffer` u8[B] is known to the other ranks; see `share`."""
+        self._group, self._buffer = group.group_name, buffer
+
+    @classmethod
+    def share(cls, group: ProcessGroup) -> PeerMemory | None:
+        """All ranks call it. None, and on every rank, where some GPU cannot reach another's."""
+        if not all(_told_by_all(group, _all_in_reach(group))):
+            logger.info("all-reduce: not every GPU reaches the memory of the others")
+            return None
+        buffer = _shared_buffer(group)
+        if not all(_told_by_all(group, buffer is not None)):
+            return None
+        assert buffer is not None
+        logger.info("all-reduce: in peer memory, one shot up to %d KiB", _ONE_SHOT_BYTES >> 10)
+        return cls(group, buffer)
+
+    def all_reduce(self, x: Tensor) -> None:
+        """Sum x, contiguous and of one of DTYPES, over the ranks, in place."""
+        assert x.is_contiguous()
+        assert x.data_ptr() % _ALIGNMENT == 0
+        ops, group = torch.ops.symm_mem, self._group
+        for piece in x.view(-1).split(_BUFFER_BYTES // x.element_size()):
+            shared = self._buffer[: piece.nbytes].view(x.dtype)
+            # A copy of our own: in torch's op that copies too (one_shot_all_reduce_copy), some
+            # threads of a block may tell the peers "written" before others have written.
+            shared.copy_(piece)
+            if in_one_shot(piece.nbytes):
+                ops.one_shot_all_reduce_out(shared, "sum", group, piece)
+            else:
+                ops.two_shot_all_reduce_(shared, "sum", group)
+                piece.copy_(shared)
+
+
+def in_one_shot(num_bytes: int) -> bool:
+    """Whether a message is small enough for every rank to read all of it from every other."""
+    return num_bytes <= _ONE_SHOT_BYTES
+
+
+def in_reach(
+    mine: Place,
+    places: Sequence[Place],
+    visible: Sequence[str],
+    can_access: Callable[[int, int], bool],
+) -> bool:
+    """Whether the GPU of `mine` reaches those of all `places`.
+
+    `visible` are the GPUs that this process sees, in order; `can_access` is asked for two of their
+    indices.
+    """
+    own = visible.index(mine.gpu)
+    return all(
+        place.gpu in visible
+        and (place.files, place.processes) == (mine.files, mine.processes)
+        and can_access(own, visible.index(place.gpu))
+        for place in places
+        if place != mine
+    )
+
+
+def _all_in_reach(group: ProcessGroup) -> bool:
+    visible = [
+        str(torch.cuda.get_device_properties(index).uuid)
+        for index in range(torch.cuda.device_count())
+    ]
+    files, processes = (os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid"))
+    mine = Place(files, processes, visible[torch.cuda.current_device()])
+    places = _told_by_all(group, mine)
+    return in_reach(mine, places, visible, torch.cuda.can_device_access_peer)
+
+
+def _shared_buffer(group: ProcessGroup) -> Tensor | None:
+    from torch.distributed import _symmetric_memory as symmetric_memory
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        buffer: Tensor = symmetric_memory.empty(_BUFFER_BYTES, dtype=torch.uint8, device=device)
+        symmetric_memory.rendezvous(buffer, group.group_name)
+    except RuntimeError:
+        logger.warning("all-reduce: the GPUs' memory cannot be shared", exc_info=True)
+        return None
+    return buffer
+
+
+def _told_by_all(group: ProcessGroup, mine: T) -> list[T]:
+    everyone = [mine] * group.size()
+    torch.distributed.all_gather_object(everyone, mine, group=group)
+    return everyone
