@@ -23,6 +23,7 @@ from tiny import make_tiny_checkpoint
 from torch import Tensor
 
 BLOCK_SIZE = 16
+SLICES = ((0, 9), (0, 1), (0, 5), (3, 4), (4, 8))  # of rows that ranks sum
 TIMEOUT_S = 60.0
 VARIANTS: dict[str, dict[str, Any]] = {
     "split-kv-heads": {"kv_heads": 2, "vocab": 384},
@@ -88,6 +89,24 @@ def rank_main(rank: int, address: str, folder: Path, names: Sequence[str]) -> No
         "broadcast": tp.broadcast(torch.tensor([rank + 7])),
     }
     torch.save(results, folder / f"rank{rank}.pt")
+    tp.close()
+
+
+def addends(rank: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    """What a rank has of [rows, width]; sums of three or more depend on their order."""
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def sum_main(rank: int, size: int, address: str, folder: Path) -> None:
+    """Sum the same rows among more rows and fewer."""
+    torch.set_num_threads(1)
+    tp = TensorParallel.connect(rank, size, address, "cpu", TIMEOUT_S)
+    sums = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        x = addends(rank, 9, 33, dtype)
+        for first, last in SLICES:
+            sums[dtype, first, last] = tp.all_reduce(x[first:last].clone())
+    torch.save(sums, folder / f"rank{rank}.pt")
     tp.close()
 
 

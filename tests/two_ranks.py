@@ -1,4 +1,4 @@
-"""Two real ranks in processes of their own, joined by gloo; plans go in and results come out."""
+"""Two real ranks in processes of their own; plans go in and results come out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
@@ -14,9 +14,12 @@ from drafters import TRUTH
 from local_engine import Step
 from mutants import RANK_MUTANTS
 from parity import Neighbours, build_runner, load
+from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_proto import engine_pb2 as pb
+from surestep_worker.build import Built
 from surestep_worker.tp import TensorParallel
 from torch import multiprocessing
+from triton_engine import build_triton_engine
 
 START_S = 60.0
 STEP_S = 10.0
@@ -36,6 +39,7 @@ class RankSetup(NamedTuple):
     k: int
     truth: list[list[int]]  # for the drafters that know it
     mutant: str  # of rank 1; empty = none
+    steps: Literal["host", "device", "gpu"] = "host"  # "device": as on a GPU, with torch's ops
 
 
 def rank_main(rank: int, setup: RankSetup, pipe: Connection) -> None:
@@ -44,13 +48,24 @@ def rank_main(rank: int, setup: RankSetup, pipe: Connection) -> None:
     if rank == 1 and setup.mutant:
         RANK_MUTANTS[setup.mutant](pytest.MonkeyPatch())
     TRUTH.learn(setup.truth, vocab_size=2, stop_id=0)
-    tp = TensorParallel.connect(rank, 2, setup.address, "cpu", START_S)
-    built = build_runner(load(setup.folder, tp), tp, setup.neighbours, setup.drafter, setup.k)
+    built = build(rank, setup)
     built.runner.open(1)
     pipe.send_bytes(built.facts.SerializeToString())
     while True:
         plan = pb.StepPlan.FromString(pipe.recv_bytes())
         pipe.send_bytes(built.runner.step(plan).SerializeToString())
+
+
+def build(rank: int, setup: RankSetup) -> Built:
+    """Join the other rank and load the model."""
+    what = setup.neighbours, setup.drafter, setup.k
+    if setup.steps == "gpu":
+        torch.cuda.set_device(rank)
+        tp = TensorParallel.connect(rank, 2, setup.address, "cuda", START_S)
+        return build_triton_engine(setup.folder, tp, *what)
+    tp = TensorParallel.connect(rank, 2, setup.address, "cpu", START_S)
+    ops = STEP_REFERENCE if setup.steps == "device" else None
+    return build_runner(load(setup.folder, tp), tp, *what, ops)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ pieces. They are launches alone, without a wait of the host, so a CUDA graph can
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ DTYPES = (torch.float32, torch.bfloat16)  # that torch's kernels add
 _BUFFER_BYTES = 16 << 20  # larger messages go in pieces
 _ONE_SHOT_BYTES = 256 << 10  # not measured yet: with N ranks, one shot moves N/2 times as much
 _ALIGNMENT = 16  # bytes that a thread of the kernels writes at once
+_NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 
 
 class Place(NamedTuple):
@@ -39,7 +41,7 @@ class Place(NamedTuple):
 
 
 class PeerMemory:
-    """A buffer on every rank's GPU that all of them read and write. For use on one stream."""
+    """A buffer on every rank's GPU that all of them read and write; for one sum at a time."""
 
     def __init__(self, group: ProcessGroup, buffer: Tensor) -> None:
         """`buffer` u8[B] is known to the other ranks; see `share`."""
@@ -84,18 +86,17 @@ def in_reach(
     mine: Place,
     places: Sequence[Place],
     visible: Sequence[str],
-    can_access: Callable[[int, int], bool],
+    reaches: Callable[[int, int], bool],
 ) -> bool:
     """Whether the GPU of `mine` reaches those of all `places`.
 
-    `visible` are the GPUs that this process sees, in order; `can_access` is asked for two of their
-    indices.
+    `visible` are the GPUs that this process sees; `reaches` is asked about two of their indices.
     """
     own = visible.index(mine.gpu)
     return all(
         place.gpu in visible
         and (place.files, place.processes) == (mine.files, mine.processes)
-        and can_access(own, visible.index(place.gpu))
+        and reaches(own, visible.index(place.gpu))
         for place in places
         if place != mine
     )
@@ -109,7 +110,17 @@ def _all_in_reach(group: ProcessGroup) -> bool:
     files, processes = (os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid"))
     mine = Place(files, processes, visible[torch.cuda.current_device()])
     places = _told_by_all(group, mine)
-    return in_reach(mine, places, visible, torch.cuda.can_device_access_peer)
+    return in_reach(mine, places, visible, _reaches)
+
+
+def _reaches(own: int, other: int) -> bool:
+    """Whether one GPU works in the memory of another, with atomics: the kernels' signals are such.
+
+    Over PCIe there may be access without them, and a wait for a signal would then never end.
+    """
+    atomics, driver = ctypes.c_int(), ctypes.CDLL("libcuda.so.1")
+    status = driver.cuDeviceGetP2PAttribute(ctypes.byref(atomics), _NATIVE_ATOMICS, own, other)
+    return torch.cuda.can_device_access_peer(own, other) and status == 0 and atomics.value == 1
 
 
 def _shared_buffer(group: ProcessGroup) -> Tensor | None:

@@ -6,57 +6,18 @@ CPU, so that log-probabilities may differ in their last bits; tokens, in fp32, m
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
-
 import pytest
-import torch
 from drafters import TRUTH
 from local_engine import one_rank_behind
-from parity import BLOCK_SIZE, NEIGHBOURS, ParityBench, serve, total
+from parity import NEIGHBOURS, ParityBench, serve, total
 from parity_cases import EOS, VOCAB
-from surestep_kernels.attention import AttentionCase, choose_attention
-from surestep_kernels.dispatch import load_triton
-from surestep_worker.build import Built, assemble
-from surestep_worker.config import WorkerSettings
-from surestep_worker.models import load_model
 from surestep_worker.tp import TensorParallel
+from triton_engine import DEVICE, build_triton_engine
 
-if TYPE_CHECKING:
-    from surestep_kernels import KernelSet
-
-HAS_GPU = torch.cuda.is_available()
-DEVICE: Literal["cpu", "cuda"] = "cuda" if HAS_GPU else "cpu"
 NAMES = ("plain@0.0", "everything@0.7")
 WHERE = NEIGHBOURS["near max_model_len"]
 
-pytestmark = [pytest.mark.gpu] if HAS_GPU else []
-
-
-def triton_kernels() -> KernelSet:
-    case = AttentionCase.on(DEVICE)
-    attention = choose_attention("triton", replace(case, dtype=torch.float32))
-    return replace(
-        load_triton(),
-        kv_cache_shape=attention.kv_cache_shape,
-        store_kv=attention.store_kv,
-        paged_attention=attention.paged_attention,
-    )
-
-
-def build(bench: ParityBench, drafter: str, k: int) -> Built:
-    """A runner whose every op is Triton's."""
-    kernels, tp = triton_kernels(), TensorParallel()
-    model = load_model(bench.folder, dtype="float32", device=DEVICE, tp=tp, kernels=kernels)
-    settings = WorkerSettings(
-        device=DEVICE,
-        max_num_seqs=WHERE.num_slots,
-        max_model_len=WHERE.max_model_len,
-        block_size=BLOCK_SIZE,
-        kv_cache_memory=0.01,
-        speculative_config={"method": drafter, "num_speculative_tokens": k},
-    )
-    return assemble(settings, model, tp, kernels)
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 
 @pytest.mark.timeout(400)  # the interpreter takes its time
@@ -66,7 +27,7 @@ def test_an_engine_of_triton_kernels_answers_as_the_cpu_does(
 ) -> None:
     some = [request for request in bench.requests if request.id in NAMES]
     TRUTH.learn(bench.truth, vocab_size=VOCAB, stop_id=EOS)
-    built = build(bench, drafter, k)
+    built = build_triton_engine(bench.folder, TensorParallel(), WHERE, drafter, k)
     answers = serve(one_rank_behind(built.runner), built.facts, some, WHERE, depth=1)
     for name in NAMES:
         expected = bench.expected[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from mutants import PERTURBED_STEP
 from parity import NEIGHBOURS, Conditions, ParityBench, serve
 from ports import free_address
@@ -35,6 +36,29 @@ def test_two_ranks_of_a_hybrid_equal_one(
     for name, expected in hybrid_bench.expected.items():
         assert answers[name].token_ids == expected.token_ids, name
     assert sum(answer.num_accepted for answer in answers.values()) > 0
+
+
+@pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("ragged", 3)])
+def test_two_ranks_whose_steps_stay_on_their_device(
+    bench: ParityBench, drafter: str, k: int
+) -> None:
+    setup = setup_of(bench, drafter, k)._replace(steps="device")
+    with two_ranks(setup) as (step, facts):
+        answers = serve(step, facts, bench.requests, WHERE, depth=1)
+    for name, expected in bench.expected.items():
+        assert answers[name].token_ids == expected.token_ids, name
+    assert (sum(answer.num_accepted for answer in answers.values()) > 0) == (k > 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("ragged", 3)])
+def test_two_gpus_answer_as_one_cpu_does(bench: ParityBench, drafter: str, k: int) -> None:
+    setup = setup_of(bench, drafter, k)._replace(steps="gpu")
+    with two_ranks(setup) as (step, facts):
+        answers = serve(step, facts, bench.requests, WHERE, depth=1)
+    for name, expected in bench.expected.items():
+        assert answers[name].token_ids == expected.token_ids, name
 
 
 def test_a_changed_bit_is_found_in_its_own_step(bench: ParityBench) -> None:

@@ -13,7 +13,7 @@ from surestep_worker.models import load_model
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
 from torch import multiprocessing
-from tp_rank import VARIANTS, lonely_main, make_variant, run_steps
+from tp_rank import SLICES, VARIANTS, addends, lonely_main, make_variant, run_steps, sum_main
 from tp_spawn import join_all, run_ranks
 
 
@@ -46,6 +46,21 @@ def test_collectives(folder: Path) -> None:
         assert result["reduced"].tolist() == [[4.0] * 3] * 2
         assert result["gathered"].tolist() == [[0.0, 0.0, 1.0, 1.0]] * 2
         assert result["broadcast"].tolist() == [7]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_row_has_the_same_sum_among_any_rows(tmp_path: Path, size: int) -> None:
+    spawn, address = multiprocessing.get_context("spawn"), free_address()
+    ranks = [(rank, size, address, tmp_path) for rank in range(size)]
+    join_all([spawn.Process(target=sum_main, args=arguments) for arguments in ranks])
+    sums = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(size)]
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = addends(0, 9, 33, dtype)
+        for rank in range(1, size):
+            expected += addends(rank, 9, 33, dtype)
+        for first, last in SLICES:
+            for of_rank in sums:
+                assert torch.equal(of_rank[dtype, first, last], expected[first:last])
 
 
 def test_a_group_that_never_completes_is_unavailable(tmp_path: Path) -> None:

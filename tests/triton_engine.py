@@ -1,0 +1,49 @@
+"""The engine of Triton kernels on a tiny model; without a GPU they run in the interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from parity import BLOCK_SIZE, Neighbours
+from surestep_kernels.attention import AttentionCase, choose_attention
+from surestep_kernels.dispatch import load_triton
+from surestep_worker.build import Built, assemble
+from surestep_worker.config import WorkerSettings
+from surestep_worker.models import load_model
+from surestep_worker.tp import TensorParallel
+
+if TYPE_CHECKING:
+    from surestep_kernels import KernelSet
+
+DEVICE: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def triton_kernels() -> KernelSet:
+    case = AttentionCase.on(DEVICE)
+    attention = choose_attention("triton", replace(case, dtype=torch.float32))
+    return replace(
+        load_triton(),
+        kv_cache_shape=attention.kv_cache_shape,
+        store_kv=attention.store_kv,
+        paged_attention=attention.paged_attention,
+    )
+
+
+def build_triton_engine(
+    folder: Path, tp: TensorParallel, where: Neighbours, drafter: str, k: int
+) -> Built:
+    """A runner whose every op is Triton's."""
+    kernels = triton_kernels()
+    model = load_model(folder, dtype="float32", device=DEVICE, tp=tp, kernels=kernels)
+    settings = WorkerSettings(
+        device=DEVICE,
+        max_num_seqs=where.num_slots,
+        max_model_len=where.max_model_len,
+        block_size=BLOCK_SIZE,
+        kv_cache_memory=0.01,
+        speculative_config={"method": drafter, "num_speculative_tokens": k},
+    )
+    return assemble(settings, model, tp, kernels)
