@@ -9,6 +9,8 @@ import torch
 from ports import free_address
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
+from surestep_worker.build import build_runner
+from surestep_worker.config import WorkerSettings
 from surestep_worker.models import load_model
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
@@ -76,6 +78,13 @@ def test_alone_every_collective_is_a_no_op() -> None:
     assert tp.all_gather(x) is x
     assert tp.broadcast(x) is x
     tp.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    settings = WorkerSettings(model=make_tiny_checkpoint(tmp_path), device="cuda")
+    with pytest.raises(InvalidRequest, match="there is no CUDA device here"):
+        build_runner(settings)
 
 
 def test_a_model_that_does_not_divide_is_refused(tmp_path: Path) -> None:

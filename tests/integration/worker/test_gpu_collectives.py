@@ -1,0 +1,62 @@
+"""Ranks on GPUs of one machine: NCCL, peer memory and gloo behind one set of collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ports import free_address
+from torch import Tensor, multiprocessing
+from tp_gpu_rank import DTYPES, ROWS, WIDTH, gpu_main
+from tp_rank import addends
+from tp_spawn import join_all
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """The results of every rank."""
+    size: int = request.param
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} GPUs")
+    spawn, address = multiprocessing.get_context("spawn"), free_address()
+    folder = tmp_path_factory.mktemp("ranks")
+    arguments = [(rank, size, address, folder) for rank in range(size)]
+    join_all([spawn.Process(target=gpu_main, args=one) for one in arguments])
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(size)]
+
+
+def in_order_of_ranks(size: int, dtype: torch.dtype) -> Tensor:
+    total = addends(0, max(ROWS), WIDTH, dtype)
+    for rank in range(1, size):
+        total += addends(rank, max(ROWS), WIDTH, dtype)
+    return total
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_sum_among_any_rows(
+    ranks: list[dict[str, Any]], dtype: torch.dtype
+) -> None:
+    expected = in_order_of_ranks(len(ranks), dtype)
+    for rank in ranks:
+        for rows in ROWS:
+            assert torch.equal(rank["sums"][dtype, rows], expected[:rows])
+
+
+def test_a_graph_holds_the_collectives(ranks: list[dict[str, Any]]) -> None:
+    own = [addends(rank, 7, WIDTH, torch.float32) for rank in range(len(ranks))]
+    for rank in ranks:
+        total, gathered, ids = rank["replayed"]
+        assert torch.equal(total, sum(own[1:], start=own[0]))
+        assert torch.equal(gathered, torch.cat([x[:2, :4] for x in own], dim=-1))
+        assert ids.tolist() == [5, 5, 5]
+
+
+def test_what_is_on_the_host_stays_there(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["on the host"].tolist() == [sum(range(len(ranks) + 1))]
+        assert rank["broadcast on the host"].tolist() == [7]
