@@ -44,7 +44,7 @@ def _replay(tp: TensorParallel, rank: int) -> list[Tensor]:
     step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's own threads go on
+    with torch.cuda.graph(graph):
         results = step()
     x.copy_(addends(rank, 7, WIDTH, torch.float32))
     ids.fill_(rank + 5)
