@@ -50,7 +50,7 @@ def test_collectives(folder: Path) -> None:
         assert result["broadcast"].tolist() == [7]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3])
 def test_a_row_has_the_same_sum_among_any_rows(tmp_path: Path, size: int) -> None:
     spawn, address = multiprocessing.get_context("spawn"), free_address()
     ranks = [(rank, size, address, tmp_path) for rank in range(size)]
