@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from surestep_kernels.slot_state import SlotState
 from surestep_scheduler.state import SchedulerState
+from surestep_worker.device.step import DeviceStep
 from surestep_worker.kv_cache import NULL_BLOCK
+from surestep_worker.plan import IntArray
 from surestep_worker.runner import Runner
 
 _BYTES = 0x7F7F7F7F  # as an id, a count or a length: far out of range
 
 
 def poison_idle(runner: Runner, state: SchedulerState) -> None:
-    """NaN into free pages and slots, the NULL block included; counters of free slots out of range.
+    """NaN into free pages and slots, NULL block and slot included; counters of slots out of range.
 
     Call between steps: what the scheduler holds to be free, no plan in flight touches.
     """
@@ -21,12 +24,21 @@ def poison_idle(runner: Runner, state: SchedulerState) -> None:
     for layer in parts.caches.kv.layers:
         layer.k[pages] = torch.nan
         layer.v[pages] = torch.nan
-    size = parts.caches.kv.spec.block_size
-    parts.caches.kv.hidden.view(-1, size, parts.caches.kv.spec.hidden_size)[pages] = torch.nan
+    kv = parts.caches.kv
+    kv.hidden.view(kv.num_blocks, kv.spec.block_size, kv.spec.hidden_size)[pages] = torch.nan
     idle = np.flatnonzero(~parts.slots.occupied)
     if parts.caches.recurrent is not None:
         for tensor in parts.caches.recurrent.tensors():
-            tensor[idle] = torch.nan
+            tensor[[*idle, parts.slots.num_slots]] = torch.nan
     parts.slots.tokens[idle] = _BYTES
     for counter in ("committed", "known", "folded", "draft_upto", "prompt_len", "max_len"):
         getattr(parts.slots, counter)[idle] = _BYTES
+    if isinstance(runner._execution, DeviceStep):
+        _poison_device(runner._execution._memory.state, idle)
+
+
+def _poison_device(state: SlotState, idle: IntArray) -> None:
+    """The NULL slot keeps its length, which is 0."""
+    state.tokens[[*idle, -1]] = _BYTES
+    for counter in (state.committed, state.known, state.folded, state.draft_upto):
+        counter[idle] = _BYTES

@@ -96,6 +96,7 @@ def _penalise(z: Tensor, positions: Positions, penalties: Penalties) -> None:
     for n in penalties.which.tolist():
         w, length = int(positions.window[n]), int(positions.length[n])
         history = positions.tokens[positions.slot[n], :length].long()
+        history[(history < 0) | (history >= z.shape[1])] = 0  # behind the drafts of a padded window
         counts = torch.bincount(history[int(penalties.prompt_len[w]) :], minlength=z.shape[1])
         seen = torch.bincount(history, minlength=z.shape[1]) > 0
         repetition = penalties.repetition[w]

@@ -13,7 +13,7 @@ from parity_cases import EOS, VOCAB
 from surestep_kernels.step_ops import STEP_REFERENCE
 
 ON_DEVICE = Conditions(step_ops=STEP_REFERENCE)
-IN_BUCKETS = Conditions(step_ops=STEP_REFERENCE, graphs=True)
+IN_BUCKETS = Conditions(step_ops=STEP_REFERENCE, graphs=True, poison=True)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,19 @@ def test_a_hybrid_on_a_device_answers_the_same(
     for name, expected in hybrid_bench.expected.items():
         assert same(answers[name], expected), f"{name}: {answers[name]}, not {expected}"
     assert (total(answers, "num_accepted") > 0) == (drafter != "none")
+
+
+def test_triton_drafts_what_the_reference_drafts(hybrid_bench: ParityBench) -> None:
+    """The MTP head between kernels, in Triton's interpreter: as many drafts are accepted."""
+    from surestep_kernels.gpu.step_ops import STEP_OPS
+
+    names = ("plain@0.7", "plain@0.0")
+    some = [request for request in hybrid_bench.requests if request.id in names]
+    accepted = list[int]()
+    for ops in (STEP_OPS, STEP_REFERENCE):
+        conditions = Conditions(step_ops=ops, graphs=ops is STEP_REFERENCE)
+        answers = hybrid_bench.serve(some, NEIGHBOURS["mixed"], "mtp", 2, 1, conditions)
+        for name in names:
+            assert same(answers[name], hybrid_bench.expected[name]), f"{name}: {answers[name]}"
+        accepted.append(total(answers, "num_accepted"))
+    assert accepted[0] == accepted[1] > 0

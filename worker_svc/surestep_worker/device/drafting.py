@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import DrafterFault, InvalidRequest
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
 from surestep_kernels.step_ops import StepOps
 from torch import Tensor
@@ -39,7 +39,8 @@ class DeviceDrafting:
     def __init__(self, parts: Parts, ops: StepOps, state: SlotState) -> None:
         """Raises InvalidRequest for a drafter whose state cannot live on a device."""
         drafter = parts.drafter
-        self._drafter, self._state, self._device = drafter, state, parts.device
+        self._drafter, self._state = drafter, state
+        self._tp, self._device = parts.tp, parts.device
         self._max_drafts, self._vocab_size = parts.max_draft_tokens, parts.model.config.vocab_size
         self.mtp: DeviceMtp | None = None
         if isinstance(drafter, MtpDrafter):
@@ -86,10 +87,12 @@ class DeviceDrafting:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """An exception is counted."""
+        """An exception is counted, unless other ranks may not share it."""
         try:
             yield
-        except Exception:
+        except Exception as error:
+            if self.mtp is not None and self._tp.size > 1:
+                raise DrafterFault(f"the drafter failed: {error!r}") from error
             logger.exception("the drafter failed, the step goes on without it")
             self.faults += 1
 
