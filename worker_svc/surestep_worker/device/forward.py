@@ -1,6 +1,7 @@
-"""The part of a step that is alike in all steps of one shape: draft, gather, forward, logits.
+"""The part of a step that is alike in all steps of one shape: draft, gather, forward.
 
 It reads the slots and what the host has sent, and asks the host nothing: a CUDA graph can hold it.
+What it leaves is small: every graph keeps memory for that, as it does not for what lies between.
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ class PassOutputs(NamedTuple):
     failed: bool  # the drafter did, and there are no drafts
     inputs: StepInputs
     hidden: Tensor  # [N + P, H] final, of the positions whose logits are wanted
-    logits: Tensor  # f32[N + P, V]
     error: Tensor  # i32[1], see slot_state
 
 
@@ -72,9 +72,8 @@ class ForwardPass:
             rows, drafted.drafts, self._state, error, kv.spec.block_size, kv.num_blocks
         )
         hidden = self._forward(rows, inputs, sent.logits_index, shape.max_tokens)
-        logits = self._parts.model.logits(hidden).float() if len(hidden) else hidden
         return PassOutputs(
-            rows, drafted.drafts, drafted.non_finite, drafted.failed, inputs, hidden, logits, error
+            rows, drafted.drafts, drafted.non_finite, drafted.failed, inputs, hidden, error
         )
 
     def _forward(

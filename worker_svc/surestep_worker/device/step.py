@@ -151,10 +151,11 @@ class DeviceStep:
         return PassInputs(rows, geometry.k_cap, geometry.logits_index, own)
 
     def _sample(self, sent: _Columns, outputs: PassOutputs, logprobs: LogprobPlan | None) -> Words:
-        """Choose, commit, and the copy of what is reported."""
-        logits = outputs.logits
+        """Logits, choice, commit, and the copy of what is reported."""
+        hidden = outputs.hidden
+        logits = self.parts.model.logits(hidden).float() if len(hidden) else hidden
         raw = logits.clone() if logprobs is not None else logits
-        chosen = self._choose(sent, outputs)
+        chosen = self._choose(sent, outputs, logits)
         report = self._ops.commit_step(
             outputs.rows, outputs.drafts, chosen, sent.wishes.stops, self._memory.state
         )
@@ -163,10 +164,10 @@ class DeviceStep:
         )  # fmt: skip
         return Words([report, outputs.error, _fingerprint(outputs), outputs.non_finite, *scores])
 
-    def _choose(self, sent: _Columns, outputs: PassOutputs) -> Chosen:
+    def _choose(self, sent: _Columns, outputs: PassOutputs, logits: Tensor) -> Chosen:
         """Rank 0 decides for all."""
         wishes, window, inputs = sent.wishes, sent.position_window, outputs.inputs
-        z = outputs.logits[: len(window)]
+        z = logits[: len(window)]
         if not len(window):
             nothing = torch.zeros(0, dtype=torch.int32, device=z.device)
             return Chosen(nothing, nothing)
