@@ -162,6 +162,7 @@ class Bench:
             "tokens_per_s": round(1e3 * batch / step_ms, 1),
             "roofline_ms": round(roofline_ms, 3),
             "roofline_percent": round(100 * roofline_ms / step_ms, 1),
+            "late_compilations": self.built.runner.num_late_compilations,  # so far; 0 is right
         }
 
     def steps(self, batch: int, width: int, depth: int) -> Iterator[Step]:

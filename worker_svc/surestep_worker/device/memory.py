@@ -61,6 +61,11 @@ class SlotMemory:
                 )
         return _runs(to, runs) if runs else None
 
+    def no_difference(self) -> Runs:
+        """One that writes what is there already; arrays."""
+        null_slot = self._slots.num_slots
+        return _runs([self._first["known"] + null_slot], [np.zeros(1, dtype=np.int32)])
+
 
 def _runs(to: list[int], runs: list[Int32Array]) -> Runs:
     lengths = [len(run) for run in runs]

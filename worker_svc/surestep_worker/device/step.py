@@ -75,7 +75,7 @@ class DeviceStep:
         null, longest = slots.num_slots, min(parts.max_step_tokens, slots.tokens.shape[1])
         for rows, wishes in warm_up_steps(null, longest, parts.max_draft_tokens):
             self._wishes.imagine(wishes)
-            self._run(rows, None, NOTHING_ARMED)
+            self._run(rows, self._memory.no_difference(), NOTHING_ARMED)
             parts.heartbeat.progress(pb.WARMING_UP)
         self._wishes.imagine(None)
         if parts.use_graphs:
