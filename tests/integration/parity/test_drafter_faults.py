@@ -7,6 +7,7 @@ import logging
 import pytest
 from faulty_drafters import FAILURES
 from parity import CALM, NEIGHBOURS, Conditions, ParityBench
+from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_scheduler.speculation import Alarm
 from surestep_scheduler.state import SchedulerState
 
@@ -42,6 +43,14 @@ def test_faults_change_nothing(hybrid_bench: ParityBench, drafter: str, depth: i
     conditions = Conditions(shuffle_seed=1 + depth, poison=True, after_apply=draft_again)
     assert check(hybrid_bench, drafter, where, depth, conditions)
     assert all(FAILURES[kind] for kind in KINDS[drafter]), FAILURES
+
+
+def test_faults_on_a_device_change_nothing(bench: ParityBench) -> None:
+    """Wrong ids and too many of them are cut off there, nobody has to be told."""
+    FAILURES.clear()
+    conditions = Conditions(step_ops=STEP_REFERENCE, poison=True, after_apply=draft_again)
+    assert check(bench, "faulty", "mixed", 1, conditions)
+    assert all(FAILURES[kind] for kind in KINDS["faulty"]), FAILURES
 
 
 def test_a_hopeless_drafter_is_left_alone(
