@@ -72,7 +72,7 @@ CASES: list[tuple[Any, list[str], dict[str, Any]]] = [
 ]
 TILES = [  # out, x and weight, tiles
     *((out, H, plain_linear._FEW._replace(apart=False)) for out in (F, H)),
-    *((out, H, plain_linear._MANY) for out in (F, H)),
+    (H, H, plain_linear._MANY),
     (F, H, plain_linear._FEW),
     (F, F, plain_linear._FP32),
 ]

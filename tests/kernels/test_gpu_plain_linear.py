@@ -77,11 +77,19 @@ def test_a_row_of_any_numbers_equals_the_row_among_others(
 
 def check_rows(x: Tensor, packed: PackedLinear) -> None:
     """Bits of the first and the last row, and of all in runs of several lengths."""
-    together = linear(x, packed, torch.float32)
-    for at in (0, len(x) - 1):
-        assert torch.equal(linear(x[at : at + 1], packed, torch.float32)[0], together[at])
-    for count in (4, 63, 65, 130):
-        assert torch.equal(linear(x[-count:], packed, torch.float32), together[-count:])
+    for out_dtype in {x.dtype, torch.float32}:
+        together = linear(x, packed, out_dtype)
+        for at in (0, len(x) - 1):
+            assert torch.equal(linear(x[at : at + 1], packed, out_dtype)[0], together[at])
+        for count in (4, 63, 65, 130):
+            assert torch.equal(linear(x[-count:], packed, out_dtype), together[-count:])
+
+
+def test_logits_are_compiled_once_for_any_number_of_rows() -> None:
+    few, many = (torch.empty(rows, 64, dtype=torch.bfloat16) for rows in (1, ops.FEW_ROWS + 1))
+    alike = {ops._tiles(x, torch.float32)._replace(apart=False) for x in (few, many)}
+    assert len(alike) == 1
+    assert ops._tiles(few, None).rows < ops._tiles(many, None).rows
 
 
 @pytest.mark.parametrize(("columns", "splits"), [(40, SPLITS), (40000, 1)])

@@ -89,7 +89,7 @@ def plain_linear(
     steps = triton.cdiv(packed.in_features, _BLOCK_K)
     splits = triton.cdiv(steps, _per_split(packed))
     launch = partial(_launch, x=x, packed=packed, splits=splits)
-    return multiply(x, packed, out_dtype, _tiles(x), splits, launch)
+    return multiply(x, packed, out_dtype, _tiles(x, out_dtype), splits, launch)
 
 
 def _per_split(packed: PackedLinear) -> int:
@@ -116,8 +116,13 @@ def _launch(
     )
 
 
-def _tiles(x: Tensor) -> Tiles:
+def _tiles(x: Tensor, out_dtype: torch.dtype | None) -> Tiles:
+    """Wide results are logits, of more rows than any step has that is run to compile kernels.
+
+    So they have one kind of tiles.
+    """
     few = len(x) <= FEW_ROWS
     if x.dtype is torch.float32:
         return _FP32._replace(apart=few)
-    return _FEW if few else _MANY
+    wide = out_dtype is torch.float32
+    return _FEW._replace(apart=few) if few or wide else _MANY
