@@ -88,6 +88,16 @@ def rotary(s: Sizes) -> Iterator[Case]:
 
 
 def linear(s: Sizes) -> Iterator[Case]:
+    for name, pack in PACK.items():
+        yield from _layers(s, f"linear {name}", pack, "auto")
+
+
+def linear_torch(s: Sizes) -> Iterator[Case]:
+    """cuBLAS, which --linear-backend torch takes."""
+    yield from _layers(s, "linear bf16 torch", _pack_plain, "torch")
+
+
+def _layers(s: Sizes, op: str, pack: Pack, backend: str) -> Iterator[Case]:
     qkv = (s.heads + 2 * s.kv_heads) * s.head_dim
     weights = (
         (qkv, s.hidden),
@@ -96,22 +106,22 @@ def linear(s: Sizes) -> Iterator[Case]:
         (s.hidden, s.inner),
     )
 
-    def make(device: str, m: int, n: int, k: int, pack: Pack) -> Work:
-        packed = pack(device, n, k)
-        return _product(packed, activations(device, m, k), None)
+    def make(device: str, m: int, n: int, k: int) -> Work:
+        return _product(pack(device, n, k), activations(device, m, k), None, backend)
 
-    for (name, pack), (n, k), m in product(PACK.items(), weights, s.rows):
-        sized = partial(make, m=m, n=n, k=k, pack=pack)
-        yield Case(f"linear {name}", f"M={m} N={n} K={k}", sized, cold=True)
+    for (n, k), m in product(weights, s.rows):
+        yield Case(op, f"M={m} N={n} K={k}", partial(make, m=m, n=n, k=k), cold=True)
 
 
 def logits(s: Sizes) -> Iterator[Case]:
-    def make(device: str, m: int) -> Work:
+    def make(device: str, m: int, backend: str) -> Work:
         packed = _pack_plain(device, s.vocab, s.hidden)
-        return _product(packed, activations(device, m, s.hidden), torch.float32)
+        return _product(packed, activations(device, m, s.hidden), torch.float32, backend)
 
-    for m in (m for m in s.rows if m <= 256):
-        yield Case("logits", f"M={m} N={s.vocab} K={s.hidden}", partial(make, m=m), cold=True)
+    for op, backend in (("logits", "auto"), ("logits torch", "torch")):
+        for m in (m for m in s.rows if m <= 512):
+            sized = partial(make, m=m, backend=backend)
+            yield Case(op, f"M={m} N={s.vocab} K={s.hidden}", sized, cold=True)
 
 
 def rms_norm_gated(s: Sizes) -> Iterator[Case]:
@@ -207,11 +217,11 @@ def _pack_int4(device: str, n: int, k: int) -> PackedLinear:
 PACK: dict[str, Pack] = {"bf16": _pack_plain, "fp8": _pack_fp8, "int4": _pack_int4}
 
 
-def _product(packed: PackedLinear, x: Tensor, out_dtype: torch.dtype | None) -> Work:
+def _product(packed: PackedLinear, x: Tensor, out_dtype: torch.dtype | None, backend: str) -> Work:
     m, n, k = len(x), packed.out_features, packed.in_features
     moved = _weight_bytes(packed) + x.nbytes
     moved += m * n * (BYTES if out_dtype is None else out_dtype.itemsize)
-    return Work(partial(kernels().linear, x, packed, out_dtype), moved, 2 * m * n * k)
+    return Work(partial(kernels(backend).linear, x, packed, out_dtype), moved, 2 * m * n * k)
 
 
 def _weight_bytes(packed: PackedLinear) -> int:
@@ -234,6 +244,7 @@ OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "silu_and_mul": silu_and_mul,
     "rotary": rotary,
     "linear": linear,
+    "linear_torch": linear_torch,
     "logits": logits,
     "rms_norm_gated": rms_norm_gated,
     "mul_sigmoid": mul_sigmoid,

@@ -69,7 +69,7 @@ class Sizes(NamedTuple):
     vocab: int
     delta: DeltaSizes | None = None
     experts: ExpertSizes | None = None
-    rows: tuple[int, ...] = (1, 4, 8, 64, 256, 4096)  # tokens of a step
+    rows: tuple[int, ...] = (1, 4, 8, 64, 256, 512, 4096)  # tokens of a step
     lookups: tuple[tuple[int, int], ...] = ((1, 4096), (64, 4096), (1, 131072), (64, 131072))
     batches: tuple[int, ...] = (1, 8, 64, 256)  # requests that decode
     contexts: tuple[int, ...] = (1024, 4096)  # tokens of each
@@ -92,9 +92,9 @@ TINY = Sizes(
 
 
 @cache
-def kernels() -> KernelSet:
+def kernels(linear_backend: str = "auto") -> KernelSet:
     """Those of a CUDA device, but for attention."""
-    return load_triton()
+    return load_triton(linear_backend)
 
 
 def activations(device: str, *shape: int) -> Tensor:

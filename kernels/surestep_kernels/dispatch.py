@@ -94,20 +94,25 @@ def load_kernels(
     cpu_kernels: Literal["auto", "reference"] = "auto",
     attention_backend: str = "auto",
     case: AttentionCase | None = None,
+    linear_backend: str = "auto",
 ) -> KernelSet:
     """The fastest kernels that run on `device` ("cpu", "cuda" or "cuda:0").
 
     On the CPU the C kernels are compiled when they are first used; where that is impossible, or
     with cpu_kernels="reference", the torch references serve. They use one thread until
     `set_num_threads`. Attention is that of the backend named, for a `case` that may be left to its
-    defaults; "auto" on the CPU is what comes with the other kernels, and has no FP8 cache. Raises
-    InvalidRequest when the backend does not serve the case.
+    defaults; "auto" on the CPU is what comes with the other kernels, and has no FP8 cache. The
+    linear backend is that of products with plain weights on CUDA: Triton's, in which a row does not
+    depend on the number of rows, or with "torch" cuBLAS's. Raises InvalidRequest when a backend
+    does not serve the case.
     """
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
         kernels = load_native() or REFERENCE
     elif device.startswith("cuda"):
-        kernels = load_triton()
+        kernels = load_triton(linear_backend)
+    if device == "cpu" and linear_backend != "auto":
+        raise InvalidRequest("a cpu has one linear backend", param="linear_backend")
     logger.info("kernels for %s: %s", device, kernels.name)
     if device == "cpu" and attention_backend == "auto":
         if case is not None and case.fp8:
@@ -124,12 +129,12 @@ def load_kernels(
     )
 
 
-def load_triton() -> KernelSet:
-    """The Triton kernels; torch references where there is none."""
+def load_triton(linear_backend: str = "auto") -> KernelSet:
+    """The Triton kernels; torch references where there is none. See load_kernels."""
     from .gpu.causal_conv import causal_conv
     from .gpu.compilations import watch_compilations
     from .gpu.gated_delta import gated_delta
-    from .gpu.linear import linear, pack_quantized
+    from .gpu.linear import LINEAR, pack_quantized
     from .gpu.moe import moe, pack_experts
     from .gpu.mul_sigmoid import mul_sigmoid
     from .gpu.ngram import ngram
@@ -146,7 +151,7 @@ def load_triton() -> KernelSet:
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         pack_quantized=pack_quantized,
-        linear=linear,
+        linear=LINEAR[linear_backend],
         rotary=rotary,
         silu_and_mul=silu_and_mul,
         causal_conv=causal_conv,

@@ -1,12 +1,16 @@
 """Compiles the kernels of a step for a GPU that need not be there; run as a program.
 
+A line for each kernel names it, and the matrix instructions it compiled to.
+
 The interpreter accepts much that the compiler does not: variables that change their type in a loop,
 for one. It replaces kernels where they are defined, hence a process of its own without it.
 """
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import triton
@@ -16,13 +20,16 @@ from surestep_kernels.gpu import (
     gather_step,
     gather_tokens,
     nucleus,
+    plain_linear,
     shape_logits,
+    splits,
     write_runs,
 )
+from surestep_kernels.gpu.splits import Tiles
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, CompiledKernel
 
-N, P, L, F = "i32", "*i32", "*i64", "*fp32"
+N, P, L, F, H = "i32", "*i32", "*i64", "*fp32", "*bf16"
 TARGET = GPUTarget("cuda", 90, 32)
 
 # Each kernel, the types of its arguments, and the constants behind them.
@@ -58,19 +65,55 @@ CASES: list[tuple[Any, list[str], dict[str, Any]]] = [
     (shape_logits._count_kernel, [*[P] * 7, N, N], {"BLOCK": 1024}),
     (shape_logits._penalise_kernel, [F, P, P, P, F, F, F, N], {"BLOCK": 1024}),
     (shape_logits._forbid_kernel, [F, *[P] * 10, N, N], {}),
+    *(
+        (splits._sum_splits_kernel, [out, F, H, N, N, N], {"BLOCK": 512, "HAS_BIAS": True})
+        for out in (F, H)
+    ),
+]
+TILES = [  # out, x and weight, tiles
+    *((out, H, plain_linear._FEW._replace(apart=False)) for out in (F, H)),
+    (H, H, plain_linear._MANY),
+    (F, H, plain_linear._FEW),
+    (F, F, plain_linear._FP32),
 ]
 
 
-def compile_kernel(kernel: Any, types: list[str], constants: dict[str, Any]) -> None:
-    """Raises CompilationError."""
+def compile_plain_linear(out: str, x: str, tiles: Tiles) -> CompiledKernel:
+    """See compile_kernel."""
+    constants = {"bias_ptr": None, "HAS_BIAS": False, "APART": tiles.apart}
+    sizes = {"BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns, "BLOCK_K": plain_linear._BLOCK_K}
+    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    types = [out, x, x, *[N] * 5]
+    aligned = ("out_ptr", "x_ptr", "w_ptr", "N", "K")
+    kernel = plain_linear._plain_linear_kernel
+    return compile_kernel(kernel, types, constants | sizes, options, aligned)
+
+
+def compile_kernel(
+    kernel: Any,
+    types: list[str],
+    constants: dict[str, Any],
+    options: dict[str, int] | None = None,
+    aligned: Sequence[str] = (),
+) -> CompiledKernel:
+    """Raises CompilationError. What is aligned is a multiple of 16."""
     names = kernel.arg_names
     rest = iter(types)
     signature = {name: "constexpr" if name in constants else next(rest) for name in names}
     places = {(names.index(name),): value for name, value in constants.items()}
-    triton.compile(ASTSource(kernel, signature=signature, constexprs=places), target=TARGET)
+    attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(kernel, signature=signature, constexprs=places, attrs=attrs)
+    return triton.compile(source, target=TARGET, options=options)
+
+
+def tell(kernel: CompiledKernel) -> None:
+    """Write the line of a kernel."""
+    instructions = set(re.findall(r"\b(?:wgmma\.mma_async|mma)\.sync\S*", kernel.asm["ptx"]))
+    sys.stdout.write(" ".join((kernel.name, *sorted(instructions))) + "\n")
 
 
 if __name__ == "__main__":
     for case in CASES:
-        compile_kernel(*case)
-        sys.stdout.write(f"{case[0].__name__}\n")
+        tell(compile_kernel(*case))
+    for product in TILES:
+        tell(compile_plain_linear(*product))

@@ -19,3 +19,8 @@ def test_the_kernels_of_a_step_compile_for_a_gpu() -> None:
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
     assert "_limit_kernel" in run.stdout.split()
+    products = [line for line in run.stdout.splitlines() if line.startswith("_plain_linear_kernel")]
+    assert len(products) == 5
+    # Few rows and many are multiplied by one instruction, those of fp32 by none.
+    wgmma = "_plain_linear_kernel wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"
+    assert set(products) == {wgmma, "_plain_linear_kernel"}

@@ -122,7 +122,12 @@ def _kernels(settings: WorkerSettings, model: Path) -> KernelSet:
     device = settings.device
     case = attention_case(model, device, settings.dtype, settings.block_size)
     case = replace(case, cache_dtype=CACHE_DTYPES[settings.kv_cache_dtype])
-    return load_kernels(device, attention_backend=settings.attention_backend, case=case)
+    return load_kernels(
+        device,
+        attention_backend=settings.attention_backend,
+        case=case,
+        linear_backend=settings.linear_backend,
+    )
 
 
 def _all_know(memo: bytes, tp: TensorParallel) -> bool:

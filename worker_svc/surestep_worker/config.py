@@ -24,6 +24,11 @@ class WorkerSettings(TlsSettings):
         description="what attends to the KV cache; auto = the first that serves the model and "
         "computes a token alike in any batch",
     )
+    linear_backend: Literal["auto", "triton", "torch"] = Field(
+        default="auto",
+        description="what multiplies by weights that are not quantised, on cuda; auto = triton, "
+        "which computes a token alike in any batch; torch = cuBLAS, which does not",
+    )
     enforce_eager: bool = Field(
         default=False, description="launch the kernels of every step one by one: no CUDA graphs"
     )

@@ -1,16 +1,13 @@
-"""Matrix products with quantised weights in Triton, for CUDA devices. Plain weights are cuBLAS's.
+"""Matrix products in Triton, for CUDA devices: quantised weights; plain ones are passed on.
 
 A program computes a tile of y. Group by group it multiplies x by the codes, then applies the scales
 to the sums in fp32. The codes of both formats, zero points subtracted, fit bf16: with x in bf16
 tensor cores multiply them exactly and sum in fp32. With x in fp32 nothing is rounded either.
 
-The groups are cut into splits, by the shape of the weight alone. With few rows every split is a
-program of its own, or too few programs would read the weight, and a second kernel adds their sums;
-with many rows one program takes all splits, one after the other. Either way y is the sum of the
-splits in order, and each of them the sum of its groups in order. What is left to the hardware is
-the order within a group: on sm_90, tiles of up to 32 rows compile to mma, larger ones to wgmma, and
-whether these two agree is not documented. So a row does not depend on its neighbours, and on their
-number only where that changes the instruction.
+The groups are cut into splits (splits.py), each of them the sum of its groups in order. What is
+left to the hardware is the order within a group: on sm_90, tiles of up to 32 rows compile to mma,
+larger ones to wgmma, and whether these two agree is not documented. So a row does not depend on its
+neighbours, and on their number only where that changes the instruction.
 
 Codes are padded to a power of two per group. Two 4-bit codes share a byte: those half a padded
 group apart, so that each nibble meets consecutive x. Scales and zero points lie group by group.
@@ -19,7 +16,7 @@ group apart, so that each nibble meets consecutive x. Scales and zero points lie
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
 
 import torch
 import triton
@@ -30,18 +27,10 @@ from torch.nn import functional
 from surestep_kernels.linear import PackedLinear, WeightFormat, linear_reference
 from surestep_kernels.quantized import QuantizedWeight, pack_quantized_reference
 
+from .plain_linear import plain_linear
+from .splits import Tiles, multiply, steps_per_split, store_tile
+
 _MIN_GROUP = 32  # two operands of tl.dot, which takes 16 elements at least
-_SUM_BLOCK = 512
-
-
-class Tiles(NamedTuple):
-    """How a product is cut into programs."""
-
-    rows: int
-    columns: int
-    num_warps: int
-    num_stages: int
-    apart: bool  # whether each split is a program of its own
 
 
 TILES = (  # by the number of rows that they serve at most
@@ -50,8 +39,7 @@ TILES = (  # by the number of rows that they serve at most
     (256, Tiles(64, 64, num_warps=4, num_stages=3, apart=True)),
 )
 _MANY_ROWS = Tiles(128, 128, num_warps=8, num_stages=3, apart=False)
-_SPLIT_COLUMNS, _WANTED_PROGRAMS = 64, 256  # splits make up for the programs that columns lack
-_MIN_SPLIT = 2  # groups
+_SPLIT_COLUMNS = 64
 
 
 @triton.jit
@@ -150,37 +138,7 @@ def _linear_kernel(
             x_ptr, codes_ptr, scales_ptr, zeros_ptr, rows, columns, M, N, K, first, last, groups,
             GROUP, BLOCK_K, INT4, NATIVE,
         )  # fmt: skip
-    if HAS_BIAS:
-        bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0)
-        total += bias.to(tl.float32)[None, :]
-    if APART:
-        out_ptr += tl.program_id(2).to(tl.int64) * M * N
-    mask = (rows < M)[:, None] & (columns < N)[None, :]
-    at = out_ptr + rows[:, None] * N + columns[None, :]
-    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["M"])
-def _sum_splits_kernel(
-    out_ptr,  # [M, N]
-    sums_ptr,  # f32[splits, M, N]
-    bias_ptr,  # [N]; HAS_BIAS only
-    M,
-    N,
-    SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = column < N
-    total = tl.zeros((BLOCK,), tl.float32)
-    for split in range(SPLITS):
-        at = sums_ptr + (split * M.to(tl.int64) + row) * N + column
-        total += tl.load(at, mask=mask, other=0.0)
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + column, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * N + column, total.to(out_ptr.dtype.element_ty), mask=mask)
+    store_tile(out_ptr, total, bias_ptr, rows, columns, M, N, APART, HAS_BIAS)
 
 
 def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> PackedLinear:
@@ -203,38 +161,48 @@ def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> Packe
 
 def linear(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None) -> Tensor:
     """See linear_reference. Quantised weights have scales beside the data."""
-    if packed.scales is None:
-        return linear_reference(x, packed, out_dtype)
+    product = plain_linear if packed.scales is None else _quantized_linear
+    return product(x, packed, out_dtype)
+
+
+def linear_with_cublas(
+    x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """`linear`, but plain weights are torch's: a row's last bits depend on the number of rows."""
+    product = linear_reference if packed.scales is None else _quantized_linear
+    return product(x, packed, out_dtype)
+
+
+LINEAR = {"auto": linear, "triton": linear, "torch": linear_with_cublas}
+
+
+def _quantized_linear(
+    x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    assert packed.scales is not None
     assert x.is_contiguous()
     assert x.shape[1] == packed.in_features
-    y = x.new_empty(len(x), packed.out_features, dtype=out_dtype or x.dtype)
-    if len(x) == 0:
-        return y
-    tiles, per_split = _tiles(x), groups_per_split(packed)
+    per_split = groups_per_split(packed)
     splits = triton.cdiv(len(packed.scales), per_split)
-    if not tiles.apart or splits == 1:
-        _launch(y, x, packed, packed.bias, tiles._replace(apart=False), per_split)
-        return y
-    sums = x.new_empty(splits, *y.shape, dtype=torch.float32)
-    _launch(sums, x, packed, None, tiles, per_split)
-    grid = len(x), triton.cdiv(packed.out_features, _SUM_BLOCK)
-    sizes = {"SPLITS": splits, "BLOCK": _SUM_BLOCK, "HAS_BIAS": packed.bias is not None}
-    _sum_splits_kernel[grid](y, sums, packed.bias, *y.shape, **sizes)
-    return y
+    launch = partial(_launch, x=x, packed=packed, per_split=per_split)
+    return multiply(x, packed, out_dtype, _tiles(x), splits, launch)
 
 
 def groups_per_split(packed: PackedLinear) -> int:
-    """Groups whose sums are added up before they meet those of others: see the module."""
+    """Groups whose sums are added up before they meet those of others: see splits.py."""
     groups = triton.cdiv(packed.in_features, packed.group_size)
-    wanted = triton.cdiv(_WANTED_PROGRAMS, triton.cdiv(packed.out_features, _SPLIT_COLUMNS))
-    per_split: int = triton.cdiv(groups, min(wanted, max(1, groups // _MIN_SPLIT)))
-    return per_split
+    return steps_per_split(groups, packed.out_features, _SPLIT_COLUMNS)
 
 
 def _launch(
-    out: Tensor, x: Tensor, packed: PackedLinear, bias: Tensor | None, tiles: Tiles, per_split: int
+    out: Tensor,
+    bias: Tensor | None,
+    tiles: Tiles,
+    *,
+    x: Tensor,
+    packed: PackedLinear,
+    per_split: int,
 ) -> None:
-    """Fill y [M, N], or the sums of splits [S, M, N]."""
     assert packed.scales is not None
     rows, columns, groups = len(x), packed.out_features, len(packed.scales)
     splits = triton.cdiv(groups, per_split)

@@ -22,6 +22,7 @@ from surestep_kernels.moe import PackedExperts, moe_reference, pack_experts_refe
 
 from .linear import converts_fp8, linear, padded_group, split_sums
 from .moe_tiles import BLOCK_M, Tiles, cut_tiles
+from .plain_linear import plain_sums
 from .silu_and_mul import silu_and_mul
 
 _BLOCK_N, _BLOCK_K, _BLOCK_H = 64, 64, 1024
@@ -33,22 +34,6 @@ def _gate(x, dtype: tl.constexpr):
     halves = x.to(dtype).to(tl.float32).reshape(x.shape[0], 2, x.shape[1] // 2)
     gate, up = halves.permute(0, 2, 1).split()
     return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
-
-
-@triton.jit
-def _product(
-    x_ptr, weight, lines, columns, num_lines, N, K, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
-    """Lines of x times columns of the weight [N, K]: f32[lines, columns]."""
-    acc = tl.zeros((lines.shape[0], columns.shape[0]), tl.float32)
-    there, inside = (lines < num_lines)[:, None], (columns < N)[:, None]
-    for start in range(0, K, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        x_at, w_at = x_ptr + lines[:, None] * K + k[None, :], columns[:, None] * K + k[None, :]
-        x = tl.load(x_at, mask=there & (k < K)[None, :], other=0.0)
-        w = tl.load(weight + w_at, mask=inside & (k < K)[None, :], other=0.0)
-        acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
-    return acc
 
 
 @triton.jit(do_not_specialize=["capacity", "num_lines"])
@@ -73,7 +58,6 @@ def _experts_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     expert = tl.load(experts_ptr + tl.program_id(0)).to(tl.int64)
     if expert >= E:
@@ -100,8 +84,8 @@ def _experts_kernel(
         )  # fmt: skip
     else:
         weight = tl.multiple_of(tl.load(at).to(x_ptr.dtype), 16)
-        out = _product(
-            x_ptr, weight, lines, weight_columns, num_lines, N, K, BLOCK_K, PRECISION
+        out = plain_sums(
+            x_ptr, weight, lines, weight_columns, num_lines, N, K, 0, tl.cdiv(K, BLOCK_K), BLOCK_K
         )  # fmt: skip
     if GATED:
         out = _gate(out, out_ptr.dtype.element_ty)
@@ -224,6 +208,5 @@ def _run(
         BLOCK_M=BLOCK_M,
         BLOCK_N=_BLOCK_N,
         BLOCK_K=padded_group(like.group_size) if like.group_size else _BLOCK_K,
-        PRECISION="ieee" if x.dtype is torch.float32 else "tf32",
         num_stages=4,
     )

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_cases import DTYPES, assert_close
+from surestep_common.errors import InvalidRequest
+from surestep_kernels import PackedLinear, load_kernels
+from surestep_kernels.gpu import plain_linear as ops
+from surestep_kernels.gpu.linear import linear, linear_with_cublas
+from surestep_kernels.linear import linear_reference, pack_linear_reference
+from torch import Tensor
+
+SPLITS = 4
+DEPTH = 3 * ops._BLOCK_K * SPLITS - 70  # the last split is shorter
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("columns", "depth"), [(1, 7), (7, 64), (70, 145), (130, 320)])
+@pytest.mark.parametrize("rows", [1, 67])
+def test_equals_the_reference(
+    gpu: str, rows: int, columns: int, depth: int, dtype: torch.dtype
+) -> None:
+    x, weight = torch.randn(rows, depth).to(dtype), torch.randn(columns, depth).to(dtype)
+    for bias in (None, torch.randn(columns).to(dtype)):
+        wide = None if bias is None else bias.float()
+        expected = linear_reference(x.float(), pack_linear_reference(weight.float(), wide))
+        packed = pack_linear_reference(weight.to(gpu), None if bias is None else bias.to(gpu))
+        assert_close(linear(x.to(gpu), packed, torch.float32).cpu(), expected)
+        assert_close(linear(x.to(gpu), packed).cpu(), expected.to(dtype))
+
+
+def test_float16(gpu: str) -> None:
+    """No model computes in it yet, and so no format has its name."""
+    x, weight = torch.randn(3, 70).half(), torch.randn(9, 70).half()
+    packed = PackedLinear(weight.to(gpu), None, 70, 9, format=None)  # type: ignore[arg-type]
+    actual = ops.plain_linear(x.to(gpu), packed, torch.float32).cpu()
+    assert_close(actual, x.float() @ weight.float().T)
+
+
+def test_what_lies_beyond_the_rows_and_a_padded_bias_are_not_read(gpu: str) -> None:
+    x, weight = torch.full((9, 70), torch.nan).bfloat16(), torch.randn(5, 70).bfloat16()
+    x[:3] = 1.0
+    bias = torch.cat((torch.randn(5), torch.full((3,), torch.nan)))
+    packed = pack_linear_reference(weight.to(gpu), bias.to(gpu))
+    actual = linear(x.to(gpu)[:3], packed, torch.float32).cpu()
+    assert_close(actual, weight.float().sum(dim=1).add(bias[:5]).expand(3, 5))
+    assert linear(x.to(gpu), packed)[3:].isnan().all()
+
+
+def test_no_rows(gpu: str) -> None:
+    packed = pack_linear_reference(torch.randn(5, 8, device=gpu))
+    assert linear(torch.empty(0, 8, device=gpu), packed).shape == (0, 5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_alone_equals_the_row_among_others(gpu: str, dtype: torch.dtype) -> None:
+    """Products of one split are added without rounding, splits are not.
+
+    So whatever adds the former, the order of the latter is seen.
+    """
+    sizes = 2.0 ** torch.tensor([0, 9, 18, 3]).repeat_interleave(3 * ops._BLOCK_K)[:DEPTH]
+    weight = (torch.randint(-8, 8, (40, DEPTH)) * sizes).to(dtype)
+    x = torch.randint(-8, 8, (ops.FEW_ROWS + 1, DEPTH)).to(dtype)
+    check_rows(x.to(gpu), pack_linear_reference(weight.to(gpu), torch.randn(40, device=gpu)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("columns", "depth"), [(1, 2048), (200, 2048), (40000, 256)])
+def test_a_row_of_any_numbers_equals_the_row_among_others(
+    gpu: str, columns: int, depth: int, dtype: torch.dtype
+) -> None:
+    if gpu == "cpu":
+        pytest.skip("the interpreter's products are NumPy's")
+    weight = torch.randn(columns, depth, device=gpu).to(dtype)
+    check_rows(torch.randn(700, depth, device=gpu).to(dtype), pack_linear_reference(weight))
+
+
+def check_rows(x: Tensor, packed: PackedLinear) -> None:
+    """Bits of the first and the last row, and of all in runs of several lengths."""
+    for out_dtype in {x.dtype, torch.float32}:
+        together = linear(x, packed, out_dtype)
+        for at in (0, len(x) - 1):
+            assert torch.equal(linear(x[at : at + 1], packed, out_dtype)[0], together[at])
+        for count in (4, 63, 65, 130):
+            assert torch.equal(linear(x[-count:], packed, out_dtype), together[-count:])
+
+
+def test_logits_are_compiled_once_for_any_number_of_rows() -> None:
+    few, many = (torch.empty(rows, 64, dtype=torch.bfloat16) for rows in (1, ops.FEW_ROWS + 1))
+    alike = {ops._tiles(x, torch.float32)._replace(apart=False) for x in (few, many)}
+    assert len(alike) == 1
+    assert ops._tiles(few, None).rows < ops._tiles(many, None).rows
+
+
+@pytest.mark.parametrize(("columns", "splits"), [(40, SPLITS), (40000, 1)])
+def test_splits_follow_from_the_weight(columns: int, splits: int) -> None:
+    """The weight whose splits are tested has some, a wide one has none."""
+    packed = pack_linear_reference(torch.empty(columns, DEPTH, device="meta"))
+    assert -(-DEPTH // (ops._BLOCK_K * ops._per_split(packed))) == splits
+
+
+def test_the_backend_is_a_choice_on_cuda() -> None:
+    assert load_kernels("cuda").linear is linear
+    assert load_kernels("cuda", linear_backend="triton").linear is linear
+    assert load_kernels("cuda", linear_backend="torch").linear is linear_with_cublas
+    with pytest.raises(InvalidRequest) as raised:
+        load_kernels("cpu", linear_backend="torch")
+    assert raised.value.param == "linear_backend"
+
+
+def test_cublas_is_torch(gpu: str) -> None:
+    x, weight = torch.randn(3, 64).bfloat16().to(gpu), torch.randn(9, 64).bfloat16().to(gpu)
+    packed = pack_linear_reference(weight)
+    expected = linear_reference(x, packed, torch.float32)
+    assert torch.equal(linear_with_cublas(x, packed, torch.float32), expected)
