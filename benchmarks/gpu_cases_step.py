@@ -11,6 +11,7 @@ import torch
 from gpu_sizes import Case, Sizes, Work, i32, kernels, size
 from surestep_kernels.choose import Chosen, DrawParams, RowStatus
 from surestep_kernels.commit_step import StopIds, report_width
+from surestep_kernels.gather_tokens import TokenRuns
 from surestep_kernels.gpu.step_ops import STEP_OPS
 from surestep_kernels.shape_logits import Penalties, Positions, Shaping
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
@@ -103,6 +104,23 @@ def gather_step(s: Sizes) -> Iterator[Case]:
         yield Case("gather_step", _step_shape(s, rows), partial(make, rows=rows))
 
 
+def gather_tokens(s: Sizes) -> Iterator[Case]:
+    """What an MTP head reads: positions, each with the token behind it."""
+
+    def make(device: str, rows: int) -> Work:
+        state, (step, _) = _slots(device, s, rows), _step(device, s, rows)
+        valid = torch.full_like(step.slot, 1 + DRAFTS)
+        runs = TokenRuns(step.token_row, step.cu_rows, step.slot.long(), valid * 0, valid)
+        run = partial(
+            STEP_OPS.gather_tokens, runs, state, i32(device, 0),
+            shift=1, block_size=BLOCK_SIZE, num_blocks=state.block_tables.numel() + 1,
+        )  # fmt: skip
+        return Work(run, size(runs) + len(step.token_row) * (2 * 4 + 3 * 8))
+
+    for rows in s.batches:
+        yield Case("gather_tokens", _step_shape(s, rows), partial(make, rows=rows))
+
+
 def commit_step(s: Sizes) -> Iterator[Case]:
     """All drafts are accepted. Slots advance from launch to launch, and have room for it."""
 
@@ -190,5 +208,6 @@ OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "shape_logits": shape_logits,
     "write_runs": write_runs,
     "gather_step": gather_step,
+    "gather_tokens": gather_tokens,
     "commit_step": commit_step,
 }

@@ -71,9 +71,9 @@ class DeviceStep:
 
     def prepare(self) -> None:
         """Run, on padding, whatever may have to be compiled; capture a pass for every bucket."""
-        began, parts, slots = time.perf_counter(), self.parts, self.parts.slots
-        null, longest = slots.num_slots, min(parts.max_step_tokens, slots.tokens.shape[1])
-        for rows, wishes in warm_up_steps(null, longest, parts.max_draft_tokens):
+        began, parts = time.perf_counter(), self.parts
+        steps = warm_up_steps(parts.slots, parts.max_step_tokens, parts.max_draft_tokens)
+        for rows, wishes in steps:
             self._wishes.imagine(wishes)
             self._run(rows, self._memory.no_difference(), NOTHING_ARMED)
             parts.heartbeat.progress(pb.WARMING_UP)

@@ -12,6 +12,7 @@ import numpy as np
 from surestep_proto import engine_pb2 as pb
 
 from surestep_worker.plan import Rows
+from surestep_worker.slots import Slots
 
 _GREEDY = pb.SamplingParams(top_p=1, repetition_penalty=1)
 _DRAWN = pb.SamplingParams(top_p=1, repetition_penalty=1, temperature=1)
@@ -31,20 +32,28 @@ _EVERYTHING = pb.SamplingParams(
 
 
 def warm_up_steps(
-    null_slot: int, max_tokens: int, max_drafts: int
+    slots: Slots, max_tokens: int, max_drafts: int
 ) -> Iterator[tuple[Rows, pb.SamplingParams]]:
-    """Rows, and what they ask of sampling: prompts of all sizes, windows, and all parameters."""
+    """Rows, and what they ask of sampling: windows of all parameters, prompts of all sizes.
+
+    The largest have a row in every slot, and all `max_tokens` of a step.
+    """
+    null_slot, longest = slots.num_slots, min(max_tokens, slots.tokens.shape[1])
     for params in (_GREEDY, _DRAWN, _EVERYTHING):
         for k_cap in range(max_drafts + 1):
-            yield _row(null_slot, pb.VERIFY, 0, k_cap), params
-    for power in range(max_tokens.bit_length()):
-        yield _row(null_slot, pb.PREFILL_LAST, min(1 << power, max_tokens), 0), _GREEDY
-    yield _row(null_slot, pb.PREFILL_LAST, max_tokens, 0), _GREEDY
+            yield _rows(null_slot, 1, pb.VERIFY, k_cap=k_cap), params
+    yield _rows(null_slot, slots.num_slots, pb.VERIFY, k_cap=max_drafts), _GREEDY
+    for power in range(longest.bit_length()):
+        yield _rows(null_slot, 1, pb.PREFILL_LAST, num_tokens=1 << power), _GREEDY
+    prompts = min(slots.num_slots, -(-max_tokens // longest))
+    yield _rows(null_slot, prompts, pb.PREFILL_LAST, num_tokens=longest), _GREEDY
 
 
-def _row(slot: int, mode: pb.DecodeMode, num_tokens: int, k_cap: int) -> Rows:
-    """One row alone; a drafter with state may catch up, if there were anything, in a window."""
+def _rows(
+    slot: int, count: int, mode: pb.DecodeMode, *, k_cap: int = 0, num_tokens: int = 0
+) -> Rows:
+    """A drafter with state catches up with as many positions as each row has tokens, if any."""
     told = {"slot": slot, "mode": mode, "num_tokens": num_tokens, "k_cap": k_cap}
     told["catch_up"] = 1 + k_cap if mode == pb.VERIFY else num_tokens
-    nothing = Rows.none()
-    return Rows(**{name: np.array([told.get(name, 0)]) for name, _ in nothing.columns()})
+    names = (name for name, _ in Rows.none().columns())
+    return Rows(**{name: np.full(count, told.get(name, 0)) for name in names})
