@@ -17,10 +17,11 @@ from surestep_worker.digest import fingerprint
 from surestep_worker.kv_cache import KVCache
 from surestep_worker.models import load_model
 from surestep_worker.models.weight_store import WeightStore
+from surestep_worker.peer_memory import told_by_all
 from surestep_worker.recurrent import RecurrentCache
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
-from torch import Tensor
+from torch import Tensor, distributed
 
 BLOCK_SIZE = 16
 SLICES = ((0, 9), (0, 1), (0, 5), (3, 4), (4, 8))  # of rows that ranks sum
@@ -107,6 +108,9 @@ def sum_main(rank: int, size: int, address: str, folder: Path) -> None:
         for first, last in SLICES:
             sums[dtype, first, last] = tp.all_reduce(x[first:last].clone())
     torch.save(sums, folder / f"rank{rank}.pt")
+    group = distributed.group.WORLD
+    assert group is not None
+    (folder / f"told{rank}").write_text("; ".join(told_by_all(group, f"I am {rank}")))
     tp.close()
 
 

@@ -111,7 +111,10 @@ _EXECUTES_DATA = {
     *("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"),
     "multiprocessing",  # its queues and pipes pickle
 }
-_LOADS_CODE = re.compile(r"(^|\.)(torch\.load|yaml\.(load|unsafe_load|full_load)|eval|exec)$")
+_LOADS_CODE = re.compile(
+    r"(^|\.)(torch\.load|yaml\.(load|unsafe_load|full_load)|eval|exec"
+    r"|(all_gather|broadcast|gather|scatter|send|recv)_object(_list)?)$"  # torch's, by pickle
+)
 
 
 def test_no_data_is_code() -> None:

@@ -13,7 +13,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,14 +21,13 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
 
 DTYPES = (torch.float32, torch.bfloat16)  # that torch's kernels add
 _BUFFER_BYTES = 16 << 20  # larger messages go in pieces
 _ONE_SHOT_BYTES = 256 << 10  # not measured yet: with N ranks, one shot moves N/2 times as much
 _ALIGNMENT = 16  # bytes that a thread of the kernels writes at once
+_WORD_BYTES, _YES = 256, "yes"
 _NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 
 
@@ -50,11 +49,11 @@ class PeerMemory:
     @classmethod
     def share(cls, group: ProcessGroup) -> PeerMemory | None:
         """All ranks call it. None, and on every rank, where some GPU cannot reach another's."""
-        if not all(_told_by_all(group, _all_in_reach(group))):
+        if not _all_say(group, _all_in_reach(group)):
             logger.info("all-reduce: not every GPU reaches the memory of the others")
             return None
         buffer = _shared_buffer(group)
-        if not all(_told_by_all(group, buffer is not None)):
+        if not _all_say(group, buffer is not None):
             return None
         assert buffer is not None
         logger.info("all-reduce: in peer memory, one shot up to %d KiB", _ONE_SHOT_BYTES >> 10)
@@ -109,7 +108,8 @@ def _all_in_reach(group: ProcessGroup) -> bool:
     ]
     files, processes = (os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid"))
     mine = Place(files, processes, visible[torch.cuda.current_device()])
-    places = _told_by_all(group, mine)
+    words = told_by_all(group, " ".join(mine))
+    places = [Place._make(word.split()) for word in words]
     return in_reach(mine, places, visible, _reaches)
 
 
@@ -136,7 +136,15 @@ def _shared_buffer(group: ProcessGroup) -> Tensor | None:
     return buffer
 
 
-def _told_by_all(group: ProcessGroup, mine: T) -> list[T]:
-    everyone = [mine] * group.size()
-    torch.distributed.all_gather_object(everyone, mine, group=group)
-    return everyone
+def told_by_all(group: ProcessGroup, mine: str) -> list[str]:
+    """What every rank says, in the order of ranks; as plain bytes, no objects."""
+    word = bytearray(mine.encode().ljust(_WORD_BYTES))
+    assert len(word) == _WORD_BYTES
+    said = torch.frombuffer(word, dtype=torch.uint8)
+    everyone = [torch.empty_like(said) for _ in range(group.size())]
+    torch.distributed.all_gather(everyone, said, group=group)
+    return [bytes(other.tolist()).decode().rstrip() for other in everyone]
+
+
+def _all_say(group: ProcessGroup, yes: bool) -> bool:
+    return all(word == _YES for word in told_by_all(group, _YES if yes else "no"))

@@ -55,6 +55,8 @@ def test_a_row_has_the_same_sum_among_any_rows(tmp_path: Path, size: int) -> Non
     spawn, address = multiprocessing.get_context("spawn"), free_address()
     ranks = [(rank, size, address, tmp_path) for rank in range(size)]
     join_all([spawn.Process(target=sum_main, args=arguments) for arguments in ranks])
+    told = {(tmp_path / f"told{rank}").read_text() for rank in range(size)}
+    assert told == {"; ".join(f"I am {rank}" for rank in range(size))}
     sums = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(size)]
     for dtype in (torch.float32, torch.bfloat16):
         expected = addends(0, 9, 33, dtype)
