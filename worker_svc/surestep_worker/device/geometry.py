@@ -95,12 +95,13 @@ class Geometry:
 def _padded(rows: Rows, num_rows: int, null_slot: int) -> Rows:
     """With DECODE rows of the NULL slot behind them."""
     fill = {"slot": null_slot, "mode": int(pb.DECODE)}
-    return Rows(
-        **{
-            name: np.pad(column, (0, num_rows - len(rows)), constant_values=fill.get(name, 0))
-            for name, column in rows.columns()
-        }
-    )
+
+    def longer(name: str, column: IntArray) -> IntArray:
+        out = np.full(num_rows, fill.get(name, 0))
+        out[: len(column)] = column
+        return out
+
+    return Rows(**{name: longer(name, column) for name, column in rows.columns()})
 
 
 def _prompt(

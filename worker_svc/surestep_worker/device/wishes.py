@@ -6,6 +6,7 @@ Everything is sent with every step: nothing about a request's wishes is kept on 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,8 @@ from surestep_kernels.commit_step import StopIds
 from surestep_kernels.shape_logits import Biases, Forbidden, Penalties
 from surestep_proto import engine_pb2 as pb
 
-from surestep_worker.plan import IntArray
+from surestep_worker.plan import BoolArray, IntArray
+from surestep_worker.spec.temperature import FloatArray
 
 from .upload import Int32Array
 
@@ -35,14 +37,50 @@ class Wishes(NamedTuple):
     truncated: bool  # and restricts what it draws from
 
 
+class _Wish(NamedTuple):
+    """What a request asks of sampling, made ready when it comes; most ask for little."""
+
+    stops: Int32Array
+    bias_ids: Int32Array
+    bias_values: FloatArray
+    only_those: bool  # no other token may be chosen
+    penalties: tuple[float, float, float]  # repetition, presence, frequency
+    forbidden: list[Int32Array]  # sequences
+    until: list[int]  # history length from which each is allowed
+    prompt_len: int
+
+    @classmethod
+    def of(cls, params: pb.SamplingParams, prompt_len: int) -> _Wish:
+        ids = sorted(set(params.allowed_token_ids) or set(params.logit_bias))
+        early = [[i] for i in params.stop_token_ids] if params.min_tokens else []
+        words = [list(word.token_ids) for word in params.bad_words]
+        first_end = min(prompt_len + params.min_tokens, _NEVER)
+        return cls(
+            stops=_words(params.stop_token_ids),
+            bias_ids=_words(ids),
+            bias_values=np.array([params.logit_bias.get(i, 0.0) for i in ids], dtype=np.float32),
+            only_those=bool(params.allowed_token_ids),
+            penalties=(
+                params.repetition_penalty,
+                params.presence_penalty,
+                params.frequency_penalty,
+            ),
+            forbidden=[_words(sequence) for sequence in early + words],
+            until=[first_end] * len(early) + [_NEVER] * len(words),
+            prompt_len=prompt_len,
+        )
+
+
 class WishBook:
     """Sampling parameters of every slot; the NULL slot, behind them, wishes nothing."""
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         self._vocab_size, lines = vocab_size, num_slots + 1
-        self._params = [_NO_WISHES] * lines
-        self._truncates = np.zeros(lines, dtype=np.bool_)
-        self._prompt_len = np.zeros(lines, dtype=np.int64)
+        self._wishes = [_Wish.of(_NO_WISHES, 0)] * lines
+        # Which slots have any of these: a step looks no further where none has.
+        self._stops, self._biased, self._penalised, self._forbidden, self._truncates = np.zeros(
+            (5, lines), dtype=np.bool_
+        )
         self._draw: dict[str, Any] = {
             name: np.zeros(lines, np.int32 if name in _WHOLE else np.float32)
             for name in DrawParams._fields
@@ -54,10 +92,14 @@ class WishBook:
 
     def imagine(self, params: pb.SamplingParams | None) -> None:
         """The NULL slot wishes this; None = nothing again."""
-        self._set(len(self._params) - 1, params or _NO_WISHES, 0)
+        self._set(len(self._wishes) - 1, params or _NO_WISHES, 0)
 
     def _set(self, slot: int, params: pb.SamplingParams, prompt_len: int) -> None:
-        self._params[slot], self._prompt_len[slot] = params, prompt_len
+        self._wishes[slot] = wish = _Wish.of(params, prompt_len)
+        self._stops[slot] = len(wish.stops)
+        self._biased[slot] = len(wish.bias_ids)
+        self._penalised[slot] = wish.penalties != (1, 0, 0)
+        self._forbidden[slot] = len(wish.forbidden)
         self._truncates[slot] = params.min_p > 0 or params.top_k > 0 or params.top_p < 1
         values = (
             params.temperature,
@@ -76,16 +118,26 @@ class WishBook:
 
     def of(self, slots: IntArray, position_window: Int32Array) -> Wishes:
         """What windows [V] ask for, in these slots; position_window [N]."""
-        params = [self._params[slot] for slot in slots.tolist()]
-        prompt_len = self._prompt_len[slots]
+
+        def asked(flags: BoolArray) -> Any:
+            """Positions of the windows that do i32[P], and what all windows ask; None = nobody."""
+            some = flags[slots]
+            if not some.any():
+                return None
+            which = np.flatnonzero(some[position_window]).astype(np.int32)
+            return which, [self._wishes[slot] for slot in slots.tolist()]
+
         draw = self.draw(slots)
         draws = draw.temperature > 0
+        stops, biased = asked(self._stops), asked(self._biased)
+        penalised, forbidden = asked(self._penalised), asked(self._forbidden)
+        no_stops: Any = np.zeros(len(slots) + 1, dtype=np.int32), _words([])
         return Wishes(
             draw=draw,
-            stops=StopIds(*_ragged([list(p.stop_token_ids) for p in params])),
-            biases=_biases(params, position_window),
-            penalties=_penalties(params, prompt_len, position_window),
-            forbidden=_forbidden(params, prompt_len, position_window),
+            stops=StopIds(*(_ragged([w.stops for w in stops[1]]) if stops else no_stops)),
+            biases=_biases(*biased) if biased else None,
+            penalties=_penalties(*penalised) if penalised else None,
+            forbidden=_forbid(*forbidden) if forbidden else None,
             random=bool(draws.any()),
             truncated=bool((draws & self._truncates[slots]).any()),
         )
@@ -95,62 +147,35 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def _which(windows: list[bool], position_window: Int32Array) -> Any:
-    """Positions of these windows i32[P]; None if there are none."""
-    chosen = np.array(windows, dtype=np.bool_)
-    return np.flatnonzero(chosen[position_window]).astype(np.int32) if chosen.any() else None
+def _words(values: Iterable[int]) -> Any:
+    return np.fromiter(values, dtype=np.int32)
 
 
-def _ragged(lists: list[list[int]]) -> tuple[Any, Any]:
-    """cu i32[V+1] and the lists behind each other i32[..]."""
-    cu = np.cumsum([0, *map(len, lists)], dtype=np.int32)
-    return cu, np.array([x for some in lists for x in some], dtype=np.int32)
+def _ragged(parts: Sequence[Int32Array]) -> tuple[Any, Any]:
+    """cu i32[V+1] and the parts behind each other i32[..]."""
+    return _bounds(map(len, parts)), np.concatenate([_words([]), *parts])
 
 
-def _biases(params: list[pb.SamplingParams], position_window: Int32Array) -> Biases | None:
-    which = _which([bool(p.logit_bias or p.allowed_token_ids) for p in params], position_window)
-    if which is None:
-        return None
-    ids = [sorted(set(p.allowed_token_ids) or set(p.logit_bias)) for p in params]
-    values: Any = np.array(
-        [p.logit_bias.get(i, 0.0) for p, some in zip(params, ids, strict=True) for i in some],
-        dtype=np.float32,
+def _bounds(counts: Iterable[int]) -> Any:
+    return np.cumsum([0, *counts], dtype=np.int32)
+
+
+def _biases(which: Any, wishes: Sequence[_Wish]) -> Biases:
+    cu, ids = _ragged([w.bias_ids for w in wishes])
+    values: Any = np.concatenate([w.bias_values for w in wishes])
+    return Biases(which, cu, ids, values, _words(w.only_those for w in wishes))
+
+
+def _penalties(which: Any, wishes: Sequence[_Wish]) -> Penalties:
+    factors: Any = np.array([w.penalties for w in wishes], dtype=np.float32).T.copy()
+    return Penalties(which, _words(w.prompt_len for w in wishes), *factors)
+
+
+def _forbid(which: Any, wishes: Sequence[_Wish]) -> Forbidden:
+    return Forbidden(
+        which,
+        _bounds(len(w.forbidden) for w in wishes),
+        *_ragged([sequence for w in wishes for sequence in w.forbidden]),
+        until=_words(end for w in wishes for end in w.until),
+        first=_words(w.prompt_len for w in wishes),
     )
-    only: Any = np.array([bool(p.allowed_token_ids) for p in params], dtype=np.int32)
-    return Biases(which, *_ragged(ids), values, only)
-
-
-def _penalties(
-    params: list[pb.SamplingParams], prompt_len: IntArray, position_window: Int32Array
-) -> Penalties | None:
-    asked = [
-        p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0
-        for p in params
-    ]
-    which = _which(asked, position_window)
-    if which is None:
-        return None
-    factors: Any = np.array(
-        [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params],
-        dtype=np.float32,
-    ).T.copy()
-    length: Any = prompt_len.astype(np.int32)
-    return Penalties(which, length, *factors)
-
-
-def _forbidden(
-    params: list[pb.SamplingParams], prompt_len: IntArray, position_window: Int32Array
-) -> Forbidden | None:
-    sequences, until = list[list[list[int]]](), list[int]()
-    for p, length in zip(params, prompt_len.tolist(), strict=True):
-        early = [[i] for i in p.stop_token_ids] if p.min_tokens else []
-        words = [list(word.token_ids) for word in p.bad_words]
-        sequences.append(early + words)
-        until += [length + p.min_tokens] * len(early) + [_NEVER] * len(words)
-    which = _which([bool(some) for some in sequences], position_window)
-    if which is None:
-        return None
-    cu: Any = np.cumsum([0, *map(len, sequences)], dtype=np.int32)
-    bounds: Any = np.array(until, dtype=np.int64).clip(max=_NEVER).astype(np.int32)
-    first: Any = prompt_len.astype(np.int32)
-    return Forbidden(which, cu, *_ragged([s for some in sequences for s in some]), bounds, first)
