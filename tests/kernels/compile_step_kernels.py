@@ -19,6 +19,7 @@ from surestep_kernels.gpu import (
     commit_step,
     gather_step,
     gather_tokens,
+    linear,
     nucleus,
     plain_linear,
     shape_logits,
@@ -89,6 +90,25 @@ def compile_plain_linear(out: str, x: str, tiles: Tiles) -> CompiledKernel:
     return compile_kernel(kernel, types, constants | sizes, options, aligned)
 
 
+def compile_quantized_linear(tiles: Tiles, *, int4: bool) -> CompiledKernel:
+    """See compile_kernel."""
+    group = 128
+    constants: dict[str, Any] = {
+        "bias_ptr": None, "HAS_BIAS": False, "APART": tiles.apart, "SPLITS": 3, "GROUP": group,
+        "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns, "BLOCK_K": group, "INT4": int4,
+        "NATIVE": True,
+    }  # fmt: skip
+    types = [H, H, "*u8", F]
+    if int4:
+        types.append("*u8")
+    else:
+        constants["zeros_ptr"] = None
+    aligned = ("out_ptr", "x_ptr", "codes_ptr", "scales_ptr", "N", "K")
+    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    types += [N] * 5
+    return compile_kernel(linear._linear_kernel, types, constants, options, aligned)
+
+
 def compile_kernel(
     kernel: Any,
     types: list[str],
@@ -117,3 +137,6 @@ if __name__ == "__main__":
         tell(compile_kernel(*case))
     for product in TILES:
         tell(compile_plain_linear(*product))
+    for tiles in (linear._FEW, linear._MANY):
+        for int4 in (False, True):
+            tell(compile_quantized_linear(tiles, int4=int4))

@@ -24,3 +24,6 @@ def test_the_kernels_of_a_step_compile_for_a_gpu() -> None:
     # Few rows and many are multiplied by one instruction, those of fp32 by none.
     wgmma = "_plain_linear_kernel wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"
     assert set(products) == {wgmma, "_plain_linear_kernel"}
+    quantized = [line for line in run.stdout.splitlines() if line.startswith("_linear_kernel")]
+    assert len(quantized) == 4
+    assert set(quantized) == {wgmma.replace("_plain", "")}

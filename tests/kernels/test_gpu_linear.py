@@ -69,7 +69,7 @@ def test_splits_are_added_in_one_order(gpu: str, format_: WeightFormat) -> None:
     per_split = ops.groups_per_split(packed)
     assert 1 < per_split < 13
     together = torch.empty(5, 40, device=gpu)
-    tiles = ops.TILES[0][1]._replace(apart=False)
+    tiles = ops._FEW._replace(apart=False)
     ops._launch(together, packed.bias, tiles, x=x, packed=packed, per_split=per_split)
     assert torch.equal(together, ops.linear(x, packed, torch.float32))
 

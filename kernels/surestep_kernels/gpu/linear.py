@@ -5,9 +5,8 @@ to the sums in fp32. The codes of both formats, zero points subtracted, fit bf16
 tensor cores multiply them exactly and sum in fp32. With x in fp32 nothing is rounded either.
 
 The groups are cut into splits (splits.py), each of them the sum of its groups in order. What is
-left to the hardware is the order within a group: on sm_90, tiles of up to 32 rows compile to mma,
-larger ones to wgmma, and whether these two agree is not documented. So a row does not depend on its
-neighbours, and on their number only where that changes the instruction.
+left to the hardware is the order within a group: hence one matrix instruction for any number of
+rows, as in plain_linear.py, whose tiles these have. Nothing of this has been measured.
 
 Codes are padded to a power of two per group. Two 4-bit codes share a byte: those half a padded
 group apart, so that each nibble meets consecutive x. Scales and zero points lie group by group.
@@ -27,19 +26,14 @@ from torch.nn import functional
 from surestep_kernels.linear import PackedLinear, WeightFormat, linear_reference
 from surestep_kernels.quantized import QuantizedWeight, pack_quantized_reference
 
-from .plain_linear import plain_linear
+from .plain_linear import FEW_ROWS, plain_linear
 from .splits import Tiles, multiply, steps_per_split, store_tile
 
 _MIN_GROUP = 32  # two operands of tl.dot, which takes 16 elements at least
-
-
-TILES = (  # by the number of rows that they serve at most
-    (16, Tiles(16, 64, num_warps=4, num_stages=4, apart=True)),
-    (32, Tiles(32, 64, num_warps=4, num_stages=4, apart=True)),
-    (256, Tiles(64, 64, num_warps=4, num_stages=3, apart=True)),
-)
-_MANY_ROWS = Tiles(128, 128, num_warps=8, num_stages=3, apart=False)
-_SPLIT_COLUMNS = 64
+_COLUMNS = 128
+_FEW = Tiles(64, _COLUMNS, num_warps=4, num_stages=3, apart=True)
+_MANY = Tiles(128, _COLUMNS, num_warps=8, num_stages=3, apart=False)
+_FP32 = Tiles(16, 64, num_warps=4, num_stages=2, apart=True)  # no matrix instruction to keep
 
 
 @triton.jit
@@ -191,7 +185,7 @@ def _quantized_linear(
 def groups_per_split(packed: PackedLinear) -> int:
     """Groups whose sums are added up before they meet those of others: see splits.py."""
     groups = triton.cdiv(packed.in_features, packed.group_size)
-    return steps_per_split(groups, packed.out_features, _SPLIT_COLUMNS)
+    return steps_per_split(groups, packed.out_features, _COLUMNS)
 
 
 def _launch(
@@ -225,10 +219,9 @@ def _launch(
 
 
 def _tiles(x: Tensor) -> Tiles:
-    """fp32 is multiplied without tensor cores, in the smallest tiles."""
     if x.dtype is torch.float32:
-        return TILES[0][1]
-    return next((tiles for most, tiles in TILES if len(x) <= most), _MANY_ROWS)
+        return _FP32
+    return _FEW if len(x) <= FEW_ROWS else _MANY
 
 
 def converts_fp8(device: torch.device) -> bool:
