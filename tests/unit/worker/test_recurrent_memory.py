@@ -47,7 +47,7 @@ def test_what_is_allocated_is_what_is_said(window: int) -> None:
     spec = spec_of(3, 32)
     cache = RecurrentCache(spec, num_slots=2, window=window, num_snapshots=1, device="cpu")
     assert cache.slot_bytes == spec.slot_bytes(window)
-    assert all(len(tensor) == 2 for tensor in cache.tensors())
+    assert all(len(tensor) == 2 + 1 for tensor in cache.tensors())  # the NULL slot too
 
 
 @pytest.mark.parametrize("k", [0, 1, 4])
