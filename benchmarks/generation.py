@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.commit import apply
+from surestep_scheduler.config import SchedulerSettings
 from surestep_scheduler.limits import Limits
 from surestep_scheduler.plan import from_proto, to_proto
 from surestep_scheduler.policy import schedule
@@ -53,19 +54,10 @@ def _request(index: int, prompt: Sequence[int], max_tokens: int) -> Request:
 
 
 def _limits(facts: pb.WorkerInfo, depth: int) -> Limits:
-    return Limits(
-        num_slots=facts.num_slots,
-        num_blocks=facts.num_blocks,
-        block_size=facts.block_size,
-        max_model_len=facts.max_model_len,
-        vocab_size=facts.vocab_size,
-        max_num_batched_tokens=facts.max_step_tokens,
-        max_draft_tokens=facts.max_draft_tokens,
-        max_queue_len=facts.num_slots * 4,
+    settings = SchedulerSettings(
+        worker_addresses=["none"],  # nobody is asked
         pipeline_depth=depth,
-        drafter_has_state=facts.drafter_has_state,
-        recurrent=facts.recurrent,
-        num_snapshots=facts.num_snapshots,
-        snapshot_interval=facts.block_size,
+        adaptive_draft_length=False,
         enable_prefix_caching=False,
     )
+    return settings.limits(facts)

@@ -152,8 +152,12 @@ class ParityBench:
             built.runner.prepare()
         if conditions.poison:
             conditions = replace(conditions, after_apply=_poisoning(built.runner, conditions))
-        step = (one_rank if ops is None else one_rank_behind)(built.runner)
-        return serve(step, built.facts, requests, neighbours, depth, conditions)
+        return serve(step_of(built.runner), built.facts, requests, neighbours, depth, conditions)
+
+
+def step_of(runner: Runner) -> Step:
+    """Steps on a device are finished as late as the depth allows."""
+    return (one_rank if runner.parts.step_ops is None else one_rank_behind)(runner)
 
 
 def serve(

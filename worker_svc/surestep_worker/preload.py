@@ -24,14 +24,15 @@ _LATE = (
     "surestep_worker.spec.ngram",
     "surestep_worker.spec.temperature",
     "torch.distributed",
-    "torch.distributed._symmetric_memory",
 )
+_LATE_ON_CUDA = ("torch.distributed._symmetric_memory",)
 
 
 def everything(settings: WorkerSettings) -> Build:
     """Import all of it, and open the library of the CPU kernels; returns what loads the model."""
-    for module in _LATE:
+    cpu = settings.device == "cpu"
+    for module in _LATE if cpu else _LATE + _LATE_ON_CUDA:
         importlib.import_module(module)
-    if settings.device == "cpu":
+    if cpu:
         load_kernels(settings.device)
     return build_runner

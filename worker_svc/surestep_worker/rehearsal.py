@@ -45,7 +45,7 @@ class Sample(NamedTuple):
 
 def measure_costs(runner: Runner) -> pb.StepCosts:
     """Costs of steps with few and many rows; empty where the sizes leave no room to measure."""
-    rehearsal, costs = _Rehearsal(runner), pb.StepCosts()
+    rehearsal, costs = _Rehearsal(runner.twin()), pb.StepCosts()
     points = dict[int, float]()
     num_rows = 1
     while num_rows <= rehearsal.most_rows and rehearsal.goes_on():
@@ -66,7 +66,7 @@ def measure_costs(runner: Runner) -> pb.StepCosts:
 
 def check_drafter(runner: Runner) -> Check:
     """Let a drafter with state follow the model for some windows; nothing for other drafters."""
-    rehearsal = _Rehearsal(runner)
+    rehearsal = _Rehearsal(runner.twin())
     if not isinstance(runner.parts.drafter, StatefulDrafter) or not rehearsal.most_rows:
         return Check(0, 0)
     rehearsal.admit(range(min(_CHECK_ROWS, rehearsal.most_rows)), context=0)
@@ -81,19 +81,21 @@ def check_drafter(runner: Runner) -> Check:
 class _Rehearsal:
     """Slots 0, 1, .. with a block table each, stepped without a scheduler."""
 
-    runner: Runner  # that will serve
-    parts: Parts = field(init=False)
-    _runner: Runner = field(init=False)
+    runner: Runner  # nobody else's
     _slots: list[int] = field(init=False, default_factory=list)
     _step: int = field(init=False, default=0)
     _epoch: int = field(init=False, default=0)
     _began: float = field(init=False, default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.parts, self._runner = self.runner.parts, self.runner.twin()
         width = self.parts.max_draft_tokens + 1
         # A prompt's token, the decode rows and the windows, each with room for all drafts.
         self._length = _CONTEXT + 1 + (_REPEATS + max(_REPEATS, _CHECK_WINDOWS)) * width
+
+    @property
+    def parts(self) -> Parts:
+        """Those that will serve."""
+        return self.runner.parts
 
     @property
     def most_rows(self) -> int:
@@ -138,7 +140,7 @@ class _Rehearsal:
     def admit(self, slots: Iterable[int], context: int) -> None:
         """A new epoch with these slots, `context` tokens of unspecified content in each."""
         self._epoch, self._step, self._slots = self._epoch + 1, 0, list(slots)
-        self._runner.open(self._epoch)
+        self.runner.open(self._epoch)
         recurrent = self.parts.caches.recurrent
         if recurrent is not None and not recurrent.num_snapshots:
             context = 0
@@ -187,7 +189,7 @@ class _Rehearsal:
 
     def _run(self, plan: pb.StepPlan) -> pb.StepResult:
         self._step += 1
-        return self._runner.step(plan)
+        return self.runner.step(plan)
 
 
 def _add_row(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from drafters import TRUTH
-from local_engine import Answer, one_rank, one_rank_behind
+from local_engine import Answer
 from parity import (
     BLOCK_SIZE,
     CALM,
@@ -18,6 +18,7 @@ from parity import (
     make_hybrid,
     make_model,
     serve,
+    step_of,
     total,
 )
 from parity_cases import EOS, NEUTRAL, VOCAB, make_request, strangers
@@ -80,9 +81,8 @@ def answers(
     """Of REQUESTS, among strangers."""
     built = build(folder, where, drafter, **changes)
     runner = Runner(built.runner.parts._replace(step_ops=conditions.step_ops))
-    step = (one_rank if conditions.step_ops is None else one_rank_behind)(runner)
     everyone = [*REQUESTS, *strangers(NEIGHBOURS[where].num_strangers // 3)]
-    found = serve(step, built.facts, everyone, NEIGHBOURS[where], depth, conditions)
+    found = serve(step_of(runner), built.facts, everyone, NEIGHBOURS[where], depth, conditions)
     return {request.id: found[request.id] for request in REQUESTS}
 
 
@@ -128,7 +128,8 @@ def test_a_cached_prefix_answers_as_a_computed_one(dense: Path) -> None:
     prompt = [5, *range(20, 20 + 3 * BLOCK_SIZE)]
     twins = [make_request(name, prompt, {"temperature": 0.0, **NEUTRAL}) for name in "ab"]
     built = build(dense)
-    found = serve(one_rank(Runner(built.runner.parts)), built.facts, twins, NEIGHBOURS["alone"], 0)
+    step = step_of(Runner(built.runner.parts))
+    found = serve(step, built.facts, twins, NEIGHBOURS["alone"], 0)
     assert found["a"].token_ids == found["b"].token_ids != []
 
 

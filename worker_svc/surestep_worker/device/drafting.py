@@ -65,8 +65,6 @@ class DeviceDrafting:
         error: Tensor,
     ) -> Drafted:
         """Draft at most k_cap i32[R] tokens for every row."""
-        ids = torch.zeros(len(k_cap), self._max_drafts, dtype=torch.int32, device=self._device)
-        nothing, zeros = DraftIds(ids, torch.zeros_like(k_cap)), torch.zeros_like(k_cap)
         faults = self.faults
         with self._guarded():
             if self.mtp is not None:
@@ -74,9 +72,11 @@ class DeviceDrafting:
                 own = self.mtp.draft(rows, k_cap, mtp, shape, error)
                 return Drafted(own.drafts, rows.catch_up, own.non_finite, failed=False)
             if self._drafter is not None and shape.num_drafts:
-                drafts = self._propose(self._drafter, rows.slot, k_cap)
+                drafts, zeros = self._propose(self._drafter, rows.slot, k_cap), k_cap * 0
                 return Drafted(drafts, zeros, zeros, failed=False)
-        return Drafted(nothing, zeros, zeros, failed=self.faults > faults)
+        ids = torch.zeros(len(k_cap), self._max_drafts, dtype=torch.int32, device=self._device)
+        zeros = k_cap * 0
+        return Drafted(DraftIds(ids, zeros), zeros, zeros, failed=self.faults > faults)
 
     def observe(self, rows: Rows, n_drafts: IntArray, n_accepted: IntArray) -> None:
         """A drafter with state learns how its drafts for rows [R] fared."""

@@ -6,8 +6,9 @@ Everything is sent with every step: nothing about a request's wishes is kept on 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from surestep_kernels.choose import DrawParams
@@ -16,9 +17,10 @@ from surestep_kernels.shape_logits import Biases, Forbidden, Penalties
 from surestep_proto import engine_pb2 as pb
 
 from surestep_worker.plan import BoolArray, IntArray
-from surestep_worker.spec.temperature import FloatArray
 
 from .upload import Int32Array
+
+T = TypeVar("T")
 
 _NEVER = np.iinfo(np.int32).max
 _WHOLE = ("seed_low", "seed_high", "top_k")  # columns of integers
@@ -40,13 +42,13 @@ class Wishes(NamedTuple):
 class _Wish(NamedTuple):
     """What a request asks of sampling, made ready when it comes; most ask for little."""
 
-    stops: Int32Array
-    bias_ids: Int32Array
-    bias_values: FloatArray
+    stops: Sequence[int]
+    bias_ids: Sequence[int]
+    bias_values: Sequence[float]
     only_those: bool  # no other token may be chosen
     penalties: tuple[float, float, float]  # repetition, presence, frequency
-    forbidden: list[Int32Array]  # sequences
-    until: list[int]  # history length from which each is allowed
+    forbidden: Sequence[Sequence[int]]
+    until: Sequence[int]  # history length from which each is allowed
     prompt_len: int
 
     @classmethod
@@ -56,16 +58,16 @@ class _Wish(NamedTuple):
         words = [list(word.token_ids) for word in params.bad_words]
         first_end = min(prompt_len + params.min_tokens, _NEVER)
         return cls(
-            stops=_words(params.stop_token_ids),
-            bias_ids=_words(ids),
-            bias_values=np.array([params.logit_bias.get(i, 0.0) for i in ids], dtype=np.float32),
+            stops=list(params.stop_token_ids),
+            bias_ids=ids,
+            bias_values=[params.logit_bias.get(i, 0.0) for i in ids],
             only_those=bool(params.allowed_token_ids),
             penalties=(
                 params.repetition_penalty,
                 params.presence_penalty,
                 params.frequency_penalty,
             ),
-            forbidden=[_words(sequence) for sequence in early + words],
+            forbidden=early + words,
             until=[first_end] * len(early) + [_NEVER] * len(words),
             prompt_len=prompt_len,
         )
@@ -78,8 +80,8 @@ class WishBook:
         self._vocab_size, lines = vocab_size, num_slots + 1
         self._wishes = [_Wish.of(_NO_WISHES, 0)] * lines
         # Which slots have any of these: a step looks no further where none has.
-        self._stops, self._biased, self._penalised, self._forbidden, self._truncates = np.zeros(
-            (5, lines), dtype=np.bool_
+        self._biased, self._penalised, self._forbidden, self._truncates = np.zeros(
+            (4, lines), dtype=np.bool_
         )
         self._draw: dict[str, Any] = {
             name: np.zeros(lines, np.int32 if name in _WHOLE else np.float32)
@@ -96,7 +98,6 @@ class WishBook:
 
     def _set(self, slot: int, params: pb.SamplingParams, prompt_len: int) -> None:
         self._wishes[slot] = wish = _Wish.of(params, prompt_len)
-        self._stops[slot] = len(wish.stops)
         self._biased[slot] = len(wish.bias_ids)
         self._penalised[slot] = wish.penalties != (1, 0, 0)
         self._forbidden[slot] = len(wish.forbidden)
@@ -118,26 +119,23 @@ class WishBook:
 
     def of(self, slots: IntArray, position_window: Int32Array) -> Wishes:
         """What windows [V] ask for, in these slots; position_window [N]."""
+        wishes = [self._wishes[slot] for slot in slots.tolist()]
 
-        def asked(flags: BoolArray) -> Any:
-            """Positions of the windows that do i32[P], and what all windows ask; None = nobody."""
-            some = flags[slots]
+        def made(make: Callable[[Any, Sequence[_Wish]], T], asked: BoolArray) -> T | None:
+            """For the positions i32[P] of the windows that ask; None where nobody does."""
+            some = asked[slots]
             if not some.any():
                 return None
-            which = np.flatnonzero(some[position_window]).astype(np.int32)
-            return which, [self._wishes[slot] for slot in slots.tolist()]
+            return make(np.flatnonzero(some[position_window]).astype(np.int32), wishes)
 
         draw = self.draw(slots)
         draws = draw.temperature > 0
-        stops, biased = asked(self._stops), asked(self._biased)
-        penalised, forbidden = asked(self._penalised), asked(self._forbidden)
-        no_stops: Any = np.zeros(len(slots) + 1, dtype=np.int32), _words([])
         return Wishes(
             draw=draw,
-            stops=StopIds(*(_ragged([w.stops for w in stops[1]]) if stops else no_stops)),
-            biases=_biases(*biased) if biased else None,
-            penalties=_penalties(*penalised) if penalised else None,
-            forbidden=_forbid(*forbidden) if forbidden else None,
+            stops=StopIds(*_ragged([wish.stops for wish in wishes])),
+            biases=made(_biases, self._biased),
+            penalties=made(_penalties, self._penalised),
+            forbidden=made(_forbid, self._forbidden),
             random=bool(draws.any()),
             truncated=bool((draws & self._truncates[slots]).any()),
         )
@@ -151,9 +149,9 @@ def _words(values: Iterable[int]) -> Any:
     return np.fromiter(values, dtype=np.int32)
 
 
-def _ragged(parts: Sequence[Int32Array]) -> tuple[Any, Any]:
+def _ragged(parts: Sequence[Sequence[int]]) -> tuple[Any, Any]:
     """cu i32[V+1] and the parts behind each other i32[..]."""
-    return _bounds(map(len, parts)), np.concatenate([_words([]), *parts])
+    return _bounds(map(len, parts)), _words(chain.from_iterable(parts))
 
 
 def _bounds(counts: Iterable[int]) -> Any:
@@ -162,7 +160,7 @@ def _bounds(counts: Iterable[int]) -> Any:
 
 def _biases(which: Any, wishes: Sequence[_Wish]) -> Biases:
     cu, ids = _ragged([w.bias_ids for w in wishes])
-    values: Any = np.concatenate([w.bias_values for w in wishes])
+    values: Any = np.array([value for w in wishes for value in w.bias_values], dtype=np.float32)
     return Biases(which, cu, ids, values, _words(w.only_those for w in wishes))
 
 
