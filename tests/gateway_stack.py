@@ -43,6 +43,11 @@ class Stack:
         """A completion."""
         return await self.client.post("/v1/completions", json={"prompt": "hello"} | body)
 
+    async def post(self, path: str, body: bytes | AsyncIterator[bytes]) -> httpx.Response:
+        """A body that is said to be JSON."""
+        headers = {"content-type": "application/json"}
+        return await self.client.post(path, content=body, headers=headers)
+
     async def stream(self, path: str, **body: Any) -> Events:
         """All events of a streamed answer."""
         response = await self.client.post(path, json=body | {"stream": True})

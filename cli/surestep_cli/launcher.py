@@ -18,6 +18,7 @@ from rich.console import Console
 from surestep_common import log
 from surestep_common.config import ENV_PREFIX, child_environ, state_dir
 from surestep_common.errors import SurestepError, Unavailable
+from surestep_common.process import raise_file_limit
 
 from .child import Child, ChildFailedError, Command
 from .model_source import resolve
@@ -35,6 +36,7 @@ _INTERRUPTED = 130  # exit status after a second Ctrl-C
 def launch(settings: ServeSettings, console: Console) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit status. Raises SurestepError."""
     log.configure("launcher", level=settings.log_level, as_json=settings.log_json)
+    raise_file_limit()  # of the services too
     if settings.port and not is_free(settings.host, settings.port):
         raise Unavailable(
             f"port {settings.port} of {settings.host} is taken; --port takes another, 0 any"

@@ -2,13 +2,16 @@
 
 SurestepError
 ├── InvalidRequest       the request itself is wrong; `param` names the field
+│   └── UnsupportedMediaType  a body that is not declared to be JSON
 ├── RequestTooLarge      body or prompt over a stated limit
 ├── Unauthenticated      missing or wrong API key
+├── Forbidden            whoever asks may not, with any key
 ├── NotFound             no such model
 ├── QueueFull            try later; `retry_after` seconds
 ├── Unavailable          not ready, draining, or no worker; `retry_after` seconds
 │   └── ConnectionLost   the peer went away without an answer
 ├── DeadlineExceeded     a deadline of the request passed
+│   └── ClientTooSlow    the client did not send in time what it had begun to send
 ├── ModelFault           the model's logits were unusable for this request
 ├── Cancelled            the client went away
 └── InternalError        our own fault; the message shown outside is generic
@@ -40,12 +43,20 @@ class InvalidRequest(SurestepError):
     """The request is wrong and will be wrong again."""
 
 
+class UnsupportedMediaType(InvalidRequest):
+    """The body is not declared to be JSON."""
+
+
 class RequestTooLarge(SurestepError):
     """Over a limit on size."""
 
 
 class Unauthenticated(SurestepError):
     """No valid API key."""
+
+
+class Forbidden(SurestepError):
+    """Whoever asks may not, with any key."""
 
 
 class NotFound(SurestepError):
@@ -66,6 +77,10 @@ class ConnectionLost(Unavailable):
 
 class DeadlineExceeded(SurestepError):
     """A deadline of the request passed."""
+
+
+class ClientTooSlow(DeadlineExceeded):
+    """The client did not send in time what it had begun to send."""
 
 
 class ModelFault(SurestepError):
@@ -93,14 +108,18 @@ class ErrorKind(NamedTuple):
     openai_type: str
 
 
+# Kinds may share a gRPC code: the first one with a code is what the code means on the way back.
 ERROR_TABLE: tuple[ErrorKind, ...] = (
     ErrorKind(InvalidRequest, StatusCode.INVALID_ARGUMENT, 400, "invalid_request_error"),
+    ErrorKind(UnsupportedMediaType, StatusCode.INVALID_ARGUMENT, 415, "invalid_request_error"),
     ErrorKind(RequestTooLarge, StatusCode.OUT_OF_RANGE, 413, "invalid_request_error"),
     ErrorKind(Unauthenticated, StatusCode.UNAUTHENTICATED, 401, "authentication_error"),
+    ErrorKind(Forbidden, StatusCode.PERMISSION_DENIED, 403, "permission_error"),
     ErrorKind(NotFound, StatusCode.NOT_FOUND, 404, "not_found_error"),
     ErrorKind(QueueFull, StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error"),
     ErrorKind(Unavailable, StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
     ErrorKind(DeadlineExceeded, StatusCode.DEADLINE_EXCEEDED, 504, "timeout_error"),
+    ErrorKind(ClientTooSlow, StatusCode.DEADLINE_EXCEEDED, 408, "timeout_error"),
     ErrorKind(ModelFault, StatusCode.DATA_LOSS, 500, "model_error"),
     ErrorKind(DrafterFault, StatusCode.ABORTED, 500, "internal_error"),
     ErrorKind(Cancelled, StatusCode.CANCELLED, 499, "cancelled_error"),
@@ -108,7 +127,7 @@ ERROR_TABLE: tuple[ErrorKind, ...] = (
 )
 
 _BY_ERROR = {kind.error: kind for kind in ERROR_TABLE}
-_BY_CODE = {kind.code: kind for kind in ERROR_TABLE}
+_BY_CODE = {kind.code: kind for kind in reversed(ERROR_TABLE)}
 _INTERNAL = _BY_ERROR[InternalError]
 
 INTERNAL_MESSAGE = "Internal error; the server's log has the details."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
@@ -22,6 +23,27 @@ def configure(
     logging.captureWarnings(True)
     for noisy in ("asyncio", "httpx", "httpcore", "urllib3", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+class Sparingly:
+    """Warns about what may happen any number of times: at most one line in so many seconds."""
+
+    def __init__(self, logger: logging.Logger, interval_s: float = 10.0) -> None:
+        self._logger = logger
+        self._interval_s = interval_s
+        self._next = 0.0  # when there may be a line again
+        self._left_out = 0
+
+    def warning(self, message: str, *args: object) -> None:
+        """Log the line, or count it as left out."""
+        now = time.monotonic()
+        if now < self._next:
+            self._left_out += 1
+            return
+        self._next = now + self._interval_s
+        more = f" ({self._left_out} more since the last such line)" if self._left_out else ""
+        self._left_out = 0
+        self._logger.warning("%s%s", message % args, more)
 
 
 class _LineFormatter(logging.Formatter):

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import os
+import resource
 import signal
+from pathlib import Path
 
 STACK_DUMP_SIGNAL = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
+_MOST_FILES = 1 << 20  # some systems allow any number, and some libraries count up to it
+_MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of control groups, v2 and v1
 
 
 def dump_stacks_on_signal(*, and_end: bool = False) -> None:
@@ -28,3 +33,31 @@ def die_with_parent() -> None:
     the signal follows the spawning thread.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def raise_file_limit() -> int:
+    """Let this process, and what it starts, open as many files as the system allows; how many.
+
+    The soft limit is often 1024 for the sake of programs that use select(2).
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return most
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
+
+
+def memory_bytes() -> int:
+    """Memory that this process may count on: the machine's, or its container's if that is less."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [_number(Path("/sys/fs/cgroup") / name) for name in _MEMORY_LIMITS]
+    return min([machine, *(limit for limit in limits if limit)])
+
+
+def _number(path: Path) -> int:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdecimal() else 0

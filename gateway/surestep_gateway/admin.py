@@ -17,6 +17,7 @@ from .admission import bearer_matches
 from .context import Gateway
 from .errors import JsonResponse, error_body
 from .link import SchedulerLink
+from .middleware import body_of
 from .pool import SchedulerPool
 from .protocol import RestartBody, parse
 
@@ -47,8 +48,9 @@ class AdminRoutes:
         fails ends the round: a bad deployment takes down one replica and no more.
         """
         self._check_key(request)
-        raw = await request.body()
-        reason = parse(RestartBody, raw or b"{}").reason or "asked for by an operator"
+        body = body_of(request)
+        await body.read()
+        reason = parse(RestartBody, bytes(body.data) or b"{}").reason or "asked for by an operator"
         links = self._chosen(request.query_params.get("scheduler"))
         done: list[dict[str, Any]] = []
         async with self._restarting:

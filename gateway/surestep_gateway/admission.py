@@ -14,7 +14,8 @@ from .config import GatewaySettings
 
 logger = logging.getLogger(__name__)
 
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
+# Requests that are counted while they are open, and bounded in number.
+COUNTED = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"})
 _WITH_KEY = ("/v1/", "/tokenize", "/detokenize")
 _ABORT_S = 2.0  # for error events to reach their clients
 
@@ -39,14 +40,14 @@ class Admission:
 
     @property
     def num_open(self) -> int:
-        """Generation requests that are open."""
+        """Requests that are open."""
         return len(self._open)
 
     def check(self, path: str, headers: dict[bytes, bytes]) -> None:
         """Raises Unauthenticated, Unavailable or QueueFull."""
         if self._keys and path.startswith(_WITH_KEY):
             self._check_key(headers.get(b"authorization", b""))
-        if path not in GENERATING:
+        if path not in COUNTED:
             return
         if self.draining:
             raise Unavailable("the server is shutting down", retry_after=self._drain_s)
@@ -61,7 +62,7 @@ class Admission:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Count the generation request that the current task serves."""
+        """Count the request that the current task serves."""
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)

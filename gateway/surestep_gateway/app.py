@@ -5,10 +5,13 @@ from __future__ import annotations
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.types import ASGIApp
 from surestep_common.errors import SurestepError
 
 from .admin import AdminRoutes
 from .admission import Admission
+from .bodies import Bodies, BodyLimits
+from .browsers import HostCheck, with_cors
 from .chat import ChatTemplate
 from .config import GatewaySettings
 from .context import Gateway
@@ -33,9 +36,9 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
     )
 
 
-def make_app(gateway: Gateway, address: str) -> Starlette:
+def make_app(gateway: Gateway, address: str) -> ASGIApp:
     """All endpoints. `address` is host:port of this server, as `/status` shows it."""
-    return Starlette(
+    app = Starlette(
         routes=[
             *OpenAIRoutes(gateway).routes(),
             *OperatorRoutes(gateway, address).routes(),
@@ -44,7 +47,8 @@ def make_app(gateway: Gateway, address: str) -> Starlette:
         middleware=[
             Middleware(
                 RequestMiddleware,
-                max_body_bytes=gateway.settings.max_body_bytes,
+                bodies=Bodies(BodyLimits.of(gateway.settings)),
+                hosts=HostCheck(gateway.settings),
                 admission=gateway.admission,
                 metrics=gateway.metrics,
             )
@@ -55,3 +59,4 @@ def make_app(gateway: Gateway, address: str) -> Starlette:
             Exception: on_unexpected_error,
         },
     )
+    return with_cors(app, gateway.settings)  # outside of all, so that errors have headers too

@@ -91,9 +91,39 @@ class GatewaySettings(TlsSettings):
     enable_auto_tool_choice: bool = Field(
         False, description="let the model call the tools of a chat; needs --tool-call-parser"
     )
+    allowed_origins: Names = Field(
+        (), description="origins whose pages may use the API in a browser (CORS); * = all"
+    )
+    allowed_methods: Names = Field(("*",), description="methods that they may use")
+    allowed_headers: Names = Field(("*",), description="headers that they may send")
+    allow_credentials: bool = Field(
+        False, description="let their browsers send cookies and client certificates"
+    )
     max_logprobs: int = Field(20, ge=0, description="alternatives a request may ask for per token")
     max_n: PositiveInt = Field(128, description="sequences a request may ask for per prompt")
     max_body_bytes: PositiveInt = Field(32 << 20, description="largest request body, in bytes")
+    max_total_body_bytes: PositiveInt | None = Field(
+        None,
+        description="bytes of request bodies in memory at once, less 64 KiB of each; default: "
+        "1 GiB, or a quarter of the memory if that is less",
+    )
+    head_timeout_s: PositiveFloat = Field(
+        10.0,
+        description="seconds for the head of a request, from the connection or the last answer, "
+        "and for a TLS handshake",
+    )
+    body_timeout_s: PositiveFloat = Field(
+        30.0, description="seconds in which a request body must arrive, and longer by its bytes"
+    )
+    min_body_rate: PositiveInt = Field(
+        64 << 10, description="divided by this: bytes per second at which they must come"
+    )
+    send_timeout_s: PositiveFloat = Field(
+        30.0, description="seconds a client may leave what is sent to it unread"
+    )
+    max_connections: PositiveInt = Field(
+        1 << 14, description="open connections; fewer where there are not as many descriptors"
+    )
     max_concurrent_requests: PositiveInt = Field(
         1024, description="generation requests open at once; more are answered with 429"
     )
@@ -119,7 +149,11 @@ class GatewaySettings(TlsSettings):
         60.0, ge=0, description="seconds open requests may take to finish after SIGTERM"
     )
 
-    @field_validator("served_model_name", "api_key", "scheduler_url", mode="before")
+    @field_validator(
+        *("served_model_name", "api_key", "scheduler_url"),
+        *("allowed_origins", "allowed_methods", "allowed_headers"),
+        mode="before",
+    )
     @classmethod
     def _split(cls, value: Any) -> Any:
         """A JSON list, or names separated by commas."""

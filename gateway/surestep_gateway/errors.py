@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from surestep_common.errors import (
     INTERNAL_MESSAGE,
+    ClientTooSlow,
     InternalError,
     QueueFull,
     SurestepError,
@@ -54,6 +55,8 @@ def error_response(error: BaseException) -> Response:
     headers = {}
     if isinstance(error, QueueFull | Unavailable):
         headers["Retry-After"] = str(math.ceil(error.retry_after or _RETRY_AFTER_S))
+    if isinstance(error, ClientTooSlow):
+        headers["Connection"] = "close"  # nobody waits for the rest of the body
     return JsonResponse(error_body(error), kind_of(error).http_status, headers)
 
 

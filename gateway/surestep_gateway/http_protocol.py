@@ -1,52 +1,121 @@
-"""HTTP/1.1 on a socket, with bounds on what a client may send before it is answered at all."""
+"""HTTP/1.1 on a socket, with bounds on what a client may send and on how long it may take."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+import contextlib
+import math
+import socket
+import struct
+import time
+from typing import Any, NamedTuple
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
+from .connections import Connections, Progress
 from .errors import error_content
 
-MAX_HEAD_BYTES = 64 << 10  # request line and headers
+MAX_HEAD_BYTES = 64 << 10  # request line and headers, or the trailers of a body
 MAX_HEADERS = 128
-HEAD_TIMEOUT_S = 30.0  # from its first byte to its last
+_RESET = struct.pack("ii", 1, 0)  # linger for no time
+
+
+class Patience(NamedTuple):
+    """How long a client may take, in seconds."""
+
+    head_s: float  # for a head: from the connection, the last answer or its own first byte
+    send_s: float  # to take what is sent to it
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's, which bounds neither the size of a head nor the time it takes.
+    """uvicorn's, which bounds neither the size of a head nor the time that anything takes.
 
-    What is no HTTP gets an error in the shape of all others.
+    What is no HTTP gets an error in the shape of all others. `abort` in the state of a request's
+    scope ends the connection at once.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, connections: Connections, patience: Patience, *args: Any, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._all = connections
+        self._patience = patience
         self._head_bytes = 0  # of the head that is being read, about
         self._num_headers = 0
         self._in_head = False
         self._too_large = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._head_due = math.inf  # when the head of a request must be there
+        self._send_due = math.inf  # when the client must have taken what waits to be sent
+        self._running: RequestResponseCycle | None = None  # others may wait behind it
+        self._leaving = Progress(patience.send_s)  # of the bytes that are left to a closed one
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._all.opened(self)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all.closed(self)
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True  # uvicorn tells the latest request alone
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def overdue(self, now: float) -> str | None:
+        """Why this connection must be given up now."""
+        if self.transport.is_closing():
+            left: int = self.transport.get_write_buffer_size()
+            return "send" if self._leaving.stalled(left, now) else None
+        if now > self._send_due:
+            return "send"
+        return "head" if now > self._head_due and self._idle else None
+
+    @property
+    def _idle(self) -> bool:
+        """Whether every request so far is answered; what was pipelined has its time after that."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def close(self) -> None:
+        """End it when what was sent is taken."""
+        self.transport.close()
+
+    def abort(self) -> None:
+        """End it at once: what the client has not taken is not kept for it."""
+        raw = self.transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):  # it is gone already
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._send_due = time.monotonic() + self._patience.send_s
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._send_due = math.inf
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._in_head and self._timer is None:
-            self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
         if self._in_head and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:  # one header without an end
                 self._too_large = True
                 self.send_400_response("")
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end_head()
-        super().connection_lost(exc)
-
     def on_message_begin(self) -> None:
         self._in_head = True
         self._head_bytes = self._num_headers = 0
+        self._head_due = time.monotonic() + self._patience.head_s
         super().on_message_begin()
+        self.scope["state"]["abort"] = self.abort
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -58,14 +127,19 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._end_head()
+        self._in_head = False
+        self._head_due = math.inf
+        self._all.busy(self)
         super().on_headers_complete()
 
-    def _end_head(self) -> None:
-        self._in_head = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._idle:
+            self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        self._head_due = time.monotonic() + self._patience.head_s
+        self._all.idle(self)
 
     def _count(self, size: int) -> None:
         """Raises ValueError, which the parser takes for the end of the connection."""

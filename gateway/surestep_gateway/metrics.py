@@ -86,6 +86,18 @@ class Metrics:
         self.open_requests = Gauge(
             "surestep:gateway_open_requests", "Generation requests open.", registry=self.registry
         )
+        self.connections_refused = counter(
+            "surestep:connections_refused",
+            "Connections refused because too many, or too many files, were open.",
+        )
+        self.connections_given_up = counter(
+            "surestep:connections_given_up",
+            "Connections ended because a head did not come, nobody read what was sent, or others "
+            "needed room.",
+            "reason",
+        )
+        for reason in ("head", "send", "room"):
+            self.connections_given_up.labels(reason)
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(model_name, _ENGINE, reason)
 

@@ -1,30 +1,41 @@
-"""What happens around every request: its id, the key, the limits, the count of open ones."""
+"""What happens around every request: its id, the key, the limits, its body, the count of all."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import uuid
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from surestep_common.errors import Cancelled, InvalidRequest, RequestTooLarge, SurestepError
+from surestep_common.errors import SurestepError
 
-from .admission import GENERATING, Admission
+from .admission import COUNTED, Admission
+from .bodies import Bodies, Body
+from .browsers import HostCheck, check_json
 from .errors import error_response
 from .metrics import Metrics
 
-_BODY_TIMEOUT_S = 30.0  # between two pieces of a body
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 class RequestMiddleware:
-    """Plain ASGI, because the framework's own middleware class would sit in every stream."""
+    """Plain ASGI, because the framework's own middleware class would sit in every stream.
+
+    A request takes its place among the open ones when its whole body is there.
+    """
 
     def __init__(
-        self, app: ASGIApp, *, max_body_bytes: int, admission: Admission, metrics: Metrics
+        self,
+        app: ASGIApp,
+        *,
+        bodies: Bodies,
+        hosts: HostCheck,
+        admission: Admission,
+        metrics: Metrics,
     ) -> None:
         self._app = app
-        self._max_body = max_body_bytes
+        self._bodies = bodies
+        self._hosts = hosts
         self._admission = admission
         self._metrics = metrics
 
@@ -36,18 +47,28 @@ class RequestMiddleware:
         given = headers.get(b"x-request-id", b"")
         known = bool(_REQUEST_ID.fullmatch(given))
         request_id = given.decode() if known else uuid.uuid4().hex
-        scope.setdefault("state", {}).update(request_id=request_id, request_id_given=known)
+        state = scope.setdefault("state", {})
+        state.update(request_id=request_id, request_id_given=known)
         answer = self._numbered(send, request_id)
         try:
+            self._hosts.check(headers)
             self._admission.check(scope["path"], headers)
-            limited = _limited(receive, headers, self._max_body)
+            check_json(headers)
+            body = Body(self._bodies, receive, headers.get(b"content-length", b""))
+            if scope["path"] in COUNTED:
+                await body.read()
+                self._admission.check(scope["path"], headers)  # much may have happened since
         except SurestepError as error:
             await error_response(error)(scope, receive, answer)
             return
-        await self._run(scope, limited, answer)
+        state["body"] = body
+        try:
+            await self._run(scope, receive, answer)
+        finally:
+            body.release()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] not in GENERATING:
+        if scope["path"] not in COUNTED:
             await self._app(scope, receive, send)
             return
         with self._admission.opened(), self._metrics.open_requests.track_inprogress():
@@ -66,32 +87,7 @@ class RequestMiddleware:
         return numbered
 
 
-def _limited(receive: Receive, headers: dict[bytes, bytes], limit: int) -> Receive:
-    """`receive` that raises RequestTooLarge once the body is over the limit.
-
-    A body that stops coming raises InvalidRequest, and Cancelled when its sender is gone: nobody
-    holds a place among the open requests without saying what they want.
-    """
-    declared = headers.get(b"content-length", b"")
-    if declared.isdigit() and int(declared) > limit:
-        raise RequestTooLarge(f"the body must have at most {limit} bytes, got {int(declared)}")
-    size, complete = 0, False
-
-    async def counted() -> Message:
-        nonlocal size, complete
-        if complete:
-            return await receive()
-        try:
-            async with asyncio.timeout(_BODY_TIMEOUT_S):
-                message = await receive()
-        except TimeoutError:
-            raise InvalidRequest("the body did not arrive in time") from None
-        if message["type"] == "http.disconnect":
-            raise Cancelled("the client went away")
-        complete = not message.get("more_body", False)
-        size += len(message.get("body", b""))
-        if size > limit:
-            raise RequestTooLarge(f"the body must have at most {limit} bytes")
-        return message
-
-    return counted
+def body_of(request: Request) -> Body:
+    """The body of a request."""
+    body: Body = request.scope["state"]["body"]
+    return body

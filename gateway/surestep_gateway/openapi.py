@@ -37,8 +37,11 @@ _ERROR: dict[str, Any] = {
 _ERRORS = {
     400: "The request is wrong.",
     401: "Missing or wrong key.",
+    403: "A browser asks, and the server does not answer pages under that name.",
     404: "No such model.",
+    408: "The body did not arrive in time.",
     413: "Over a limit on size.",
+    415: "The body is not declared to be JSON.",
     429: "Too many requests; Retry-After says when to come again.",
     500: "An internal error, or logits that were not finite.",
     503: "Not ready, or shutting down; Retry-After says when to come again.",
@@ -59,31 +62,30 @@ class _Operation(NamedTuple):
     errors: tuple[int, ...] = (503,)
 
 
-_GENERATING = (400, 401, 404, 413, 429, 500, 503, 504)
-_ANSWERING = (400, 401, 404, 413, 503)
+_COUNTED = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
 _OPERATIONS = (
     _Operation(
         *("post", "/v1/chat/completions", "Answer a chat.", (ChatBody,)),
         streams=True,
         keys=True,
-        errors=_GENERATING,
+        errors=_COUNTED,
     ),
     _Operation(
         *("post", "/v1/completions", "Go on with a text.", (CompletionBody,)),
         streams=True,
         keys=True,
-        errors=_GENERATING,
+        errors=_COUNTED,
     ),
     _Operation("get", "/v1/models", "Served names.", keys=True, errors=(401, 503)),
     _Operation(
         *("post", "/tokenize", "Tokens of a text or a chat.", (TokenizeBody, TokenizeChatBody)),
         keys=True,
-        errors=_ANSWERING,
+        errors=_COUNTED,
     ),
     _Operation(
         *("post", "/detokenize", "Text of tokens.", (DetokenizeBody,)),
         keys=True,
-        errors=_ANSWERING,
+        errors=_COUNTED,
     ),
     _Operation("get", "/health", "The process answers.", kind="", errors=()),
     _Operation("get", "/health/ready", "Requests sent now would be served.", kind=""),
@@ -96,7 +98,7 @@ _RESTART = _Operation(
     *("post", "/admin/workers/restart", "Replace the workers, one scheduler after the other."),
     (RestartBody,),
     keys=True,
-    errors=(400, 401, 404, 413, 503),
+    errors=(400, 401, 404, 408, 413, 415, 503),
 )
 
 
@@ -146,7 +148,7 @@ def _responses(operation: _Operation) -> Iterator[tuple[str, dict[str, Any]]]:
     if operation.streams:
         success["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     yield "200", success
-    for status in operation.errors:
+    for status in sorted({403, *operation.errors}):
         yield (
             str(status),
             {

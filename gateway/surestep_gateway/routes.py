@@ -12,6 +12,7 @@ from surestep_common.errors import NotFound
 from .context import Gateway
 from .errors import JsonResponse
 from .generation import Origin, chat_generation, completion_generation
+from .middleware import body_of
 from .prompts import render_chat
 from .protocol import (
     ChatBody,
@@ -48,7 +49,7 @@ class OpenAIRoutes:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
         arrived = time.perf_counter()
-        body = parse(ChatBody, await request.body())
+        body = parse(ChatBody, bytes(body_of(request).data))
         generation = await chat_generation(self._gateway, body, _origin(request, body, arrived))
         shape = ChatShape(self._gateway, generation)
         if body.stream:
@@ -58,7 +59,7 @@ class OpenAIRoutes:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         arrived = time.perf_counter()
-        body = parse(CompletionBody, await request.body())
+        body = parse(CompletionBody, bytes(body_of(request).data))
         origin = _origin(request, body, arrived)
         generation = await completion_generation(self._gateway, body, origin)
         shape = CompletionShape(self._gateway, generation)
@@ -92,7 +93,7 @@ class OpenAIRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize"""
-        raw = await request.body()
+        raw = bytes(body_of(request).data)
         tokenizer = self._gateway.tokenizer
         info = self._gateway.pool.info
         body: TokenizeBody | TokenizeChatBody
@@ -115,7 +116,7 @@ class OpenAIRoutes:
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
-        body = parse(DetokenizeBody, await request.body())
+        body = parse(DetokenizeBody, bytes(body_of(request).data))
         self._gateway.check_model(body.model)
         check_vocab(body.tokens, "tokens", self._gateway.pool.info.vocab_size)
         text = self._gateway.tokenizer.decode(body.tokens, skip_special_tokens=False)

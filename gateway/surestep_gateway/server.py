@@ -10,25 +10,32 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
-from surestep_common.errors import Unavailable
+from surestep_common.process import raise_file_limit
 
 from .app import make_app, make_gateway
 from .config import GatewaySettings
+from .connections import Connections
 from .context import Gateway
-from .http_protocol import HttpProtocol
+from .http_protocol import HttpProtocol, Patience
+from .listener import Listener, bind
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG = 2048
 _CLOSE_S = 2  # for idle connections
+_OTHER_FILES = 128  # descriptors that no client has
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: a drained gateway exits with status 0."""
+    """uvicorn without its signal handlers and listeners: a drained gateway exits with status 0."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """The listener has tasks of its own."""
+        self.servers = []
+        self.started = True
 
 
 class GatewayServer:
@@ -37,26 +44,46 @@ class GatewayServer:
     def __init__(self, settings: GatewaySettings) -> None:
         """Raises Unavailable when the address is taken, InvalidRequest for a bad model folder."""
         self.gateway: Gateway = make_gateway(settings)
-        self._socket = _bind(settings.host, settings.port)
-        host, port = self._socket.getsockname()[:2]
+        listening = bind(settings.host, settings.port, settings.send_timeout_s)
+        host, port = listening.getsockname()[:2]
         self.address = f"{host}:{port}"
         self.url = f"{'https' if settings.ssl_certfile else 'http'}://{self.address}"
+        self._connections = Connections(self.gateway.metrics)
+        self._patience = Patience(settings.head_timeout_s, settings.send_timeout_s)
         config = uvicorn.Config(
             make_app(self.gateway, self.address),
             loop="none",  # runs inside ours
-            http=HttpProtocol,
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
+            log_level="error",  # clients can cause warnings at will
             server_header=False,
             ssl_certfile=settings.ssl_certfile,
             ssl_keyfile=settings.ssl_keyfile,
             timeout_graceful_shutdown=_CLOSE_S,
-            backlog=_BACKLOG,
         )
+        config.load()
         self._server = _Server(config)
+        self._listener = Listener(
+            listening,
+            self._new_protocol,
+            self._connections,
+            self.gateway.metrics,
+            limit=_most_connections(settings.max_connections),
+            tls=config.ssl,
+            handshake_s=settings.head_timeout_s,
+        )
         self._stopping = asyncio.Event()
+
+    def _new_protocol(self) -> HttpProtocol:
+        return HttpProtocol(
+            self._connections,
+            self._patience,
+            config=self._server.config,
+            server_state=self._server.server_state,
+            app_state={},
+        )
 
     def stop(self) -> None:
         """Drain and stop; called again, stop at once."""
@@ -68,34 +95,34 @@ class GatewayServer:
         """Until stopped."""
         try:
             async with asyncio.TaskGroup() as group:
-                watcher = group.create_task(self.gateway.pool.run())
-                drainer = group.create_task(self._drain_when_stopping())
+                listening = group.create_task(self._listener.run())
+                tasks = [
+                    listening,
+                    group.create_task(self.gateway.pool.run()),
+                    group.create_task(self._connections.sweep()),
+                    group.create_task(self._drain_when_stopping(listening)),
+                ]
                 logger.info("listening on %s", self.url)
-                await self._server.serve(sockets=[self._socket])
-                watcher.cancel()
-                drainer.cancel()
+                await self._server.serve()
+                for task in tasks:
+                    task.cancel()
         finally:
-            self._socket.close()
             await self.gateway.pool.close()
 
-    async def _drain_when_stopping(self) -> None:
+    async def _drain_when_stopping(self, listening: asyncio.Task[None]) -> None:
         await self._stopping.wait()
         logger.info("draining %d open requests", self.gateway.admission.num_open)
         await self.gateway.admission.drain()
+        listening.cancel()
         self._server.should_exit = True
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    listener.setblocking(False)
-    return listener
+def _most_connections(wanted: int) -> int:
+    """As many as wanted, if there are descriptors for them."""
+    possible = max(1, raise_file_limit() - _OTHER_FILES)
+    if possible < wanted:
+        logger.warning("the limit on open files allows %d connections, not %d", possible, wanted)
+    return min(possible, wanted)
 
 
 async def run(settings: GatewaySettings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uvloop
 from surestep_common import log, tls
-from surestep_common.process import dump_stacks_on_signal
+from surestep_common.process import dump_stacks_on_signal, raise_file_limit
 
 from .config import SchedulerSettings
 from .server import serve
@@ -13,6 +13,7 @@ from .server import serve
 def main() -> None:
     """Run one scheduler until it is told to stop."""
     dump_stacks_on_signal()
+    raise_file_limit()
     settings = SchedulerSettings.load()
     tls.use(settings)
     log.configure("scheduler", level=settings.log_level, as_json=settings.log_json)

@@ -7,6 +7,7 @@ import signal
 
 import uvloop
 from surestep_common import log, rpc, tls
+from surestep_common.process import raise_file_limit
 from surestep_common.tasks import end
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
@@ -35,6 +36,7 @@ async def supervise(settings: WorkerSettings) -> None:
 
 def main() -> None:
     """Entry point."""
+    raise_file_limit()
     settings = WorkerSettings.load()
     tls.use(settings)
     log.configure(

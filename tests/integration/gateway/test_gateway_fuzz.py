@@ -134,7 +134,7 @@ TYPES = ("application/json", "text/plain", "multipart/form-data; boundary=x", ""
 async def test_bodies_that_are_wrong(stack: Stack) -> None:
     for path in (CHAT, "/v1/completions", "/tokenize", "/detokenize"):
         for body in BODIES:
-            response = await stack.client.post(path, content=body)
+            response = await stack.post(path, body)
             check_error(response)
     for kind in TYPES:
         headers = {b"content-type": kind.encode("latin-1")}
@@ -166,7 +166,7 @@ async def test_mutated_bodies(stack: Stack) -> None:
             body[at : at + length] = rng.choice(
                 [b"", rng.randbytes(length), body[at : at + length] * 2, b"99999999999", b"null"]
             )
-        check_error(await stack.client.post(CHAT, content=bytes(body)))
+        check_error(await stack.post(CHAT, bytes(body)))
 
 
 async def raw(stack: Stack, data: bytes, *, eof: bool = False) -> bytes:

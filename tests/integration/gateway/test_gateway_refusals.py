@@ -173,7 +173,7 @@ async def test_bad_parameters(stack: Stack, subtests: pytest.Subtests) -> None:
 @pytest.mark.parametrize("path", BOTH)
 async def test_bodies_that_are_not_requests(stack: Stack, path: str) -> None:
     for raw in (b"", b"{", b"[]", b'"x"', b"\xff\xfe", b'{"a": "\\ud800"}'):
-        response = await stack.client.post(path, content=raw)
+        response = await stack.post(path, raw)
         error_of(response, 400, "invalid_request_error")
 
 
