@@ -12,7 +12,6 @@ from .admin import AdminRoutes
 from .admission import Admission
 from .bodies import Bodies, BodyLimits
 from .browsers import HostCheck, with_cors
-from .chat import ChatTemplate
 from .config import GatewaySettings
 from .context import Gateway
 from .errors import on_http_exception, on_surestep_error, on_unexpected_error
@@ -21,17 +20,20 @@ from .middleware import RequestMiddleware
 from .ops import OperatorRoutes
 from .pool import SchedulerPool
 from .routes import OpenAIRoutes
-from .tokenizer import Tokenizer
+from .text import TextSide
+from .text_service import TextService
 
 
 def make_gateway(settings: GatewaySettings) -> Gateway:
     """Load the text side of the model. Needs a running event loop. Raises InvalidRequest."""
+    side = TextSide.load(settings)
+    metrics = Metrics(settings.model_names()[0])
     return Gateway(
         settings=settings,
-        tokenizer=Tokenizer.load(settings.model),
-        template=ChatTemplate.load(settings.model, settings.chat_template),
+        tokenizer=side.tokenizer,
+        text=TextService(side, metrics),
         pool=SchedulerPool(settings.scheduler_url),
-        metrics=Metrics(settings.model_names()[0]),
+        metrics=metrics,
         admission=Admission(settings),
     )
 

@@ -15,6 +15,7 @@ from surestep_common.errors import InvalidRequest
 
 # Private use characters mean nothing to templates. The space tells whether the template trims.
 _CONTINUE_MARK = "\ue000continue\ue000 "
+_MESSAGE_CHARS = 1000  # a template may complain with all it was given
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -51,8 +52,8 @@ class ChatTemplate:
     def _compile(self, source: str) -> jinja2.Template:
         try:
             return self._environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise InvalidRequest(f"chat template: {error}", param="chat_template") from error
+        except Exception as error:  # what Jinja makes of it may be no program, or too deep for one
+            raise _complaint(error, "chat_template") from error
 
     def render(
         self,
@@ -86,8 +87,16 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
             )
         except Exception as error:  # templates fail in any way a program can
-            raise InvalidRequest(f"chat template: {error}", param="messages") from error
+            raise _complaint(error, "messages") from error
         return _cut_at_mark(text) if continue_final_message else text
+
+
+def _complaint(error: Exception, param: str) -> InvalidRequest:
+    """What a client is told about a template that failed."""
+    if isinstance(error, InvalidRequest):
+        return error
+    message = "it needs too much memory" if isinstance(error, MemoryError) else str(error)
+    return InvalidRequest(f"chat template: {message[:_MESSAGE_CHARS]}", param=param)
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:

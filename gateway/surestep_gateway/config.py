@@ -99,6 +99,9 @@ class GatewaySettings(TlsSettings):
     allow_credentials: bool = Field(
         False, description="let their browsers send cookies and client certificates"
     )
+    allow_special_tokens_in_content: bool = Field(
+        False, description="read special tokens as such also in messages of users and tools"
+    )
     max_logprobs: int = Field(20, ge=0, description="alternatives a request may ask for per token")
     max_n: PositiveInt = Field(128, description="sequences a request may ask for per prompt")
     max_body_bytes: PositiveInt = Field(32 << 20, description="largest request body, in bytes")
@@ -123,6 +126,18 @@ class GatewaySettings(TlsSettings):
     )
     max_connections: PositiveInt = Field(
         1 << 14, description="open connections; fewer where there are not as many descriptors"
+    )
+    max_answer_bytes: PositiveInt = Field(
+        256 << 20, description="largest answer that is no stream, in bytes, about"
+    )
+    text_processes: PositiveInt = Field(
+        2, description="most processes that prepare large requests and unusual ones"
+    )
+    text_timeout_s: PositiveFloat = Field(
+        30.0, description="seconds that one of them may take over a request"
+    )
+    text_memory_bytes: PositiveInt = Field(
+        2 << 30, description="bytes of memory that it may take for it"
     )
     max_concurrent_requests: PositiveInt = Field(
         1024, description="generation requests open at once; more are answered with 429"

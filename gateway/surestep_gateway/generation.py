@@ -7,10 +7,8 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
-from surestep_common.errors import InvalidRequest
 from surestep_proto.engine_pb2 import SamplingParams
 
 from .context import Gateway
@@ -19,13 +17,12 @@ from .journal import Journal, OpenRequest, Patience
 from .metrics import SequenceTimer
 from .output import ChatOutput
 from .parsers import OutputParser
-from .prompts import Prompt, chat_prompt, completion_prompts
-from .protocol import ChatBody, CompletionBody, GenerationBody
-from .sampling import max_tokens, sampling_params, sibling_seed
+from .prompts import Prepared, Prompt
+from .protocol import GenerationBody
+from .sampling import max_tokens, sibling_seed
 from .sequence import OutputSequence
-from .unsupported import refuse_unsupported
 
-MAX_SEQUENCES = 1024  # in one request
+_BATCH = 16  # sequences made in one iteration of the event loop
 
 
 class Origin(NamedTuple):
@@ -44,6 +41,7 @@ class Generation:
     created: int  # seconds since 1970
     seed: int
     origin: Origin
+    deadline: float  # on the event loop's clock
     body: GenerationBody
     prompts: Sequence[Prompt]
     sequences: Sequence[OutputSequence]  # index = prompt * n + sibling
@@ -54,74 +52,60 @@ class Generation:
         return self.prompts[sequence.index // (self.body.n or 1)]
 
 
-async def chat_generation(gateway: Gateway, body: ChatBody, origin: Origin) -> Generation:
+async def chat_generation(
+    gateway: Gateway, prepared: Prepared, origin: Origin, deadline: float
+) -> Generation:
     """Raises SurestepError for anything wrong with the request or the time."""
-    _check_common(gateway, body)
-    output = ChatOutput(gateway.settings, body)
-    prompt = await chat_prompt(gateway, body)
-    new_parser = partial(output.parser, prompt)
-    return _generation(gateway, body, f"chatcmpl-{origin.request_id}", [prompt], origin, new_parser)
+    new_parser = ChatOutput(gateway.settings, prepared).parser
+    name = f"chatcmpl-{origin.request_id}"
+    return await _generation(gateway, prepared, name, origin, deadline, new_parser)
 
 
 async def completion_generation(
-    gateway: Gateway, body: CompletionBody, origin: Origin
+    gateway: Gateway, prepared: Prepared, origin: Origin, deadline: float
 ) -> Generation:
     """Raises SurestepError for anything wrong with the request or the time."""
-    _check_common(gateway, body)
-    prompts = await completion_prompts(gateway, body)
-    if len(prompts) * (body.n or 1) > MAX_SEQUENCES:
-        raise InvalidRequest(
-            f"{len(prompts)} prompts with n={body.n} are more than {MAX_SEQUENCES} sequences",
-            param="n",
-        )
-    return _generation(gateway, body, f"cmpl-{origin.request_id}", prompts, origin, OutputParser)
+    name = f"cmpl-{origin.request_id}"
+    return await _generation(gateway, prepared, name, origin, deadline, OutputParser)
 
 
-def _check_common(gateway: Gateway, body: GenerationBody) -> None:
-    gateway.check_model(body.model)
-    n = body.n or 1
-    if n > gateway.settings.max_n:
-        raise InvalidRequest(f"n must be at most {gateway.settings.max_n}, got {n}", param="n")
-    refuse_unsupported(body, n)
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("'stream_options' needs 'stream': true", param="stream_options")
-    if body.stream and body.prompt_logprobs is not None:
-        raise InvalidRequest(
-            "'prompt_logprobs' are not available with 'stream'", param="prompt_logprobs"
-        )
-
-
-def _generation(
+async def _generation(
     gateway: Gateway,
-    body: GenerationBody,
+    prepared: Prepared,
     generation_id: str,
-    prompts: Sequence[Prompt],
     origin: Origin,
+    deadline: float,
     new_parser: Callable[[], OutputParser],
 ) -> Generation:
-    info = gateway.pool.info
+    body, prompts = prepared.body, prepared.prompts
     maker = _SequenceMaker(
         gateway=gateway,
         body=body,
         # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
         call_id=f"{generation_id}-{secrets.token_hex(4)}",
-        sampling=sampling_params(body, info, gateway.tokenizer, gateway.settings.max_logprobs),
+        sampling=prepared.sampling,
         seed=secrets.randbits(64) if body.seed is None else body.seed,
         origin=origin,
         new_parser=new_parser,
-        deadline=asyncio.get_running_loop().time() + gateway.settings.request_timeout_s,
+        deadline=deadline,
     )
     n = body.n or 1
+    sequences = []
+    for index in range(len(prompts) * n):
+        sequences.append(maker.make(index, prompts[index // n]))
+        if index % _BATCH == _BATCH - 1:
+            await asyncio.sleep(0)  # others have a turn
     return Generation(
         id=generation_id,
-        model=gateway.check_model(body.model),
+        model=body.model or gateway.settings.model_names()[0],
         created=int(time.time()),
         seed=maker.seed,
         origin=origin,
+        deadline=deadline,
         body=body,
         prompts=prompts,
-        sequences=[maker.make(index, prompts[index // n]) for index in range(len(prompts) * n)],
-        max_open=max(1, info.max_num_seqs),
+        sequences=sequences,
+        max_open=max(1, gateway.pool.info.max_num_seqs),
     )
 
 

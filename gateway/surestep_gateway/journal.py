@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
@@ -24,7 +24,7 @@ class Journal:
     """Everything needed to go on with one sequence elsewhere. `emitted_ids` only grows."""
 
     request_id: str
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     max_tokens: int
     sampling: SamplingParams
     priority: int = 0
@@ -42,7 +42,6 @@ class Journal:
         self.num_calls += 1
         request = GenerateRequest(
             request_id=self.request_id + suffix,
-            prompt_ids=self.prompt_ids,
             emitted_ids=self.emitted_ids,
             max_tokens=self.max_tokens,
             sampling=self.sampling,
@@ -50,6 +49,7 @@ class Journal:
             cache_salt=self.cache_salt,
             num_draft_tokens=self.num_draft_tokens,
         )
+        request.prompt_ids.MergeFrom(self.prompt_ids)  # at the speed of memory if they are packed
         if self.started:  # these came with the first chunk
             request.sampling.want_prompt_logprobs = False
         return request

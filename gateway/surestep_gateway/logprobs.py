@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from surestep_proto.engine_pb2 import LogprobColumns
@@ -11,6 +11,7 @@ from .detokenize import Detokenizer
 from .tokenizer import Tokenizer
 
 _FLOOR = -9999.0  # JSON has no infinity
+_SLICE_ROWS = 256
 
 Json = dict[str, Any]
 
@@ -32,17 +33,26 @@ class Position(NamedTuple):
 
 def positions(columns: LogprobColumns) -> list[Position]:
     """The columns row by row."""
-    found = []
+    return [position for part in position_slices(columns) for position in part]
+
+
+def position_slices(columns: LogprobColumns) -> Iterator[list[Position]]:
+    """The same in lists of a bounded size: the columns of a long prompt are large."""
     at = 0
-    for token_id, logprob, rank, num_top in zip(
-        columns.token_id, columns.logprob, columns.rank, columns.num_top, strict=True
-    ):
-        ids = columns.top_token_ids[at : at + num_top]
-        values = columns.top_logprobs[at : at + num_top]
-        top = [Candidate(i, max(v, _FLOOR)) for i, v in zip(ids, values, strict=True)]
-        found.append(Position(Candidate(token_id, max(logprob, _FLOOR)), rank, top))
-        at += num_top
-    return found
+    for first in range(0, len(columns.token_id), _SLICE_ROWS):
+        rows = slice(first, first + _SLICE_ROWS)
+        part = []
+        for token_id, logprob, rank, num_top in zip(
+            *(columns.token_id[rows], columns.logprob[rows], columns.rank[rows]),
+            columns.num_top[rows],
+            strict=True,
+        ):
+            ids = columns.top_token_ids[at : at + num_top]
+            values = columns.top_logprobs[at : at + num_top]
+            top = [Candidate(i, max(v, _FLOOR)) for i, v in zip(ids, values, strict=True)]
+            part.append(Position(Candidate(token_id, max(logprob, _FLOOR)), rank, top))
+            at += num_top
+        yield part
 
 
 class TokenSpeller:
@@ -109,8 +119,8 @@ class CompletionLogprobs:
         return top
 
 
-def prompt_logprobs(found: Sequence[Position], spell: Callable[[int], str]) -> list[Json | None]:
-    """vLLM's `prompt_logprobs`: by token id, with nothing for the first token of the prompt."""
+def prompt_logprobs(found: Sequence[Position], spell: Callable[[int], str]) -> list[Json]:
+    """vLLM's `prompt_logprobs`, by token id. The first token of a prompt has none: null."""
 
     def entries(position: Position) -> Json:
         shown: Json = {}
@@ -122,4 +132,4 @@ def prompt_logprobs(found: Sequence[Position], spell: Callable[[int], str]) -> l
             )
         return shown
 
-    return [None, *map(entries, found)]
+    return list(map(entries, found))

@@ -6,6 +6,7 @@ faults belong to the schedulers and are read from them at every scrape: `schedul
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -25,6 +26,9 @@ _REQUEST_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+_STALL_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_LOOK_S = 0.02  # between two looks at the event loop
+_WINDOW_S = 60.0
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5)
 _LABELS = ("model_name", "engine")
 _ENGINE = "0"
@@ -98,6 +102,14 @@ class Metrics:
         )
         for reason in ("head", "send", "room"):
             self.connections_given_up.labels(reason)
+        self.text_process_ends = counter(
+            "surestep:text_process_ends",
+            "Text processes that died or took too long over a request.",
+            "cause",
+        )
+        self.event_loop = EventLoopMetrics(self.registry)
+        for cause in ("death", "timeout"):
+            self.text_process_ends.labels(cause)
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(model_name, _ENGINE, reason)
 
@@ -109,6 +121,42 @@ class Metrics:
         """The exposition text, with what the schedulers have said just now."""
         self.scheduler.update(schedulers)
         return generate_latest(self.registry)
+
+
+class EventLoopMetrics:
+    """For how long the event loop did not come to what was due: every request waits then."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._stalls = Histogram(
+            "surestep:event_loop_stall_seconds",
+            "How late the event loop of the gateway woke a task, measured all the time.",
+            buckets=_STALL_S,
+            registry=registry,
+        )
+        self._longest = Gauge(
+            "surestep:event_loop_longest_stall_seconds",
+            "The longest of them in the last one to two minutes.",
+            registry=registry,
+        )
+        self._window = 0.0  # when the present minute ends
+        self._maxima = (0.0, 0.0)  # of the minute before and of the present one
+
+    async def watch(self) -> None:
+        """Measure, until cancelled."""
+        while True:
+            due = time.monotonic() + _LOOK_S
+            await asyncio.sleep(_LOOK_S)
+            now = time.monotonic()
+            self._note(max(0.0, now - due), now)
+
+    def _note(self, stall_s: float, now: float) -> None:
+        self._stalls.observe(stall_s)
+        before, present = self._maxima
+        if now > self._window:
+            self._window = now + _WINDOW_S
+            before, present = present, 0.0
+        self._maxima = before, max(present, stall_s)
+        self._longest.set(max(self._maxima))
 
 
 class SequenceTimer:

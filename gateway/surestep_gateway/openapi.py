@@ -9,8 +9,8 @@ from pydantic.json_schema import models_json_schema
 
 from .protocol import (
     Body,
-    ChatBody,
-    CompletionBody,
+    ChatRequest,
+    CompletionRequest,
     DetokenizeBody,
     RestartBody,
     TokenizeBody,
@@ -65,13 +65,13 @@ class _Operation(NamedTuple):
 _COUNTED = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
 _OPERATIONS = (
     _Operation(
-        *("post", "/v1/chat/completions", "Answer a chat.", (ChatBody,)),
+        *("post", "/v1/chat/completions", "Answer a chat.", (ChatRequest,)),
         streams=True,
         keys=True,
         errors=_COUNTED,
     ),
     _Operation(
-        *("post", "/v1/completions", "Go on with a text.", (CompletionBody,)),
+        *("post", "/v1/completions", "Go on with a text.", (CompletionRequest,)),
         streams=True,
         keys=True,
         errors=_COUNTED,

@@ -3,14 +3,27 @@
 Ranges that do not depend on the model are stated here; `sampling.py` checks the rest. Types are
 strict: a number in quotes is refused. Names that nobody knows are accepted, as every
 OpenAI-compatible server does, and logged at DEBUG.
+
+A list fails at its first wrong element and a mapping that is too large before its values are looked
+at, because every problem that is found is an object, and a body can have millions of them.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
 from surestep_common.errors import InvalidRequest
 
 logger = logging.getLogger(__name__)
@@ -27,10 +40,19 @@ MAX_MESSAGES = 4096
 MAX_TOOLS = 256
 _UINT31 = (1 << 31) - 1
 
-TokenIds = list[Annotated[int, Field(ge=0)]]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Positive = Annotated[int, Field(ge=1, le=_UINT31)]
 Natural = Annotated[int, Field(ge=0, le=_UINT31)]
+
+
+def _at_most(count: int) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > count:
+            raise ValueError(f"must have at most {count} entries, not {len(value)}")
+        return value
+
+    return check
 
 
 class Body(BaseModel):
@@ -61,13 +83,17 @@ class GenerationBody(Body):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: (
         Annotated[str, Field(max_length=MAX_STOP_CHARS)]
-        | Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)]
+        | Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
         | None
     ) = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: (
-        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)]
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_BIASES),
+            BeforeValidator(_at_most(MAX_BIASES)),
+        ]
         | None
     ) = None
     stream: bool | None = None
@@ -83,7 +109,7 @@ class GenerationBody(Body):
     bad_words: (
         Annotated[
             list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]],
-            Field(max_length=MAX_BAD_WORDS),
+            Field(max_length=MAX_BAD_WORDS, fail_fast=True),
         ]
         | None
     ) = None
@@ -127,10 +153,10 @@ class Message(Body):
     """One message. Templates may use further fields, which are passed on as they are."""
 
     role: Name
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None  # the same, by its older name
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
 
 
 class Function(Body):
@@ -162,8 +188,8 @@ class NamedToolChoice(Body):
 class TemplateFields(Body):
     """How messages become a prompt."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
@@ -172,8 +198,8 @@ class TemplateFields(Body):
     add_special_tokens: bool | None = None
 
 
-class ChatBody(TemplateFields, GenerationBody):
-    """POST /v1/chat/completions"""
+class ChatBody(GenerationBody):
+    """What a chat asks for besides its messages."""
 
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -183,17 +209,39 @@ class ChatBody(TemplateFields, GenerationBody):
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
 
 
-class CompletionBody(GenerationBody):
-    """POST /v1/completions"""
+class ChatRequest(TemplateFields, ChatBody):
+    """POST /v1/chat/completions"""
 
-    prompt: (
-        str
-        | TokenIds
-        | Annotated[list[str], Field(max_length=MAX_PROMPTS)]
-        | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS)]
-    )
+
+class CompletionBody(GenerationBody):
+    """What a completion asks for besides its prompts."""
+
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
+
+
+def _kind_of_prompt(prompt: Any) -> str:
+    """Which of the four it is, by its first element: to try them all would take several times."""
+    if not isinstance(prompt, list):
+        return "str"
+    first = prompt[0] if prompt else 0
+    if isinstance(first, str):
+        return "list[str]"
+    return "list[list[int]]" if isinstance(first, list) else "list[int]"
+
+
+class CompletionRequest(CompletionBody):
+    """POST /v1/completions"""
+
+    prompt: Annotated[
+        Annotated[str, Tag("str")]
+        | Annotated[TokenIds, Tag("list[int]")]
+        | Annotated[list[str], Field(max_length=MAX_PROMPTS, fail_fast=True), Tag("list[str]")]
+        | Annotated[
+            list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True), Tag("list[list[int]]")
+        ],
+        Discriminator(_kind_of_prompt),
+    ]
 
 
 class TokenizeBody(Body):
@@ -212,6 +260,18 @@ class TokenizeChatBody(TemplateFields):
     return_token_strs: bool | None = None
 
 
+def _kind_of_tokenize(body: Any) -> str:
+    return "<chat>" if isinstance(body, dict) and "messages" in body else "<text>"
+
+
+_TOKENIZE: TypeAdapter[TokenizeBody | TokenizeChatBody] = TypeAdapter(
+    Annotated[
+        Annotated[TokenizeBody, Tag("<text>")] | Annotated[TokenizeChatBody, Tag("<chat>")],
+        Discriminator(_kind_of_tokenize),
+    ]
+)
+
+
 class DetokenizeBody(Body):
     """POST /detokenize"""
 
@@ -228,37 +288,60 @@ class RestartBody(Body):
 B = TypeVar("B", bound=Body)
 
 
-def parse(kind: type[B], raw: bytes) -> B:
+def parse(kind: type[B], raw: bytes | bytearray) -> B:
     """The body as `kind`. Raises InvalidRequest that names the first offending parameter."""
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:
-        raise _first_problem(error) from error
-    if body.model_extra:
-        logger.debug("parameters without meaning here: %s", ", ".join(sorted(body.model_extra)))
+        raise _first_problem(error) from None
+    _log_unknown(body)
     return body
+
+
+def parse_tokenize(raw: bytes | bytearray) -> TokenizeBody | TokenizeChatBody:
+    """The body of /tokenize: a chat if it has messages. Raises InvalidRequest as `parse` does."""
+    try:
+        body = _TOKENIZE.validate_json(raw)
+    except ValidationError as error:
+        raise _first_problem(error) from None
+    _log_unknown(body)
+    return body
+
+
+def _log_unknown(body: Body) -> None:
+    if body.model_extra and logger.isEnabledFor(logging.DEBUG):
+        logger.debug("parameters without meaning here: %s", ", ".join(sorted(body.model_extra)))
 
 
 def _first_problem(error: ValidationError) -> InvalidRequest:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     # A field of several types has a problem per type. That it is of another type says least.
-    same_field = [one for one in problems if one["loc"][:1] == problems[0]["loc"][:1]]
+    places = [_place(one["loc"]) for one in problems]
+    same_field = [one for one, at in zip(problems, places, strict=True) if at[:1] == places[0][:1]]
     precise = [one for one in same_field if not one["type"].endswith("_type")]
     problem = (precise or problems)[0]
+    message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "json_invalid":
-        return InvalidRequest(f"the body is not valid JSON: {problem['msg']}")
-    param = _dotted(problem["loc"])
+        return InvalidRequest(f"the body is not valid JSON: {message}")
+    param = _dotted(_place(problem["loc"]))
     if problem["type"] == "missing":
         return InvalidRequest(f"missing required parameter '{param}'", param=param)
-    return InvalidRequest(f"{param or 'body'}: {problem['msg']}", param=param or None)
+    return InvalidRequest(f"{param or 'body'}: {message}", param=param or None)
 
 
-def _dotted(location: tuple[int | str, ...]) -> str:
-    """`messages[0].role`. Pydantic's names of union members are left out."""
+def _place(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """A location without pydantic's and our names of union members."""
+    types = ("str", "dict", "list")
+    return tuple(
+        part
+        for part in location
+        if isinstance(part, int) or (part.isidentifier() and part not in types)
+    )
+
+
+def _dotted(place: tuple[int | str, ...]) -> str:
+    """`messages[0].role`"""
     path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "dict", "list"):
-            path += f".{part}" if path else part
+    for part in place:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path

@@ -6,21 +6,26 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-from surestep_common.errors import Cancelled, SurestepError, Unavailable
+from surestep_common.errors import Cancelled, InvalidRequest, SurestepError, Unavailable
 
 from .admission import Admission
-from .errors import JsonResponse, error_body
+from .context import Gateway
+from .errors import error_body
 from .generation import Generation
+from .json_pieces import JsonPieces, json_pieces
 from .sequence import Delta, OutputSequence, first_error, run_sequences
 from .shapes import Gathered, Shape, usage
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+_GRACE_S = 5.0  # after the deadline of a request, for the client to take what it says about that
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -29,20 +34,48 @@ _STREAM_HEADERS = [
 
 
 async def json_answer(
-    generation: Generation, shape: Shape, receive: Receive, admission: Admission
+    generation: Generation, shape: Shape, receive: Receive, gateway: Gateway
 ) -> Response:
     """Run to the end and answer at once. Raises SurestepError."""
-    gathered = [Gathered() for _ in generation.sequences]
+    gathered: dict[int, Gathered] = {}
+    size, limit = 0, gateway.settings.max_answer_bytes
 
     async def emit(sequence: OutputSequence, delta: Delta) -> None:
-        gathered[sequence.index].add(delta)
+        nonlocal size
+        output = gathered.get(sequence.index)
+        if output is None:
+            output = gathered[sequence.index] = Gathered(await shape.before(sequence))
+            size += output.logprobs.num_bytes
+        before = output.logprobs.num_bytes
+        output.add(delta, shape.logprobs(sequence, delta.logprobs))
+        size += len(delta.text) + output.logprobs.num_bytes - before
+        if size > limit:
+            raise InvalidRequest(
+                f"the answer is larger than {limit} bytes: ask for a stream, or for less"
+            )
 
-    run = run_sequences(generation.sequences, emit, generation.max_open)
+    async def work() -> list[bytes | bytearray]:
+        await run_sequences(generation.sequences, emit, generation.max_open)
+        return await _whole_answer(generation, shape, gathered)
+
     async with accounted(generation):
-        await until_disconnect(receive, run, admission)
-    choices = [shape.whole(one, gathered[one.index]) for one in generation.sequences]
-    body = _envelope(generation, shape.name) | {"choices": choices, "usage": usage(generation)}
-    return JsonResponse(body | shape.extra())
+        pieces = await until_disconnect(receive, work(), gateway.admission)
+    return JsonPieces(pieces, gateway.settings.send_timeout_s)
+
+
+async def _whole_answer(
+    generation: Generation, shape: Shape, gathered: dict[int, Gathered]
+) -> list[bytes | bytearray]:
+    """Pieces of the answer. One choice is made at a time, so that others have their turns."""
+    pieces: list[bytes | bytearray] = [orjson.dumps(_envelope(generation, shape.name))[:-1]]
+    pieces.append(b',"choices":[')
+    for sequence in generation.sequences:
+        if sequence.index:
+            pieces.append(b",")
+        pieces += json_pieces(await shape.whole(sequence, gathered.pop(sequence.index)))
+        await asyncio.sleep(0)
+    first, *rest = json_pieces({"usage": usage(generation)} | await shape.extra())
+    return [*pieces, b"],", first[1:], *rest]
 
 
 class EventStream(Response):
@@ -63,10 +96,18 @@ class EventStream(Response):
         self._head = _envelope(generation, shape.chunk_name)
         self._opened: set[int] = set()
         self._started = False
+        self._one_event = asyncio.Lock()  # at a time
         self._send: Send
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
+        try:
+            async with asyncio.timeout_at(self._generation.deadline + _GRACE_S):
+                await self._run(receive)
+        except TimeoutError:  # the deadline has been told, but the client takes nothing any more
+            scope["state"]["abort"]()
+
+    async def _run(self, receive: Receive) -> None:
         generation = self._generation
         run = run_sequences(generation.sequences, self._emit, generation.max_open)
         try:
@@ -87,34 +128,35 @@ class EventStream(Response):
         await self._finish(tail)
 
     async def _emit(self, sequence: OutputSequence, delta: Delta) -> None:
-        data = b""
-        if sequence.index not in self._opened:
-            data = await self._open(sequence)
-        choice = self._shape.piece(sequence, delta)
-        if choice is not None:
-            data += self._chunk(choice)
-        if data:
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        async with self._one_event:
+            if sequence.index not in self._opened:
+                self._opened.add(sequence.index)
+                await self._open(sequence)
+            choice = self._shape.piece(sequence, delta)
+            if choice is not None:
+                await self._send_part(_event(self._chunk(choice)))
 
-    async def _open(self, sequence: OutputSequence) -> bytes:
-        """Send the status with the first token of all; the sequence's opening event."""
+    async def _open(self, sequence: OutputSequence) -> None:
+        """Send the status with the first token of all, and the sequence's opening event."""
         extra = {}
         if not self._started:
+            extra = await self._shape.extra()
             self._started = True
-            extra = self._shape.extra()
             start = {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS}
             await self._send(start)
-        self._opened.add(sequence.index)
-        choice = self._shape.opening(sequence)
-        return self._chunk(choice, extra) if choice is not None else b""
+        choice = await self._shape.opening(sequence)
+        if choice is not None:
+            for part in (b"data: ", *json_pieces(self._chunk(choice) | extra), b"\n\n"):
+                await self._send_part(bytes(part))
 
-    def _chunk(self, choice: dict[str, Any], extra: dict[str, Any] | None = None) -> bytes:
+    async def _send_part(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = self._head | {"choices": [choice]}
-        if extra:
-            chunk |= extra
         if self._usage_always:
             chunk["usage"] = usage(self._generation)
-        return _event(chunk)
+        return chunk
 
     async def _finish(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
@@ -134,14 +176,15 @@ def _event(content: dict[str, Any]) -> bytes:
 
 
 async def until_disconnect(
-    receive: Receive, work: Coroutine[Any, Any, None], admission: Admission
-) -> None:
-    """Run `work`, or cancel it when the client goes away. Raises Cancelled then."""
+    receive: Receive, work: Coroutine[Any, Any, T], admission: Admission
+) -> T:
+    """The result of `work`, cancelled when the client goes away. Raises Cancelled then."""
     try:
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(_raise_on_disconnect(receive))
-            await work
+            result = await work
             watcher.cancel()
+        return result
     except BaseExceptionGroup as errors:
         raise first_error(errors) from None
     except asyncio.CancelledError:

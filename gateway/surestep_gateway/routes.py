@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from surestep_common.errors import NotFound
+from surestep_common.errors import DeadlineExceeded, NotFound
 
 from .context import Gateway
 from .errors import JsonResponse
-from .generation import Origin, chat_generation, completion_generation
+from .generation import Generation, Origin, chat_generation, completion_generation
+from .json_pieces import JsonPieces
 from .middleware import body_of
-from .prompts import render_chat
-from .protocol import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    GenerationBody,
-    TokenizeBody,
-    TokenizeChatBody,
-    parse,
-)
-from .respond import EventStream, json_answer
-from .sampling import check_vocab
-from .shapes import ChatShape, CompletionShape
+from .protocol import GenerationBody
+from .respond import EventStream, json_answer, until_disconnect
+from .shapes import ChatShape, CompletionShape, Shape
+from .text_jobs import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Job
+
+T = TypeVar("T")
 
 
 class OpenAIRoutes:
@@ -49,23 +45,46 @@ class OpenAIRoutes:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
         arrived = time.perf_counter()
-        body = parse(ChatBody, bytes(body_of(request).data))
-        generation = await chat_generation(self._gateway, body, _origin(request, body, arrived))
-        shape = ChatShape(self._gateway, generation)
-        if body.stream:
-            return EventStream(generation, shape, self._gateway.admission)
-        return await json_answer(generation, shape, request.receive, self._gateway.admission)
+        deadline = self._deadline()
+        prepared = await self._prepare(CHAT, request, deadline)
+        origin = _origin(request, prepared.body, arrived)
+        generation = await chat_generation(self._gateway, prepared, origin, deadline)
+        return await self._answer(request, generation, ChatShape(self._gateway, generation))
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         arrived = time.perf_counter()
-        body = parse(CompletionBody, bytes(body_of(request).data))
-        origin = _origin(request, body, arrived)
-        generation = await completion_generation(self._gateway, body, origin)
-        shape = CompletionShape(self._gateway, generation)
-        if body.stream:
+        deadline = self._deadline()
+        prepared = await self._prepare(COMPLETION, request, deadline)
+        origin = _origin(request, prepared.body, arrived)
+        generation = await completion_generation(self._gateway, prepared, origin, deadline)
+        return await self._answer(request, generation, CompletionShape(self._gateway, generation))
+
+    def _deadline(self) -> float:
+        """Of a request that came now, on the event loop's clock."""
+        return asyncio.get_running_loop().time() + self._gateway.settings.request_timeout_s
+
+    async def _prepare(self, job: Job[T], request: Request, deadline: float) -> T:
+        """What the job makes of the body, which is let go. Raises SurestepError."""
+        gateway = self._gateway
+        body = body_of(request)
+        work = gateway.text.prepare(job, body.data, gateway.pool.info)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await until_disconnect(request.receive, work, gateway.admission)
+        except TimeoutError:
+            raise DeadlineExceeded("the request was not prepared in time") from None
+        finally:
+            body.release()
+
+    async def _answer_with(self, job: Job[bytes], request: Request) -> Response:
+        answer = await self._prepare(job, request, self._deadline())
+        return JsonPieces([answer], self._gateway.settings.send_timeout_s)
+
+    async def _answer(self, request: Request, generation: Generation, shape: Shape) -> Response:
+        if generation.body.stream:
             return EventStream(generation, shape, self._gateway.admission)
-        return await json_answer(generation, shape, request.receive, self._gateway.admission)
+        return await json_answer(generation, shape, request.receive, self._gateway)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models; 503 until the model is loaded, which readiness probes rely on."""
@@ -93,34 +112,11 @@ class OpenAIRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize"""
-        raw = bytes(body_of(request).data)
-        tokenizer = self._gateway.tokenizer
-        info = self._gateway.pool.info
-        body: TokenizeBody | TokenizeChatBody
-        if b'"messages"' in raw:
-            body = parse(TokenizeChatBody, raw)
-            text, add_special = render_chat(self._gateway, body), bool(body.add_special_tokens)
-        else:
-            body = parse(TokenizeBody, raw)
-            text, add_special = body.prompt, body.add_special_tokens is not False
-        self._gateway.check_model(body.model)
-        ids = await tokenizer.encode(text, add_special_tokens=add_special)
-        return JsonResponse(
-            {
-                "count": len(ids),
-                "max_model_len": info.max_model_len,
-                "tokens": ids,
-                "token_strs": list(map(tokenizer.token, ids)) if body.return_token_strs else None,
-            }
-        )
+        return await self._answer_with(TOKENIZE, request)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
-        body = parse(DetokenizeBody, bytes(body_of(request).data))
-        self._gateway.check_model(body.model)
-        check_vocab(body.tokens, "tokens", self._gateway.pool.info.vocab_size)
-        text = self._gateway.tokenizer.decode(body.tokens, skip_special_tokens=False)
-        return JsonResponse({"prompt": text})
+        return await self._answer_with(DETOKENIZE, request)
 
 
 def _origin(request: Request, body: GenerationBody, arrived: float) -> Origin:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+from surestep_proto.engine_pb2 import LogprobColumns
 from surestep_proto.generate_pb2 import LENGTH, STOP, GenerateChunk
 
 from .detokenize import TextAssembler
@@ -45,7 +46,7 @@ class OutputSequence:
     ) -> None:
         self.index = index
         self.journal = journal
-        self.prompt_logprobs: list[Position] | None = None
+        self.prompt_logprobs: LogprobColumns | None = None
         self.num_cached_tokens = 0
         self.num_tokens = 0
         self.finish_reason: str | None = None  # the scheduler's, as the metrics count it
@@ -80,7 +81,7 @@ class OutputSequence:
             self.num_cached_tokens = chunk.start.num_cached_tokens
             self.timer.started(chunk.start.queue_s)
         if self.prompt_logprobs is None and self.journal.sampling.want_prompt_logprobs:
-            self.prompt_logprobs = positions(chunk.prompt_logprobs)
+            self.prompt_logprobs = chunk.prompt_logprobs
 
     def _delta(self, chunk: GenerateChunk) -> Delta:
         reason = chunk.finish_reason
@@ -126,6 +127,7 @@ async def run_sequences(sequences: Sequence[OutputSequence], emit: Emit, max_ope
         async with asyncio.TaskGroup() as group:
             for sequence in sequences:
                 group.create_task(run(sequence))
+                await asyncio.sleep(0)  # each sends its prompt in a turn of its own
     except BaseExceptionGroup as errors:
         raise first_error(errors) from None
 

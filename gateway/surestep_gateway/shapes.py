@@ -5,23 +5,32 @@ Plain dicts on purpose: one of these is built for every delta of every stream.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from surestep_proto.engine_pb2 import LogprobColumns
 
 from .chat_message import message_delta, whole_message
 from .context import Gateway
 from .detokenize import Detokenizer
 from .generation import Generation, detokenizer
+from .json_pieces import GrowingLists, RawJson
 from .logprobs import (
     CompletionLogprobs,
     Position,
     TokenSpeller,
     chat_logprobs,
+    position_slices,
     prompt_logprobs,
 )
-from .parsers import Event, Reasoning, content_of
+from .parsers import Event, Reasoning, coalesce, content_of
+from .prompts import Prompt
 from .sequence import Delta, OutputSequence
+
+_MANY_EVENTS = 512  # are made fewer before there are more
+_SLICE_IDS = 1 << 16
 
 Json = dict[str, Any]
 
@@ -30,9 +39,9 @@ Json = dict[str, Any]
 class Gathered:
     """The whole output of one sequence."""
 
+    logprobs: GrowingLists
     events: list[Event] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Position] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -41,31 +50,40 @@ class Gathered:
         """The content."""
         return content_of(self.events)
 
-    def add(self, delta: Delta) -> None:
-        """Append one delta."""
+    def add(self, delta: Delta, logprobs: Json | None) -> None:
+        """Append one delta, and what its endpoint tells of its log-probabilities."""
         self.events.extend(delta.events)
+        if len(self.events) > _MANY_EVENTS:
+            self.events = coalesce(self.events)
         self.token_ids.extend(delta.token_ids)
-        self.logprobs.extend(delta.logprobs or ())
+        if logprobs is not None:
+            self.logprobs.extend(logprobs)
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
 
 
 class Shape(Protocol):
-    """How one endpoint words its answers."""
+    """How one endpoint words its answers. What may take long is async and gives others turns."""
 
     name: str  # of the whole object
     chunk_name: str  # of a piece
 
-    def opening(self, sequence: OutputSequence) -> Json | None:
+    async def opening(self, sequence: OutputSequence) -> Json | None:
         """The choice that opens a sequence's stream, if there is one."""
 
     def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
         """The choice of one delta, if there is anything to tell."""
 
-    def whole(self, sequence: OutputSequence, gathered: Gathered) -> Json:
+    async def before(self, sequence: OutputSequence) -> GrowingLists:
+        """Log-probabilities that come before those of the first delta."""
+
+    def logprobs(self, sequence: OutputSequence, found: Sequence[Position] | None) -> Json | None:
+        """Those of one delta."""
+
+    async def whole(self, sequence: OutputSequence, gathered: Gathered) -> Json:
         """The choice of a finished sequence."""
 
-    def extra(self) -> Json:
+    async def extra(self) -> Json:
         """Further keys of the whole object and of the first piece."""
 
 
@@ -81,7 +99,7 @@ class ChatShape:
         self._token_ids = bool(generation.body.return_token_ids)
         self._show_reasoning = getattr(generation.body, "include_reasoning", None) is not False
 
-    def opening(self, sequence: OutputSequence) -> Json | None:
+    async def opening(self, sequence: OutputSequence) -> Json | None:
         """The role."""
         delta = {"role": "assistant", "content": ""}
         return {"index": sequence.index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -94,7 +112,7 @@ class ChatShape:
         choice: Json = {
             "index": sequence.index,
             "delta": message,
-            "logprobs": self._logprobs(delta.logprobs),
+            "logprobs": self.logprobs(sequence, delta.logprobs),
             "finish_reason": delta.finish_reason,
         }
         if delta.finish_reason is not None:
@@ -103,14 +121,24 @@ class ChatShape:
             choice["token_ids"] = list(delta.token_ids)
         return choice
 
-    def whole(self, sequence: OutputSequence, gathered: Gathered) -> Json:
+    async def before(self, sequence: OutputSequence) -> GrowingLists:
+        """None."""
+        lists = GrowingLists()
+        lists.extend(chat_logprobs([], self._speller))
+        return lists
+
+    def logprobs(self, sequence: OutputSequence, found: Sequence[Position] | None) -> Json | None:
+        """Entries of a choice."""
+        return None if found is None else chat_logprobs(found, self._speller)
+
+    async def whole(self, sequence: OutputSequence, gathered: Gathered) -> Json:
         """One message."""
         wanted = sequence.journal.sampling.want_logprobs
         reasoning = sequence.num_reasoning_tokens is not None
         choice: Json = {
             "index": sequence.index,
             "message": whole_message(self._shown(gathered.events), reasoning=reasoning),
-            "logprobs": self._logprobs(gathered.logprobs) if wanted else None,
+            "logprobs": gathered.logprobs.finish() if wanted else None,
             "finish_reason": gathered.finish_reason,
             "stop_reason": gathered.stop_reason,
         }
@@ -118,23 +146,20 @@ class ChatShape:
             choice["token_ids"] = gathered.token_ids
         return choice
 
-    def extra(self) -> Json:
+    async def extra(self) -> Json:
         """The prompt's ids and log-probabilities: all choices share the prompt."""
         extra: Json = {}
         if self._token_ids:
-            extra["prompt_token_ids"] = self._generation.prompts[0].token_ids
+            extra["prompt_token_ids"] = await _ids(self._generation.prompts[0])
         found = self._generation.sequences[0].prompt_logprobs
         if found is not None:
-            extra["prompt_logprobs"] = prompt_logprobs(found, self._speller.text)
+            extra["prompt_logprobs"] = await _prompt_logprobs(found, self._speller)
         return extra
 
     def _shown(self, events: Sequence[Event]) -> Sequence[Event]:
         if self._show_reasoning:
             return events
         return [event for event in events if not isinstance(event, Reasoning)]
-
-    def _logprobs(self, found: Sequence[Position] | None) -> Json | None:
-        return None if found is None else chat_logprobs(found, self._speller)
 
 
 class CompletionShape:
@@ -148,18 +173,17 @@ class CompletionShape:
         self._new_detokenizer: Callable[[], Detokenizer] = lambda: detokenizer(
             gateway, generation.body
         )
-        self._decode = gateway.tokenizer.decode
         self._token_ids = bool(generation.body.return_token_ids)
         self._echo = bool(getattr(generation.body, "echo", None))
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
-    def opening(self, sequence: OutputSequence) -> Json | None:
+    async def opening(self, sequence: OutputSequence) -> Json | None:
         """The echoed prompt."""
         if not self._echo:
             return None
         choice = self._choice(sequence, self._prompt_text(sequence), None, None)
         if sequence.journal.sampling.want_logprobs:
-            choice["logprobs"] = self._build(sequence, self._prompt_positions(sequence))
+            choice["logprobs"] = (await self.before(sequence)).finish()
         return choice
 
     def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
@@ -167,30 +191,44 @@ class CompletionShape:
         if not (delta.text or delta.finish_reason or delta.logprobs or self._token_ids):
             return None
         choice = self._choice(sequence, delta.text, delta.finish_reason, delta.stop_reason)
-        if delta.logprobs is not None:
-            choice["logprobs"] = self._build(sequence, delta.logprobs)
+        choice["logprobs"] = self.logprobs(sequence, delta.logprobs)
         if self._token_ids:
             choice["token_ids"] = list(delta.token_ids)
             if sequence.num_tokens == len(delta.token_ids):  # the first one
-                choice["prompt_token_ids"] = self._generation.prompt_of(sequence).token_ids
+                choice["prompt_token_ids"] = list(self._generation.prompt_of(sequence).token_ids)
         return choice
 
-    def whole(self, sequence: OutputSequence, gathered: Gathered) -> Json:
+    async def before(self, sequence: OutputSequence) -> GrowingLists:
+        """Those of the echoed prompt."""
+        lists = GrowingLists()
+        lists.extend(self._build(sequence, []))
+        if self._echo and sequence.journal.sampling.want_logprobs:
+            first = self._generation.prompt_of(sequence).token_ids[0]
+            lists.extend(self._build(sequence, [first]))
+            for part in position_slices(sequence.prompt_logprobs or LogprobColumns()):
+                lists.extend(self._build(sequence, part))
+                await asyncio.sleep(0)
+        return lists
+
+    def logprobs(self, sequence: OutputSequence, found: Sequence[Position] | None) -> Json | None:
+        """Columns of a choice."""
+        return None if found is None else self._build(sequence, found)
+
+    async def whole(self, sequence: OutputSequence, gathered: Gathered) -> Json:
         """Text with everything around it."""
         text = self._prompt_text(sequence) + gathered.text if self._echo else gathered.text
         choice = self._choice(sequence, text, gathered.finish_reason, gathered.stop_reason)
         if sequence.journal.sampling.want_logprobs:
-            before = self._prompt_positions(sequence) if self._echo else []
-            choice["logprobs"] = self._build(sequence, [*before, *gathered.logprobs])
+            choice["logprobs"] = gathered.logprobs.finish()
         if self._token_ids:
             choice["token_ids"] = gathered.token_ids
-            choice["prompt_token_ids"] = self._generation.prompt_of(sequence).token_ids
+            choice["prompt_token_ids"] = await _ids(self._generation.prompt_of(sequence))
         if self._generation.body.prompt_logprobs is not None:
-            found = sequence.prompt_logprobs or []
-            choice["prompt_logprobs"] = prompt_logprobs(found, self._speller.text)
+            found = sequence.prompt_logprobs or LogprobColumns()
+            choice["prompt_logprobs"] = await _prompt_logprobs(found, self._speller)
         return choice
 
-    def extra(self) -> Json:
+    async def extra(self) -> Json:
         """Nothing: every choice may have its own prompt."""
         return {}
 
@@ -216,16 +254,25 @@ class CompletionShape:
             self._logprobs[sequence.index] = builder
         return builder.build(found)
 
-    def _prompt_positions(self, sequence: OutputSequence) -> list[Position | int]:
-        first = self._generation.prompt_of(sequence).token_ids[0]
-        return [first, *(sequence.prompt_logprobs or ())]
-
     def _prompt_text(self, sequence: OutputSequence) -> str:
-        prompt = self._generation.prompt_of(sequence)
-        if prompt.text is not None:
-            return prompt.text
-        skip = self._generation.body.skip_special_tokens is not False
-        return self._decode(prompt.token_ids, skip_special_tokens=skip)
+        return self._generation.prompt_of(sequence).text or ""
+
+
+async def _ids(prompt: Prompt) -> RawJson:
+    lists = GrowingLists()
+    for at in range(0, len(prompt.token_ids), _SLICE_IDS):
+        lists.extend({"ids": prompt.token_ids[at : at + _SLICE_IDS]})
+        await asyncio.sleep(0)
+    return lists.finish()["ids"]
+
+
+async def _prompt_logprobs(found: LogprobColumns, speller: TokenSpeller) -> RawJson:
+    lists = GrowingLists()
+    lists.extend({"all": [None]})  # of the first token
+    for part in position_slices(found):
+        lists.extend({"all": prompt_logprobs(part, speller.text)})
+        await asyncio.sleep(0)
+    return lists.finish()["all"]
 
 
 def _speller(gateway: Gateway, generation: Generation) -> TokenSpeller:

@@ -6,20 +6,31 @@ loads torch.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import orjson
 from surestep_common.errors import InvalidRequest
 from tokenizers import Tokenizer as RustTokenizer
 
-logger = logging.getLogger(__name__)
+from .special_tokens import NamedTokenizer, SpecialTokens
+from .text_bounds import longest_token, solid_length, swallows_space
 
-# Encoding this many characters takes about a millisecond, which the event loop can spare.
-_INLINE_CHARS = 4096
+
+class Texts(NamedTuple):
+    """What to encode in one go."""
+
+    texts: Sequence[str]
+    add_special_tokens: bool
+    named: bool = False  # special tokens are written by their secret names
+
+    @property
+    def num_chars(self) -> int:
+        """Of all of them."""
+        return sum(map(len, self.texts))
 
 
 class Tokenizer:
@@ -35,6 +46,10 @@ class Tokenizer:
         self._pieces: dict[int, bytes] = {}
         self.size = rust.get_vocab_size(with_added_tokens=True)
         self.strips_first_space = self._to_bytes is _sentencepiece_bytes
+        self.special = SpecialTokens(rust)
+        spec = orjson.loads(rust.to_str())
+        self._longest = longest_token(spec)
+        self._solid_only = swallows_space(spec)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -47,22 +62,31 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise InvalidRequest(f"cannot read {path}: {error}") from error
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`; long texts are encoded off the event loop."""
-        if len(text) <= _INLINE_CHARS:
-            return self.encode_now(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self._encode_long, text, add_special_tokens)
+    @cached_property
+    def named(self) -> NamedTokenizer:
+        """The one for text with special tokens in it. Made when it is needed, which takes time."""
+        return NamedTokenizer(self._rust, self.special)
+
+    def encode(self, texts: Texts) -> list[list[int]]:
+        """Token ids of each text. The library lets other threads run meanwhile."""
+        rust = self.named.rust if texts.named else self._rust
+        add = texts.add_special_tokens
+        return [
+            one.ids for one in rust.encode_batch_fast(list(texts.texts), add_special_tokens=add)
+        ]
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a short `text`, on the calling thread."""
         ids: list[int] = self._rust.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
-        # The batch call is the one that lets go of the interpreter lock.
-        batch = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = batch[0].ids
-        return ids
+    def most_chars(self, num_tokens: int) -> int | None:
+        """Characters of the longest text that so many tokens can stand for; None = any number."""
+        return None if self._longest is None else num_tokens * self._longest
+
+    def length(self, text: str) -> int:
+        """Characters of `text` that its tokens must stand for."""
+        return solid_length(text) if self._solid_only else len(text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of a whole sequence."""

@@ -12,7 +12,7 @@ from gateway_stack import Stack, StartStack
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from surestep_common.errors import ModelFault, QueueFull
-from surestep_gateway.protocol import ChatBody, CompletionBody
+from surestep_gateway.protocol import ChatRequest, CompletionRequest
 from surestep_gateway.unsupported import _UNSUPPORTED
 
 USER: Any = [{"role": "user", "content": "hello"}]
@@ -128,8 +128,8 @@ def bodies(names: list[str], required: dict[str, Any]) -> st.SearchStrategy[dict
     return st.builds(lambda good, bad: required | good | bad, goods, mutations)
 
 
-CHATS = bodies([*ChatBody.model_fields, *_UNSUPPORTED], {"messages": USER})
-COMPLETIONS = bodies([*CompletionBody.model_fields, *_UNSUPPORTED], {"prompt": "x"})
+CHATS = bodies([*ChatRequest.model_fields, *_UNSUPPORTED], {"messages": USER})
+COMPLETIONS = bodies([*CompletionRequest.model_fields, *_UNSUPPORTED], {"prompt": "x"})
 
 
 async def test_no_body_is_answered_with_a_server_error(start_stack: StartStack) -> None:

@@ -64,7 +64,6 @@ def test_the_chosen_token_is_always_among_the_top(tokenizer: Tokenizer) -> None:
         {"token_id:41": -0.5, "token_id:40": -3.0},
     ]
     assert prompt_logprobs([position], speller.text) == [
-        None,
         {
             "40": {"logprob": -3.0, "rank": 9, "decoded_token": "token_id:40"},
             "41": {"logprob": -0.5, "rank": 1, "decoded_token": "token_id:41"},

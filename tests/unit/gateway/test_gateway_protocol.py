@@ -2,24 +2,24 @@ from __future__ import annotations
 
 import pytest
 from surestep_common.errors import InvalidRequest
-from surestep_gateway.protocol import Body, ChatBody, CompletionBody, parse
+from surestep_gateway.protocol import Body, ChatRequest, CompletionRequest, parse
 from surestep_gateway.unsupported import refuse_unsupported
 
 
 @pytest.mark.parametrize(
     ("kind", "raw", "param"),
     [
-        (ChatBody, b"{}", "messages"),
-        (ChatBody, b"[]", None),
-        (ChatBody, b"{", None),
-        (ChatBody, b"\xff", None),
-        (ChatBody, b'{"messages": [{"content": "x"}]}', "messages[0].role"),
-        (ChatBody, b'{"messages": [{"role": "user", "content": 3}]}', "messages[0].content"),
-        (CompletionBody, b'{"prompt": [1, -2]}', "prompt"),
-        (CompletionBody, b'{"prompt": "x", "temperature": NaN}', "temperature"),
-        (CompletionBody, b'{"prompt": "x", "stop": ["a", ""]}', "stop"),
-        (CompletionBody, b'{"prompt": "x", "speculative": {"num_tokens": -1}}', "speculative.num_tokens"),
-        (CompletionBody, b'{"prompt": "\\ud800"}', None),
+        (ChatRequest, b"{}", "messages"),
+        (ChatRequest, b"[]", None),
+        (ChatRequest, b"{", None),
+        (ChatRequest, b"\xff", None),
+        (ChatRequest, b'{"messages": [{"content": "x"}]}', "messages[0].role"),
+        (ChatRequest, b'{"messages": [{"role": "user", "content": 3}]}', "messages[0].content"),
+        (CompletionRequest, b'{"prompt": [1, -2]}', "prompt"),
+        (CompletionRequest, b'{"prompt": "x", "temperature": NaN}', "temperature"),
+        (CompletionRequest, b'{"prompt": "x", "stop": ["a", ""]}', "stop"),
+        (CompletionRequest, b'{"prompt": "x", "speculative": {"num_tokens": -1}}', "speculative.num_tokens"),
+        (CompletionRequest, b'{"prompt": "\\ud800"}', None),
     ],
 )  # fmt: skip
 def test_the_parameter_at_fault_is_named(kind: type[Body], raw: bytes, param: str | None) -> None:
@@ -30,7 +30,7 @@ def test_the_parameter_at_fault_is_named(kind: type[Body], raw: bytes, param: st
 
 
 def test_unknown_names_are_accepted() -> None:
-    body = parse(CompletionBody, b'{"prompt": "x", "store": true, "metadata": {}}')
+    body = parse(CompletionRequest, b'{"prompt": "x", "store": true, "metadata": {}}')
     assert body.model_extra == {"store": True, "metadata": {}}
 
 
@@ -47,4 +47,4 @@ def test_unknown_names_are_accepted() -> None:
     ],
 )
 def test_parameters_that_ask_for_nothing_are_accepted(raw: bytes) -> None:
-    refuse_unsupported(parse(CompletionBody, raw), n=2)
+    refuse_unsupported(parse(CompletionRequest, raw), n=2)

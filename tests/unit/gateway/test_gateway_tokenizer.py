@@ -7,7 +7,7 @@ import tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from surestep_common.errors import InvalidRequest
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.tokenizer import Texts, Tokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
@@ -48,10 +48,11 @@ def test_sentencepiece_text_is_that_of_the_library() -> None:
             assert ours == rust.decode(ids, skip_special_tokens=skip)
 
 
-async def test_long_texts_encode_like_short_ones() -> None:
+def test_batches_encode_like_single_texts() -> None:
     tokenizer = Tokenizer(TINY)
     text = "the quick brown fox " * 1000
-    ids = await tokenizer.encode(text, add_special_tokens=False)
+    short, ids = tokenizer.encode(Texts(["the", text], add_special_tokens=False))
+    assert short == tokenizer.encode_now("the", add_special_tokens=False)
     assert ids == tokenizer.encode_now(text, add_special_tokens=False)
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 

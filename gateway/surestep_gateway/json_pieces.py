@@ -1,0 +1,105 @@
+"""Large JSON in pieces: made piece by piece, sent piece by piece, and never copied as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+_PIECE_BYTES = 256 << 10
+_LEAST_BYTES_PER_S = 64 << 10
+
+
+class RawJson:
+    """A value that is JSON text already."""
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self.data = data
+
+
+class GrowingLists:
+    """Lists that grow together, as JSON text."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, bytearray] = {}
+        self.num_bytes = 0
+
+    def extend(self, more: Mapping[str, Sequence[Any]]) -> None:
+        """Append to each list what it gains."""
+        for name, values in more.items():
+            text = self._texts.setdefault(name, bytearray(b"["))
+            if values:
+                data = orjson.dumps(values)[1:-1]
+                text += b"," + data if len(text) > 1 else data
+                self.num_bytes += len(data)
+
+    def finish(self) -> dict[str, RawJson]:
+        """The lists. They must not grow any more."""
+        for text in self._texts.values():
+            text += b"]"
+        return {name: RawJson(text) for name, text in self._texts.items()}
+
+
+def json_pieces(content: Any) -> list[bytes | bytearray]:
+    """JSON text of a value that may have RawJson in it."""
+    raw: list[RawJson] = []
+    mark = secrets.token_hex(16)  # no client can have written it
+
+    def default(value: Any) -> str:
+        if not isinstance(value, RawJson):
+            raise TypeError(type(value).__name__)
+        raw.append(value)
+        return mark
+
+    text = orjson.dumps(content, default=default)
+    if not raw:
+        return [text]
+    first, *rest = text.split(b'"%b"' % mark.encode())
+    pieces: list[bytes | bytearray] = [first]
+    for value, after in zip(raw, rest, strict=True):
+        pieces += value.data, after
+    return pieces
+
+
+class JsonPieces(Response):
+    """A JSON body sent as fast as the client takes it, with turns for others in between."""
+
+    media_type = "application/json"
+
+    def __init__(self, pieces: Iterable[bytes | bytearray], send_timeout_s: float) -> None:
+        """A client has the timeout to take all of it, and longer by the number of bytes."""
+        self._pieces = [piece for piece in pieces if piece]
+        super().__init__(None)
+        size = sum(map(len, self._pieces))
+        self.headers["content-length"] = str(size)
+        self._limit_s = send_timeout_s + size / _LEAST_BYTES_PER_S
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await self._send_all(send)
+        except TimeoutError:
+            scope["state"]["abort"]()
+
+    async def _send_all(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        for piece in self._pieces[:-1]:
+            await _send(send, piece, last=False)
+        await _send(send, self._pieces[-1], last=True)
+
+
+async def _send(send: Send, piece: bytes | bytearray, *, last: bool) -> None:
+    """One piece of a body, in pieces of its own where it is large."""
+    at, view = 0, memoryview(piece)
+    while len(view) - at > _PIECE_BYTES:
+        data = bytes(view[at : at + _PIECE_BYTES])
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        await asyncio.sleep(0)
+        at += _PIECE_BYTES
+    await send({"type": "http.response.body", "body": bytes(view[at:]), "more_body": not last})

@@ -1,0 +1,155 @@
+"""Chats: messages to the text that the model reads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+from surestep_common.errors import InvalidRequest
+
+from .protocol import Message, TemplateFields, ToolCall
+from .special_tokens import Hidden
+from .text import TextSide
+from .tokenizer import Texts
+
+INLINE_MESSAGES = 128  # in a chat that is rendered on the event loop
+RENDER_S = 10.0  # for a template to come to its end
+_AGAIN_S = 0.5  # Jinja swallows errors in what it takes for constants
+
+
+class RenderedChat(NamedTuple):
+    """A chat as text."""
+
+    text: str  # as the model is to read it
+    stand_ins: str  # the same while special tokens of users and tools are hidden in it
+    hidden: Hidden | None  # None when there are none
+
+    def texts(self, side: TextSide, limit: int | None, *, add_special_tokens: bool) -> Texts:
+        """What to encode; at most the last `limit` characters."""
+        text = self.text if self.hidden is None else self.stand_ins
+        if limit is not None:
+            text = text[-limit:]
+        if self.hidden is None:
+            return Texts([text], add_special_tokens)
+        return Texts([side.tokenizer.named.text(text, self.hidden)], add_special_tokens, named=True)
+
+
+def render_chat(side: TextSide, body: TemplateFields) -> RenderedChat:
+    """Prompt text of messages. Raises InvalidRequest naming the parameter."""
+    if body.chat_template is not None and not side.settings.trust_request_chat_template:
+        raise InvalidRequest(
+            "'chat_template' is refused: the server does not trust templates of requests",
+            param="chat_template",
+        )
+    go_on = bool(body.continue_final_message)
+    if go_on and body.add_generation_prompt:
+        raise InvalidRequest(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other",
+            param="continue_final_message",
+        )
+    side.only_apart(body.chat_template is not None or len(body.messages) > INLINE_MESSAGES)
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    messages = [_template_message(body, index) for index in range(len(body.messages))]
+    tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None
+    hidden = None
+    if not side.settings.allow_special_tokens_in_content and side.tokenizer.special.untrusted(
+        messages
+    ):
+        side.only_apart(True)
+        hidden = side.tokenizer.special.hide(messages, tools, variables, body.chat_template)
+        messages = hidden.messages
+    with _time_limit(RENDER_S) if side.apart else contextlib.nullcontext():
+        text = side.template.render(
+            messages,
+            add_generation_prompt=body.add_generation_prompt is not False and not go_on,
+            continue_final_message=go_on,
+            tools=tools,
+            variables=variables,
+            source=body.chat_template,
+        )
+    if hidden is None:
+        return RenderedChat(text, text, None)
+    return RenderedChat(hidden.shown(text), text, hidden)
+
+
+def begun(body: TemplateFields) -> str:
+    """The part of the answer that the prompt ends with."""
+    if not body.continue_final_message:
+        return ""
+    return _content(body.messages[-1], len(body.messages) - 1)
+
+
+@contextlib.contextmanager
+def _time_limit(limit_s: float) -> Iterator[None]:
+    """Raises InvalidRequest, wherever Python code runs inside, when the time is over.
+
+    For the main thread of a process that has no other use for SIGALRM.
+    """
+
+    over = False
+
+    def late(number: int, frame: FrameType | None) -> None:
+        if not over:
+            raise InvalidRequest(
+                f"chat template: it did not end within {limit_s:g} s", param="messages"
+            )
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, _AGAIN_S)
+    try:
+        yield
+    finally:
+        over = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _template_message(body: TemplateFields, index: int) -> dict[str, Any]:
+    """A message as templates expect it."""
+    given = body.messages[index]
+    message = given.model_dump(exclude_none=True, exclude={"tool_calls"})
+    message["content"] = _content(given, index)
+    if given.reasoning is not None:
+        message.setdefault("reasoning_content", given.reasoning)
+    if given.tool_calls:  # an empty list would look like calls to some templates
+        message["tool_calls"] = [_template_call(call) for call in given.tool_calls]
+    return message
+
+
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    """Templates go through the arguments, so that they want an object in place of JSON text.
+
+    Text that is none becomes an empty object: it came from an earlier answer of a model, and a
+    refusal would end the conversation for good.
+    """
+    arguments = call.function.arguments or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = {}
+    shown = call.model_dump(exclude_unset=True)
+    shown["function"]["arguments"] = arguments if isinstance(arguments, dict) else {}
+    return shown
+
+
+def _content(message: Message, index: int) -> str:
+    if not isinstance(message.content, list):
+        return message.content or ""
+    return "\n".join(
+        _text_part(part, f"messages[{index}].content[{n}]")
+        for n, part in enumerate(message.content)
+    )
+
+
+def _text_part(part: dict[str, Any], param: str) -> str:
+    text = part.get("text")
+    if part.get("type") != "text" or not isinstance(text, str):
+        raise InvalidRequest(f"{param}: only parts of type 'text' are supported", param=param)
+    return text

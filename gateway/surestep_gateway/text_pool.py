@@ -1,0 +1,188 @@
+"""The text processes of a gateway: started when needed, ended when a request is too much."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+
+from surestep_common.config import child_environ
+from surestep_common.errors import RequestTooLarge, SurestepError, Unavailable
+
+from . import text_wire
+from .body_bounds import TOO_MUCH_MEMORY
+from .config import GatewaySettings
+from .metrics import Metrics
+from .text_wire import Parts
+from .work_gate import WorkGate
+
+logger = logging.getLogger(__name__)
+
+LARGE_BYTES = 4 << 20  # of a body; so large ones leave a process to the others
+_WARM_S = 2.0  # after the start of the gateway, which has other things to do first
+_START_S = 60.0
+_IDLE_S = 60.0  # until all but one end
+_ATTEMPTS = 2  # for a request whose process dies without a reason that is known
+
+_OWN_FAULTS = {signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV}  # of code that is out of memory
+
+_SECRETS = {"api_key", "admin_api_key"}
+
+
+class ProcessDied(Exception):
+    """A text process ended before it answered; `signal` is what ended it, if one did."""
+
+    def __init__(self, returncode: int) -> None:
+        super().__init__(f"exit status {returncode}")
+        self.signal = -returncode if returncode < 0 else None
+
+
+class TextProcess:
+    """One process. It works on one request at a time."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, settings: GatewaySettings) -> TextProcess:
+        """Start one and wait until it has loaded the model folder. Raises ProcessDied, OSError."""
+        environ = {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the same code as here
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "surestep_gateway.text_process"),
+            env=child_environ(environ),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        started = cls(process)
+        try:
+            await started.ask([settings.model_dump_json(exclude=_SECRETS).encode()])
+        except BaseException:
+            await started.end()
+            raise
+        return started
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.returncode is None
+
+    async def ask(self, parts: Parts) -> list[bytes]:
+        """Its answer. Raises ProcessDied. Whoever does not wait for it has to end the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            await text_wire.send(self._process.stdin, parts)
+            return await text_wire.receive(self._process.stdout)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            raise ProcessDied(await self._process.wait()) from None
+
+    async def end(self) -> None:
+        """Kill it."""
+        if self.alive:
+            self._process.kill()
+        await self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+class TextPool:
+    """At most so many processes as the settings allow. `run` must be running."""
+
+    def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._gate = WorkGate(settings.text_processes, large=LARGE_BYTES)
+        self._idle: list[TextProcess] = []
+        self._tasks = asyncio.TaskGroup()
+        self._running: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Until cancelled. Every process is gone then."""
+        try:
+            async with self._tasks:
+                await asyncio.sleep(_WARM_S)
+                await self._warm()
+                while True:
+                    await asyncio.sleep(_IDLE_S)
+                    while len(self._idle) > 1:
+                        await self._idle.pop(0).end()
+        finally:
+            for process in self._idle:
+                await process.end()
+
+    async def _warm(self) -> None:
+        """Have one ready before it is needed."""
+        async with self._gate.place(0):
+            if not self._idle:
+                with contextlib.suppress(SurestepError):
+                    self._idle.append(await self._start())
+
+    async def ask(self, job: bytes, info: bytes, raw: bytearray) -> list[bytes]:
+        """The parts of the answer to a job. Raises SurestepError.
+
+        A job that has begun goes on when its client leaves: it is the process that must not be
+        left in the middle of one.
+        """
+        await self._gate.enter(len(raw))
+        task = self._tasks.create_task(self._work(job, info, raw))
+        status, *parts = await asyncio.shield(task)
+        if status == b"error":
+            raise text_wire.load_error(parts[0])
+        return parts
+
+    async def _work(self, job: bytes, info: bytes, raw: bytearray) -> list[bytes]:
+        """The answer, which may be an error: tasks of a group must not raise."""
+        try:
+            return await self._answer([job, info, raw])
+        except SurestepError as error:
+            return [b"error", text_wire.dump_error(error)]
+        finally:
+            self._gate.leave(len(raw))
+
+    async def _answer(self, parts: Parts) -> list[bytes]:
+        for _ in range(_ATTEMPTS):
+            process = await self._take()
+            try:
+                async with asyncio.timeout(self._settings.text_timeout_s):
+                    answer = await process.ask(parts)
+                self._idle.append(process)
+                return answer
+            except TimeoutError:
+                self._count("timeout")
+                raise RequestTooLarge(
+                    f"the request takes longer than {self._settings.text_timeout_s:g} s to prepare"
+                ) from None
+            except ProcessDied as death:
+                self._count("death")
+                if death.signal in _OWN_FAULTS:
+                    raise RequestTooLarge(TOO_MUCH_MEMORY) from None
+                logger.warning("a text process died: %s", death)
+            finally:
+                if process not in self._idle:
+                    await process.end()
+        raise Unavailable("the request could not be prepared")
+
+    async def _take(self) -> TextProcess:
+        while self._idle:
+            process = self._idle.pop()
+            if process.alive:
+                return process
+            await process.end()
+        return await self._start()
+
+    async def _start(self) -> TextProcess:
+        try:
+            async with asyncio.timeout(_START_S):
+                return await TextProcess.start(self._settings)
+        except (TimeoutError, ProcessDied, OSError) as error:
+            logger.error("cannot start a text process: %s", error)
+            raise Unavailable("the request could not be prepared") from error
+
+    def _count(self, cause: str) -> None:
+        self._metrics.text_process_ends.labels(cause).inc()

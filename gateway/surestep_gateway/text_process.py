@@ -1,0 +1,81 @@
+"""`python -m surestep_gateway.text_process`: prepares large requests for a gateway.
+
+The gateway writes frames to its standard input and reads frames from its standard output. Whatever
+a request does to this process, it is bounded: memory by a limit of the system, the time of chat
+templates by a timer, and the time of everything by the gateway, which ends it. It ends with the
+gateway, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import resource
+import signal
+import sys
+from pathlib import Path
+
+from surestep_common import log
+from surestep_common.errors import InternalError, RequestTooLarge, SurestepError
+from surestep_common.process import die_with_parent
+from surestep_proto.generate_pb2 import SchedulerInfo
+
+from . import text_wire
+from .body_bounds import TOO_MUCH_MEMORY, check_shape
+from .config import GatewaySettings
+from .text import TextSide
+from .text_jobs import BY_NAME
+from .text_wire import Parts
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Serve until the gateway closes the input."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    first = text_wire.read(requests)
+    if first is None:
+        return 0
+    settings = GatewaySettings.model_validate_json(first[0])
+    log.configure("text", level=settings.log_level, as_json=settings.log_json)
+    side = TextSide.load(settings, apart=True)
+    _limit_memory(settings.text_memory_bytes)
+    text_wire.write(answers, [b"ready"])
+    while (request := text_wire.read(requests)) is not None:
+        answer = _answer(side, *request)
+        del request
+        text_wire.write(answers, answer)
+        del answer
+        ctypes.CDLL(None).malloc_trim(0)  # a large request leaves nothing behind
+    return 0
+
+
+def _answer(side: TextSide, job: bytes, info: bytes, raw: bytes) -> Parts:
+    """`b"ok"` and what was asked for, or `b"error"` and an error."""
+    kind = BY_NAME[job]
+    facts = SchedulerInfo.FromString(info)
+    try:
+        check_shape(raw, facts.max_model_len)
+        draft = kind.draft(side, raw, facts)
+        return [b"ok", *kind.dump(draft.finish(side.tokenizer.encode(draft.texts)))]
+    except SurestepError as error:
+        return [b"error", text_wire.dump_error(error)]
+    except MemoryError:
+        return [b"error", text_wire.dump_error(RequestTooLarge(TOO_MUCH_MEMORY))]
+    except Exception:
+        logger.exception("a request could not be prepared")
+        return [b"error", text_wire.dump_error(InternalError("a request could not be prepared"))]
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """At most so much more than there is now."""
+    status = Path("/proc/self/status").read_text()
+    now = int(status.partition("VmData:")[2].split()[0]) << 10
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (now + num_bytes, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Preparing requests without holding up the event loop: small ones on it, the rest elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from surestep_proto.generate_pb2 import SchedulerInfo
+
+from .metrics import Metrics
+from .text import NeedsProcess, TextSide
+from .text_jobs import Job
+from .text_pool import TextPool
+from .tokenizer import Texts
+from .work_gate import WorkGate
+
+INLINE_BYTES = 64 << 10  # of a body that is prepared on the event loop: a few milliseconds
+_ALONE_BYTES = 8 << 10  # of one that takes a turn of the loop for itself
+_INLINE_CHARS = 4096  # that are encoded there: about a millisecond
+_THREADS = 2
+
+T = TypeVar("T")
+
+
+class TextService:
+    """Needs a running event loop, and `run` to be running."""
+
+    def __init__(self, side: TextSide, metrics: Metrics) -> None:
+        self._side = side
+        self._pool = TextPool(side.settings, metrics)
+        self._turn = asyncio.Lock()
+        self._gate = WorkGate(_THREADS, large=INLINE_BYTES)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            await self._pool.run()
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def prepare(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
+        """What the job makes of a body. Raises SurestepError.
+
+        Cancelled while it waits for its turn, nothing is begun.
+        """
+        if len(raw) <= INLINE_BYTES:
+            try:
+                return await self._inline(job, raw, info)
+            except NeedsProcess:
+                pass
+        return job.load(await self._pool.ask(job.name, info.SerializeToString(), raw))
+
+    async def _inline(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
+        if len(raw) <= _ALONE_BYTES:
+            draft = job.draft(self._side, raw, info)
+        else:
+            async with self._turn:  # whoever is next has the next iteration of the loop
+                draft = job.draft(self._side, raw, info)
+        if draft.texts.num_chars <= _INLINE_CHARS:
+            return draft.finish(self._side.tokenizer.encode(draft.texts))
+        return draft.finish(await self._encode(draft.texts))
+
+    async def _encode(self, texts: Texts) -> Sequence[list[int]]:
+        """In a thread. What has begun goes on when nobody waits for it any more."""
+        size = texts.num_chars
+        await self._gate.enter(size)
+        loop = asyncio.get_running_loop()
+        encoding = loop.run_in_executor(self._threads, self._side.tokenizer.encode, texts)
+        encoding.add_done_callback(lambda _: self._gate.leave(size))
+        return await asyncio.shield(encoding)

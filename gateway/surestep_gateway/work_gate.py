@@ -1,0 +1,79 @@
+"""Who may work next: so many at a time, small work first, and large work never in every place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from bisect import insort
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+_SIZE_PER_S = 1 << 18  # work that is so much larger goes after what comes a second later
+
+
+class _Waiting(NamedTuple):
+    turn: float  # when it came, in seconds, and later by its size: nothing waits for ever
+    number: int  # so that no two are equal
+    size: int
+    ready: asyncio.Future[None]
+
+
+class WorkGate:
+    """`size` of work is in bytes, or what is like them."""
+
+    def __init__(self, places: int, *, large: int) -> None:
+        """Work above `large` leaves one place to the rest, if there are several."""
+        self._free = places
+        self._large = large
+        self._free_for_large = max(1, places - 1)
+        self._waiting: list[_Waiting] = []
+        self._numbers = itertools.count()
+
+    @property
+    def num_waiting(self) -> int:
+        """Pieces of work that have no place yet."""
+        return len(self._waiting)
+
+    @contextlib.asynccontextmanager
+    async def place(self, size: int) -> AsyncIterator[None]:
+        """A place, when its turn comes. Cancelled before that, the work never begins."""
+        await self.enter(size)
+        try:
+            yield
+        finally:
+            self.leave(size)
+
+    async def enter(self, size: int) -> None:
+        """Wait for a place, which `leave` gives back."""
+        turn = time.monotonic() + size / _SIZE_PER_S
+        ready = asyncio.get_running_loop().create_future()
+        mine = _Waiting(turn, next(self._numbers), size, ready)
+        insort(self._waiting, mine)
+        self._let_in()
+        try:
+            await ready
+        except asyncio.CancelledError:
+            if mine in self._waiting:
+                self._waiting.remove(mine)
+            else:
+                self.leave(size)
+            raise
+
+    def leave(self, size: int) -> None:
+        """Give a place back."""
+        self._take(size, -1)
+        self._let_in()
+
+    def _let_in(self) -> None:
+        for one in list(self._waiting):
+            if self._free and (one.size <= self._large or self._free_for_large):
+                self._waiting.remove(one)
+                self._take(one.size, 1)
+                one.ready.set_result(None)
+
+    def _take(self, size: int, count: int) -> None:
+        self._free -= count
+        if size > self._large:
+            self._free_for_large -= count
