@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
+from pathlib import Path
 
 from surestep_common.config import child_environ
 from surestep_common.errors import RequestTooLarge, SurestepError, Unavailable
@@ -25,6 +27,7 @@ LARGE_BYTES = 4 << 20  # of a body; so large ones leave a process to the others
 _WARM_S = 2.0  # after the start of the gateway, which has other things to do first
 _START_S = 60.0
 _IDLE_S = 60.0  # until all but one end
+_LOOK_S = 0.05  # between two looks at their memory
 _ATTEMPTS = 2  # for a request whose process dies without a reason that is known
 
 _OWN_FAULTS = {signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV}  # of code that is out of memory
@@ -45,6 +48,8 @@ class TextProcess:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self._at_first = 0  # bytes of memory when it has loaded everything
+        self.starved = False  # it was ended because it had taken too much since
 
     @classmethod
     async def start(cls, settings: GatewaySettings) -> TextProcess:
@@ -52,6 +57,7 @@ class TextProcess:
         environ = {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the same code as here
             "TOKENIZERS_PARALLELISM": "false",
+            "RUST_BACKTRACE": "0",  # takes memory when there is none
         }
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "surestep_gateway.text_process"),
@@ -65,6 +71,7 @@ class TextProcess:
         except BaseException:
             await started.end()
             raise
+        started._at_first = resident_bytes(process.pid)
         return started
 
     @property
@@ -82,6 +89,12 @@ class TextProcess:
         except (ConnectionError, asyncio.IncompleteReadError):
             raise ProcessDied(await self._process.wait()) from None
 
+    def look(self, most_bytes: int) -> None:
+        """End it if a request has taken more memory than it may."""
+        if self.alive and resident_bytes(self._process.pid) - self._at_first > most_bytes:
+            self.starved = True
+            self._process.kill()
+
     async def end(self) -> None:
         """Kill it."""
         if self.alive:
@@ -89,6 +102,14 @@ class TextProcess:
         await self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process; 0 when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0
 
 
 class TextPool:
@@ -99,13 +120,14 @@ class TextPool:
         self._metrics = metrics
         self._gate = WorkGate(settings.text_processes, large=LARGE_BYTES)
         self._idle: list[TextProcess] = []
+        self._busy: set[TextProcess] = set()
         self._tasks = asyncio.TaskGroup()
-        self._running: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Until cancelled. Every process is gone then."""
         try:
             async with self._tasks:
+                self._tasks.create_task(self._watch())
                 await asyncio.sleep(_WARM_S)
                 await self._warm()
                 while True:
@@ -115,6 +137,13 @@ class TextPool:
         finally:
             for process in self._idle:
                 await process.end()
+
+    async def _watch(self) -> None:
+        """The system's limit is a second line: not all code survives that it has no memory."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for process in self._busy:
+                process.look(self._settings.text_memory_bytes)
 
     async def _warm(self) -> None:
         """Have one ready before it is needed."""
@@ -149,6 +178,7 @@ class TextPool:
         for _ in range(_ATTEMPTS):
             process = await self._take()
             try:
+                self._busy.add(process)
                 async with asyncio.timeout(self._settings.text_timeout_s):
                     answer = await process.ask(parts)
                 self._idle.append(process)
@@ -160,10 +190,11 @@ class TextPool:
                 ) from None
             except ProcessDied as death:
                 self._count("death")
-                if death.signal in _OWN_FAULTS:
+                if process.starved or death.signal in _OWN_FAULTS:
                     raise RequestTooLarge(TOO_MUCH_MEMORY) from None
                 logger.warning("a text process died: %s", death)
             finally:
+                self._busy.discard(process)
                 if process not in self._idle:
                     await process.end()
         raise Unavailable("the request could not be prepared")

@@ -62,19 +62,25 @@ def _answer(side: TextSide, job: bytes, info: bytes, raw: bytes) -> Parts:
         return [b"ok", *kind.dump(draft.finish(side.tokenizer.encode(draft.texts)))]
     except SurestepError as error:
         return [b"error", text_wire.dump_error(error)]
-    except MemoryError:
-        return [b"error", text_wire.dump_error(RequestTooLarge(TOO_MUCH_MEMORY))]
-    except Exception:
-        logger.exception("a request could not be prepared")
-        return [b"error", text_wire.dump_error(InternalError("a request could not be prepared"))]
+    except BaseException as error:  # noqa: BLE001  # a panic of native code is no Exception
+        return [b"error", text_wire.dump_error(_unexpected(side, error))]
+
+
+def _unexpected(side: TextSide, error: BaseException) -> SurestepError:
+    """What to say of an error that nobody foresaw; near the limit on memory it is that."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    if isinstance(error, MemoryError) or peak > side.settings.text_memory_bytes:
+        return RequestTooLarge(TOO_MUCH_MEMORY)
+    logger.error("a request could not be prepared", exc_info=error)
+    return InternalError("a request could not be prepared")
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """At most so much more than there is now."""
+    """At most so much more than there is now, and a quarter: the gateway acts first."""
     status = Path("/proc/self/status").read_text()
     now = int(status.partition("VmData:")[2].split()[0]) << 10
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (now + num_bytes, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (now + num_bytes * 5 // 4, hard))
 
 
 if __name__ == "__main__":

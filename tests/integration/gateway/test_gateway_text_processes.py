@@ -1,0 +1,245 @@
+"""Large and unusual requests are prepared in processes that may be killed, stopped and filled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import psutil
+import pytest
+from fake_scheduler import default_info, running
+from gateway_process import gateway, until_ready
+from gateway_stack import Stack, StartStack
+from ports import free_port
+from surestep_common.errors import SurestepError
+from surestep_gateway.config import GatewaySettings
+from surestep_gateway.text import NeedsProcess, TextSide
+from surestep_gateway.text_jobs import BY_NAME, CHAT, COMPLETION, Job
+from surestep_gateway.text_service import INLINE_BYTES
+
+PAD = {"metadata": "y" * INLINE_BYTES}  # whoever sends this is too large for the event loop
+USER: Any = {"role": "user", "content": "hello"}
+CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [USER]}),
+    ("/v1/chat/completions", {"messages": [USER], "n": 3, "logprobs": True, "top_logprobs": 2}),
+    ("/v1/chat/completions", {"messages": [USER], "return_token_ids": True, "stop": ["a", "b"]}),
+    ("/v1/chat/completions", {"messages": [USER], "prompt_logprobs": 1, "min_tokens": 2}),
+    ("/v1/chat/completions", {"messages": [USER], "tools": TOOLS, "parallel_tool_calls": False}),
+    (
+        "/v1/chat/completions",
+        {"messages": [USER, {"role": "assistant", "content": "So", "tool_calls": [CALL]}]}
+        | {"continue_final_message": True, "add_generation_prompt": False},
+    ),
+    ("/v1/completions", {"prompt": "hello", "echo": True, "logprobs": 1, "bad_words": ["dog"]}),
+    ("/v1/completions", {"prompt": ["a", "bé"], "n": 2, "logit_bias": {"5": 1.5}, "top_k": 7}),
+    ("/v1/completions", {"prompt": [5, 6, 7], "echo": True, "stop_token_ids": [9]}),
+    ("/v1/completions", {"prompt": [[5, 6], [7]], "truncate_prompt_tokens": 1, "priority": 3}),
+    ("/v1/completions", {"prompt": "x", "stream_options": {"include_usage": True}, "stream": True}),
+    ("/v1/completions", {"prompt": "x", "cache_salt": "s", "speculative": {"num_tokens": 2}}),
+    ("/v1/completions", {"prompt": "x" * 10_000}),
+    ("/v1/completions", {"prompt": "x", "temperature": 3}),
+    ("/v1/completions", {"prompt": []}),
+    ("/v1/completions", {"prompt": "x", "model": "other"}),
+    ("/v1/completions", {"prompt": "x", "suffix": "y"}),
+    ("/tokenize", {"prompt": "hello", "return_token_strs": True}),
+    ("/tokenize", {"messages": [USER]}),
+    ("/detokenize", {"tokens": [5, 6, 7, 300]}),
+    ("/detokenize", {"tokens": [5, -6]}),
+]
+VOLATILE = {"id", "created"}
+
+
+def children() -> list[psutil.Process]:
+    """Text processes of this test."""
+    every = psutil.Process().children()
+    return [
+        one
+        for one in every
+        if one.is_running() and "surestep_gateway.text_process" in one.cmdline()
+    ]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def large(start_stack: StartStack) -> Stack:
+    """A stack with one text process, which has done something."""
+    stack = await start_stack(
+        text_processes=1, enable_auto_tool_choice=True, tool_call_parser="hermes"
+    )
+    assert (await stack.complete(**PAD)).status_code == 200
+    assert len(children()) == 1
+    return stack
+
+
+def stable(response: httpx.Response) -> Any:
+    if response.headers["content-type"].startswith("text/event-stream"):
+        return [line for line in response.text.splitlines() if "choices" not in line]
+    return {key: value for key, value in response.json().items() if key not in VOLATILE}
+
+
+async def test_answers_are_the_same_wherever_a_request_is_prepared(large: Stack) -> None:
+    for path, body in BODIES:
+        given = body | {"seed": 5, "max_tokens": 4} if path.startswith("/v1") else body
+        small = await large.client.post(path, json=given)
+        padded = await large.client.post(path, json=given | PAD)
+        assert small.status_code == padded.status_code, (body, padded.text)
+        assert stable(small) == stable(padded), body
+    assert len(children()) == 1
+
+
+@pytest.mark.parametrize("job", [CHAT, COMPLETION], ids=["chat", "completion"])
+def test_what_comes_back_is_what_was_prepared(model: Path, job: Job[Any]) -> None:
+    """Field by field, for the bodies that can be prepared at all."""
+    path = "/v1/chat/completions" if job is CHAT else "/v1/completions"
+    given = {"model": model, "enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+    settings = GatewaySettings.model_validate(given)
+    side = TextSide.load(settings, apart=True)
+    compared = 0
+    for body in [body for where, body in BODIES if where == path]:
+        try:
+            draft = job.draft(side, orjson.dumps(body), default_info())
+            there = draft.finish(side.tokenizer.encode(draft.texts))
+        except SurestepError:
+            continue
+        here = job.load([bytes(part) for part in job.dump(there)])
+        for name in ("sampling", "schemas", "opening", "begun"):
+            assert getattr(here, name) == getattr(there, name)
+        assert [(list(p.token_ids), p.text) for p in here.prompts] == [
+            (list(p.token_ids), p.text) for p in there.prompts
+        ]
+        kept = here.body.model_dump(exclude_none=True)
+        assert kept.items() <= there.body.model_dump(exclude_none=True).items()
+        assert not kept.keys() & {"messages", "prompt", "tools", "bad_words"}
+        compared += 1
+    assert compared >= 5
+    assert BY_NAME[job.name] is job
+
+
+def test_unusual_work_is_not_for_the_event_loop(model: Path) -> None:
+    settings = GatewaySettings.model_validate({"model": model, "trust_request_chat_template": True})
+    side = TextSide.load(settings)
+    unusual: list[tuple[Job[Any], bytes]] = [
+        (CHAT, b'{"messages": [{"role": "user", "content": "x"}], "chat_template": "x"}'),
+        (CHAT, b'{"messages": [{"role": "user", "content": "a <|im_end|> b"}]}'),
+        (CHAT, b'{"messages": [' + b",".join([b'{"role": "user", "content": "x"}'] * 129) + b"]}"),
+        (COMPLETION, b'{"prompt": "x", "bad_words": [' + b",".join([b'"x"'] * 65) + b"]}"),
+        (COMPLETION, b'{"prompt": [' + b",".join([b'"x"'] * 65) + b"]}"),
+    ]
+    info = default_info(max_model_len=10_000)
+    for job, raw in unusual:
+        with pytest.raises(NeedsProcess):
+            job.draft(side, raw, info)
+        assert job.draft(TextSide.load(settings, apart=True), raw, info).texts.texts
+
+
+async def test_a_process_that_is_killed_costs_no_request(large: Stack) -> None:
+    (first,) = children()
+    first.kill()
+    assert (await large.complete(**PAD)).status_code == 200
+    (second,) = children()
+    second.suspend()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(large.complete(**PAD))
+        await until(lambda: not large.server.gateway.text._pool._idle)
+        await asyncio.sleep(0.1)
+        second.kill()
+    assert task.result().status_code == 200
+    assert await ends(large, "death") >= 1
+    assert len(children()) == 1
+
+
+async def ends(stack: Stack, cause: str) -> int:
+    text = (await stack.client.get("/metrics")).text
+    line = f'surestep:text_process_ends_total{{cause="{cause}"}} '
+    return int(float(text.partition(line)[2].split()[0]))
+
+
+async def test_a_process_that_takes_too_long_is_ended(start_stack: StartStack) -> None:
+    stack = await start_stack(text_processes=1, text_timeout_s=1)
+    assert (await stack.complete(**PAD)).status_code == 200
+    (process,) = children()
+    process.suspend()
+    answer = await stack.complete(**PAD)
+    assert answer.status_code == 413
+    assert "longer than 1 s" in answer.json()["error"]["message"]
+    assert not process.is_running()
+    assert await ends(stack, "timeout") == 1
+    assert (await stack.complete(**PAD)).status_code == 200
+
+
+async def test_memory_of_a_process_is_bounded(start_stack: StartStack) -> None:
+    stack = await start_stack(text_processes=1, text_memory_bytes=64 << 20)
+    elements = b",".join([b"{}"] * 900_000)
+    hungry = b'{"prompt": "x", "max_tokens": 1, "metadata": [%b]}' % elements
+    answer = await stack.post("/v1/completions", hungry)
+    assert answer.status_code == 413, answer.text
+    assert "memory" in answer.json()["error"]["message"]
+    assert (await stack.complete(**PAD)).status_code == 200
+    native = await stack.client.post("/tokenize", json={"prompt": "the quick brown " * 60_000})
+    assert native.status_code == 413, native.text[:200]
+    assert (await stack.complete(**PAD)).status_code == 200
+
+
+async def test_nothing_is_begun_for_a_client_that_has_left(large: Stack) -> None:
+    (process,) = children()
+    gate = large.server.gateway.text._pool._gate
+    process.suspend()
+    begun = asyncio.ensure_future(large.complete(**PAD))
+    await until(lambda: not large.server.gateway.text._pool._idle)
+    waiting = [asyncio.ensure_future(large.complete(**PAD)) for _ in range(3)]
+    await until(lambda: gate.num_waiting == 3)
+    for task in waiting[:2]:
+        task.cancel()
+    await until(lambda: gate.num_waiting == 1)
+    assert large.server.gateway.admission.num_open == 2
+    process.resume()
+    assert (await begun).status_code == 200
+    assert (await waiting[2]).status_code == 200
+    assert children() == [process]
+
+
+async def test_short_requests_do_not_wait_for_long_ones(large: Stack) -> None:
+    (process,) = children()
+    process.suspend()
+    long = asyncio.ensure_future(large.complete(**PAD))
+    await until(lambda: not large.server.gateway.text._pool._idle)
+    assert (await large.chat(max_tokens=2)).status_code == 200
+    assert (await large.client.post("/tokenize", json={"prompt": "x" * 5000})).status_code == 200
+    assert not long.done()
+    process.resume()
+    assert (await long).status_code == 200
+
+
+async def test_processes_end_with_their_gateway(model: Path) -> None:
+    port = free_port()
+    async with (
+        running() as scheduler,
+        gateway(
+            model, port, scheduler.port, "--api-key", "secret", "--admin-api-key", "hidden"
+        ) as process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+    ):
+        await until_ready(client, process)
+        key = {"authorization": "Bearer secret"}
+        assert (
+            await client.post("/v1/completions", json={"prompt": "x"} | PAD, headers=key)
+        ).status_code == 200
+        (text,) = psutil.Process(process.pid).children()
+        assert not {"secret", "hidden"} & {*text.environ().values(), *text.cmdline()}
+        os.kill(process.pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            while text.is_running() and text.status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(0.01)

@@ -1,0 +1,103 @@
+"""Work gets its places in turn, whoever gives up waiting, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from surestep_gateway.work_gate import WorkGate
+
+LARGE = 100
+SIZES = st.sampled_from([0, 1, LARGE, LARGE + 1, 10**9])
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    places=st.integers(1, 3),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["come", "leave", "give up"]), SIZES, st.integers(0, 99))
+    ),
+)
+def test_places(places: int, steps: list[tuple[str, int, int]]) -> None:
+    async def run() -> None:
+        gate = WorkGate(places, large=LARGE)
+        waiting: list[tuple[int, asyncio.Task[None]]] = []
+        inside: list[int] = []
+
+        async def settle() -> None:
+            await turns()
+            for one in list(waiting):
+                if one[1].done():
+                    waiting.remove(one)
+                    inside.append(one[0])
+            large = sum(size > LARGE for size in inside)
+            assert len(inside) <= places
+            assert large <= max(1, places - 1)
+            assert gate.num_waiting == len(waiting)
+            if len(inside) < places:  # whoever waits then is large, and so are the others
+                assert all(size > LARGE for size, _ in waiting)
+                assert not waiting or large == max(1, places - 1)
+
+        for what, size, which in steps:
+            if what == "come":
+                waiting.append((size, asyncio.ensure_future(gate.enter(size))))
+            elif what == "leave" and inside:
+                gate.leave(inside.pop(which % len(inside)))
+            elif what == "give up" and waiting:
+                _, task = waiting.pop(which % len(waiting))
+                task.cancel()
+                await asyncio.wait([task])
+            await settle()
+        for _, task in waiting:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+        for size in inside:
+            gate.leave(size)
+        await asyncio.wait_for(gate.enter(10**9), 1)
+
+    asyncio.run(run())
+
+
+async def order_of(sizes: list[int]) -> list[int]:
+    """The order in which work gets the one place there is."""
+    gate = WorkGate(1, large=LARGE)
+    await gate.enter(0)
+    served: list[int] = []
+
+    async def work(number: int, size: int) -> None:
+        async with gate.place(size):
+            served.append(number)
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        for number, size in enumerate(sizes):
+            group.create_task(work(number, size))
+        await turns()
+        gate.leave(0)
+    return served
+
+
+async def test_small_work_goes_first() -> None:
+    assert await order_of([10**8, 10**7, 1000, 10**6]) == [2, 3, 1, 0]
+
+
+async def test_equal_work_goes_as_it_came() -> None:
+    assert await order_of([5] * 6) == list(range(6))
+
+
+async def test_giving_up_at_the_last_moment_gives_the_place_back() -> None:
+    gate = WorkGate(1, large=LARGE)
+    await gate.enter(1)
+    waiting = asyncio.ensure_future(gate.enter(1))
+    await turns()
+    gate.leave(1)  # it is let in, and has not noticed
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    await asyncio.wait_for(gate.enter(1), 1)
