@@ -18,8 +18,9 @@ from .context import Gateway
 from .errors import JsonResponse, error_body
 from .link import SchedulerLink
 from .middleware import body_of
+from .parse import parse
 from .pool import SchedulerPool
-from .protocol import RestartBody, parse
+from .protocol import RestartBody
 
 logger = logging.getLogger(__name__)
 

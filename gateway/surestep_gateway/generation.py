@@ -21,6 +21,7 @@ from .prompts import Prepared, Prompt
 from .protocol import GenerationBody
 from .sampling import max_tokens, sibling_seed
 from .sequence import OutputSequence
+from .usage import Usage
 
 _BATCH = 16  # sequences made in one iteration of the event loop
 
@@ -45,6 +46,7 @@ class Generation:
     body: GenerationBody
     prompts: Sequence[Prompt]
     sequences: Sequence[OutputSequence]  # index = prompt * n + sibling
+    usage: Usage
     max_open: int  # sequences the scheduler can run at once
 
     def prompt_of(self, sequence: OutputSequence) -> Prompt:
@@ -88,6 +90,7 @@ async def _generation(
         origin=origin,
         new_parser=new_parser,
         deadline=deadline,
+        usage=Usage(sum(len(prompt.token_ids) for prompt in prompts)),
     )
     n = body.n or 1
     sequences = []
@@ -105,6 +108,7 @@ async def _generation(
         body=body,
         prompts=prompts,
         sequences=sequences,
+        usage=maker.usage,
         max_open=max(1, gateway.pool.info.max_num_seqs),
     )
 
@@ -119,13 +123,17 @@ class _SequenceMaker:
     origin: Origin
     new_parser: Callable[[], OutputParser]
     deadline: float  # of the whole request, on the event loop's clock
+    usage: Usage
 
     def make(self, index: int, prompt: Prompt) -> OutputSequence:
         journal = self._journal(index, prompt)
         source = OpenRequest(self.gateway.pool, journal, self._patience(), self.deadline)
         timer = SequenceTimer(self.gateway.metrics, self.origin.arrived)
         eos_ids = self.gateway.pool.info.eos_token_ids
-        return OutputSequence(index, journal, source, self._assembler(), eos_ids, timer)
+        return OutputSequence(
+            *(index, journal, source, self._assembler(), eos_ids, timer, self.usage),
+            counts_prompt=index % (self.body.n or 1) == 0,
+        )
 
     def _journal(self, index: int, prompt: Prompt) -> Journal:
         body = self.body

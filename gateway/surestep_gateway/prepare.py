@@ -18,6 +18,7 @@ from surestep_proto.generate_pb2 import SchedulerInfo
 
 from .config import GatewaySettings
 from .output import check_tool_choice
+from .parse import parse, parse_tokenize
 from .prompts import Prepared, Prompt, bounded_text, completion_prompt, completion_prompts, packed
 from .protocol import (
     ChatRequest,
@@ -25,8 +26,6 @@ from .protocol import (
     DetokenizeBody,
     GenerationBody,
     TokenizeChatBody,
-    parse,
-    parse_tokenize,
 )
 from .render import begun, render_chat
 from .sampling import check_vocab, fit_prompt, sampling_params

@@ -10,9 +10,8 @@ at, because every problem that is found is an object, and a body can have millio
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -21,12 +20,7 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
-    TypeAdapter,
-    ValidationError,
 )
-from surestep_common.errors import InvalidRequest
-
-logger = logging.getLogger(__name__)
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
@@ -260,18 +254,6 @@ class TokenizeChatBody(TemplateFields):
     return_token_strs: bool | None = None
 
 
-def _kind_of_tokenize(body: Any) -> str:
-    return "<chat>" if isinstance(body, dict) and "messages" in body else "<text>"
-
-
-_TOKENIZE: TypeAdapter[TokenizeBody | TokenizeChatBody] = TypeAdapter(
-    Annotated[
-        Annotated[TokenizeBody, Tag("<text>")] | Annotated[TokenizeChatBody, Tag("<chat>")],
-        Discriminator(_kind_of_tokenize),
-    ]
-)
-
-
 class DetokenizeBody(Body):
     """POST /detokenize"""
 
@@ -283,65 +265,3 @@ class RestartBody(Body):
     """POST /admin/workers/restart"""
 
     reason: Annotated[str, Field(max_length=500)] | None = None  # for the log
-
-
-B = TypeVar("B", bound=Body)
-
-
-def parse(kind: type[B], raw: bytes | bytearray) -> B:
-    """The body as `kind`. Raises InvalidRequest that names the first offending parameter."""
-    try:
-        body = kind.model_validate_json(raw)
-    except ValidationError as error:
-        raise _first_problem(error) from None
-    _log_unknown(body)
-    return body
-
-
-def parse_tokenize(raw: bytes | bytearray) -> TokenizeBody | TokenizeChatBody:
-    """The body of /tokenize: a chat if it has messages. Raises InvalidRequest as `parse` does."""
-    try:
-        body = _TOKENIZE.validate_json(raw)
-    except ValidationError as error:
-        raise _first_problem(error) from None
-    _log_unknown(body)
-    return body
-
-
-def _log_unknown(body: Body) -> None:
-    if body.model_extra and logger.isEnabledFor(logging.DEBUG):
-        logger.debug("parameters without meaning here: %s", ", ".join(sorted(body.model_extra)))
-
-
-def _first_problem(error: ValidationError) -> InvalidRequest:
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    # A field of several types has a problem per type. That it is of another type says least.
-    places = [_place(one["loc"]) for one in problems]
-    same_field = [one for one, at in zip(problems, places, strict=True) if at[:1] == places[0][:1]]
-    precise = [one for one in same_field if not one["type"].endswith("_type")]
-    problem = (precise or problems)[0]
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "json_invalid":
-        return InvalidRequest(f"the body is not valid JSON: {message}")
-    param = _dotted(_place(problem["loc"]))
-    if problem["type"] == "missing":
-        return InvalidRequest(f"missing required parameter '{param}'", param=param)
-    return InvalidRequest(f"{param or 'body'}: {message}", param=param or None)
-
-
-def _place(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """A location without pydantic's and our names of union members."""
-    types = ("str", "dict", "list")
-    return tuple(
-        part
-        for part in location
-        if isinstance(part, int) or (part.isidentifier() and part not in types)
-    )
-
-
-def _dotted(place: tuple[int | str, ...]) -> str:
-    """`messages[0].role`"""
-    path = ""
-    for part in place:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
-    return path

@@ -19,7 +19,7 @@ from .errors import error_body
 from .generation import Generation
 from .json_pieces import JsonPieces, json_pieces
 from .sequence import Delta, OutputSequence, first_error, run_sequences
-from .shapes import Gathered, Shape, usage
+from .shapes import Gathered, Shape
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ async def _whole_answer(
             pieces.append(b",")
         pieces += json_pieces(await shape.whole(sequence, gathered.pop(sequence.index)))
         await asyncio.sleep(0)
-    first, *rest = json_pieces({"usage": usage(generation)} | await shape.extra())
+    first, *rest = json_pieces({"usage": generation.usage.shown()} | await shape.extra())
     return [*pieces, b"],", first[1:], *rest]
 
 
@@ -124,7 +124,7 @@ class EventStream(Response):
             return
         tail = b"data: [DONE]\n\n"
         if self._usage_at_end:
-            tail = _event(self._head | {"choices": [], "usage": usage(generation)}) + tail
+            tail = _event(self._head | {"choices": [], "usage": generation.usage.shown()}) + tail
         await self._finish(tail)
 
     async def _emit(self, sequence: OutputSequence, delta: Delta) -> None:
@@ -155,7 +155,7 @@ class EventStream(Response):
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = self._head | {"choices": [choice]}
         if self._usage_always:
-            chunk["usage"] = usage(self._generation)
+            chunk["usage"] = self._generation.usage.shown()
         return chunk
 
     async def _finish(self, data: bytes) -> None:
@@ -219,15 +219,15 @@ async def accounted(generation: Generation) -> AsyncIterator[None]:
 
 
 def _log_end(generation: Generation, outcome: str) -> None:
-    counts = usage(generation)
+    usage = generation.usage
     first = generation.sequences[0].timer.first_token_s
     logger.info(
         "%s %s: prompt=%d cached=%d output=%d choices=%d seed=%d first_token_s=%s resumes=%d",
         generation.id,
         outcome,
-        counts["prompt_tokens"],
-        counts["prompt_tokens_details"]["cached_tokens"],
-        counts["completion_tokens"],
+        usage.prompt,
+        usage.cached,
+        usage.output,
         len(generation.sequences),
         generation.seed,
         "-" if first is None else f"{first:.3f}",

@@ -15,6 +15,7 @@ from .journal import Journal, OpenRequest
 from .logprobs import Position, positions
 from .metrics import SequenceTimer
 from .parsers import Event, content_of
+from .usage import Usage
 
 
 class Delta(NamedTuple):
@@ -43,11 +44,14 @@ class OutputSequence:
         assembler: TextAssembler,
         eos_ids: Sequence[int],
         timer: SequenceTimer,
+        usage: Usage,
+        *,
+        counts_prompt: bool,
     ) -> None:
+        """`usage` is the request's; of the siblings with one prompt one alone counts it."""
         self.index = index
         self.journal = journal
         self.prompt_logprobs: LogprobColumns | None = None
-        self.num_cached_tokens = 0
         self.num_tokens = 0
         self.finish_reason: str | None = None  # the scheduler's, as the metrics count it
         self._started = False
@@ -55,6 +59,10 @@ class OutputSequence:
         self._assembler = assembler
         self._eos_ids = frozenset(eos_ids)
         self.timer = timer
+        self._usage = usage
+        self._counts_prompt = counts_prompt
+        if assembler.num_reasoning_tokens is not None:
+            usage.reasoning = 0
 
     @property
     def num_reasoning_tokens(self) -> int | None:
@@ -78,15 +86,19 @@ class OutputSequence:
     def _note_start(self, chunk: GenerateChunk) -> None:
         if not self._started:  # what later calls find in a cache is no saving of the client's
             self._started = True
-            self.num_cached_tokens = chunk.start.num_cached_tokens
+            self._usage.cached += chunk.start.num_cached_tokens if self._counts_prompt else 0
             self.timer.started(chunk.start.queue_s)
         if self.prompt_logprobs is None and self.journal.sampling.want_prompt_logprobs:
             self.prompt_logprobs = chunk.prompt_logprobs
 
     def _delta(self, chunk: GenerateChunk) -> Delta:
         reason = chunk.finish_reason
+        reasoning = self.num_reasoning_tokens
         piece = self._assembler.push(chunk.token_ids, ended=bool(reason), stop_token=reason == STOP)
         self.num_tokens += len(piece.token_ids)
+        self._usage.output += len(piece.token_ids)
+        if self._usage.reasoning is not None:
+            self._usage.reasoning += (self.num_reasoning_tokens or 0) - (reasoning or 0)
         logprobs = None
         if self.journal.sampling.want_logprobs:
             logprobs = positions(chunk.logprobs)[: len(piece.token_ids)]

@@ -278,23 +278,3 @@ async def _prompt_logprobs(found: LogprobColumns, speller: TokenSpeller) -> RawJ
 def _speller(gateway: Gateway, generation: Generation) -> TokenSpeller:
     as_ids = bool(generation.body.return_tokens_as_token_ids)
     return TokenSpeller(gateway.tokenizer, as_ids=as_ids)
-
-
-def usage(generation: Generation) -> Json:
-    """Token counts so far. A prompt counts once, whatever its number of choices."""
-    prompt = sum(len(one.token_ids) for one in generation.prompts)
-    firsts = generation.sequences[:: generation.body.n or 1]
-    output = sum(sequence.num_tokens for sequence in generation.sequences)
-    counts: Json = {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(sequence.num_cached_tokens for sequence in firsts)
-        },
-    }
-    reasoning = [sequence.num_reasoning_tokens for sequence in generation.sequences]
-    known = [count for count in reasoning if count is not None]
-    if known:
-        counts["completion_tokens_details"] = {"reasoning_tokens": sum(known)}
-    return counts

@@ -10,6 +10,10 @@ from typing import ClassVar, Protocol
 
 from .events import Content, Event
 
+# Characters of white space in a row that may turn out to be layout. They are held back until that
+# is decided, and looked at with every token; white space without an end is text.
+MAX_LAYOUT = 1024
+
 
 class Parser(Protocol):
     """Reads one output from its first piece to its end."""

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from surestep_gateway.scan import MarkerScanner
 
+from .base import MAX_LAYOUT
 from .events import Content, Event, Reasoning
 
 _OPEN, _CLOSE = "<think>", "</think>"
@@ -57,7 +58,7 @@ class Qwen3ReasoningParser:
     def _push_start(self, text: str) -> list[Event]:
         self._held += text
         begin = self._held.lstrip()
-        if _OPEN.startswith(begin[: len(_OPEN)]):
+        if len(self._held) - len(begin) <= MAX_LAYOUT and _OPEN.startswith(begin[: len(_OPEN)]):
             if len(begin) < len(_OPEN):
                 return []
             self._held, self._skip_newlines = "", True
@@ -70,7 +71,7 @@ class Qwen3ReasoningParser:
     def _push_reasoning(self, text: str) -> list[Event]:
         found = self._scanner.push(text)
         thought = self._held + self._skipped(found.before)
-        body = thought.rstrip("\n")
+        body = thought[: max(len(thought.rstrip("\n")), len(thought) - MAX_LAYOUT)]
         self._held = thought[len(body) :]
         events: list[Event] = [Reasoning(body)]
         if found.marker is not None:

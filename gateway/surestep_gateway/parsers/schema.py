@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+_MOST_ALTERNATIVES = 1000  # that are looked at: schemas come with the request
+_DEEPEST = 100
+
 Types = frozenset[str]  # names of JSON Schema's types; empty = anything
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}  # templates print them so
@@ -16,35 +19,41 @@ def json_types(schema: Mapping[str, Any], key: str) -> Types:
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return frozenset()
-    return _types(properties.get(key), schema, frozenset())
+    return _types(properties.get(key), schema)
 
 
-def _types(schema: Any, root: Mapping[str, Any], seen: frozenset[str]) -> Types:
-    """`seen` are the references on the way here; one that leads back says nothing."""
-    if not isinstance(schema, dict):
-        return frozenset()
-    given = schema.get("type")
-    listed = given if isinstance(given, list) else [given]
-    found = {one for one in listed if isinstance(one, str)}
-    found |= {name for value in _listed(schema, "enum") for name in _types_of(value)}
-    for name in ("anyOf", "oneOf", "allOf"):
-        for one in _listed(schema, name):
-            found |= _types(one, root, seen)
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference not in seen:
-        found |= _types(_resolve(reference, root), root, seen | {reference})
-    return frozenset(found)
+def _types(schema: Any, root: Mapping[str, Any]) -> Types:
+    """Of all alternatives, references followed once; anything where there are very many."""
+    found: set[str] = set()
+    followed: set[str] = set()
+    left = [schema]
+    for _ in range(_MOST_ALTERNATIVES):
+        if not left:
+            return frozenset(found)
+        one = left.pop()
+        if not isinstance(one, dict):
+            continue
+        given = one.get("type")
+        listed = given if isinstance(given, list) else [given]
+        found |= {name for name in listed if isinstance(name, str)}
+        found |= {name for value in _listed(one, "enum") for name in _types_of(value)}
+        left += (each for name in ("anyOf", "oneOf", "allOf") for each in _listed(one, name))
+        reference = one.get("$ref")
+        if isinstance(reference, str) and reference not in followed:
+            followed.add(reference)
+            left.append(_resolve(reference, root))
+    return frozenset()
 
 
 def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
     value = schema.get(key)
-    return value if isinstance(value, list) else []
+    return value[:_MOST_ALTERNATIVES] if isinstance(value, list) else []
 
 
 def _resolve(reference: str, root: Any) -> Any:
     """The target of a local reference such as `#/$defs/Address`."""
     found = root
-    for part in reference.removeprefix("#/").split("/"):
+    for part in reference.removeprefix("#/").split("/", _DEEPEST)[:_DEEPEST]:
         found = found.get(part) if isinstance(found, dict) else None
     return found
 

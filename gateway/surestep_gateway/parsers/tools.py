@@ -14,6 +14,7 @@ from typing import ClassVar, TypeVar
 
 from surestep_gateway.scan import MarkerScanner
 
+from .base import MAX_LAYOUT
 from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -95,7 +96,7 @@ class MarkedToolParser(ABC):
 
     def _add_content(self, text: str) -> None:
         text = self._space + text
-        body = text.rstrip()
+        body = text[: max(len(text.rstrip()), len(text) - MAX_LAYOUT)]
         self._space = text[len(body) :]
         if body:
             self._after_call = False

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 from surestep_common.errors import InvalidRequest
-from surestep_gateway.protocol import Body, ChatRequest, CompletionRequest, parse
+from surestep_gateway.parse import parse
+from surestep_gateway.protocol import Body, ChatRequest, CompletionRequest
 from surestep_gateway.unsupported import refuse_unsupported
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -201,3 +202,18 @@ def test_schemas_that_say_nothing(schema: dict[str, Any]) -> None:
     parser = Qwen3CoderToolParser({"weather": schema})
     events = parser.push(call("weather", city="3"))
     assert calls_of(events) == [("weather", '{"city": "3"}')]
+
+
+def test_schemas_that_lead_to_themselves_in_many_ways_end() -> None:
+    names = [f"d{i}" for i in range(40)]
+    definitions: dict[str, Any] = {
+        name: {"anyOf": [{"$ref": f"#/$defs/{after}"}, {"$ref": f"#/$defs/{after}"}]}
+        for name, after in pairwise([*names, "end"])
+    }
+    schema = {
+        "properties": {"a": {"$ref": "#/$defs/d0"}},
+        "$defs": definitions | {"end": {"type": "integer"}},
+    }
+    assert json_types(schema, "a") == {"integer"}
+    wide = {"properties": {"a": {"anyOf": [{"type": "integer"}] * 100_000}}}
+    assert json_types(wide, "a") == frozenset()  # too many to be looked at: anything
