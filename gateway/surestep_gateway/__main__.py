@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 
@@ -22,6 +23,7 @@ def main() -> int:
     settings = GatewaySettings.load()
     tls.use(settings)
     log.configure("gateway", level=settings.log_level, as_json=settings.log_json)
+    gc.freeze()  # what was imported stays: collections need not look at it
     try:
         uvloop.run(run(settings))
     except SurestepError as error:

@@ -82,6 +82,9 @@ class GatewaySettings(TlsSettings):
     trust_request_chat_template: bool = Field(
         False, description="accept a `chat_template` field in requests"
     )
+    chat_template_timeout_s: PositiveFloat = Field(
+        10.0, description="seconds that a template may take over a large chat, or a request's own"
+    )
     reasoning_parser: Annotated[str, AfterValidator(_known(REASONING_PARSERS))] | None = Field(
         None, description=f"sets reasoning apart in chats: {_choices(REASONING_PARSERS)}"
     )

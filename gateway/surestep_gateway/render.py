@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
-from collections.abc import Iterator
-from types import FrameType
 from typing import Any, NamedTuple
 
 from surestep_common.errors import InvalidRequest
 
+from .limits import template_limits
 from .protocol import Message, TemplateFields, ToolCall
 from .special_tokens import Hidden
 from .text import TextSide
 from .tokenizer import Texts
 
 INLINE_MESSAGES = 128  # in a chat that is rendered on the event loop
-RENDER_S = 10.0  # for a template to come to its end
-_AGAIN_S = 0.5  # Jinja swallows errors in what it takes for constants
 
 
 class RenderedChat(NamedTuple):
@@ -64,7 +60,7 @@ def render_chat(side: TextSide, body: TemplateFields) -> RenderedChat:
         side.only_apart(True)
         hidden = side.tokenizer.special.hide(messages, tools, variables, body.chat_template)
         messages = hidden.messages
-    with _time_limit(RENDER_S) if side.apart else contextlib.nullcontext():
+    with _limits(side):
         text = side.template.render(
             messages,
             add_generation_prompt=body.add_generation_prompt is not False and not go_on,
@@ -78,36 +74,19 @@ def render_chat(side: TextSide, body: TemplateFields) -> RenderedChat:
     return RenderedChat(hidden.shown(text), text, hidden)
 
 
+def _limits(side: TextSide) -> contextlib.AbstractContextManager[None]:
+    """What a template may use; on the event loop it is our own, and the chat is small."""
+    if not side.apart:
+        return contextlib.nullcontext()
+    settings = side.settings
+    return template_limits(settings.chat_template_timeout_s, settings.text_memory_bytes // 2)
+
+
 def begun(body: TemplateFields) -> str:
     """The part of the answer that the prompt ends with."""
     if not body.continue_final_message:
         return ""
     return _content(body.messages[-1], len(body.messages) - 1)
-
-
-@contextlib.contextmanager
-def _time_limit(limit_s: float) -> Iterator[None]:
-    """Raises InvalidRequest, wherever Python code runs inside, when the time is over.
-
-    For the main thread of a process that has no other use for SIGALRM.
-    """
-
-    over = False
-
-    def late(number: int, frame: FrameType | None) -> None:
-        if not over:
-            raise InvalidRequest(
-                f"chat template: it did not end within {limit_s:g} s", param="messages"
-            )
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, limit_s, _AGAIN_S)
-    try:
-        yield
-    finally:
-        over = True
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _template_message(body: TemplateFields, index: int) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import resource
 import signal
 import sys
-from pathlib import Path
 
 from surestep_common import log
 from surestep_common.errors import InternalError, RequestTooLarge, SurestepError
@@ -23,16 +23,20 @@ from surestep_proto.generate_pb2 import SchedulerInfo
 from . import text_wire
 from .body_bounds import TOO_MUCH_MEMORY, check_shape
 from .config import GatewaySettings
+from .limits import limit_memory
 from .text import TextSide
 from .text_jobs import BY_NAME
 from .text_wire import Parts
 
 logger = logging.getLogger(__name__)
 
+_NICE = 5  # whoever streams tokens goes first
+
 
 def main() -> int:
     """Serve until the gateway closes the input."""
     die_with_parent()
+    os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     first = text_wire.read(requests)
@@ -41,7 +45,7 @@ def main() -> int:
     settings = GatewaySettings.model_validate_json(first[0])
     log.configure("text", level=settings.log_level, as_json=settings.log_json)
     side = TextSide.load(settings, apart=True)
-    _limit_memory(settings.text_memory_bytes)
+    limit_memory(settings.text_memory_bytes * 5 // 4)  # the gateway acts first
     text_wire.write(answers, [b"ready"])
     while (request := text_wire.read(requests)) is not None:
         answer = _answer(side, *request)
@@ -73,14 +77,6 @@ def _unexpected(side: TextSide, error: BaseException) -> SurestepError:
         return RequestTooLarge(TOO_MUCH_MEMORY)
     logger.error("a request could not be prepared", exc_info=error)
     return InternalError("a request could not be prepared")
-
-
-def _limit_memory(num_bytes: int) -> None:
-    """At most so much more than there is now, and a quarter: the gateway acts first."""
-    status = Path("/proc/self/status").read_text()
-    now = int(status.partition("VmData:")[2].split()[0]) << 10
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (now + num_bytes * 5 // 4, hard))
 
 
 if __name__ == "__main__":

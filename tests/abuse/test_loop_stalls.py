@@ -1,0 +1,118 @@
+"""Bodies of every nasty shape: the gateway's event loop goes on, and so do everybody's streams."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+from fake_scheduler import default_info, emulating, running, start, tokens
+from gateway_process import gateway, until_ready
+from nasty_bodies import Nasty, nasty_bodies
+from ports import free_port
+from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
+
+LARGE, MEDIUM, SMALL = 31 << 20, 1 << 20, 60 << 10
+LIMIT_S = "0.1"
+ROUNDS = 3  # a machine that does something else for a moment is not ours to answer for
+STREAM = 7777  # the length that asks for a stream that goes on throughout
+
+
+class Stalls(NamedTuple):
+    """What the gateway has measured."""
+
+    all: int
+    long: int
+
+    def since(self, before: Stalls) -> Stalls:
+        return Stalls(self.all - before.all, self.long - before.long)
+
+
+async def stalls(client: httpx.AsyncClient) -> Stalls:
+    name = "surestep:event_loop_stall_seconds"
+    lines = dict(
+        line.rsplit(" ", 1)
+        for line in (await client.get("/metrics")).text.splitlines()
+        if line[0] != "#"
+    )
+    every = int(float(lines[f"{name}_count"]))
+    return Stalls(every, every - int(float(lines[f'{name}_bucket{{le="{LIMIT_S}"}}'])))
+
+
+async def script(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+    if request.max_tokens != STREAM:
+        async for chunk in emulating(request):
+            yield chunk
+        return
+    yield start()
+    for _ in range(STREAM - 1):
+        yield tokens([70])
+        await asyncio.sleep(0.01)
+    yield tokens([70], finish=LENGTH)
+
+
+async def read_stream(client: httpx.AsyncClient, done: asyncio.Event) -> int:
+    """Read until all is over; how many events came."""
+    body = {"prompt": "x", "max_tokens": STREAM, "stream": True}
+    count = 0
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        async for line in response.aiter_lines():
+            count += bool(line)
+            if done.is_set():
+                break
+    return count
+
+
+async def send(client: httpx.AsyncClient, nasty: Nasty) -> float:
+    """How long the answer took. Whatever it says, it is one."""
+    began = time.monotonic()
+    headers = {"content-type": "application/json"}
+    response = await client.post(nasty.path, content=nasty.body, headers=headers)
+    assert response.status_code in (200, 400, 413, 503), (nasty.name, response.text[:200])
+    if response.status_code != 200:
+        assert response.json()["error"]["message"], nasty.name
+    return time.monotonic() - began
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("size", "at_once"), [(SMALL, 8), (MEDIUM, 3), (LARGE, 1)])
+async def test_the_loop_goes_on(model: Path, size: int, at_once: int) -> None:
+    port = free_port()
+    async with (
+        running(script=script, info=default_info(max_model_len=100_000)) as scheduler,
+        gateway(model, port, scheduler.port) as process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        assert process.stderr is not None
+        log = group.create_task(process.stderr.read())
+        await until_ready(client, process)
+        done = asyncio.Event()
+        stream = group.create_task(read_stream(client, done))
+        await send(client, next(nasty_bodies(SMALL * 2)))  # a text process is there
+        slots = asyncio.Semaphore(at_once)
+
+        async def one(nasty: Nasty) -> None:
+            async with slots:
+                await send(client, nasty)
+
+        for _ in range(ROUNDS):
+            before = await stalls(client)
+            async with asyncio.TaskGroup() as requests:
+                for nasty in nasty_bodies(size):
+                    async with slots:
+                        pass  # no more bodies in memory than are sent
+                    requests.create_task(one(nasty))
+            measured = (await stalls(client)).since(before)
+            assert measured.all > 5
+            if not measured.long:
+                break
+        done.set()
+        assert not measured.long, f"{measured.long} stalls of {LIMIT_S} s and more"
+        assert await stream > 10
+        process.terminate()
+        assert b"Traceback" not in await log
