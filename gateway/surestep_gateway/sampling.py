@@ -142,13 +142,13 @@ def fit_prompt(ids: list[int], body: GenerationBody, info: SchedulerInfo, param:
         ids = ids[len(ids) - keep :] if len(ids) > keep else ids
     if not ids:
         raise InvalidRequest("the prompt has no tokens", param=param)
-    check_vocab(ids, param, info.vocab_size)
     if len(ids) >= info.max_model_len:
         raise InvalidRequest(
             f"the prompt has {len(ids)} tokens, which leaves no room for output in the model's "
             f"context of {info.max_model_len} tokens",
             param=param,
         )
+    check_vocab(ids, param, info.vocab_size)
     return ids
 
 
