@@ -31,6 +31,7 @@ class ChatTemplate:
         tool_source: str | None = None,
     ) -> None:
         """`tool_source` serves chats with tools, where a checkpoint has a template for them."""
+        self.definition = (source, dict(special_tokens), tool_source)  # to make another one of
         self._environment = _environment()
         self._special_tokens = dict(special_tokens)
         self._default = self._compile(source) if source is not None else None

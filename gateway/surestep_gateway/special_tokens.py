@@ -109,9 +109,10 @@ class Hidden:
 class NamedTokenizer:
     """The second tokenizer: its special tokens are written by secret names."""
 
-    def __init__(self, rust: RustTokenizer, special: SpecialTokens) -> None:
+    def __init__(self, definition: str, special: SpecialTokens) -> None:
+        """`definition` is the content of the first one's tokenizer.json."""
         secret = secrets.randbits(64)
-        spec = orjson.loads(rust.to_str())
+        spec = orjson.loads(definition)
         marked = [token for token in spec["added_tokens"] if token["special"]]
         self._names = {
             token["content"]: f"{_FENCE}{secret}{number:06}{_FENCE}"

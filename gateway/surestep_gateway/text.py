@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import orjson
+from tokenizers import Tokenizer as RustTokenizer
 
 from .chat import ChatTemplate
 from .config import GatewaySettings
 from .tokenizer import Tokenizer
+
+_NEEDED = {  # of the settings, in a text process; no keys, and no files
+    *("model", "trust_request_chat_template", "chat_template_timeout_s", "text_memory_bytes"),
+    *("reasoning_parser", "tool_call_parser", "enable_auto_tool_choice", "max_n", "max_logprobs"),
+    *("allow_special_tokens_in_content", "log_level", "log_json"),
+}
 
 
 class NeedsProcess(Exception):
@@ -30,6 +40,28 @@ class TextSide:
             tokenizer=Tokenizer.load(settings.model),
             template=ChatTemplate.load(settings.model, settings.chat_template),
             apart=apart,
+        )
+
+    def dump(self) -> list[bytes]:
+        """What a text process is made of: the model folder may be gone when it starts."""
+        settings = self.settings.model_dump(mode="json", include=_NEEDED)
+        settings["served_model_name"] = self.settings.model_names()
+        return [
+            orjson.dumps(settings),
+            self.tokenizer.definition.encode(),
+            orjson.dumps(self.template.definition),
+        ]
+
+    @classmethod
+    def restore(cls, parts: Sequence[bytes]) -> TextSide:
+        """That of a text process."""
+        settings, tokenizer, template = parts
+        source, special_tokens, tool_source = orjson.loads(template)
+        return cls(
+            settings=GatewaySettings.model_validate(orjson.loads(settings)),
+            tokenizer=Tokenizer(RustTokenizer.from_str(tokenizer.decode())),
+            template=ChatTemplate(source, special_tokens, tool_source=tool_source),
+            apart=True,
         )
 
     def only_apart(self, condition: bool) -> None:

@@ -16,8 +16,8 @@ from surestep_common.errors import RequestTooLarge, SurestepError, Unavailable
 
 from . import text_wire
 from .body_bounds import TOO_MUCH_MEMORY
-from .config import GatewaySettings
 from .metrics import Metrics
+from .text import TextSide
 from .text_wire import Parts
 from .work_gate import WorkGate
 
@@ -31,8 +31,6 @@ _LOOK_S = 0.05  # between two looks at their memory
 _ATTEMPTS = 2  # for a request whose process dies without a reason that is known
 
 _OWN_FAULTS = {signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV}  # of code that is out of memory
-
-_SECRETS = {"api_key", "admin_api_key"}
 
 
 class ProcessDied(Exception):
@@ -52,8 +50,8 @@ class TextProcess:
         self.starved = False  # it was ended because it had taken too much since
 
     @classmethod
-    async def start(cls, settings: GatewaySettings) -> TextProcess:
-        """Start one and wait until it has loaded the model folder. Raises ProcessDied, OSError."""
+    async def start(cls, side: TextSide) -> TextProcess:
+        """Start one and wait until it is ready. Raises ProcessDied, OSError."""
         environ = {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the same code as here
             "TOKENIZERS_PARALLELISM": "false",
@@ -67,7 +65,7 @@ class TextProcess:
         )
         started = cls(process)
         try:
-            await started.ask([settings.model_dump_json(exclude=_SECRETS).encode()])
+            await started.ask(side.dump())
         except BaseException:
             await started.end()
             raise
@@ -115,8 +113,9 @@ def resident_bytes(pid: int) -> int:
 class TextPool:
     """At most so many processes as the settings allow. `run` must be running."""
 
-    def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
-        self._settings = settings
+    def __init__(self, side: TextSide, metrics: Metrics) -> None:
+        self._side = side
+        self._settings = settings = side.settings
         self._metrics = metrics
         self._gate = WorkGate(settings.text_processes, large=LARGE_BYTES)
         self._idle: list[TextProcess] = []
@@ -210,7 +209,7 @@ class TextPool:
     async def _start(self) -> TextProcess:
         try:
             async with asyncio.timeout(_START_S):
-                return await TextProcess.start(self._settings)
+                return await TextProcess.start(self._side)
         except (TimeoutError, ProcessDied, OSError) as error:
             logger.error("cannot start a text process: %s", error)
             raise Unavailable("the request could not be prepared") from error

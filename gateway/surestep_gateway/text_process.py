@@ -22,7 +22,6 @@ from surestep_proto.generate_pb2 import SchedulerInfo
 
 from . import text_wire
 from .body_bounds import TOO_MUCH_MEMORY, check_shape
-from .config import GatewaySettings
 from .limits import limit_memory
 from .text import TextSide
 from .text_jobs import BY_NAME
@@ -42,9 +41,9 @@ def main() -> int:
     first = text_wire.read(requests)
     if first is None:
         return 0
-    settings = GatewaySettings.model_validate_json(first[0])
+    side = TextSide.restore(first)
+    settings = side.settings
     log.configure("text", level=settings.log_level, as_json=settings.log_json)
-    side = TextSide.load(settings, apart=True)
     limit_memory(settings.text_memory_bytes * 5 // 4)  # the gateway acts first
     text_wire.write(answers, [b"ready"])
     while (request := text_wire.read(requests)) is not None:

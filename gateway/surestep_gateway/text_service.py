@@ -29,7 +29,7 @@ class TextService:
 
     def __init__(self, side: TextSide, metrics: Metrics) -> None:
         self._side = side
-        self._pool = TextPool(side.settings, metrics)
+        self._pool = TextPool(side, metrics)
         self._turn = asyncio.Lock()
         self._gate = WorkGate(_THREADS, large=INLINE_BYTES)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")

@@ -47,7 +47,8 @@ class Tokenizer:
         self.size = rust.get_vocab_size(with_added_tokens=True)
         self.strips_first_space = self._to_bytes is _sentencepiece_bytes
         self.special = SpecialTokens(rust)
-        spec = orjson.loads(rust.to_str())
+        self.definition = rust.to_str()  # to make another one of
+        spec = orjson.loads(self.definition)
         self._longest = longest_token(spec)
         self._solid_only = swallows_space(spec)
 
@@ -65,7 +66,7 @@ class Tokenizer:
     @cached_property
     def named(self) -> NamedTokenizer:
         """The one for text with special tokens in it. Made when it is needed, which takes time."""
-        return NamedTokenizer(self._rust, self.special)
+        return NamedTokenizer(self.definition, self.special)
 
     def encode(self, texts: Texts) -> list[list[int]]:
         """Token ids of each text. The library lets other threads run meanwhile."""

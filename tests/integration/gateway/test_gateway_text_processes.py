@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,10 @@ import httpx
 import orjson
 import psutil
 import pytest
+import tiny_tokenizer
 from fake_scheduler import default_info, running
 from gateway_process import gateway, until_ready
-from gateway_stack import Stack, StartStack
+from gateway_stack import Stack, StartStack, stacks
 from ports import free_port
 from surestep_common.errors import SurestepError
 from surestep_gateway.config import GatewaySettings
@@ -243,3 +245,18 @@ async def test_processes_end_with_their_gateway(model: Path) -> None:
         async with asyncio.timeout(10):
             while text.is_running() and text.status() != psutil.STATUS_ZOMBIE:
                 await asyncio.sleep(0.01)
+
+
+async def test_processes_start_without_the_model_folder(tmp_path: Path) -> None:
+    """What they need of it is in the gateway's memory."""
+    folder = tiny_tokenizer.save(tmp_path / "models" / "tiny")
+    async with stacks(folder) as start:
+        stack = await start(text_processes=1)
+        before = await stack.complete(prompt="hello <|im_end|>", seed=1, **PAD)
+        for process in children():
+            process.kill()
+        shutil.rmtree(folder.parent)
+        after = await stack.complete(prompt="hello <|im_end|>", seed=1, **PAD)
+        assert after.status_code == 200, after.text
+        assert stable(after) == stable(before)
+        assert (await stack.chat(messages=[USER | {"content": "<|im_end|>"}])).status_code == 200

@@ -1,4 +1,4 @@
-"""Clients that are slow, silent or rude, on raw sockets: each takes a connection and gives nothing."""
+"""Clients that are slow, silent or rude, on raw sockets: each takes a connection for nothing."""
 
 from __future__ import annotations
 
