@@ -23,6 +23,11 @@ async def connect(address: Address, *, receive_bytes: int | None = None) -> Stre
     return await asyncio.open_connection(sock=raw, limit=receive_bytes or 1 << 16)
 
 
+def stop_reading(stream: Stream) -> None:
+    """Leave whatever comes in the buffers of the system."""
+    stream[1].transport.pause_reading()  # type: ignore[attr-defined]
+
+
 def post(path: str, body: bytes, *headers: bytes) -> bytes:
     """A whole request."""
     lines = (b"POST %s HTTP/1.1" % path.encode(), b"host: 127.0.0.1", *JSON, *headers)
@@ -81,14 +86,14 @@ async def idle(stream: Stream) -> None:
 
 async def never_reads(stream: Stream) -> None:
     """Asks for a long stream and takes none of it."""
-    stream[1].transport.pause_reading()  # type: ignore[attr-defined]
+    stop_reading(stream)
     body = {"prompt": "x", "max_tokens": 200, "stream": True, "logprobs": 2}
     stream[1].write(post("/v1/completions", json.dumps(body).encode()))
 
 
 async def never_reads_pipelined(stream: Stream) -> None:
     """Asks again and again and takes no answer."""
-    stream[1].transport.pause_reading()  # type: ignore[attr-defined]
+    stop_reading(stream)
     stream[1].write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 50)
 
 

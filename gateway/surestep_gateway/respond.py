@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_GRACE_S = 5.0  # after the deadline of a request, for the client to take what it says about that
+_GRACE_S = 2.0  # after the deadline of a request, for the client to take what it says about that
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),

@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import pytest
 import trustme
 from fake_scheduler import running, start, tokens
 from gateway_process import gateway, until_ready
 from gateway_stack import Stack, StartStack
 from ports import free_port
-from slow_clients import OPEN_BODY, Address, connect, everything, post
-from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest
+from slow_clients import OPEN_BODY, Address, connect, everything, post, stop_reading
+from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 BODY = json.dumps({"prompt": "hello", "max_tokens": 2}).encode()
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -217,3 +218,42 @@ async def test_no_descriptors_are_left(model: Path) -> None:
         log = (await process.stderr.read()).decode()
     assert "cannot accept connections: Too many open files" in log
     assert "Traceback" not in log
+
+
+def never_read(**fields: object) -> bytes:
+    body = {"prompt": "hello", "max_tokens": 250, "logprobs": 5} | fields
+    return post("/v1/completions", json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_nobody_reads_ends(start_stack: StartStack, stream: bool) -> None:
+    """The place of a request is free when its client has taken nothing for so long."""
+    stack = await start_stack(send_timeout_s=0.5)
+    stack.scheduler.script = endless if stream else long_answer
+    _, writer = connection = await connect(address_of(stack), receive_bytes=4096)
+    stop_reading(connection)
+    writer.write(never_read(stream=stream, n=1 if stream else 16))
+    await stack.scheduler.until(lambda fake: bool(fake.requests))
+    await nothing_open(stack)
+    assert stack.scheduler.num_cancelled == (1 if stream else 0)
+    writer.close()
+
+
+async def long_answer(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+    yield start()
+    yield tokens([70] * 4000, logprobs=True, finish=LENGTH)
+
+
+async def test_the_deadline_of_a_request_holds_for_what_nobody_reads(
+    start_stack: StartStack,
+) -> None:
+    stack = await start_stack(request_timeout_s=1, send_timeout_s=60)
+    stack.scheduler.script = endless
+    _, writer = stream = await connect(address_of(stack), receive_bytes=4096)
+    stop_reading(stream)
+    began = asyncio.get_running_loop().time()
+    writer.write(never_read(stream=True))
+    await stack.scheduler.until(lambda fake: bool(fake.requests))
+    await nothing_open(stack)
+    assert asyncio.get_running_loop().time() - began < 20
+    writer.close()
