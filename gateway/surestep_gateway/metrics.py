@@ -104,11 +104,11 @@ class Metrics:
             self.connections_given_up.labels(reason)
         self.text_process_ends = counter(
             "surestep:text_process_ends",
-            "Text processes that died or took too long over a request.",
+            "Text processes that died, or took too much time or memory over a request.",
             "cause",
         )
         self.event_loop = EventLoopMetrics(self.registry)
-        for cause in ("death", "timeout"):
+        for cause in ("death", "memory", "timeout"):
             self.text_process_ends.labels(cause)
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(model_name, _ENGINE, reason)

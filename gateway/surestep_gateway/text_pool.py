@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from surestep_common.config import child_environ
-from surestep_common.errors import RequestTooLarge, SurestepError, Unavailable
+from surestep_common.errors import InternalError, RequestTooLarge, SurestepError, Unavailable
 
 from . import text_wire
 from .body_bounds import TOO_MUCH_MEMORY
@@ -159,17 +159,23 @@ class TextPool:
         """
         await self._gate.enter(len(raw))
         task = self._tasks.create_task(self._work(job, info, raw))
-        status, *parts = await asyncio.shield(task)
+        answer = await asyncio.shield(task)
+        if isinstance(answer, SurestepError):
+            raise answer
+        status, *parts = answer
         if status == b"error":
             raise text_wire.load_error(parts[0])
         return parts
 
-    async def _work(self, job: bytes, info: bytes, raw: bytearray) -> list[bytes]:
-        """The answer, which may be an error: tasks of a group must not raise."""
+    async def _work(self, job: bytes, info: bytes, raw: bytearray) -> list[bytes] | SurestepError:
+        """The answer, or the error: a task of the group that raised would end the others."""
         try:
             return await self._answer([job, info, raw])
         except SurestepError as error:
-            return [b"error", text_wire.dump_error(error)]
+            return error
+        except Exception:
+            logger.exception("a request could not be prepared")
+            return InternalError("a request could not be prepared")
         finally:
             self._gate.leave(len(raw))
 
@@ -188,9 +194,10 @@ class TextPool:
                     f"the request takes longer than {self._settings.text_timeout_s:g} s to prepare"
                 ) from None
             except ProcessDied as death:
-                self._count("death")
                 if process.starved or death.signal in _OWN_FAULTS:
+                    self._count("memory")
                     raise RequestTooLarge(TOO_MUCH_MEMORY) from None
+                self._count("death")
                 logger.warning("a text process died: %s", death)
             finally:
                 self._busy.discard(process)
