@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from starlette.types import Receive
 from surestep_common.errors import Cancelled, ClientTooSlow, RequestTooLarge, Unavailable
 from surestep_common.process import memory_bytes
 
+from .browsers import check_json
 from .config import GatewaySettings
 
 SMALL_BYTES = 64 << 10  # of every body: always have room, as the number of connections is bounded
@@ -61,26 +63,27 @@ class Bodies:
 class Body:
     """One body. Its bytes count among those in memory from `read` until `release`."""
 
-    def __init__(self, bodies: Bodies, receive: Receive, declared: bytes) -> None:
-        """`declared` is the Content-Length. Raises RequestTooLarge."""
+    def __init__(self, bodies: Bodies, receive: Receive, headers: Mapping[bytes, bytes]) -> None:
+        """Raises RequestTooLarge for what the headers announce."""
         self._bodies = bodies
         self._receive = receive
+        self._headers = headers
         self._deadline: asyncio.Timeout | None = None
         self._given_up = False
         self.data = bytearray()  # empty again once it is released
         self.counted = 0  # of its bytes, among those in memory
         limit = bodies.limits.body_bytes
-        if declared.isdigit() and int(declared[:20]) > limit:
-            raise RequestTooLarge(
-                f"the body must have at most {limit} bytes, got {int(declared[:20])}"
-            )
+        declared = headers.get(b"content-length", b"")[:20]
+        if declared.isdigit() and int(declared) > limit:
+            raise RequestTooLarge(f"the body must have at most {limit} bytes, got {int(declared)}")
 
     async def read(self) -> None:
-        """Wait for the whole body.
+        """Wait for the whole body, which must be JSON.
 
-        Raises RequestTooLarge, ClientTooSlow, Unavailable when there is no memory for it, and
-        Cancelled when its sender is gone.
+        Raises UnsupportedMediaType, RequestTooLarge, ClientTooSlow, Unavailable when there is no
+        memory for it, and Cancelled when its sender is gone.
         """
+        check_json(self._headers)
         self._bodies.arriving[self] = None
         try:
             await self._read()

@@ -89,17 +89,17 @@ class JsonPieces(Response):
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        for piece in self._pieces[:-1]:
-            await _send(send, piece, last=False)
-        await _send(send, self._pieces[-1], last=True)
+        await send_pieces(send, self._pieces, more_body=False)
 
 
-async def _send(send: Send, piece: bytes | bytearray, *, last: bool) -> None:
-    """One piece of a body, in pieces of its own where it is large."""
-    at, view = 0, memoryview(piece)
-    while len(view) - at > _PIECE_BYTES:
-        data = bytes(view[at : at + _PIECE_BYTES])
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-        await asyncio.sleep(0)
-        at += _PIECE_BYTES
-    await send({"type": "http.response.body", "body": bytes(view[at:]), "more_body": not last})
+async def send_pieces(send: Send, pieces: Sequence[bytes | bytearray], *, more_body: bool) -> None:
+    """Part of a body; large pieces in several, with turns for others in between."""
+    for number, piece in enumerate(pieces, start=1):
+        at, view = 0, memoryview(piece)
+        while len(view) - at > _PIECE_BYTES:
+            data = bytes(view[at : at + _PIECE_BYTES])
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await asyncio.sleep(0)
+            at += _PIECE_BYTES
+        more = more_body or number < len(pieces)
+        await send({"type": "http.response.body", "body": bytes(view[at:]), "more_body": more})

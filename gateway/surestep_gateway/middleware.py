@@ -11,7 +11,7 @@ from surestep_common.errors import SurestepError
 
 from .admission import COUNTED, Admission
 from .bodies import Bodies, Body
-from .browsers import HostCheck, check_json
+from .browsers import HostCheck
 from .errors import error_response
 from .metrics import Metrics
 
@@ -53,8 +53,7 @@ class RequestMiddleware:
         try:
             self._hosts.check(headers)
             self._admission.check(scope["path"], headers)
-            check_json(headers)
-            body = Body(self._bodies, receive, headers.get(b"content-length", b""))
+            body = Body(self._bodies, receive, headers)
             if scope["path"] in COUNTED:
                 await body.read()
                 self._admission.check(scope["path"], headers)  # much may have happened since

@@ -17,7 +17,7 @@ from .admission import Admission
 from .context import Gateway
 from .errors import error_body
 from .generation import Generation
-from .json_pieces import JsonPieces, json_pieces
+from .json_pieces import JsonPieces, json_pieces, send_pieces
 from .sequence import Delta, OutputSequence, first_error, run_sequences
 from .shapes import Gathered, Shape
 
@@ -134,7 +134,8 @@ class EventStream(Response):
                 await self._open(sequence)
             choice = self._shape.piece(sequence, delta)
             if choice is not None:
-                await self._send_part(_event(self._chunk(choice)))
+                data = _event(self._chunk(choice))
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _open(self, sequence: OutputSequence) -> None:
         """Send the status with the first token of all, and the sequence's opening event."""
@@ -146,11 +147,10 @@ class EventStream(Response):
             await self._send(start)
         choice = await self._shape.opening(sequence)
         if choice is not None:
-            for part in (b"data: ", *json_pieces(self._chunk(choice) | extra), b"\n\n"):
-                await self._send_part(bytes(part))
-
-    async def _send_part(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            first, *rest = json_pieces(self._chunk(choice) | extra)
+            pieces = [b"data: " + first, *rest]
+            pieces[-1] += b"\n\n"
+            await send_pieces(self._send, pieces, more_body=True)
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = self._head | {"choices": [choice]}

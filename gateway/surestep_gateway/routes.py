@@ -67,10 +67,13 @@ class OpenAIRoutes:
     async def _prepare(self, job: Job[T], request: Request, deadline: float) -> T:
         """What the job makes of the body, which is let go. Raises SurestepError."""
         gateway = self._gateway
-        body = body_of(request)
-        work = gateway.text.prepare(job, body.data, gateway.pool.info)
+        body, info = body_of(request), gateway.pool.info
         try:
+            prepared = gateway.text.at_once(job, body.data, info)
+            if prepared is not None:
+                return prepared
             async with asyncio.timeout_at(deadline):
+                work = gateway.text.prepare(job, body.data, info)
                 return await until_disconnect(request.receive, work, gateway.admission)
         except TimeoutError:
             raise DeadlineExceeded("the request was not prepared in time") from None

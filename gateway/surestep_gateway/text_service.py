@@ -17,8 +17,7 @@ from .tokenizer import Texts
 from .work_gate import WorkGate
 
 INLINE_BYTES = 64 << 10  # of a body that is prepared on the event loop: a few milliseconds
-_ALONE_BYTES = 8 << 10  # of one that takes a turn of the loop for itself
-_INLINE_CHARS = 4096  # that are encoded there: about a millisecond
+_AT_ONCE_BYTES = 4 << 10  # of one that does not even wait for its turn: about a millisecond
 _THREADS = 2
 
 T = TypeVar("T")
@@ -41,6 +40,16 @@ class TextService:
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def at_once(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T | None:
+        """What the job makes of a small body; None where `prepare` has to. Raises SurestepError."""
+        if len(raw) > _AT_ONCE_BYTES:
+            return None
+        try:
+            draft = job.draft(self._side, raw, info)
+        except NeedsProcess:
+            return None
+        return draft.finish(self._side.tokenizer.encode(draft.texts))
+
     async def prepare(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
         """What the job makes of a body. Raises SurestepError.
 
@@ -54,13 +63,8 @@ class TextService:
         return job.load(await self._pool.ask(job.name, info.SerializeToString(), raw))
 
     async def _inline(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
-        if len(raw) <= _ALONE_BYTES:
+        async with self._turn:  # whoever is next has the next iteration of the loop
             draft = job.draft(self._side, raw, info)
-        else:
-            async with self._turn:  # whoever is next has the next iteration of the loop
-                draft = job.draft(self._side, raw, info)
-        if draft.texts.num_chars <= _INLINE_CHARS:
-            return draft.finish(self._side.tokenizer.encode(draft.texts))
         return draft.finish(await self._encode(draft.texts))
 
     async def _encode(self, texts: Texts) -> Sequence[list[int]]:

@@ -46,7 +46,8 @@ async def test_only_json_is_json(start_stack: StartStack, path: str) -> None:
         message = check_error(await simple(stack, path, kind), 415, "invalid_request_error")
         assert "application/json" in message
     assert stack.scheduler.requests == []
-    admin = await stack.client.post("/admin/workers/restart", content=b"{}")
+    key = {"authorization": "Bearer secret"}
+    admin = await stack.client.post("/admin/workers/restart", content=b"{}", headers=key)
     check_error(admin, 415, "invalid_request_error")
 
 
