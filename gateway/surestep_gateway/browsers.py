@@ -57,8 +57,8 @@ class HostCheck:
         self._hosts = {urlsplit(origin).hostname for origin in origins}
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raises Forbidden. Only browsers send one of the headers that are looked for."""
-        if not self._needed or not (b"origin" in headers or b"sec-fetch-site" in headers):
+        """Raises Forbidden."""
+        if not self._needed or not _of_browser(headers):
             return
         host = _host(headers.get(b"host", b""))
         if host is None or not (is_loopback(host) or host in self._hosts):
@@ -66,6 +66,12 @@ class HostCheck:
                 "the server listens on loopback and does not answer pages under other names; "
                 "--allowed-origins makes exceptions"
             )
+
+
+def _of_browser(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a browser sends this. To plain HTTP it names neither origin nor site with a GET."""
+    named = b"origin" in headers or b"sec-fetch-site" in headers
+    return named or headers.get(b"user-agent", b"").startswith(b"Mozilla/")
 
 
 def is_loopback(host: str) -> bool:

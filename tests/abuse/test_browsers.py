@@ -139,7 +139,12 @@ OTHERS = (
 
 
 @pytest.mark.parametrize(
-    "mark", [{"origin": "http://evil.example"}, {"sec-fetch-site": "same-origin"}]
+    "mark",
+    [
+        {"origin": "http://evil.example"},
+        {"sec-fetch-site": "same-origin"},
+        {"user-agent": "Mozilla/5.0 (X11; Linux x86_64) Firefox/142.0"},
+    ],
 )
 async def test_names_that_were_bound_to_loopback(
     start_stack: StartStack, mark: dict[str, str]
