@@ -90,8 +90,9 @@ class HttpProtocol(HttpToolsProtocol):
     def abort(self) -> None:
         """End it at once: what the client has not taken is not kept for it."""
         raw = self.transport.get_extra_info("socket")
-        with contextlib.suppress(OSError):  # it is gone already
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        if raw is not None:
+            with contextlib.suppress(OSError):  # it is gone already
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
 
     def pause_writing(self) -> None:

@@ -46,7 +46,8 @@ def bind(host: str, port: int, send_timeout_s: float) -> socket.socket:
     options = _TCP_OPTIONS | {"TCP_USER_TIMEOUT": int(send_timeout_s * 2000)}
     for name, value in options.items():
         if (option := getattr(socket, name, None)) is not None:
-            listener.setsockopt(socket.IPPROTO_TCP, option, value)
+            with contextlib.suppress(OSError):
+                listener.setsockopt(socket.IPPROTO_TCP, option, value)
     try:
         listener.bind((host, port))
     except OSError as error:

@@ -108,18 +108,11 @@ def draft_tokenize(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) 
     _check_model(side.settings, body.model)
     if isinstance(body, TokenizeChatBody):
         chat = render_chat(side, body)
-        text = chat.text
+        _check_countable(chat.text, "messages", side, info)
         texts = chat.texts(side, None, add_special_tokens=bool(body.add_special_tokens))
     else:
-        text = body.prompt
-        texts = Texts([text], body.add_special_tokens is not False)
-    most = side.tokenizer.most_chars(info.max_model_len)
-    if most is not None and len(text) > max(most, MIN_TOKENIZE_CHARS):
-        raise InvalidRequest(
-            f"the text has {len(text)} characters, more than a prompt of {info.max_model_len} "
-            f"tokens can have and more than the {MIN_TOKENIZE_CHARS} that are counted in any case",
-            param="messages" if isinstance(body, TokenizeChatBody) else "prompt",
-        )
+        _check_countable(body.prompt, "prompt", side, info)
+        texts = Texts([body.prompt], body.add_special_tokens is not False)
 
     def finish(encoded: Sequence[list[int]]) -> bytes:
         ids, tokenizer = encoded[0], side.tokenizer
@@ -146,6 +139,17 @@ def draft_detokenize(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo
         return orjson.dumps({"prompt": text})
 
     return Draft(Texts([], add_special_tokens=False), finish)
+
+
+def _check_countable(text: str, param: str, side: TextSide, info: SchedulerInfo) -> None:
+    """Raises InvalidRequest for a text that nobody should wait for."""
+    most = side.tokenizer.most_chars(info.max_model_len)
+    if most is not None and len(text) > max(most, MIN_TOKENIZE_CHARS):
+        raise InvalidRequest(
+            f"the text has {len(text)} characters, more than a prompt of {info.max_model_len} "
+            f"tokens can have and more than the {MIN_TOKENIZE_CHARS} that are counted in any case",
+            param=param,
+        )
 
 
 def _check_model(settings: GatewaySettings, name: str | None) -> None:

@@ -30,6 +30,7 @@ from .text_wire import Parts
 logger = logging.getLogger(__name__)
 
 _NICE = 5  # whoever streams tokens goes first
+_LARGE_BYTES = 1 << 20  # of a request
 
 
 def main() -> int:
@@ -47,12 +48,21 @@ def main() -> int:
     limit_memory(settings.text_memory_bytes * 5 // 4)  # the gateway acts first
     text_wire.write(answers, [b"ready"])
     while (request := text_wire.read(requests)) is not None:
+        size = sum(map(len, request))
         answer = _answer(side, *request)
         del request
         text_wire.write(answers, answer)
         del answer
-        ctypes.CDLL(None).malloc_trim(0)  # a large request leaves nothing behind
+        if size > _LARGE_BYTES:
+            _give_back_memory()
     return 0
+
+
+def _give_back_memory() -> None:
+    """What a large request needed is the system's again, where the C library can do that."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _answer(side: TextSide, job: bytes, info: bytes, raw: bytes) -> Parts:
