@@ -39,7 +39,7 @@ class RequestMiddleware:
         scope.setdefault("state", {}).update(request_id=request_id, request_id_given=known)
         answer = self._numbered(send, request_id)
         try:
-            self._admission.check(scope["path"], headers)
+            scope["state"]["client"] = self._admission.check(scope["path"], headers)
             limited = _limited(receive, headers, self._max_body)
         except SurestepError as error:
             await error_response(error)(scope, receive, answer)
