@@ -57,7 +57,7 @@ CMD ["python", "-m", "surestep_gateway"]
 FROM base AS worker
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && apt-get clean && rm -rf /var/lib/apt/lists/*
 COPY --from=build-worker /opt/surestep /opt/surestep
-RUN install -d -o surestep -g surestep /models
+RUN install -d -o surestep -g surestep /models && install -d -m 0700 -o surestep -g surestep /secrets
 USER surestep
 ENV SURESTEP_WORKER_LISTEN=0.0.0.0:50061 SURESTEP_SUPERVISOR_LISTEN=0.0.0.0:50071
 EXPOSE 50061 50071

@@ -16,7 +16,9 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
+import secrets
 import statistics
 import tempfile
 import time
@@ -31,6 +33,9 @@ import grpc
 import machine
 import uvloop
 from launch import launched
+from surestep_common import access
+from surestep_common.access import PeerSettings
+from surestep_common.config import ENV_PREFIX
 from surestep_common.rpc import connect
 from surestep_proto import engine_pb2, generate_pb2, generate_pb2_grpc
 from tokenizers import Tokenizer
@@ -263,6 +268,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Measure and print."""
     args = parse(argv)
+    if args.launch is not None:  # the server and we share a secret
+        os.environ.setdefault(f"{ENV_PREFIX}GRPC_SECRET", secrets.token_urlsafe())
+    access.use(PeerSettings.load([]))
     figures = uvloop.run(_MODES[args.mode](args))
     print(json.dumps({"mode": args.mode, **figures, "machine": machine.describe()}))
 

@@ -44,7 +44,7 @@ async def _measure(options: Bench) -> LoadReport:
             prompt_kind=cast("PromptKind", options.prompt_kind),
             seed=options.seed,
             extra=options.extra,
-            api_key=options.api_key,
+            api_key=options.key(),
             num_warmup=options.num_warmup,
         )
     except aiohttp.ClientError as error:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +13,7 @@ from surestep_common.errors import InvalidRequest, Unavailable
 
 from .http import call
 from .model_source import resolve
+from .wiring import SECRET_BYTES
 
 _RESTART_S = 3600.0  # the server has time limits of its own, for each scheduler
 
@@ -57,6 +61,22 @@ def restart_workers(url: str, admin_key: str, reason: str | None, console: Conso
         message = body.get("error", {}).get("message", f"HTTP {answer.status}")
         raise Unavailable(f"{body.get('failed', url)}: {message}")
     return 0
+
+
+def new_secret(path: Path) -> None:
+    """Fill a file with a fresh secret, unless it exists: several services may try at once.
+
+    Raises Unavailable when it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as scratch:
+            scratch.write(secrets.token_urlsafe(SECRET_BYTES) + "\n")
+            scratch.flush()
+            with contextlib.suppress(FileExistsError):
+                os.link(scratch.name, path)  # whole, or not at all
+    except OSError as error:
+        raise Unavailable(f"cannot write {path}: {error.strerror}") from error
 
 
 def _point(link: Path, target: Path) -> None:

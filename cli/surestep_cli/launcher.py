@@ -56,7 +56,7 @@ def launch(settings: ServeSettings, console: Console) -> int:
     launcher = Launcher(
         services,
         startup,
-        api_key=next(iter(settings.api_key), None),
+        needs_key=bool(settings.api_keys()),
         startup_timeout_s=settings.startup_timeout_s,
         drain_s=settings.drain_timeout_s,
     )
@@ -111,13 +111,13 @@ class Launcher:
         services: Services,
         startup: Startup,
         *,
-        api_key: str | None,
+        needs_key: bool,
         startup_timeout_s: float,
         drain_s: float,
     ) -> None:
         self._services = services
         self._startup = startup
-        self._api_key = api_key
+        self._needs_key = needs_key
         self._startup_timeout_s = startup_timeout_s
         self._drain_s = drain_s
         self._stop = asyncio.Event()
@@ -133,7 +133,7 @@ class Launcher:
                 for child in self._services.all:
                     tasks.create_task(child.keep())
                 if await self._started():
-                    self._startup.announce(self._api_key)
+                    self._startup.announce(needs_key=self._needs_key)
                     await self._stop.wait()
                 await self._drain()
         except* ChildFailedError as group:

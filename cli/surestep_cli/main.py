@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, FilePath, SecretStr
 from pydantic_settings import (
     BaseSettings,
     CliImplicitFlag,
@@ -22,8 +22,9 @@ from pydantic_settings import (
 )
 from rich.console import Console
 from surestep_common.config import USAGE_ERROR, Settings, load
-from surestep_common.errors import SurestepError
+from surestep_common.errors import InvalidRequest, SurestepError
 
+from .keys import one_key
 from .serve_settings import ServeSettings
 
 _ERROR = 1  # exit status
@@ -81,9 +82,16 @@ class ServerUrl(Settings):
     url: str = Field(
         default="http://127.0.0.1:8000", pattern=r"^https?://", description="address of the gateway"
     )
-    api_key: str | None = Field(
+    api_key: SecretStr | None = Field(
         default=None, description="key that the server asks for, if it does"
     )
+    api_key_file: FilePath | None = Field(
+        default=None, description="file whose first key that is: other users see flags, not files"
+    )
+
+    def key(self) -> str | None:
+        """The key to show. Raises InvalidRequest."""
+        return one_key(self.api_key, self.api_key_file)
 
 
 class Status(ServerUrl):
@@ -97,7 +105,7 @@ class Status(ServerUrl):
         """Exit status: 0 when everything serves, 1 when not."""
         from .status import show
 
-        return show(self.url, self.api_key, as_json=self.json_output, console=Console())
+        return show(self.url, self.key(), as_json=self.json_output, console=Console())
 
 
 class RestartWorkers(Settings):
@@ -106,15 +114,35 @@ class RestartWorkers(Settings):
     url: str = Field(
         default="http://127.0.0.1:8000", pattern=r"^https?://", description="address of the gateway"
     )
-    admin_api_key: SecretStr = Field(description="the server's --admin-api-key")
+    admin_api_key: SecretStr | None = Field(
+        default=None, description="the server's --admin-api-key"
+    )
+    admin_api_key_file: FilePath | None = Field(
+        default=None, description="file that holds it, in its place"
+    )
     reason: str | None = Field(default=None, description="for the server's log")
 
     def run(self, console: Console) -> int:
         """Exit status: 0 when everything serves again."""
         from .commands import restart_workers
 
-        key = self.admin_api_key.get_secret_value()
+        key = one_key(self.admin_api_key, self.admin_api_key_file)
+        if key is None:
+            raise InvalidRequest("--admin-api-key or --admin-api-key-file is needed")
         return restart_workers(self.url, key, self.reason, Console(highlight=False))
+
+
+class NewSecret(Settings):
+    """Draw a secret for --grpc-secret-file, unless the file is there already."""
+
+    file: CliPositionalArg[Path] = Field(description="file to create, for its owner's eyes only")
+
+    def run(self, console: Console) -> int:
+        """Exit status."""
+        from .commands import new_secret
+
+        new_secret(self.file)
+        return 0
 
 
 class Bench(ServerUrl):
@@ -168,6 +196,9 @@ class Surestep(BaseSettings):
     restart_workers: CliSubCommand[RestartWorkers] = Field(
         description="replace the workers of a running server"
     )
+    new_secret: CliSubCommand[NewSecret] = Field(
+        description="draw a secret for services that are started one by one"
+    )
     bench: CliSubCommand[Bench] = Field(description="measure a running server")
 
     @classmethod
@@ -199,7 +230,9 @@ def run(arguments: list[str]) -> int:
     if command is None:
         console.print("surestep: which command? `surestep --help` lists them")
         return USAGE_ERROR
-    assert isinstance(command, Serve | ImportGguf | Fetch | Status | RestartWorkers | Bench)
+    assert isinstance(
+        command, Serve | ImportGguf | Fetch | Status | RestartWorkers | NewSecret | Bench
+    )
     try:
         return command.run(console)
     except SurestepError as error:

@@ -35,3 +35,8 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     def _someone_to_talk_to(self) -> ServeSettings:
         """The scheduler's own check; the launcher tells it whom to talk to."""
         return self
+
+    @model_validator(mode="after")
+    def _guests_need_a_door(self) -> ServeSettings:
+        """The launcher draws a secret where none is given."""
+        return self

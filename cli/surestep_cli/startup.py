@@ -72,12 +72,11 @@ class Startup:
         """Tell the user something in passing."""
         self._console.print(line, markup=False)
 
-    def announce(self, api_key: str | None) -> None:
-        """Print the URL, a command to try and where the logs are."""
+    def announce(self, *, needs_key: bool) -> None:
+        """Print the URL, a command to try and where the logs are; never a key."""
         body = {"model": self._name, "messages": [{"role": "user", "content": "Say hello."}]}
-        headers = ["Content-Type: application/json"]
-        headers += [f"Authorization: Bearer {api_key}"] if api_key else []
-        flags = " ".join(f"-H '{header}'" for header in headers)
+        flags = "-H 'Content-Type: application/json'"
+        flags += ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
         out = Console(highlight=False, soft_wrap=True)
         for line in (
             f"Serving {self._name} at {self._url}/v1",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import secrets
 
 from surestep_common.config import ENV_PREFIX
 
 from .model_source import ModelFolder
 from .ports import free_addresses
 from .serve_settings import ServeSettings
+
+SECRET_BYTES = 32
 
 
 def wiring(settings: ServeSettings, model: ModelFolder) -> dict[str, str]:
@@ -34,6 +37,8 @@ def wiring(settings: ServeSettings, model: ModelFolder) -> dict[str, str]:
         "scheduler_url": ",".join(urls or (listen["scheduler_listen"],)),
         "supervisor_addresses": json.dumps(consecutive(listen["supervisor_listen"], ranks)),
     }
+    if settings.read_grpc_secret() is None:
+        wired["grpc_secret"] = secrets.token_urlsafe(SECRET_BYTES)
     return {**settings.environ(), **{ENV_PREFIX + k.upper(): v for k, v in wired.items()}}
 
 

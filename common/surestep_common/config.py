@@ -14,13 +14,14 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     CliApp,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -31,6 +32,18 @@ USAGE_ERROR = 2  # exit status
 
 S = TypeVar("S", bound=BaseSettings)
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+
+
+def split_names(value: Any) -> Any:
+    """A JSON list, or names separated by commas; anything that is no text stays as it is."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        return json.loads(value)
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_names)]
 
 
 def load(cls: type[S], argv: Sequence[str] | None = None) -> S:
@@ -141,7 +154,13 @@ def _describe(details: ErrorDetails) -> str:
     if not field:
         return message
     flag = f"--{field.replace('_', '-')}"
-    return f"{field}: {message}, got {details['input']!r} ({flag} or {ENV_PREFIX}{field.upper()})"
+    got = "" if _is_secret(field) else f", got {details['input']!r}"
+    return f"{field}: {message}{got} ({flag} or {ENV_PREFIX}{field.upper()})"
+
+
+def _is_secret(field: str) -> bool:
+    """Its value may not be shown; that of a field that names a file may."""
+    return field.endswith(("_key", "_secret"))
 
 
 def _as_text(value: object) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -15,12 +15,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from . import tls
+from . import access, tls
+from .bearer_channel import BearerChannel
 from .errors import (
     INTERNAL_MESSAGE,
     ConnectionLost,
     InternalError,
     SurestepError,
+    Unauthenticated,
     Unavailable,
     kind_of,
     kind_of_code,
@@ -73,6 +75,11 @@ _LOST_CODES = frozenset(
 
 def connect(address: str) -> grpc.aio.Channel:
     """Open a channel to `host:port`. The channel belongs to the running event loop."""
+    channel, metadata = _channel(address), access.credentials()
+    return BearerChannel(channel, metadata) if metadata else channel
+
+
+def _channel(address: str) -> grpc.aio.Channel:
     files = tls.current.get()
     if files is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -84,10 +91,16 @@ class Server:
     """A gRPC server with health, reflection and error mapping on every service.
 
     Health of each service (and of "" as a whole) starts as NOT_SERVING; `set_serving` flips it.
+    Calls need the secret of this process, if it has one, or one of the `guests` of `access.Gate`.
     """
 
-    def __init__(self, services: Sequence[ServiceDescriptor]) -> None:
-        self.grpc = grpc.aio.server(interceptors=[_ErrorInterceptor()], options=SERVER_OPTIONS)
+    def __init__(
+        self,
+        services: Sequence[ServiceDescriptor],
+        guests: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        interceptors = [_ErrorInterceptor(), _AccessInterceptor(access.Gate(guests or {}))]
+        self.grpc = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
         self._names = ("", *(service.full_name for service in services))
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -106,6 +119,7 @@ class Server:
             port = self._add_port(address)
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {address}: {error}") from error
+        access.warn_if_exposed(address)
         await self.grpc.start()
         await self.set_serving(False)
         return port
@@ -157,6 +171,31 @@ def _text(value: str | bytes | None) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
+_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+class _AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # stubs only
+    """Refuses calls that the gate does not admit, without a look at what they carry."""
+
+    def __init__(self, gate: access.Gate) -> None:
+        self._gate = gate
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(details)
+        if handler is None or self._gate.admits(details):
+            return handler
+        refused = {kind: _refuse for kind in _KINDS if getattr(handler, kind) is not None}
+        return handler._replace(request_deserializer=None, **refused)
+
+
+async def _refuse(request: Any, context: _Context) -> Any:
+    await _abort(context, Unauthenticated("missing or wrong gRPC secret"))
+
+
 class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # stubs only
     """Turns exceptions of any handler into the status of the error table."""
 
@@ -168,7 +207,7 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         handler = await continuation(details)
         if handler is None or not details.method.startswith("/surestep."):
             return handler
-        for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+        for kind in _KINDS:
             behaviour = getattr(handler, kind)
             if behaviour is not None:
                 return handler._replace(**{kind: _mapped(behaviour)})

@@ -7,7 +7,7 @@ import logging
 import sys
 
 import uvloop
-from surestep_common import log, tls
+from surestep_common import access, log
 from surestep_common.errors import SurestepError
 from surestep_common.process import dump_stacks_on_signal
 
@@ -21,7 +21,7 @@ def main() -> int:
     """Exit status: 0 after a drain, 1 after a fatal error."""
     dump_stacks_on_signal()
     settings = GatewaySettings.load()
-    tls.use(settings)
+    access.use(settings)
     log.configure("gateway", level=settings.log_level, as_json=settings.log_json)
     gc.freeze()  # what was imported stays: collections need not look at it
     try:

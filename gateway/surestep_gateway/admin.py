@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from surestep_common.errors import NotFound, SurestepError, Unauthenticated
 
-from .admission import bearer_matches
 from .context import Gateway
 from .errors import JsonResponse, error_body
 from .link import SchedulerLink
@@ -33,8 +32,7 @@ class AdminRoutes:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        key = gateway.settings.admin_api_key
-        self._keys = [key.get_secret_value().encode()] if key is not None else []
+        self._keys = gateway.settings.admin_keys()
         self._restarting = asyncio.Lock()
 
     def routes(self) -> Iterator[Route]:
@@ -65,8 +63,7 @@ class AdminRoutes:
         return JsonResponse({"restarted": done})
 
     def _check_key(self, request: Request) -> None:
-        header = request.headers.get("authorization", "").encode()
-        if not bearer_matches(header, self._keys):
+        if self._keys.client(request.headers.get("authorization", "").encode()) is None:
             raise Unauthenticated("missing or wrong admin key")
 
     def _chosen(self, address: str | None) -> list[SchedulerLink]:

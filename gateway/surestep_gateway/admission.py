@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from surestep_common.errors import QueueFull, Unauthenticated, Unavailable
 
+from .clients import Client
 from .config import GatewaySettings
 
 logger = logging.getLogger(__name__)
 
 # Requests that are counted while they are open, and bounded in number.
 COUNTED = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"})
-_WITH_KEY = ("/v1/", "/tokenize", "/detokenize")
+# Whoever looks whether the server lives has no key.
+_OPEN = frozenset({"/health", "/health/ready", "/ping", "/version", "/openapi.json"})
+_METRICS = frozenset({"/metrics", "/load"})
+_OPERATORS = _METRICS | {"/status"}  # the admin key opens these too
+_ADMIN = "/admin/"  # which asks for its own key
 _ABORT_S = 2.0  # for error events to reach their clients
-
-
-def bearer_matches(header: bytes, keys: Sequence[bytes]) -> bool:
-    """Whether an Authorization header carries one of the keys; takes as long for any wrong key."""
-    scheme, _, given = header.partition(b" ")
-    matches = [hmac.compare_digest(given.strip(), key) for key in keys]
-    return scheme.lower() == b"bearer" and any(matches)
 
 
 class Admission:
@@ -33,7 +30,8 @@ class Admission:
     def __init__(self, settings: GatewaySettings) -> None:
         self._limit = settings.max_concurrent_requests
         self._drain_s = settings.drain_timeout_s
-        self._keys = [key.encode() for key in settings.api_key]
+        self._keys, self._admin_keys = settings.api_keys(), settings.admin_keys()
+        self._protect_metrics = settings.protect_metrics
         self._open: set[asyncio.Task[object]] = set()
         self.draining = False
         self.aborting = False
@@ -43,22 +41,37 @@ class Admission:
         """Requests that are open."""
         return len(self._open)
 
-    def check(self, path: str, headers: dict[bytes, bytes]) -> None:
-        """Raises Unauthenticated, Unavailable or QueueFull."""
-        if self._keys and path.startswith(_WITH_KEY):
-            self._check_key(headers.get(b"authorization", b""))
+    def check(self, path: str, headers: dict[bytes, bytes]) -> Client | None:
+        """Who asks, None where nobody has to say.
+
+        Raises Unauthenticated, Unavailable or QueueFull.
+        """
+        client = self._identify(path, headers.get(b"authorization", b""))
         if path not in COUNTED:
-            return
+            return client
         if self.draining:
             raise Unavailable("the server is shutting down", retry_after=self._drain_s)
         if len(self._open) >= self._limit:
             raise QueueFull(
                 f"more than {self._limit} requests are open at this server", retry_after=1.0
             )
+        return client
 
-    def _check_key(self, header: bytes) -> None:
-        if not bearer_matches(header, self._keys):
+    def _identify(self, path: str, header: bytes) -> Client | None:
+        """Every path needs a key unless it is known not to."""
+        if path in _OPEN or path.startswith(_ADMIN):
+            return None
+        if path in _METRICS and not self._protect_metrics:
+            return None
+        operators = path in _OPERATORS and bool(self._admin_keys)
+        if not (self._keys or operators):
+            return None
+        client = self._keys.client(header)
+        if client is None and operators:
+            client = self._admin_keys.client(header)
+        if client is None:
             raise Unauthenticated("missing or wrong API key")
+        return client
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     FilePath,
     PositiveFloat,
     PositiveInt,
     SecretStr,
-    field_validator,
     model_validator,
 )
 from pydantic_settings import NoDecode, SettingsConfigDict
+from surestep_common.access import PeerSettings
+from surestep_common.config import Names, split_names
 from surestep_common.registry import Registry
-from surestep_common.tls import TlsSettings
 
+from .clients import ApiKeys, plain_keys, read_keys
 from .parsers import REASONING_PARSERS, TOOL_PARSERS
 
 
@@ -33,8 +34,9 @@ def _address(url: str) -> str:
     return address
 
 
-Names = Annotated[tuple[str, ...], NoDecode]
-SchedulerUrls = Annotated[tuple[Annotated[str, AfterValidator(_address)], ...], NoDecode]
+SchedulerUrls = Annotated[
+    tuple[Annotated[str, AfterValidator(_address)], ...], NoDecode, BeforeValidator(split_names)
+]
 
 
 def _choices(registry: Registry[Any]) -> str:
@@ -50,7 +52,7 @@ def _known(registry: Registry[Any]) -> Callable[[str], str]:
     return check
 
 
-class GatewaySettings(TlsSettings):
+class GatewaySettings(PeerSettings):
     """Each field is a flag, a `SURESTEP_*` variable and a key of the config file."""
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-gateway")
@@ -73,8 +75,19 @@ class GatewaySettings(TlsSettings):
         description="host:port of the scheduler; comma separated or repeated: of its replicas",
     )
     api_key: Names = Field((), description="keys, comma separated, one of which clients must send")
+    api_key_file: FilePath | None = Field(
+        None,
+        description="file of such keys, one a line: KEY [name=NAME] [weight=NUMBER] "
+        "[priority=yes|no]",
+    )
     admin_api_key: SecretStr | None = Field(
         None, min_length=1, description="key of the /admin endpoints; there are none without it"
+    )
+    admin_api_key_file: FilePath | None = Field(
+        None, description="file with that key, in place of --admin-api-key"
+    )
+    protect_metrics: bool = Field(
+        False, description="/metrics and /load need a key as well, an API key or the admin key"
     )
     chat_template: Path | None = Field(
         None, description="file whose template replaces the checkpoint's"
@@ -167,20 +180,6 @@ class GatewaySettings(TlsSettings):
         60.0, ge=0, description="seconds open requests may take to finish after SIGTERM"
     )
 
-    @field_validator(
-        *("served_model_name", "api_key", "scheduler_url"),
-        *("allowed_origins", "allowed_methods", "allowed_headers"),
-        mode="before",
-    )
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        """A JSON list, or names separated by commas."""
-        if not isinstance(value, str):
-            return value
-        if value.lstrip().startswith("["):
-            return json.loads(value)
-        return [name.strip() for name in value.split(",") if name.strip()]
-
     @model_validator(mode="after")
     def _certificate_has_its_key(self) -> Self:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
@@ -188,10 +187,31 @@ class GatewaySettings(TlsSettings):
         return self
 
     @model_validator(mode="after")
+    def _keys_are_readable(self) -> Self:
+        if self.admin_api_key is not None and self.admin_api_key_file is not None:
+            raise ValueError("--admin-api-key and --admin-api-key-file exclude each other")
+        keys = self.api_keys(), self.admin_keys()
+        if self.protect_metrics and not any(keys):
+            raise ValueError("--protect-metrics needs --api-key, --admin-api-key or their files")
+        return self
+
+    @model_validator(mode="after")
     def _calls_need_a_parser(self) -> Self:
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise ValueError("--enable-auto-tool-choice needs --tool-call-parser")
         return self
+
+    def api_keys(self) -> ApiKeys:
+        """What clients may show. Raises ValueError for a file that is not of this kind."""
+        from_file = read_keys(self.api_key_file) if self.api_key_file is not None else []
+        return ApiKeys([*plain_keys(self.api_key), *from_file])
+
+    def admin_keys(self) -> ApiKeys:
+        """What operators may show. Raises ValueError for a file without a key."""
+        if self.admin_api_key_file is not None:
+            return ApiKeys(read_keys(self.admin_api_key_file))
+        key = self.admin_api_key
+        return ApiKeys(plain_keys([key.get_secret_value()] if key is not None else []))
 
     def model_names(self) -> tuple[str, ...]:
         """Names that requests may carry; the first is the one that responses carry."""

@@ -52,7 +52,7 @@ class RequestMiddleware:
         answer = self._numbered(send, request_id)
         try:
             self._hosts.check(headers)
-            self._admission.check(scope["path"], headers)
+            state["client"] = self._admission.check(scope["path"], headers)
             body = Body(self._bodies, receive, headers)
             if scope["path"] in COUNTED:
                 await body.read()

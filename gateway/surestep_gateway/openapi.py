@@ -90,9 +90,11 @@ _OPERATIONS = (
     _Operation("get", "/health", "The process answers.", kind="", errors=()),
     _Operation("get", "/health/ready", "Requests sent now would be served.", kind=""),
     _Operation("get", "/version", "Version of the gateway.", errors=()),
-    _Operation("get", "/metrics", "Prometheus metrics.", kind="text/plain", errors=()),
-    _Operation("get", "/load", "Requests that are open.", errors=()),
-    _Operation("get", "/status", "Every process behind this gateway.", errors=()),
+    _Operation(
+        *("get", "/metrics", "Prometheus metrics."), kind="text/plain", keys=True, errors=(401,)
+    ),
+    _Operation("get", "/load", "Requests that are open.", keys=True, errors=(401,)),
+    _Operation("get", "/status", "Every process behind this gateway.", keys=True, errors=(401,)),
 )
 _RESTART = _Operation(
     *("post", "/admin/workers/restart", "Replace the workers, one scheduler after the other."),

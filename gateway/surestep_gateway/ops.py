@@ -35,12 +35,13 @@ def package_version() -> str:
 
 
 class OperatorRoutes:
-    """Handlers bound to one gateway. None of them needs a key."""
+    """Handlers bound to one gateway."""
 
     def __init__(self, gateway: Gateway, address: str) -> None:
         self._gateway = gateway
         self._address = address
         self._version = package_version()
+        self._admin = bool(gateway.settings.admin_keys())
 
     def routes(self) -> list[Route]:
         """What to mount."""
@@ -78,8 +79,7 @@ class OperatorRoutes:
 
     async def openapi(self, request: Request) -> Response:
         """The endpoints as an OpenAPI document."""
-        admin = self._gateway.settings.admin_api_key is not None
-        return JsonResponse(document(self._version, admin=admin))
+        return JsonResponse(document(self._version, admin=self._admin))
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text; the gateway's own part even when no scheduler answers."""

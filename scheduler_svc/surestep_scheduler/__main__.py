@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uvloop
-from surestep_common import log, tls
+from surestep_common import access, log
 from surestep_common.process import dump_stacks_on_signal, raise_file_limit
 
 from .config import SchedulerSettings
@@ -15,7 +15,7 @@ def main() -> None:
     dump_stacks_on_signal()
     raise_file_limit()
     settings = SchedulerSettings.load()
-    tls.use(settings)
+    access.use(settings)
     log.configure("scheduler", level=settings.log_level, as_json=settings.log_json)
     uvloop.run(serve(settings))
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
-from surestep_common.tls import TlsSettings
+from surestep_common.access import PeerSettings
+from surestep_common.config import Names
 from surestep_proto import engine_pb2
 
 from .draft_length import StepCosts
 from .limits import Limits
 
 
-class SchedulerSettings(TlsSettings):
+class SchedulerSettings(PeerSettings):
     """Every field is also an environment variable, e.g. SURESTEP_MAX_NUM_SEQS."""
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-scheduler")
 
     scheduler_listen: str = Field(default="127.0.0.1:50051", description="host:port to serve on")
+    grpc_api_key: Names = Field(
+        default=(),
+        description="keys, comma separated, that let gRPC clients call Generate and Info",
+    )
     worker_addresses: list[str] = Field(
         default=[], description="host:port of each rank; empty = as the supervisors say"
     )
@@ -72,6 +77,12 @@ class SchedulerSettings(TlsSettings):
     def _someone_to_talk_to(self) -> SchedulerSettings:
         if not self.worker_addresses and not self.supervisor_addresses:
             raise ValueError("worker_addresses or supervisor_addresses must be given")
+        return self
+
+    @model_validator(mode="after")
+    def _guests_need_a_door(self) -> SchedulerSettings:
+        if self.grpc_api_key and self.read_grpc_secret() is None:
+            raise ValueError("--grpc-api-key needs --grpc-secret or --grpc-secret-file")
         return self
 
     def limits(self, info: engine_pb2.WorkerInfo) -> Limits:

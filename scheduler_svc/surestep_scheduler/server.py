@@ -17,6 +17,7 @@ from .config import SchedulerSettings
 from .engine import Engine
 from .service import SchedulerService
 
+_FOR_CLIENTS = ("Generate", "Info")  # methods; the others are for operators and the gateway
 _LAST_WORDS_S = 1.0  # for statuses that are on their way
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,9 @@ logger = logging.getLogger(__name__)
 @asynccontextmanager
 async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
     """Serve inside the block; gives the bound address. Leaving the block drains and stops."""
-    server = Server([generate_pb2.DESCRIPTOR.services_by_name["Scheduler"]])
+    descriptor = generate_pb2.DESCRIPTOR.services_by_name["Scheduler"]
+    guests = {f"/{descriptor.full_name}/{name}": settings.grpc_api_key for name in _FOR_CLIENTS}
+    server = Server([descriptor], guests)
     engine = Engine(settings, lambda state: server.set_serving(state == generate_pb2.SERVING))
     host, _, _ = settings.scheduler_listen.rpartition(":")
     async with asyncio.TaskGroup() as tasks:

@@ -132,6 +132,20 @@ import importlib.util, sys
 sys.exit(importlib.util.find_spec("torch") is not None)'
 done
 
+say "a neighbour in the same network may ask for health and nothing else"
+docker run --rm --network surestep-e2e_default --no-healthcheck surestep-scheduler python -c '
+import grpc
+for target, method, wanted in (
+    ("scheduler:50051", "surestep.v1.Scheduler/Status", "UNAUTHENTICATED"),
+    ("worker:50061", "surestep.v1.Worker/Info", "UNAUTHENTICATED"),
+    ("worker:50071", "surestep.v1.Supervisor/Restart", "UNAUTHENTICATED"),
+    ("worker:50061", "grpc.health.v1.Health/Check", "OK"),
+):
+    with grpc.insecure_channel(target) as channel:
+        call = channel.unary_unary(f"/{method}", bytes, bytes).future(b"", timeout=10)
+        assert call.code().name == wanted, (target, method, call.code())
+'
+
 say "stop in the middle of a stream"
 start_stream "$scratch/stopped"
 "${compose[@]}" stop

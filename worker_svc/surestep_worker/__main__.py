@@ -6,7 +6,7 @@ import asyncio
 import signal
 
 import uvloop
-from surestep_common import log, rpc, tls
+from surestep_common import access, log, rpc
 from surestep_common.process import raise_file_limit
 from surestep_common.tasks import end
 from surestep_proto import engine_pb2 as pb
@@ -38,7 +38,7 @@ def main() -> None:
     """Entry point."""
     raise_file_limit()
     settings = WorkerSettings.load()
-    tls.use(settings)
+    access.use(settings)
     log.configure(
         "supervisor", rank=settings.rank, level=settings.log_level, as_json=settings.log_json
     )

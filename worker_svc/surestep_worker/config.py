@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
-from surestep_common.tls import TlsSettings
+from surestep_common.access import PeerSettings
 
 HOST_PORT = r"^[^\s:]+:\d{1,5}$"
 
 
-class WorkerSettings(TlsSettings):
+class WorkerSettings(PeerSettings):
     """One tensor-parallel rank. Every rank of a group is given the same values but `rank`."""
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-worker")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import uvloop
-from surestep_common import log, rpc, tls
+from surestep_common import access, log, rpc
 from surestep_common.errors import Unavailable
 from surestep_common.process import die_with_parent, dump_stacks_on_signal
 from surestep_common.tasks import end
@@ -137,7 +137,7 @@ def _preload(settings: WorkerSettings) -> Build:
 def main() -> None:
     """Entry point of `python -m surestep_worker.rank`, which a supervisor starts."""
     settings = WorkerSettings.load()
-    tls.use(settings)
+    access.use(settings)
     run(settings, _preload)
 
 

@@ -47,7 +47,7 @@ class Bench:
         url = f"http://127.0.0.1:{self.port}"
         logs = [worker.command.log_path for worker in services.workers]
         startup = Startup(url, "tiny", logs, QUIET)
-        return Launcher(services, startup, api_key=None, startup_timeout_s=20, drain_s=drain_s)
+        return Launcher(services, startup, needs_key=False, startup_timeout_s=20, drain_s=drain_s)
 
     def lines(self) -> list[str]:
         return self.journal.read_text().splitlines() if self.journal.exists() else []

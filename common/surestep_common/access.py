@@ -1,0 +1,149 @@
+"""Who may call the gRPC services: whoever knows the secret that they share.
+
+The secret travels as metadata, `authorization: Bearer ...`, with every call that a process makes,
+and every service demands it. A service may admit further keys to some of its methods. Health checks
+stay open: who asks (kubelet, Docker, watchdogs) need not know a secret, and learns nothing but
+whether a service serves.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import logging
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+from grpc_health.v1 import health_pb2
+from pydantic import Field, FilePath, SecretStr, model_validator
+
+from . import tls
+from .tls import TlsSettings
+
+logger = logging.getLogger(__name__)
+
+_KEY = "authorization"
+_SCHEME = "bearer"
+_MIN_LENGTH = 16  # characters of a secret
+_OPEN = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/"
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class PeerSettings(TlsSettings):
+    """Settings of a process that speaks gRPC with the others."""
+
+    grpc_secret: SecretStr | None = Field(
+        default=None,
+        description="what gateway, scheduler and workers prove to each other that they belong "
+        "together; `surestep serve` draws one at every start",
+    )
+    grpc_secret_file: FilePath | None = Field(
+        default=None, description="file with that secret, in place of --grpc-secret"
+    )
+
+    @model_validator(mode="after")
+    def _one_secret(self) -> Self:
+        if self.grpc_secret is not None and self.grpc_secret_file is not None:
+            raise ValueError("--grpc-secret and --grpc-secret-file exclude each other")
+        self.read_grpc_secret()
+        return self
+
+    def read_grpc_secret(self) -> str | None:
+        """The secret, wherever it stands. Raises ValueError unless it is a good one."""
+        if self.grpc_secret_file is not None:
+            return _checked(_read(self.grpc_secret_file), str(self.grpc_secret_file))
+        if self.grpc_secret is not None:
+            return _checked(self.grpc_secret.get_secret_value(), "--grpc-secret")
+        return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _checked(secret: str, source: str) -> str:
+    if len(secret) < _MIN_LENGTH or not secret.isascii() or not secret.isprintable():
+        raise ValueError(f"{source} must hold one line of {_MIN_LENGTH} or more ASCII characters")
+    return secret
+
+
+secret: ContextVar[str | None] = ContextVar("secret", default=None)  # None = everybody may call
+
+
+def use(settings: PeerSettings) -> None:
+    """Once per process, before the first server or channel: TLS and the secret. Raises OSError."""
+    tls.use(settings)
+    secret.set(settings.read_grpc_secret())
+
+
+def credentials() -> Metadata:
+    """What this process sends with its calls; empty without a secret."""
+    known = secret.get()
+    return ((_KEY, f"Bearer {known}"),) if known is not None else ()
+
+
+class Gate:
+    """Who is let in by a server of this process.
+
+    `guests` maps methods, `/package.Service/Method`, to keys that are as good as the secret there.
+    """
+
+    def __init__(self, guests: Mapping[str, Sequence[str]]) -> None:
+        known = secret.get()
+        self._secret = [known.encode()] if known is not None else []
+        self._guests = {method: [key.encode() for key in keys] for method, keys in guests.items()}
+
+    @property
+    def open(self) -> bool:
+        """Whether everybody may call everything that takes no key of its own."""
+        return not self._secret
+
+    def admits(self, details: grpc.HandlerCallDetails) -> bool:
+        """Whether a call may be served."""
+        method = details.method
+        guests = self._guests.get(method, [])
+        if method.startswith(_OPEN) or not (self._secret or guests):
+            return True
+        metadata: Any = details.invocation_metadata or ()
+        headers = [value for key, value in metadata if key == _KEY]
+        keys = [*self._secret, *guests]
+        return any(bearer_index(_bytes(header), keys) is not None for header in headers)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def bearer_index(header: bytes, keys: Sequence[bytes]) -> int | None:
+    """Which of the keys an Authorization header carries; takes as long for any wrong key."""
+    scheme, _, given = header.partition(b" ")
+    matches = [hmac.compare_digest(given.strip(), key) for key in keys]
+    known = scheme.lower() == _SCHEME.encode() and any(matches)
+    return matches.index(True) if known else None
+
+
+def warn_if_exposed(address: str) -> None:
+    """One line in the log for a server that anybody in its network may call."""
+    files = tls.current.get()
+    mutual = files is not None and files.ca is not None
+    if secret.get() is None and not mutual and not is_loopback(address.rpartition(":")[0]):
+        logger.warning(
+            "%s takes calls from anybody who reaches it: --grpc-secret or --grpc-tls-ca closes it",
+            address,
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens there."""
+    bare = host.strip("[]")
+    try:
+        return ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return bare == "localhost"

@@ -1,0 +1,91 @@
+"""Whose request it is: API keys, and what each of them may."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from surestep_common.access import bearer_index
+
+_ANSWERS = {"yes": True, "no": False}
+
+
+class Client(NamedTuple):
+    """Who asks, as far as requests of different clients are treated differently."""
+
+    name: str  # never the key
+    weight: float = 1.0  # its share of a busy server, compared with others
+    may_prioritise: bool = True
+
+
+class ApiKey(NamedTuple):
+    """A key and whose it is."""
+
+    key: str
+    client: Client
+
+
+class ApiKeys:
+    """The keys that a server takes; it takes anybody if there are none."""
+
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
+        self._keys = [key.key.encode() for key in keys]
+        self._clients = [key.client for key in keys]
+
+    def __bool__(self) -> bool:
+        """Whether a key is needed."""
+        return bool(self._keys)
+
+    def client(self, header: bytes) -> Client | None:
+        """Whose key an Authorization header carries."""
+        index = bearer_index(header, self._keys)
+        return None if index is None else self._clients[index]
+
+
+def plain_keys(keys: Sequence[str]) -> list[ApiKey]:
+    """Keys without a word about their owners, who are all alike."""
+    return [ApiKey(key, Client(_name(key))) for key in keys]
+
+
+def read_keys(path: Path) -> list[ApiKey]:
+    """One key per line, optionally with `name=`, `weight=` and `priority=yes|no` (no) behind it.
+
+    Empty lines and those that begin with # do not count. Raises ValueError naming the line, never
+    the key.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    keys = list(_parse(path, lines))
+    if not keys:
+        raise ValueError(f"{path} holds no key")
+    return keys
+
+
+def _parse(path: Path, lines: Sequence[str]) -> Iterator[ApiKey]:
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            yield _api_key(*words)
+        except (ValueError, TypeError, KeyError) as error:
+            expected = "KEY [name=NAME] [weight=NUMBER] [priority=yes|no]"
+            raise ValueError(f"{path}, line {number}: expected {expected}") from error
+
+
+def _api_key(key: str, *options: str) -> ApiKey:
+    given = dict(option.split("=") for option in options)
+    name, weight = given.pop("name", _name(key)), float(given.pop("weight", 1))
+    may_prioritise = _ANSWERS[given.pop("priority", "no")]
+    if given or not name or not 0.01 <= weight <= 100:
+        raise ValueError
+    return ApiKey(key, Client(name, weight, may_prioritise))
+
+
+def _name(key: str) -> str:
+    """Tells keys apart in logs without giving them away."""
+    return f"key-{hashlib.blake2b(key.encode(), digest_size=4).hexdigest()}"
