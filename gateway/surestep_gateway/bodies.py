@@ -32,13 +32,9 @@ class BodyLimits(NamedTuple):
     @classmethod
     def of(cls, settings: GatewaySettings) -> BodyLimits:
         """Those that the settings ask for."""
-        memory = min(1 << 30, memory_bytes() // 4)
-        return cls(
-            settings.max_body_bytes,
-            settings.max_total_body_bytes or memory,
-            settings.body_timeout_s,
-            settings.min_body_rate,
-        )
+        total = settings.max_total_body_bytes or min(1 << 30, memory_bytes() // 4)
+        largest = min(settings.max_body_bytes, total + SMALL_BYTES)
+        return cls(largest, total, settings.body_timeout_s, settings.min_body_rate)
 
 
 class Bodies:

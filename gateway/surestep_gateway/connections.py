@@ -72,9 +72,13 @@ class Connections:
             now = time.monotonic()
             for connection in list(self._open):
                 reason = connection.overdue(now)
-                if reason is not None:
-                    self._metrics.connections_given_up.labels(reason).inc()
-                    connection.abort() if reason == "send" else connection.close()
+                if reason is None:
+                    continue
+                self._metrics.connections_given_up.labels(reason).inc()
+                if reason == "send":
+                    connection.abort()
+                else:
+                    connection.close()
 
 
 class Progress:

@@ -23,7 +23,7 @@ _sparingly = Sparingly(logging.getLogger(__name__))
 _BACKLOG = 2048
 _BATCH = 16  # connections accepted before others have a turn
 _PAUSE_S = 0.1  # when nothing can be accepted
-_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_GONE = {errno.ECONNABORTED, errno.EPROTO, errno.EINTR}  # the client was quicker than we
 _TCP_OPTIONS = {  # not every system has them all
     "TCP_KEEPIDLE": 60,  # seconds; a peer that has vanished is noticed
     "TCP_KEEPINTVL": 10,  # seconds
@@ -102,7 +102,7 @@ class Listener:
         try:
             connection, _ = await asyncio.get_running_loop().sock_accept(self._socket)
         except OSError as error:
-            if error.errno in _EXHAUSTED:
+            if error.errno not in _GONE:  # most likely there are no descriptors left, or no memory
                 _sparingly.warning("cannot accept connections: %s", error.strerror)
                 self._metrics.connections_refused.inc()
                 self._make_room()

@@ -33,13 +33,12 @@ class TextSide:
     apart: bool = False
 
     @classmethod
-    def load(cls, settings: GatewaySettings, *, apart: bool = False) -> TextSide:
+    def load(cls, settings: GatewaySettings) -> TextSide:
         """Read the model folder. Raises InvalidRequest."""
         return cls(
             settings=settings,
             tokenizer=Tokenizer.load(settings.model),
             template=ChatTemplate.load(settings.model, settings.chat_template),
-            apart=apart,
         )
 
     def dump(self) -> list[bytes]:

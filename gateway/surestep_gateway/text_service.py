@@ -63,8 +63,11 @@ class TextService:
         return job.load(await self._pool.ask(job.name, info.SerializeToString(), raw))
 
     async def _inline(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
-        async with self._turn:  # whoever is next has the next iteration of the loop
-            draft = job.draft(self._side, raw, info)
+        async with self._turn:
+            try:
+                draft = job.draft(self._side, raw, info)
+            finally:
+                await asyncio.sleep(0)  # whoever is next has the next iteration of the loop
         return draft.finish(await self._encode(draft.texts))
 
     async def _encode(self, texts: Texts) -> Sequence[list[int]]:

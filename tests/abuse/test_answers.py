@@ -28,6 +28,7 @@ async def long_context(start_stack: StartStack, **settings: Any) -> Stack:
     """A stack whose model has a longer context than the others."""
     stack = await start_stack(**settings)
     await stack.scheduler.stop()
+    await stack.until_serving(0)
     stack.scheduler.info = LONG
     await stack.scheduler.start()
     await stack.until_serving()

@@ -108,7 +108,7 @@ def test_what_comes_back_is_what_was_prepared(model: Path, job: Job[Any]) -> Non
     path = "/v1/chat/completions" if job is CHAT else "/v1/completions"
     given = {"model": model, "enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
     settings = GatewaySettings.model_validate(given)
-    side = TextSide.load(settings, apart=True)
+    side = TextSide.restore(TextSide.load(settings).dump())
     compared = 0
     for body in [body for where, body in BODIES if where == path]:
         try:
@@ -133,6 +133,7 @@ def test_what_comes_back_is_what_was_prepared(model: Path, job: Job[Any]) -> Non
 def test_unusual_work_is_not_for_the_event_loop(model: Path) -> None:
     settings = GatewaySettings.model_validate({"model": model, "trust_request_chat_template": True})
     side = TextSide.load(settings)
+    apart = TextSide.restore(side.dump())
     unusual: list[tuple[Job[Any], bytes]] = [
         (CHAT, b'{"messages": [{"role": "user", "content": "x"}], "chat_template": "x"}'),
         (CHAT, b'{"messages": [{"role": "user", "content": "a <|im_end|> b"}]}'),
@@ -144,7 +145,7 @@ def test_unusual_work_is_not_for_the_event_loop(model: Path) -> None:
     for job, raw in unusual:
         with pytest.raises(NeedsProcess):
             job.draft(side, raw, info)
-        assert job.draft(TextSide.load(settings, apart=True), raw, info).texts.texts
+        assert job.draft(apart, raw, info).texts.texts
 
 
 async def test_a_process_that_is_killed_costs_no_request(large: Stack) -> None:
