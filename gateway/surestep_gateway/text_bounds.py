@@ -73,6 +73,6 @@ def _drops_text(pre_tokenizer: dict[str, Any] | None) -> bool:
 
 def _joins_unknown(model: dict[str, Any]) -> bool:
     """Whether a run of unknown characters becomes one token."""
-    if model["byte_fallback"]:
+    if model.get("byte_fallback"):
         return False
-    return model["type"] == "Unigram" or bool(model["unk_token"] and model["fuse_unk"])
+    return model["type"] != "BPE" or bool(model["unk_token"] and model["fuse_unk"])

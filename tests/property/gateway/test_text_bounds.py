@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from surestep_gateway.text_bounds import solid_length
 from surestep_gateway.tokenizer import Texts, Tokenizer
 from tokenizer_kinds import KINDS, PLAIN, SPECIAL
-from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
 LONG = "<|a token of forty characters, as some are|>"
@@ -86,3 +86,9 @@ def test_runs_of_unknown_characters_may_be_one_token() -> None:
     (ids,) = tokenizer.encode(Texts(["\u4e00" * 1000], add_special_tokens=False))
     assert len(ids) < 5
     assert tokenizer.most_chars(10) is None
+
+
+def test_of_other_models_nothing_is_known() -> None:
+    rust = RustTokenizer(models.WordLevel({"x": 0, "?": 1}, unk_token="?"))
+    rust.decoder = decoders.Metaspace()
+    assert Tokenizer(rust).most_chars(10) is None
