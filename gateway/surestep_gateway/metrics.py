@@ -133,6 +133,13 @@ class EventLoopMetrics:
             buckets=_STALL_S,
             registry=registry,
         )
+        self._busy = Histogram(
+            "surestep:event_loop_busy_seconds",
+            "CPU time of the event loop's thread between two looks at it; where stalls are longer, "
+            "others had the CPU.",
+            buckets=_STALL_S,
+            registry=registry,
+        )
         self._longest = Gauge(
             "surestep:event_loop_longest_stall_seconds",
             "The longest of them in the last one to two minutes.",
@@ -144,10 +151,11 @@ class EventLoopMetrics:
     async def watch(self) -> None:
         """Measure, until cancelled."""
         while True:
-            due = time.monotonic() + _LOOK_S
+            due, used = time.monotonic() + _LOOK_S, time.thread_time()
             await asyncio.sleep(_LOOK_S)
             now = time.monotonic()
             self._note(max(0.0, now - due), now)
+            self._busy.observe(time.thread_time() - used)
 
     def _note(self, stall_s: float, now: float) -> None:
         self._stalls.observe(stall_s)
