@@ -15,6 +15,7 @@ import psutil
 from stack import Stack, serve
 
 _INJECT = Path(__file__).parent / "faults" / "inject"
+SECRET = "one that several servers share"  # a gateway of two needs to know both
 _PACE_S = 0.01  # of a forward pass
 _FLAGS = (
     *("--dtype", "float32", "--served-model-name", "tiny", "--kv-cache-memory", "0.05"),
@@ -166,6 +167,7 @@ def serve_for_faults(model: Path, folder: Path, *flags: str) -> Iterator[FaultyS
         "PYTHONPATH": str(_INJECT),
         "FAULT_TRIGGERS": str(triggers),
         "FAULT_PACE_S": str(_PACE_S),
+        "SURESTEP_GRPC_SECRET": SECRET,
     }
     with serve(model, folder / "logs", *_FLAGS, *flags, variables=variables) as stack:
         yield FaultyServer(stack, triggers)

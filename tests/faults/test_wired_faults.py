@@ -14,7 +14,7 @@ import pytest
 from fault_cases import SEED, Setup
 from fault_proxy import Wire
 from fault_run import Served, client_of, run
-from fault_server import FaultyServer, serve_for_faults
+from fault_server import SECRET, FaultyServer, serve_for_faults
 from fault_setups import flags, model, served_by
 from fault_streams import Tally, differences, mix, stream
 from gateway_process import gateway, until_ready
@@ -37,7 +37,10 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
 async def gateway_to(served: Served, *schedulers: str) -> AsyncIterator[str]:
     """Root URL of one more gateway, in front of `schedulers`."""
     port = free_port()
-    flags = ("--scheduler-url", ",".join(schedulers), "--served-model-name", "tiny")
+    flags = (
+        *("--scheduler-url", ",".join(schedulers), "--grpc-secret", SECRET),
+        *("--served-model-name", "tiny"),
+    )
     async with gateway(served.model, port, 0, *flags) as process:
         url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=url) as client:
