@@ -51,6 +51,7 @@ class Loaded(NamedTuple):
     runner: Runner
     facts: pb.WorkerInfo
     memo: bytes
+    checkpoint: str = ""
 
 
 def build_as(loading: str) -> Build:

@@ -13,7 +13,7 @@ from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
 from .attention import AttentionCase, choose_attention
-from .build import BuildError, build_library
+from .build import BuildError, build_library, file_of
 from .causal_conv import causal_conv_reference
 from .compilations import Compilations
 from .gated_delta import gated_delta_reference
@@ -62,6 +62,7 @@ class KernelSet:
     moe: Moe
     ngram: Ngram
     step: StepOps | None = None  # None: steps run on the host
+    code: bytes = b""  # compiled for this machine; empty = none
     compilations: Compilations = field(default_factory=Compilations)
 
 
@@ -95,20 +96,21 @@ def load_kernels(
     attention_backend: str = "auto",
     case: AttentionCase | None = None,
     linear_backend: str = "auto",
+    code: bytes = b"",
 ) -> KernelSet:
     """The fastest kernels that run on `device` ("cpu", "cuda" or "cuda:0").
 
-    On the CPU the C kernels are compiled when they are first used; where that is impossible, or
-    with cpu_kernels="reference", the torch references serve. They use one thread until
-    `set_num_threads`. Attention is that of the backend named, for a `case` that may be left to its
-    defaults; "auto" on the CPU is what comes with the other kernels, and has no FP8 cache. The
-    linear backend is that of products with plain weights on CUDA: Triton's, in which a row does not
-    depend on the number of rows, or with "torch" cuBLAS's. Raises InvalidRequest when a backend
-    does not serve the case.
+    On the CPU the C kernels are compiled when they are first used, unless their `code` is given;
+    where that is impossible, or with cpu_kernels="reference", the torch references serve. They use
+    one thread until `set_num_threads`. Attention is that of the backend named, for a `case` that
+    may be left to its defaults; "auto" on the CPU is what comes with the other kernels, and has no
+    FP8 cache. The linear backend is that of products with plain weights on CUDA: Triton's, in which
+    a row does not depend on the number of rows, or with "torch" cuBLAS's. Raises InvalidRequest
+    when a backend does not serve the case.
     """
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
-        kernels = load_native() or REFERENCE
+        kernels = load_native(code) or REFERENCE
     elif device.startswith("cuda"):
         kernels = load_triton(linear_backend)
     if device == "cpu" and linear_backend != "auto":
@@ -167,10 +169,11 @@ def load_triton(linear_backend: str = "auto") -> KernelSet:
     )
 
 
-def load_native() -> KernelSet | None:
-    """The C kernels, or None after a warning that says why not."""
+def load_native(code: bytes = b"") -> KernelSet | None:
+    """The C kernels, from their `code` or compiled; None after a warning that says why not."""
     try:
-        library = build_library()
+        code = code or build_library()
+        library = file_of(code)
         ops, recurrent = NativeOps.load(library), NativeRecurrentOps.load(library)
     except (BuildError, OSError) as error:
         logger.warning("no C kernels, the much slower torch references serve: %s", error)
@@ -197,4 +200,5 @@ def load_native() -> KernelSet | None:
         pack_experts=pack_experts_reference,
         moe=partial(moe_reference, linear=ops.linear, silu_and_mul=ops.silu_and_mul),
         ngram=ngram_reference,
+        code=code,
     )

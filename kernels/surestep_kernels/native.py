@@ -63,7 +63,7 @@ class NativeOps:
 
     @classmethod
     def load(cls, library: Path) -> NativeOps:
-        """Open a library that build_library made. Raises OSError when it cannot be loaded."""
+        """Open a library by its name: see `file_of`. Raises OSError when it cannot be loaded."""
         short, long = PyDLL(str(library)), CDLL(str(library))
         functions = {
             f"c_{op}": bind(short, op, args, _RESULTS.get(op)) for op, args in _SIGNATURES.items()

@@ -19,7 +19,7 @@ from surestep_proto import engine_pb2 as pb
 
 from . import control, memory
 from .config import WorkerSettings
-from .control import Kind, Message
+from .control import Failure, Kind, Message
 from .heartbeat import SIZE, Heartbeat
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,13 @@ class Verdict(NamedTuple):
     signal: int = 0  # that came from elsewhere; 0 = none
 
 
+class Setback(NamedTuple):
+    """Why a rank did not become ready."""
+
+    failure: Failure
+    reason: str
+
+
 class RankProcess:
     """Made by `spawn`; ended by `end` or `terminate`, or by itself."""
 
@@ -46,6 +53,7 @@ class RankProcess:
         self._control = end
         self._verdict: Verdict | None = None
         self.imported = False  # it has said so: what remains is quick
+        self.setback: Setback | None = None  # it has said so, and ends
         self.heartbeat = Heartbeat.unseen()
 
     @classmethod
@@ -89,14 +97,17 @@ class RankProcess:
             logger.warning("nothing more is heard from pid %d: %s", self.pid, error)
 
     async def wait(self) -> Verdict:
-        """Its end, and why."""
+        """Its end, and why. What it said last may not have been read yet."""
         code = await self._process.wait()
-        self._control.close()
         if self._verdict is not None:
             return self._verdict
         if code < 0:
             return Verdict(pb.KILLED, f"signal {signal.Signals(-code).name}", -code)
         return Verdict(pb.EXITED, f"exit code {code}")
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        self._control.close()
 
     async def end(self, cause: pb.ExitCause, reason: str) -> None:
         """Have it dump its stacks, then kill it. The first reason that is given stays.
@@ -126,6 +137,7 @@ class RankProcess:
         except TimeoutError:
             self._process.kill()
         await self.wait()
+        self.close()
 
 
 def _state(pid: int) -> str:

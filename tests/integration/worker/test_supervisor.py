@@ -273,7 +273,9 @@ async def test_ranks_that_never_get_ready_are_started_ever_more_slowly(
         third = await running.until(lambda now: now.restarts == 3)
         assert time.monotonic() - began > 0.5 + 1.0
         assert third.held_weight_bytes == 0, "weights without a seal were kept"
-        assert [end.reason for end in third.exits] == ["exit code 1"] * 3
+        assert [end.reason for end in third.exits] == ["RuntimeError: crashes while loading"] * 3
+        assert third.failure == "RuntimeError: crashes while loading"
+        assert not third.failure_is_permanent
         assert {end.cause for end in third.exits} == {pb.EXITED}
         assert third.exits[0].last.phase == pb.LOADING
         assert {end.replaced_s for end in third.exits} == {0.0}

@@ -4,5 +4,14 @@ from __future__ import annotations
 
 from .config import ModelConfig
 from .loader import MODELS, LoadOptions, Model, attention_case, load_model
+from .source import ModelSource
 
-__all__ = ["MODELS", "LoadOptions", "Model", "ModelConfig", "attention_case", "load_model"]
+__all__ = [
+    "MODELS",
+    "LoadOptions",
+    "Model",
+    "ModelConfig",
+    "ModelSource",
+    "attention_case",
+    "load_model",
+]
