@@ -14,6 +14,7 @@ from starlette.responses import Response
 from surestep_common.errors import (
     INTERNAL_MESSAGE,
     InternalError,
+    ModelChanged,
     QueueFull,
     SurestepError,
     Unavailable,
@@ -52,7 +53,7 @@ def error_content(message: str, kind: str, param: str | None, status: int) -> di
 def error_response(error: BaseException) -> Response:
     """The response for any exception."""
     headers = {}
-    if isinstance(error, QueueFull | Unavailable):
+    if isinstance(error, QueueFull | Unavailable | ModelChanged):
         headers["Retry-After"] = str(math.ceil(error.retry_after or _RETRY_AFTER_S))
     return JsonResponse(error_body(error), kind_of(error).http_status, headers)
 
