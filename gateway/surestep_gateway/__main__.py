@@ -7,8 +7,9 @@ import sys
 
 import uvloop
 from surestep_common import log, tls
+from surestep_common.config import parent_pid
 from surestep_common.errors import SurestepError
-from surestep_common.process import dump_stacks_on_signal
+from surestep_common.process import die_with, dump_stacks_on_signal
 
 from .config import GatewaySettings
 from .server import run
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 def main() -> int:
     """Exit status: 0 after a drain, 1 after a fatal error."""
+    die_with(parent_pid())
     dump_stacks_on_signal()
     settings = GatewaySettings.load()
     tls.use(settings)

@@ -7,6 +7,8 @@ import signal
 
 import uvloop
 from surestep_common import log, rpc, tls
+from surestep_common.config import parent_pid
+from surestep_common.process import die_with, dump_stacks_on_signal
 from surestep_common.tasks import end
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
@@ -35,6 +37,8 @@ async def supervise(settings: WorkerSettings) -> None:
 
 def main() -> None:
     """Entry point."""
+    die_with(parent_pid())
+    dump_stacks_on_signal()
     settings = WorkerSettings.load()
     tls.use(settings)
     log.configure(

@@ -9,12 +9,11 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from surestep_common.config import child_environ
 from surestep_common.errors import InvalidRequest
-from surestep_common.process import STACK_DUMP_SIGNAL
+from surestep_common.process import DEAD, STACK_DUMP_SIGNAL, STOPPED, TRACED, state_of
 from surestep_proto import engine_pb2 as pb
 
 from . import control, memory
@@ -26,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 _STACK_DUMP_S = 0.5  # most that a rank gets to write its stacks, behind which it ends
 _TERM_GRACE_S = 5.0
-_STOPPED = "Tt"  # by SIGSTOP or a tracer: such a process handles no signal
-_DEAD = "XZ"
 
 
 class Verdict(NamedTuple):
@@ -114,10 +111,10 @@ class RankProcess:
 
         One that is dead already, which nobody may have noticed yet, has a reason of its own.
         """
-        state = _state(self.pid)
-        if state not in _DEAD:
+        state = state_of(self.pid)
+        if state not in (DEAD, "Z"):
             self._verdict = self._verdict or Verdict(cause, reason)
-            await self._kill(dump=state not in _STOPPED)
+            await self._kill(dump=state not in (STOPPED, TRACED))  # these handle no signal
         await self._process.wait()
 
     async def _kill(self, *, dump: bool) -> None:
@@ -138,12 +135,3 @@ class RankProcess:
             self._process.kill()
         await self.wait()
         self.close()
-
-
-def _state(pid: int) -> str:
-    """One letter, as in proc(5)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return _DEAD[0]
-    return stat.rpartition(")")[2].split()[0]
