@@ -31,6 +31,10 @@ class Notifier:
             name = f"\0{address[1:]}" if address.startswith("@") else address
             self._socket.sendto(state.encode(), name)
 
+    def close(self) -> None:
+        """Tell nothing more."""
+        self._socket.close()
+
 
 class Listener:
     """The end of the process that watches."""
