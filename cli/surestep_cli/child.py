@@ -75,6 +75,7 @@ class Child:
         self._stopping = asyncio.Event()
         self._silent_until = 0.0  # about restarts
         self._has_log = True  # as far as known
+        self._log_begin = 0  # of what the newest process writes
 
     @property
     def pid(self) -> int | None:
@@ -97,8 +98,7 @@ class Child:
                 if self._stopping.is_set():
                     return
                 if not self.proven:
-                    message = f"{self.command.name} ended: {status}\n{tail(self.command.log_path)}"
-                    raise ChildFailedError(message)
+                    raise ChildFailedError(f"{self.command.name} ended: {status}\n{self.tail()}")
                 pause_s = back_off.pause_s(time.monotonic() - began)
                 self._tell(status, pause_s, often=back_off.longest)
                 with contextlib.suppress(TimeoutError):
@@ -109,6 +109,11 @@ class Child:
             self.kill()
             if self._process is not None:
                 await self._process.wait()
+
+    def tail(self) -> str:
+        """The end of what the newest process wrote, indented, and where all of it is."""
+        lines = _lines(self.command.log_path, self._log_begin)[-_TAIL_LINES:]
+        return "\n".join([*(f"  {line}" for line in lines), f"Full log: {self.command.log_path}"])
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, and SIGKILL when the process is still there after `grace_s` seconds."""
@@ -182,7 +187,7 @@ class Child:
                 logger.warning("the output of %s goes to stderr: %s", self.command.name, error)
             self._has_log = False
             return None
-        self._has_log = True
+        self._has_log, self._log_begin = True, log.seek(0, os.SEEK_END)
         return log
 
     def _tell(self, status: str, pause_s: float, *, often: bool) -> None:
@@ -190,14 +195,14 @@ class Child:
         if often and now < self._silent_until:
             return
         self._silent_until = now + _QUIET_S
-        last = last_line(self.command.log_path)
+        lines = _lines(self.command.log_path, self._log_begin)
         logger.warning(
             "%s ended (%s); starting it again in %.1f s%s%s",
             self.command.name,
             status,
             pause_s,
             f", and so on until it stays (told once in {_QUIET_S:.0f} s)" if often else "",
-            f"; its last words: {last}" if last else "",
+            f"; its last words: {lines[-1]}" if lines else "",
         )
 
 
@@ -211,25 +216,15 @@ def _stderr() -> int:
     return descriptor
 
 
-def tail(path: Path) -> str:
-    """The end of a log, indented, and where the rest is."""
-    lines = _end_of(path)[-_TAIL_LINES:]
-    return "\n".join([*(f"  {line}" for line in lines), f"Full log: {path}"])
-
-
-def last_line(path: Path) -> str:
-    """Of a log, if there is any."""
-    lines = [line for line in _end_of(path) if line.strip()]
-    return lines[-1] if lines else ""
-
-
-def _end_of(path: Path) -> list[str]:
+def _lines(path: Path, begin: int) -> list[str]:
+    """What a log holds from a byte on, its end at least; empty lines left out."""
     try:
         with path.open("rb") as log:
-            log.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
-            return log.read().decode(errors="replace").splitlines()
+            log.seek(max(path.stat().st_size - _TAIL_BYTES, begin))
+            text = log.read().decode(errors="replace")
     except OSError:
         return []
+    return [line for line in text.splitlines() if line.strip()]
 
 
 def _describe(code: int) -> str:

@@ -27,7 +27,7 @@ from surestep_common.config import (
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.notify import Listener
 
-from .child import Child, ChildFailedError, Command, tail
+from .child import Child, ChildFailedError, Command
 from .model_source import resolve
 from .ports import is_free
 from .serve_settings import ServeSettings
@@ -210,7 +210,7 @@ class Launcher:
         return True
 
     def _too_late(self) -> str:
-        logs = [f"{c.command.name}:\n{tail(c.command.log_path)}" for c in self._services.children]
+        logs = [f"{child.command.name}:\n{child.tail()}" for child in self._services.children]
         first = f"not ready after {self._startup_timeout_s:g} s: {self._startup.missing}"
         return "\n".join([first, *logs])
 

@@ -19,13 +19,16 @@ from .ops import OperatorRoutes
 from .pool import SchedulerPool
 from .routes import OpenAIRoutes
 from .tokenizer import Tokenizer
+from .vocabulary import check_vocabulary
 
 
 def make_gateway(settings: GatewaySettings) -> Gateway:
     """Load the text side of the model. Needs a running event loop. Raises InvalidRequest."""
+    tokenizer = Tokenizer.load(settings.model)
+    check_vocabulary(settings.model, tokenizer)
     return Gateway(
         settings=settings,
-        tokenizer=Tokenizer.load(settings.model),
+        tokenizer=tokenizer,
         template=ChatTemplate.load(settings.model, settings.chat_template),
         pool=SchedulerPool(settings.scheduler_url),
         metrics=Metrics(settings.model_names()[0]),
