@@ -57,11 +57,13 @@ class RankProcess:
     async def spawn(cls, command: Sequence[str], settings: WorkerSettings) -> RankProcess:
         """Start a standby; its settings travel in the environment."""
         environ = child_environ(settings.environ())
-        ours, theirs = control.pair()
-        with theirs:
+        with contextlib.ExitStack() as stack:
+            ours, theirs = map(stack.enter_context, control.pair())
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=theirs.fileno(), env=environ
             )
+            theirs.close()
+            stack.pop_all()
         ours.setblocking(False)
         return cls(process, ours)
 

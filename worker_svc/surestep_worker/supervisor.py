@@ -55,9 +55,14 @@ class Supervisor(pb_grpc.SupervisorServicer):
         """Replace the rank whenever it ends. Cancel to stop; the rank is then terminated."""
         try:
             while True:
-                self._rank = await self._next()
-                await self._live(self._rank)
-                await asyncio.sleep(self._pause_s())
+                try:
+                    self._rank = await self._next()
+                    self._activate(self._rank)
+                except OSError as error:
+                    await self._cannot_spawn(error)
+                else:
+                    await self._live(self._rank)
+                    await asyncio.sleep(self._pause_s())
         finally:
             for process in (self._standby, self._rank):
                 if process is not None:
@@ -69,13 +74,25 @@ class Supervisor(pb_grpc.SupervisorServicer):
             return standby
         return await RankProcess.spawn(self._command, self._settings)
 
-    async def _live(self, rank: RankProcess) -> None:
-        """From activation to the end of the process."""
+    def _activate(self, rank: RankProcess) -> None:
         settings = self._settings
         how = "from its standby" if rank.imported else "from scratch"
         logger.info("rank %d starts %s, pid %d", settings.rank, how, rank.pid)
         limits = settings.heartbeat_timeout_s, settings.load_timeout_s
         rank.activate(self._weights.fd, self._memo, *limits)
+
+    async def _cannot_spawn(self, error: OSError) -> None:
+        """No process, file or memory is left for a rank: try again."""
+        rank, self._rank = self._rank, None
+        if rank is not None:
+            await rank.terminate()
+        self._setback = Setback(Failure.PASSING, f"no process can be started: {error}")
+        logger.error("rank %d: %s", self._settings.rank, self._setback.reason)
+        await asyncio.sleep(_BACKOFF_S[-1])
+
+    async def _live(self, rank: RankProcess) -> None:
+        """From activation to the end of the process."""
+        settings = self._settings
         async with asyncio.TaskGroup() as tasks:
             listening = tasks.create_task(self._listen(rank))
             helpers = [
@@ -161,7 +178,12 @@ class Supervisor(pb_grpc.SupervisorServicer):
         await self._ready.wait()
         await asyncio.sleep(_STANDBY_DELAY_S)
         for attempt in range(sys.maxsize):
-            standby = self._standby = await RankProcess.spawn(self._command, self._settings)
+            try:
+                standby = self._standby = await RankProcess.spawn(self._command, self._settings)
+            except OSError as error:
+                logger.warning("rank %d goes without a standby: %s", self._settings.rank, error)
+                await asyncio.sleep(_BACKOFF_S[-1])
+                continue
             logger.info("rank %d has a standby, pid %d", self._settings.rank, standby.pid)
             async for _ in standby.messages():
                 standby.imported = True
