@@ -21,7 +21,7 @@ from .kv_cache import StoreKV, kv_cache_shape, store_kv_reference
 from .linear import Linear, PackLinear, linear_reference, pack_linear_reference
 from .moe import Moe, PackExperts, moe_reference, pack_experts_reference
 from .mul_sigmoid import mul_sigmoid_reference
-from .native import NativeOps
+from .native import NativeOps, refuse_unserved
 from .native_recurrent import NativeRecurrentOps
 from .ngram import Ngram, ngram_reference
 from .paged_attention import PagedAttention, paged_attention_reference
@@ -117,10 +117,7 @@ def load_kernels(
         raise InvalidRequest("a cpu has one linear backend", param="linear_backend")
     logger.info("kernels for %s: %s", device, kernels.name)
     if device == "cpu" and attention_backend == "auto":
-        if case is not None and case.fp8:
-            raise InvalidRequest(
-                "an FP8 cache on a cpu needs attention_backend torch", param="kv_cache_dtype"
-            )
+        refuse_unserved(case or AttentionCase.on(device))
         return kernels
     backend = choose_attention(attention_backend, case or AttentionCase.on(device))
     return replace(

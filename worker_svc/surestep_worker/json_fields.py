@@ -50,13 +50,23 @@ class Fields:
     def __len__(self) -> int:
         return len(self._values)
 
-    def size(self, key: str, most: int, *, least: int = 1, default: int | None = None) -> int:
+    def size(
+        self,
+        key: str,
+        most: int,
+        *,
+        least: int = 1,
+        multiple: int = 1,
+        default: int | None = None,
+    ) -> int:
         """A whole number within bounds. Raises InvalidRequest, as all of these do."""
         value = self._given(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             self._refuse(key, "a whole number")
         if not least <= value <= most:
             self._refuse(key, f"from {least} to {most}")
+        if value % multiple:
+            self._refuse(key, f"a multiple of {multiple}")
         return value
 
     def number(

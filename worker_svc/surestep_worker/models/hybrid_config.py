@@ -12,7 +12,6 @@ from surestep_worker.json_fields import Fields
 from surestep_worker.model_folder import ConfigFiles
 
 from .config import (
-    MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_LAYERS,
     MAX_WIDTH,
@@ -30,7 +29,9 @@ from .quantization import read_quantization
 
 _MAX_EXPERTS = 1 << 12
 _MAX_EXPERTS_IN_ALL = 1 << 18  # of all layers
-_MAX_TAPS = 1 << 6
+_MAX_TAPS = 8
+_MAX_DELTA_DIM = 256  # of a key or value of the delta rule
+_VECTOR = 8  # elements that kernels take at once
 _MIXERS = ("linear_attention", "full_attention")
 
 
@@ -103,6 +104,7 @@ class HybridConfig(ModelConfig):
         raw = _decoder(whole) if traits.nested else whole
         refuse_unserved(raw.without("partial_rotary_factor"))
         _refuse_deep_heads(raw)
+        raw.size("hidden_size", MAX_WIDTH, multiple=_VECTOR)
         rope = rope_parameters(raw)
         sizes = read_sizes(raw)
         bias = raw.flag("attention_bias", default=False)
@@ -202,8 +204,8 @@ def _delta(raw: Fields) -> DeltaConfig:
     delta = DeltaConfig(
         num_k_heads=raw.size("linear_num_key_heads", MAX_HEADS),
         num_v_heads=raw.size("linear_num_value_heads", MAX_HEADS),
-        k_dim=raw.size("linear_key_head_dim", MAX_HEAD_DIM),
-        v_dim=raw.size("linear_value_head_dim", MAX_HEAD_DIM),
+        k_dim=raw.size("linear_key_head_dim", _MAX_DELTA_DIM, multiple=_VECTOR),
+        v_dim=raw.size("linear_value_head_dim", _MAX_DELTA_DIM, multiple=_VECTOR),
         taps=raw.size("linear_conv_kernel_dim", _MAX_TAPS),
     )
     if delta.num_v_heads % delta.num_k_heads:

@@ -102,6 +102,7 @@ def attention_case(source: ModelSource, device: str, dtype: str, block_size: int
         AttentionCase.on(device),
         dtype=resolve_dtype(dtype, source.config),
         head_dim=source.config.head_dim,
+        group=source.config.num_heads // source.config.num_kv_heads,
         block_size=block_size,
     )
 
