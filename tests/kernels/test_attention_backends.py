@@ -241,7 +241,7 @@ def test_triton_on_the_cpu_is_its_interpreter(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_sizes_that_the_c_kernels_have_no_room_for_are_refused(
-    sizes: dict[str, int], message: str
+    sizes: dict[str, Any], message: str
 ) -> None:
     case = replace(AttentionCase.on("cpu"), **sizes)
     with pytest.raises(InvalidRequest, match=message):
