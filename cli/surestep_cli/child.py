@@ -12,8 +12,9 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from surestep_common.config import PARENT_PID
 from surestep_common.process import STACK_DUMP_SIGNAL
@@ -175,19 +176,16 @@ class Child:
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which drains
             )
 
-    def _open_log(self) -> BinaryIO | None:
-        """The end of its log, made again where somebody has removed it; None where that is
-        impossible, which is told."""
-        path = self.command.log_path
+    def _open_log(self) -> FileIO | None:
+        """The end of its log; None where nothing can be written, which is told."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            log = path.open("ab")
+            log = _begin_log(self.command)
         except OSError as error:
             if self._has_log:
                 logger.warning("the output of %s goes to stderr: %s", self.command.name, error)
             self._has_log = False
             return None
-        self._has_log, self._log_begin = True, log.seek(0, os.SEEK_END)
+        self._has_log, self._log_begin = True, log.tell()
         return log
 
     def _tell(self, status: str, pause_s: float, *, often: bool) -> None:
@@ -204,6 +202,17 @@ class Child:
             f", and so on until it stays (told once in {_QUIET_S:.0f} s)" if often else "",
             f"; its last words: {lines[-1]}" if lines else "",
         )
+
+
+def _begin_log(command: Command) -> FileIO:
+    """Its log, made again where somebody has removed it, with a line that can be written."""
+    path = command.log_path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(path.open("ab", buffering=0))
+        log.write(f"{datetime.now(UTC):%FT%TZ} {command.name} starts\n".encode())
+        stack.pop_all()
+    return log
 
 
 def _stderr() -> int:

@@ -29,10 +29,11 @@ from surestep_common.notify import Listener
 
 from .child import Child, ChildFailedError, Command
 from .model_source import resolve
+from .output import unbreakable
 from .ports import is_free
 from .serve_settings import ServeSettings
 from .startup import Startup, Worker
-from .vigil import Answer, Beats, Health, Sign, watch
+from .vigil import Answer, Beats, Health, Sign, watch, watch_logs
 from .wiring import wiring
 
 logger = logging.getLogger(__name__)
@@ -43,8 +44,9 @@ _STOP_GRACE_S = 10.0  # for scheduler and workers, which have nothing to do once
 _INTERRUPTED = 130  # exit status after a second Ctrl-C
 
 
-def launch(settings: ServeSettings, console: Console) -> int:
+def launch(settings: ServeSettings) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit status. Raises SurestepError."""
+    console = Console(file=unbreakable(sys.stderr), highlight=False)
     log.configure("launcher", level=settings.log_level, as_json=settings.log_json)
     tls.use(settings)
     if settings.port and not is_free(settings.host, settings.port):
@@ -187,6 +189,8 @@ class Launcher:
                 if await self._started():
                     self._startup.announce(self._api_key)
                     vigils = [tasks.create_task(watch(*each)) for each in self._services.all]
+                    logs = self._services.gateway.child.command.log_path.parent
+                    vigils.append(tasks.create_task(watch_logs(logs)))
                     await self._stop.wait()
                     for vigil in vigils:
                         vigil.cancel()

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import json
 import re
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +21,13 @@ from surestep_proto import engine_pb2 as pb
 from surestep_proto.engine_pb2_grpc import SupervisorStub
 
 from .http import call
+from .output import unbreakable
 
 _POLL_S = 0.1
 _STATUS_TIMEOUT_S = 1.0
 _LOADED = re.compile(rb"loading weights: (\d+) of (\d+) MB")  # written by the rank
+_WARNING = re.compile(rb' WARNING |"level": "WARNING"')
+_MAX_WARNINGS = 5  # shown of each rank
 _MAX_DEATHS = 2  # of one rank before the model is up: it will not get better
 
 
@@ -83,13 +87,14 @@ class Startup:
                     await asyncio.wait_for(stop.wait(), _POLL_S)
                 if stop.is_set():
                     return False
+        for line in self._warnings():
+            self.say(line)
         self.say(f"Ready after {time.monotonic() - began:.1f} s")
         return True
 
     def say(self, line: str) -> None:
-        """Tell the user something in passing, if the terminal is still there."""
-        with contextlib.suppress(OSError):
-            self._console.print(line, markup=False)
+        """Tell the user something in passing."""
+        self._console.print(line, markup=False, soft_wrap=True)
 
     def announce(self, api_key: str | None) -> None:
         """Print the URL, a command to try and where the logs are."""
@@ -97,15 +102,14 @@ class Startup:
         headers = ["Content-Type: application/json"]
         headers += [f"Authorization: Bearer {api_key}"] if api_key else []
         flags = " ".join(f"-H '{header}'" for header in headers)
-        out = Console(highlight=False, soft_wrap=True)
+        out = Console(file=unbreakable(sys.stdout), highlight=False, soft_wrap=True)
         for line in (
             f"Serving {self._name} at {self._url}/v1",
             f"Try:  curl {self._url}/v1/chat/completions {flags} -d '{json.dumps(body)}'",
             f"Logs: {self._workers[0].log.parent}",
             "Stop: Ctrl-C",
         ):
-            with contextlib.suppress(OSError):
-                out.print(line, markup=False)
+            out.print(line, markup=False)
 
     def _ready(self) -> bool:
         try:
@@ -130,12 +134,21 @@ class Startup:
 
     def _loaded(self) -> float | None:
         """Part of the weights that the slowest rank has loaded, if any."""
-        parts = []
+        found = [_LOADED.findall(text)[-1:] for text in self._read_logs()]
+        return min((int(done) / int(total) for each in found for done, total in each), default=None)
+
+    def _warnings(self) -> Iterator[str]:
+        """What the workers do less well than they could, or otherwise than asked."""
+        for text in self._read_logs():
+            lines = [line for line in text.splitlines() if _WARNING.search(line)]
+            yield from (line.decode(errors="replace") for line in lines[:_MAX_WARNINGS])
+
+    def _read_logs(self) -> Iterator[bytes]:
+        """What the workers have written in this run."""
         for log, skip in self._skip.items():
-            with contextlib.suppress(OSError):
-                found = _LOADED.findall(log.read_bytes()[skip:])
-                parts += [int(done) / int(total) for done, total in found[-1:]]
-        return min(parts, default=None)
+            with contextlib.suppress(OSError), log.open("rb") as file:
+                file.seek(skip)
+                yield file.read()
 
 
 def _size(path: Path) -> int:

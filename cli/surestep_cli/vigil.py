@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from .http import call
 
 logger = logging.getLogger(__name__)
 
+_LOOK_AT_LOGS_S = 5.0
 _LOOK_S = 1.0  # between two looks, and for each of them at most
 # Looks without a sign in a row; counted, not timed: this process may have been stopped itself.
 _TELL_TO_GO_ON = 4
@@ -102,6 +104,25 @@ async def watch(child: Child, signs: Sequence[Sign]) -> None:
     finally:
         for sign in signs:
             await sign.close()
+
+
+async def watch_logs(folder: Path) -> None:
+    """Tell when the logs cannot be had any more, and when they can again, until cancelled."""
+    told = ""
+    while True:
+        trouble = _trouble_of(folder)
+        if trouble != told:
+            logger.warning("logs in %s: %s", folder, trouble or "can be written again")
+        told = trouble
+        await asyncio.sleep(_LOOK_AT_LOGS_S)
+
+
+def _trouble_of(folder: Path) -> str:
+    try:
+        room = os.statvfs(folder)
+    except OSError as error:
+        return f"{error.strerror}; made again when a service is started"
+    return "" if room.f_bavail else "the disk is full, what the services write now is lost"
 
 
 class Vigil:

@@ -31,7 +31,7 @@ FLAGS = (
     "-pthread",
 )
 TIMEOUT_S = 120.0
-_MEMORY = ("/dev/shm",)  # noqa: S108  # where there is room when no disk has any
+_MEMORY = (Path("/dev/shm"),)  # noqa: S108  # where there is room when no disk has any
 
 
 class BuildError(Exception):
@@ -57,14 +57,14 @@ def build_library(cache: Path | None = None, compiler: str = "cc") -> bytes:
     except (OSError, BuildError) as error:
         logger.warning("the compiled kernels cannot be kept in %s: %s", folder, error)
         why = str(error)
-    for place in map(Path, (tempfile.gettempdir(), *_MEMORY)):
+    for place in (None, *_MEMORY):
         with contextlib.suppress(OSError, BuildError):
             return _build(place, compiler)
     raise BuildError(why)
 
 
-def _build(folder: Path, compiler: str, keep: Path | None = None) -> bytes:
-    """Compile in a temporary folder inside `folder`, and move the library to `keep`."""
+def _build(folder: Path | None, compiler: str, keep: Path | None = None) -> bytes:
+    """Compile in a temporary folder, inside `folder` if given; move the library to `keep`."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         fresh = Path(scratch) / "libsurestep.so"
         _compile(compiler, fresh)

@@ -16,7 +16,7 @@ from surestep_proto import engine_pb2 as pb
 from .cache_budget import CacheBudget
 from .config import WorkerSettings
 from .heartbeat import Heartbeat
-from .host_memory import GIB, memory_errors
+from .host_memory import GIB
 from .kv_cache import CACHE_DTYPES, bytes_per_block
 from .models import Model, ModelSource, attention_case, load_model
 from .models.finite import non_finite_tensors
@@ -71,13 +71,7 @@ def build_runner(
     settings the model cannot serve, for a model that is broken, and for memory that does not
     suffice.
     """
-    with memory_errors():
-        return _build(settings, heartbeat or Heartbeat.unseen(), weights_fd, memo)
-
-
-def _build(
-    settings: WorkerSettings, heartbeat: Heartbeat, weights_fd: int | None, memo: bytes
-) -> Built:
+    heartbeat = heartbeat or Heartbeat.unseen()
     heartbeat.progress(pb.LOADING)
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")

@@ -14,6 +14,8 @@ from surestep_common.errors import InvalidRequest
 GIB = 1 << 30
 _UNLIMITED = 1 << 60  # what cgroups without a limit say is about 2^63
 _SYSTEM = Path("/")
+# Of torch's allocator and of the dynamic linker; of threads, whose stacks have no room.
+_PHRASES = ("allocate memory", "failed to map segment", "can't start new thread")
 
 
 class Room(NamedTuple):
@@ -32,21 +34,30 @@ class OutOfMemory(InvalidRequest):
 
 @contextlib.contextmanager
 def memory_errors() -> Iterator[None]:
-    """What Python, torch and the kernel say when memory is short becomes OutOfMemory."""
+    """What Python, torch and the system say when memory is short becomes OutOfMemory."""
     try:
         yield
-    except (MemoryError, OSError, RuntimeError) as error:
-        if not _means_memory(error):
+    except (MemoryError, OSError, RuntimeError, ImportError) as error:
+        said = next(filter(None, map(_about_memory, _causes(error))), None)
+        if said is None:
             raise
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
         raise OutOfMemory(f"out of memory: {said}; {room()}") from error
 
 
-def _means_memory(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _about_memory(error: BaseException) -> str | None:
+    """The first line of an error that means that memory is short."""
+    first = str(error).strip().partition("\n")[0]
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or "allocate memory" in str(error)  # of torch's allocator on the host
+    short = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    said = any(phrase in str(error) for phrase in _PHRASES)
+    return (first or type(error).__name__) if named or short or said else None
 
 
 def room(root: Path = _SYSTEM) -> Room:

@@ -15,7 +15,11 @@ from typing import Protocol
 import uvloop
 from surestep_common import log, rpc, tls
 from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
-from surestep_common.process import die_with_parent, dump_stacks_on_signal
+from surestep_common.process import (
+    die_with_parent,
+    dump_stacks_on_signal,
+    prefer_as_victim,
+)
 from surestep_common.tasks import end
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
@@ -25,12 +29,15 @@ from .config import WorkerSettings
 from .control import Activation, Failure, Kind, Message
 from .heartbeat import Heartbeat
 from .held_weights import StaleWeights
+from .host_memory import memory_errors
 from .service import StepRunner, StepThread, WorkerService
 
 logger = logging.getLogger("surestep_worker.rank")  # which runs as __main__
 
 _STOP_GRACE_S = 2.0  # the scheduler has drained before a rank is told to stop
 _TICK_S = 0.5
+# A standby costs time only, and a rank no request; who talks to clients cannot be replaced.
+_VICTIM_AS_STANDBY, _VICTIM_AS_RANK = 800, 400
 
 
 class Loaded(Protocol):
@@ -81,7 +88,8 @@ class CannotStart(Exception):
 def _start() -> Iterator[None]:
     """A part of the start. Raises CannotStart for every error in it."""
     try:
-        yield
+        with memory_errors():
+            yield
     except Exception as error:
         raise CannotStart(error) from error
 
@@ -158,6 +166,7 @@ class Rank:
 def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) -> int:
     """A standby that `preload` prepares, until it is activated; then the rank. Exit status."""
     die_with_parent()
+    prefer_as_victim(_VICTIM_AS_STANDBY)
     dump_stacks_on_signal(and_end=True)
     log.configure("worker", rank=settings.rank, level=settings.log_level, as_json=settings.log_json)
     supervisor = control.inherited()
@@ -166,6 +175,7 @@ def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) ->
             build = preload(settings)
         control.send(supervisor, Message(Kind.STANDBY))
         activation = control.wait_for_activation(supervisor)
+        prefer_as_victim(_VICTIM_AS_RANK)
         uvloop.run(Rank(settings, supervisor, activation, build).serve())
     except CannotStart as failed:
         # A traceback says nothing about a model or a setting that is wrong.

@@ -22,6 +22,7 @@ from .config import WorkerSettings
 from .control import Failure, Kind
 from .exits import Exits, report_beat
 from .held_weights import HeldWeights
+from .host_memory import room
 from .model_folder import fingerprint_of
 from .rank_process import RankProcess, Setback
 from .watch import POLL_S, Watch
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)  # by consecutive failures
 _STANDBY_DELAY_S = 2.0  # after a rank became ready: the cores are its own at first
+_STANDBY_BYTES = 400 << 20  # an imported torch, and a little peace for the others
 _DISTRUST_AFTER = 3  # failures with what an earlier rank left; then everything is done afresh
 _REPAIR_S = 30.0  # between attempts while what is wrong will not pass by itself
 _LAST_WORDS_S = 0.5  # for what a rank said before its end
@@ -178,12 +180,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         await self._ready.wait()
         await asyncio.sleep(_STANDBY_DELAY_S)
         for attempt in range(sys.maxsize):
-            try:
-                standby = self._standby = await RankProcess.spawn(self._command, self._settings)
-            except OSError as error:
-                logger.warning("rank %d goes without a standby: %s", self._settings.rank, error)
-                await asyncio.sleep(_BACKOFF_S[-1])
-                continue
+            standby = self._standby = await self._spawn_standby()
             logger.info("rank %d has a standby, pid %d", self._settings.rank, standby.pid)
             async for _ in standby.messages():
                 standby.imported = True
@@ -192,6 +189,21 @@ class Supervisor(pb_grpc.SupervisorServicer):
             self._standby = None
             logger.warning("standby, pid %d, ended: %s", standby.pid, verdict.reason)
             await asyncio.sleep(_back_off_s(attempt + 1))
+
+    async def _spawn_standby(self) -> RankProcess:
+        """As soon as there is room for one."""
+        said = ""
+        while True:
+            try:
+                if (left := room()).nbytes >= _STANDBY_BYTES:
+                    return await RankProcess.spawn(self._command, self._settings)
+                reason = str(left)
+            except OSError as error:
+                reason = str(error)
+            if not said:
+                logger.warning("rank %d goes without a standby: %s", self._settings.rank, reason)
+            said = reason
+            await asyncio.sleep(_BACKOFF_S[-1])
 
     async def Status(
         self, request: pb.SupervisorStatusRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
+from surestep_worker.host_memory import GIB, OutOfMemory, room
 from surestep_worker.kv_cache import KVSpec
 from surestep_worker.layers.linear import Sharding
 from surestep_worker.layers.rotary import rotary_table
@@ -159,8 +160,8 @@ def _check(config: ModelConfig, tp: TensorParallel, options: LoadOptions) -> Non
 def _open(
     source: ModelSource, table: Table, ignore: Iterable[str], options: LoadOptions
 ) -> CheckpointWeights:
-    """The checkpoint, when it holds what the table wants."""
-    return CheckpointWeights(
+    """The checkpoint, when it holds what the table wants and there is memory for it."""
+    checkpoint = CheckpointWeights(
         source.entries,
         table,
         ignore=ignore,
@@ -168,6 +169,11 @@ def _open(
         dtype=resolve_dtype(options.dtype, source.config),
         progress=options.progress,
     )
+    left = room()
+    if checkpoint.bytes_wanted > left.nbytes:
+        wanted = f"the weights take {checkpoint.bytes_wanted / GIB:.2f} GiB of memory"
+        raise OutOfMemory(f"{wanted}, but only {left}", param="model")
+    return checkpoint
 
 
 def _rotary(config: ModelConfig, dim: int, options: LoadOptions) -> Tensor:

@@ -118,6 +118,7 @@ class CheckpointWeights:
             self._quantized = self._find_quantized(table)
             self._check(table, ignore)
             self._total = sum(self._bytes(s) for p in table.values() for s in p.sources)
+            self.bytes_wanted = sum(map(self._bytes_in_memory, table.values()))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -178,6 +179,12 @@ class CheckpointWeights:
         """Of a source's tensors, the share that is kept."""
         whole = sum(self._checkpoint.nbytes(name) for name in self._stored(source))
         return whole * source.numel // math.prod(source.shape)
+
+    def _bytes_in_memory(self, parameter: Parameter) -> int:
+        """As this rank will keep it, about."""
+        if any(source.name in self._quantized for source in parameter.sources):
+            return sum(map(self._bytes, parameter.sources))
+        return math.prod(parameter.shape) * self._dtype.itemsize
 
     def _stored(self, source: Source) -> dict[str, Stored]:
         """The checkpoint tensors that hold a source."""
