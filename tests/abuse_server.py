@@ -50,6 +50,11 @@ class Abused:
             assert ended < len(streams), "nobody was disturbed"
         return [task.result() for task in streams]
 
+    @property
+    def console(self) -> str:
+        """What the launcher has said."""
+        return (self.server.stack.logs.parent / "console.log").read_text()
+
     # -- who is who ----------------------------------------------------------------------------
 
     def supervisors(self) -> list[Any]:
@@ -91,13 +96,13 @@ def _holds(condition: Callable[[], object]) -> bool:
 
 @contextlib.contextmanager
 def abused(
-    folder: Path, *flags: str, num_streams: int = 6, max_tokens: int = 200
+    folder: Path, *flags: str, num_streams: int = 6, max_tokens: int = 200, **surroundings: Any
 ) -> Iterator[Abused]:
-    """A server of a tiny random model in a folder of its own."""
+    """A server of a tiny random model in a folder of its own; see `serve_for_faults`."""
     model = make_tiny_checkpoint(
         folder / "model", "llama", seed=7, tokenizer=True, max_position=2048
     )
-    with serve_for_faults(model, folder, *flags) as server:
+    with serve_for_faults(model, folder, *flags, **surroundings) as server:
         asks = mix(random.Random(SEED), num_streams, max_tokens)
         quiet = Abused(server, model, asks, [])
         expected = asyncio.run(quiet._run(_nothing, 90))

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -156,7 +155,7 @@ class Child:
         """From start to end; says how it ended."""
         try:
             await self._start()
-        except (OSError, subprocess.SubprocessError) as error:  # no memory, files or processes left
+        except (OSError, RuntimeError) as error:  # no memory, files, processes or threads left
             return f"cannot be started: {error}"
         assert self._process is not None
         if self._stopping.is_set():  # stopped while it was being spawned

@@ -28,6 +28,7 @@ from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.notify import Listener
 
 from .child import Child, ChildFailedError, Command
+from .limits import shortages
 from .model_source import resolve
 from .output import unbreakable
 from .ports import is_free
@@ -53,9 +54,13 @@ def launch(settings: ServeSettings) -> int:
         raise Unavailable(
             f"port {settings.port} of {settings.host} is taken; --port takes another, 0 any"
         )
+    for line in shortages(settings.tensor_parallel_size):
+        console.print(f"Warning: {line}", markup=False, soft_wrap=True)
     model = resolve(settings.model, console)
     log_dir = _log_folder(settings.log_dir)
     environ = wiring(settings, model)
+    if sys.version_info < (3, 12):  # later ones need no telling: a thread less for each child
+        asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
     return asyncio.run(_serve(settings, environ, log_dir, console))
 
 

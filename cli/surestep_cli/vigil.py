@@ -98,8 +98,12 @@ async def watch(child: Child, signs: Sequence[Sign]) -> None:
     try:
         while True:
             began = time.monotonic()
-            seen = await asyncio.gather(*(sign.seen() for sign in signs))
-            await vigil.looked(alive=all(seen))
+            try:
+                seen = await asyncio.gather(*(sign.seen() for sign in signs))
+            except RuntimeError as error:  # no thread to look with, which is nobody's silence
+                logger.warning("cannot look after %s: %s", child.command.name, error)
+            else:
+                await vigil.looked(alive=all(seen))
             await asyncio.sleep(max(began + _LOOK_S - time.monotonic(), 0))
     finally:
         for sign in signs:

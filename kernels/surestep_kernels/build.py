@@ -31,6 +31,7 @@ FLAGS = (
     "-pthread",
 )
 TIMEOUT_S = 120.0
+_ROOM = 16 << 20  # bytes for the compiler's files
 _MEMORY = (Path("/dev/shm"),)  # noqa: S108  # where there is room when no disk has any
 
 
@@ -66,6 +67,9 @@ def build_library(cache: Path | None = None, compiler: str = "cc") -> bytes:
 def _build(folder: Path | None, compiler: str, keep: Path | None = None) -> bytes:
     """Compile in a temporary folder, inside `folder` if given; move the library to `keep`."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        left = shutil.disk_usage(scratch).free
+        if left < _ROOM:  # the compiler would find out after some seconds
+            raise BuildError(f"{left} bytes are left on the disk")
         fresh = Path(scratch) / "libsurestep.so"
         _compile(compiler, fresh)
         code = fresh.read_bytes()

@@ -51,8 +51,7 @@ def test_streams_survive_scheduler_and_workers(server: Abused, kills: int) -> No
                 tasks.create_task(kill_again_and_again(server, kills, module))
 
     server.survive(disturb, longest_s=150)
-    console = (server.server.stack.logs / "console.log").read_text()
-    told = [line for line in console.splitlines() if "starting it again" in line]
+    told = [line for line in server.console.splitlines() if "starting it again" in line]
     assert kills <= len(told) <= 3 * kills
 
 

@@ -81,9 +81,8 @@ def test_streams_go_on(server: Abused, case: str) -> None:
 
 
 def test_a_watchdog_that_stopped_watching_is_noticed(server: Abused) -> None:
-    console = server.server.stack.logs / "console.log"
-    process, before = watchdog(server), console.read_text().count("told to go on")
+    process, before = watchdog(server), server.console.count("told to go on")
     process.suspend()
-    asyncio.run(until(lambda: console.read_text().count("told to go on") > before, "a line"))
+    asyncio.run(until(lambda: server.console.count("told to go on") > before, "a line"))
     asyncio.run(until(lambda: process.status() != psutil.STATUS_STOPPED, "its going on"))
     assert watchdog(server).pid == process.pid

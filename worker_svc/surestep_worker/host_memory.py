@@ -14,8 +14,7 @@ from surestep_common.errors import InvalidRequest
 GIB = 1 << 30
 _UNLIMITED = 1 << 60  # what cgroups without a limit say is about 2^63
 _SYSTEM = Path("/")
-# Of torch's allocator and of the dynamic linker; of threads, whose stacks have no room.
-_PHRASES = ("allocate memory", "failed to map segment", "can't start new thread")
+_PHRASES = ("allocate memory", "failed to map segment")  # torch's allocator, dynamic linker
 
 
 class Room(NamedTuple):
