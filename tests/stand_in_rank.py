@@ -46,6 +46,9 @@ class Runner:
     def open(self, epoch: int) -> None:
         pass
 
+    def check_whole(self) -> None:
+        pass
+
     def launch(self, plan: pb.StepPlan) -> Done:
         self._heartbeat.enter(pb.FORWARD)
         if SLEEP in plan.block_ids:

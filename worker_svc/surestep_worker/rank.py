@@ -113,11 +113,12 @@ class Rank:
         os.close(activation.heartbeat_fd)
         self._thread = StepThread()
         self._ended = asyncio.Event()
+        self._alone: Unavailable | None = None  # why there is no group any more
 
     async def serve(self) -> None:
         """Run until SIGTERM or SIGINT.
 
-        Raises CannotStart, and Unavailable when the supervisor is gone.
+        Raises CannotStart, and Unavailable when the supervisor or another rank is gone.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -153,14 +154,20 @@ class Rank:
             ticking = tasks.create_task(self._tick(service))
             await self._ended.wait()
             await end(ticking)
+        if self._alone is not None:
+            raise self._alone
         if control.is_closed(self._supervisor):
             raise Unavailable("the supervisor is gone")
 
     async def _tick(self, service: WorkerService) -> None:
         """A sign of life on the way that plans take: through the loop and the step thread."""
-        while True:
-            await self._thread.submit(service.tick)
-            await asyncio.sleep(_TICK_S)
+        try:
+            while True:
+                await self._thread.submit(service.tick)
+                await asyncio.sleep(_TICK_S)
+        except Unavailable as error:
+            self._alone = error
+            self._ended.set()
 
 
 def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) -> int:
@@ -186,6 +193,8 @@ def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) ->
         return 1
     except Unavailable as gone:
         logger.error("%s", gone)
+        with contextlib.suppress(OSError):
+            control.send(supervisor, Message(Kind.FAILED, reason=str(gone)))
         return 1
     return 0
 
