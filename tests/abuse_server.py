@@ -96,16 +96,25 @@ def _holds(condition: Callable[[], object]) -> bool:
 
 @contextlib.contextmanager
 def abused(
-    folder: Path, *flags: str, num_streams: int = 6, max_tokens: int = 200, **surroundings: Any
+    folder: Path,
+    *flags: str,
+    num_streams: int = 6,
+    max_tokens: int = 200,
+    asks: list[Ask] | None = None,
+    expected: list[Answer] | None = None,
+    **surroundings: Any,
 ) -> Iterator[Abused]:
-    """A server of a tiny random model in a folder of its own; see `serve_for_faults`."""
+    """A server of a tiny random model in a folder of its own; see `serve_for_faults`.
+
+    Streams are of all kinds unless `asks` are given, and say what they say when nothing happens.
+    """
     model = make_tiny_checkpoint(
         folder / "model", "llama", seed=7, tokenizer=True, max_position=2048
     )
     with serve_for_faults(model, folder, *flags, **surroundings) as server:
-        asks = mix(random.Random(SEED), num_streams, max_tokens)
+        asks = asks or mix(random.Random(SEED), num_streams, max_tokens)
         quiet = Abused(server, model, asks, [])
-        expected = asyncio.run(quiet._run(_nothing, 90))
+        expected = expected or asyncio.run(quiet._run(_nothing, 90))
         yield Abused(server, model, asks, expected)
 
 

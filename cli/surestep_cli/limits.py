@@ -32,8 +32,8 @@ def _tasks_left(root: Path) -> Iterator[tuple[int, str]]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and os.getuid() != 0:  # which nobody limits
         yield soft - _tasks_of_user(root / "proc", os.getuid()), "ulimit -u"
-    mount = root / "sys/fs/cgroup"
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
+    mount, membership = root / "sys/fs/cgroup", root / "proc/self/cgroup"
+    for line in membership.read_text().splitlines() if membership.exists() else ():
         _, controllers, path = line.split(":", 2)
         inner = Path(path.lstrip("/"))
         if not controllers or "pids" in controllers.split(","):

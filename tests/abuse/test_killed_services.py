@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -19,9 +18,10 @@ KILLS = 7  # the launcher used to give up at the sixth
 KILLS_IN_FULL = 10
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Abused]:
-    with abused(tmp_path, "--tensor-parallel-size", "2", max_tokens=150) as running:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
+    folder = tmp_path_factory.mktemp("killed")
+    with abused(folder, "--tensor-parallel-size", "2", max_tokens=150) as running:
         yield running
 
 
@@ -50,9 +50,26 @@ def test_streams_survive_scheduler_and_workers(server: Abused, kills: int) -> No
             for module in ("surestep_scheduler", "surestep_worker"):
                 tasks.create_task(kill_again_and_again(server, kills, module))
 
+    before = server.console.count("starting it again")
     server.survive(disturb, longest_s=150)
-    told = [line for line in server.console.splitlines() if "starting it again" in line]
-    assert kills <= len(told) <= 3 * kills
+    assert kills <= server.console.count("starting it again") - before <= 3 * kills
+
+
+def test_a_rank_and_the_scheduler_are_lost_together(server: Abused) -> None:
+    """The rank dies first: nobody tells the other one that their group is no more."""
+
+    async def disturb(tally: Tally) -> None:
+        watchdog = server.children("surestep_scheduler")[0]
+        scheduler = watchdog.children()[0]
+        rank = server.supervisors()[1]["rank_pid"]
+        for process in (watchdog, scheduler):
+            process.suspend()
+        os.kill(rank, signal.SIGKILL)
+        for process in (scheduler, watchdog):
+            process.kill()
+        await tally.reached(tally.tokens + 50)
+
+    server.survive(disturb, longest_s=90)
 
 
 def test_a_gateway_comes_back_every_time(server: Abused, kills: int) -> None:

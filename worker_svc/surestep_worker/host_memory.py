@@ -60,13 +60,19 @@ def _about_memory(error: BaseException) -> str | None:
 
 
 def room(root: Path = _SYSTEM) -> Room:
-    """The least that any limit leaves; `root` is where proc and sys are mounted."""
-    return min([*_machine(root / "proc"), *_cgroups(root), *_own_limits(root / "proc")])
+    """The least that any limit leaves; `root` is where proc and sys are mounted.
+
+    What a system does not tell is taken for unlimited.
+    """
+    found = [*_machine(root / "proc"), *_cgroups(root), *_own_limits(root / "proc")]
+    return min(found, default=Room(_UNLIMITED, "a memory that nobody tells of"))
 
 
 def _machine(proc: Path) -> Iterator[Room]:
     about = _table(proc / "meminfo")
-    yield Room(1024 * (about["MemAvailable:"] + about["SwapFree:"]), "the machine's memory")
+    if "MemAvailable:" in about:
+        free = about["MemAvailable:"] + about.get("SwapFree:", 0)
+        yield Room(1024 * free, "the machine's memory")
 
 
 def _own_limits(proc: Path) -> Iterator[Room]:
@@ -77,13 +83,13 @@ def _own_limits(proc: Path) -> Iterator[Room]:
     ):
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY:
-            yield Room(max(soft - 1024 * used[field], 0), name)
+            yield Room(max(soft - 1024 * used.get(field, 0), 0), name)
 
 
 def _cgroups(root: Path) -> Iterator[Room]:
     """Of the cgroup of this process and of those around it, in both versions."""
     mount = root / "sys/fs/cgroup"
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
+    for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         # Inside a container the path may be the host's, which does not lead anywhere here.
         inner = Path(path.lstrip("/"))
@@ -116,5 +122,12 @@ def _cgroup(group: Path, limit_file: str, used_file: str, prefix: str) -> Iterat
 
 def _table(path: Path) -> dict[str, int]:
     """Lines of a name and a number."""
-    rows = (line.split() for line in path.read_text().splitlines())
+    rows = (line.split() for line in _lines(path))
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
