@@ -47,6 +47,7 @@ def test_disks_that_fill_in_the_middle_end_nothing(tmp_path: Path) -> None:
     sizes = {logs: "1m", scratch: "1m", SHM: "1m"}
     with abused(
         tmp_path,
+        num_streams=4,
         max_tokens=60,
         within=within(sizes, filled=()),
         variables={"TMPDIR": str(scratch)},
@@ -54,7 +55,7 @@ def test_disks_that_fill_in_the_middle_end_nothing(tmp_path: Path) -> None:
 
         async def disturb(tally: Tally) -> None:
             await asyncio.to_thread(fill, server.launcher().pid, *sizes)
-            await lose(server, tally, "surestep_scheduler", "surestep_worker")
+            await lose(server, tally, "surestep_worker")
 
         server.survive(disturb, longest_s=120)
         told = f"logs in {logs}: the disk is full, what the services write now is lost"

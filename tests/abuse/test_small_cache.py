@@ -14,7 +14,7 @@ from abuse_server import SEED, Abused, abused, until
 from fault_streams import KINDS, Tally, ask
 
 pytestmark = pytest.mark.timeout(240)
-STREAMS, CHOICES, TOKENS = 24, 6, 70
+STREAMS, CHOICES, TOKENS = 16, 4, 70
 BLOCK_SIZE, BLOCKS = 8, 40
 BLOCK_BYTES = 4 << 10  # of the tiny model
 MIXED = itertools.cycle(("greedy", "seeded", "logprobs", "penalties"))
@@ -38,10 +38,10 @@ def server(tmp_path: Path) -> Iterator[Abused]:
 
 def test_ids_are_those_of_a_large_cache(server: Abused) -> None:
     async def disturb(tally: Tally) -> None:
-        for _ in range(3):
-            await tally.reached(tally.tokens + 200)
+        for _ in range(2):
+            await tally.reached(tally.tokens + 100)
             await until(server.server.stack.is_ready, "readiness")
             os.kill(server.supervisors()[0]["rank_pid"], signal.SIGKILL)
 
     server.survive(disturb, longest_s=120)
-    assert server.server.stack.metric("vllm:num_preemptions_total") > 20
+    assert server.server.stack.metric("vllm:num_preemptions_total") > 5

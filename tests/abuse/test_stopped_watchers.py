@@ -19,7 +19,7 @@ LONGEST_S = 20.0  # that any client may wait for its next token
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
     folder = tmp_path_factory.mktemp("stopped")
-    with abused(folder, "--tensor-parallel-size", "1", max_tokens=120) as running:
+    with abused(folder, "--tensor-parallel-size", "1", num_streams=4, max_tokens=80) as running:
         yield running
 
 
@@ -71,7 +71,7 @@ CASES = {
 def test_streams_go_on(server: Abused, case: str) -> None:
     async def disturb(tally: Tally) -> None:
         await asyncio.to_thread(CASES[case], server)
-        await tally.reached(tally.tokens + 50)
+        await tally.reached(tally.tokens + 20)
 
     answers = server.survive(disturb, longest_s=90)
     assert max(answer.pause_s for answer in answers) < LONGEST_S
