@@ -25,7 +25,7 @@ from surestep_common.config import (
     state_dir,
 )
 from surestep_common.errors import SurestepError, Unavailable
-from surestep_common.notify import Listener
+from surestep_common.notify import ALIVE, READY, STOPPING, Listener, Notifier
 
 from .child import Child, ChildFailedError, Command
 from .limits import shortages
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 # Logs appear as they are written; gRPC need not prepare for forks, because an exec follows each.
 _PROCESS = {"PYTHONUNBUFFERED": "1", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 _STOP_GRACE_S = 10.0  # for scheduler and workers, which have nothing to do once the gateway is done
+_BEAT_S = 1.0
 _INTERRUPTED = 130  # exit status after a second Ctrl-C
 
 
@@ -181,6 +182,7 @@ class Launcher:
         self._drain_s = drain_s
         self._stop = asyncio.Event()
         self._killed = False
+        self._notifier = Notifier()
 
     async def run(self) -> int:
         """Start, serve until a signal comes, drain. Exit status. Raises SurestepError."""
@@ -196,7 +198,9 @@ class Launcher:
                     vigils = [tasks.create_task(watch(*each)) for each in self._services.all]
                     logs = self._services.gateway.child.command.log_path.parent
                     vigils.append(tasks.create_task(watch_logs(logs)))
+                    vigils.append(tasks.create_task(self._beat()))
                     await self._stop.wait()
+                    self._notifier.tell(STOPPING)
                     for vigil in vigils:
                         vigil.cancel()
                 await self._drain()
@@ -205,6 +209,13 @@ class Launcher:
         except* SurestepError as group:
             raise group.exceptions[0] from None
         return _INTERRUPTED if self._killed else 0
+
+    async def _beat(self) -> None:
+        """Signs of life for whoever has started this launcher, until cancelled."""
+        self._notifier.tell(READY)
+        while True:
+            self._notifier.tell(ALIVE)
+            await asyncio.sleep(_BEAT_S)
 
     async def _started(self) -> bool:
         """Wait until the model answers. False when a signal came first. Raises Unavailable."""

@@ -19,28 +19,23 @@ class Notifier:
     """The end of the process that is watched; does nothing where nobody asks."""
 
     def __init__(self) -> None:
-        self._address = config.notify_address()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        address = config.notify_address()
+        abstract = address is not None and address.startswith("@")
+        self._address = f"\0{address[1:]}" if abstract and address else address
 
     def tell(self, state: str) -> None:
         """Send a state; whoever does not read in time misses it."""
         if self._address is None:
             return
-        with contextlib.suppress(OSError):
-            address = self._address
-            name = f"\0{address[1:]}" if address.startswith("@") else address
-            self._socket.sendto(state.encode(), name)
-
-    def close(self) -> None:
-        """Tell nothing more."""
-        self._socket.close()
+        with contextlib.suppress(OSError), _datagrams() as sender:
+            sender.sendto(state.encode(), self._address)
 
 
 class Listener:
     """The end of the process that watches."""
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket = _datagrams()
         self._socket.bind("")  # the kernel picks a name that is no file
         name: bytes = self._socket.getsockname()
         self.address = f"@{name[1:].decode()}"  # for NOTIFY_SOCKET
@@ -56,3 +51,7 @@ class Listener:
     def close(self) -> None:
         """Listen no more."""
         self._socket.close()
+
+
+def _datagrams() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)

@@ -107,7 +107,6 @@ async def test_beats_are_heard_while_they_are_sent(monkeypatch: pytest.MonkeyPat
     assert not await beats.seen()
     await beats.close()
     notifier.tell(ALIVE)  # nobody listens: no matter
-    notifier.close()
 
 
 class Recorded(Child):

@@ -10,6 +10,7 @@ import pytest
 from fake_scheduler import FakeScheduler, Script, default_info, emulated, start, tokens
 from gateway_stack import Stack, StartStack
 from surestep_common.errors import ConnectionLost, ModelChanged
+from surestep_common.healthcheck import trouble
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 BODY = {"prompt": "the quick brown", "max_tokens": 12, "seed": 4, "return_token_ids": True}
@@ -134,6 +135,9 @@ async def test_what_a_scheduler_waits_for_is_told_to_whoever_asks(stack: Stack) 
             await asyncio.sleep(0.02)
     assert ready.status_code == 503
     assert ready.json()["error"]["message"] == f"the model is not ready: {reason}"
+    said = await asyncio.to_thread(trouble, f"{stack.url}/health/ready")
+    assert said is not None
+    assert reason in said
     refused = await stack.client.post("/v1/completions", json=BODY)
     assert refused.status_code == 503
     assert refused.json()["error"]["message"] == f"no scheduler serves: {reason}"
@@ -141,3 +145,4 @@ async def test_what_a_scheduler_waits_for_is_told_to_whoever_asks(stack: Stack) 
     await stack.scheduler.set_serving(True)
     await stack.until_serving(1)
     assert (await stack.client.get("/health/ready")).status_code == 200
+    assert await asyncio.to_thread(trouble, f"{stack.url}/health/ready") is None
