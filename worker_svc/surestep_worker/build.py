@@ -18,7 +18,7 @@ from .config import WorkerSettings
 from .heartbeat import Heartbeat
 from .host_memory import GIB
 from .kv_cache import CACHE_DTYPES, bytes_per_block
-from .models import Model, ModelSource, attention_case, load_model
+from .models import Model, ModelSource, attention_case, check_alike, load_model
 from .models.finite import non_finite_tensors
 from .models.weight_store import WeightStore
 from .models.weights import Progress
@@ -77,7 +77,9 @@ def build_runner(
         raise InvalidRequest("no model folder given", param="model")
     speculation = _speculation(settings)
     _take_gpu(settings)
-    source = ModelSource(settings.model, WeightStore(weights_fd) if weights_fd else None)
+    source = ModelSource(
+        settings.model, WeightStore(weights_fd) if weights_fd is not None else None
+    )
     kernels = _kernels(settings, source)
     kernels.set_num_threads(settings.cpu_threads or _share_of_cores(settings))
     tp = TensorParallel.connect(
@@ -87,6 +89,7 @@ def build_runner(
         settings.device,
         _TP_TIMEOUT_S,
     )
+    check_alike(source, tp)
     known = pb.WorkerInfo.FromString(memo) if _all_know(memo, tp) else None
     model = load_model(
         source,

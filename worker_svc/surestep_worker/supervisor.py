@@ -129,17 +129,20 @@ class Supervisor(pb_grpc.SupervisorServicer):
 
     async def _clean_up(self) -> None:
         """What the next rank may not be given."""
-        useless = self._setback is not None and self._setback.failure is Failure.WEIGHTS
-        if self._exits.failures >= _DISTRUST_AFTER:
+        failure = self._setback.failure if self._setback is not None else Failure.PASSING
+        distrusted = self._exits.failures >= _DISTRUST_AFTER
+        if distrusted:
             self._memo = b""
-        if not self._weights.sealed or useless or await self._can_load_afresh():
+        useless = not self._weights.sealed or failure is Failure.WEIGHTS
+        suspected = distrusted and failure is Failure.PASSING
+        if useless or (suspected and await self._can_load_afresh()):
             self._weights.renew()
             self._checkpoint = ""
 
     async def _can_load_afresh(self) -> bool:
         """Whether the weights, which may be what ends the ranks, can be had once more."""
         folder = self._settings.model
-        if self._exits.failures < _DISTRUST_AFTER or folder is None:
+        if folder is None:
             return False
         try:
             found = await asyncio.to_thread(fingerprint_of, folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .config import ModelConfig
 from .loader import MODELS, LoadOptions, Model, attention_case, load_model
-from .source import ModelSource
+from .source import ModelSource, check_alike
 
 __all__ = [
     "MODELS",
@@ -13,5 +13,6 @@ __all__ = [
     "ModelConfig",
     "ModelSource",
     "attention_case",
+    "check_alike",
     "load_model",
 ]

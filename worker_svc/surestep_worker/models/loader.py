@@ -54,6 +54,8 @@ class Model(Protocol):
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
 
 
+_ROTARY_BYTES = 12  # an element while the table is made: angles, cosines and sines of them, both
+
 MODELS: Registry[Model] = Registry("architecture")
 
 
@@ -169,16 +171,23 @@ def _open(
         dtype=resolve_dtype(options.dtype, source.config),
         progress=options.progress,
     )
-    left = room()
-    if checkpoint.bytes_wanted > left.nbytes:
-        wanted = f"the weights take {checkpoint.bytes_wanted / GIB:.2f} GiB of memory"
-        raise OutOfMemory(f"{wanted}, but only {left}", param="model")
+    _require_room("the weights", checkpoint.bytes_wanted, param="model")
     return checkpoint
 
 
 def _rotary(config: ModelConfig, dim: int, options: LoadOptions) -> Tensor:
     length = options.max_model_len or config.max_length
+    _require_room(
+        f"rotary tables of {length} tokens", length * dim * _ROTARY_BYTES, param="max_model_len"
+    )
     return rotary_table(config.rope, dim, length, options.device)
+
+
+def _require_room(what: str, nbytes: int, param: str) -> None:
+    left = room()
+    if nbytes > left.nbytes:
+        message = f"{what} take {nbytes / GIB:.2f} GiB of memory, but only {left}"
+        raise OutOfMemory(message, param=param)
 
 
 for _architecture in DENSE_ARCHITECTURES:

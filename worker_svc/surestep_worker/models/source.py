@@ -6,8 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from surestep_worker.model_folder import ConfigFiles, fingerprint, read_entries
+import torch
+from surestep_common.errors import InvalidRequest, Unavailable
+
+from surestep_worker.held_weights import StaleWeights
+from surestep_worker.model_folder import (
+    ConfigFiles,
+    fingerprint,
+    fingerprint_of,
+    read_entries,
+)
 from surestep_worker.safetensors_header import Entry
+from surestep_worker.tp import TensorParallel
 
 from .config import ModelConfig, architecture_of
 from .hybrid_config import HYBRID_ARCHITECTURES, HybridConfig
@@ -43,3 +53,27 @@ class ModelSource:
     def facts(self) -> Mapping[str, Any]:
         """What a sealed store must tell, for JSON."""
         return {**self._files._asdict(), "fingerprint": self.fingerprint}
+
+
+def check_alike(source: ModelSource, tp: TensorParallel) -> None:
+    """See to it that all ranks have the same checkpoint, before they compute together.
+
+    Raises Unavailable when they have not, and StaleWeights on a rank whose weights in memory are
+    older than what its folder and the other ranks hold by now.
+    """
+    mine = torch.tensor(list(source.fingerprint.encode()))
+    lines = tp.all_gather(mine).view(tp.size, -1).tolist()
+    prints = [bytes(line).decode() for line in lines]
+    strangers = [rank for rank, other in enumerate(prints) if other != source.fingerprint]
+    if not strangers:
+        return
+    if source.store.sealed and _lies_in(source.folder) in prints:
+        raise StaleWeights(f"{source.folder} holds another model now, as the other ranks have it")
+    raise Unavailable(f"rank {strangers[0]} has another checkpoint than {source.folder}")
+
+
+def _lies_in(folder: Path) -> str:
+    try:
+        return fingerprint_of(folder)
+    except InvalidRequest:
+        return ""
