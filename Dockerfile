@@ -62,4 +62,4 @@ USER surestep
 ENV SURESTEP_WORKER_LISTEN=0.0.0.0:50061 SURESTEP_SUPERVISOR_LISTEN=0.0.0.0:50071
 EXPOSE 50061 50071
 HEALTHCHECK --interval=5s --timeout=5s --start-period=10m CMD ["python", "-m", "surestep_common.healthcheck", "127.0.0.1:50061"]
-CMD ["python", "-m", "surestep_worker"]
+CMD ["python", "-m", "surestep_common.watchdog", "127.0.0.1:50071", "--", "python", "-m", "surestep_worker"]

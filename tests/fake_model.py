@@ -32,10 +32,13 @@ class FakeModel:
     drafter_has_state: bool = False
     recurrent: bool = False
     num_snapshots: int = 0
+    fingerprint: str = "fake"
+    salt: int = 0  # another one is another model
 
     def choose(self, state: int, sampling: pb.SamplingParams) -> int:
         """The next token, given the KV content of the newest one."""
-        return (advance(state, sampling.seed & 0xFFFF) >> 17) % self.vocab_size
+        mixed = advance(state, sampling.seed & 0xFFFF) >> 17
+        return (mixed + self.salt) % self.vocab_size
 
     def complete(
         self, prompt: Sequence[int], max_tokens: int, sampling: pb.SamplingParams

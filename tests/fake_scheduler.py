@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_common.rpc import Server
 from surestep_proto import generate_pb2, generate_pb2_grpc
 from surestep_proto.engine_pb2 import LogprobColumns
@@ -47,9 +47,10 @@ def default_info(**changes: Any) -> SchedulerInfo:
     return SchedulerInfo(**(facts | changes))
 
 
-def start(num_cached: int = 0) -> GenerateChunk:
-    """The chunk that says the request runs."""
-    return GenerateChunk(start=RequestStart(num_cached_tokens=num_cached, queue_s=0.001))
+def start(num_cached: int = 0, model: str = "") -> GenerateChunk:
+    """The chunk that says the request runs, and on which model."""
+    begun = RequestStart(num_cached_tokens=num_cached, queue_s=0.001, model_fingerprint=model)
+    return GenerateChunk(start=begun)
 
 
 def tokens(ids: Sequence[int], *, finish: int = 0, logprobs: bool = False) -> GenerateChunk:
@@ -150,6 +151,7 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
     time_remaining: list[float] = field(default_factory=list)
     restarts: list[str] = field(default_factory=list)  # reasons
     hanging: bool = False
+    trouble: str = ""  # why it has no Info to give
     restarting: asyncio.Event | None = None
     num_open: int = 0
     num_cancelled: int = 0
@@ -179,6 +181,8 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
             await asyncio.shield(self._notify())
 
     async def Info(self, request: Any, context: Any) -> SchedulerInfo:
+        if self.trouble:
+            raise Unavailable(self.trouble)
         return self.info
 
     async def Stats(self, request: Any, context: Any) -> SchedulerStats:

@@ -105,6 +105,7 @@ class FakeWorker(WorkerServicer):
             last_epoch=self.engine.epoch,
             last_step=self.engine.step,
             eos_token_ids=[0],
+            model_fingerprint=model.fingerprint,
         )
 
     async def Run(
@@ -146,7 +147,7 @@ def fake_worker(model: FakeModel | None = None, **hooks: Any) -> AbstractAsyncCo
 class FakeSupervisor(SupervisorServicer):
     """Replaces a fake rank by a new one, on another port. Start and stop it like a FakeWorker.
 
-    `may_start` holds the next rank back while it is cleared.
+    `may_start` holds the next rank back while it is cleared; `failure` says why, meanwhile.
     """
 
     def __init__(self, make: Callable[[], FakeWorker]) -> None:
@@ -155,6 +156,7 @@ class FakeSupervisor(SupervisorServicer):
         self.exits: list[pb.RankExit] = []  # newest first
         self.may_start = asyncio.Event()
         self.may_start.set()
+        self.failure = ""
         self._ended_at: list[float] = []  # parallel to exits
         self._make = make
         self._address = ""
@@ -220,6 +222,7 @@ class FakeSupervisor(SupervisorServicer):
             rank_address=self._address,
             restarts=len(self.exits),
             exits=self.exits,
+            failure=self.failure,
         )
 
     async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.RestartResponse:

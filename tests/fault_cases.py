@@ -96,7 +96,7 @@ def drafter_blamed(before: Facts, after: Facts) -> bool:
 
 
 def anything(before: Facts, after: Facts) -> bool:
-    """The trigger was pulled: how it is answered is up to the server."""
+    """How it is answered is up to the server: a process that was stopped is told to go on."""
     return True
 
 
@@ -222,7 +222,7 @@ FAULTS = (
         setups=("none-tp1", "ngram-tp2", "mtp-tp1"),
     ),
     Fault(
-        *("scheduler-stopped", _signal_scheduler(signal.SIGSTOP), scheduler_replaced, 30),
+        *("scheduler-stopped", _signal_scheduler(signal.SIGSTOP), anything, 30),
         setups=("mtp-tp2",),
     ),
     Fault(

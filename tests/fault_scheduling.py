@@ -7,11 +7,14 @@ import re
 from xdist.scheduler import LoadScopeScheduling
 
 _SERVER = re.compile(r"tests/faults/.*\b((?:none|ngram|mtp)-tp\d)")
+_MODULE = re.compile(r"tests/abuse/test_\w+\.py")  # of those each has one server at most
 
 
 class ByServer(LoadScopeScheduling):  # type: ignore[misc]  # published without types
     """One test after the other, but the tests of one server in one worker, which starts it once."""
 
     def _split_scope(self, nodeid: str) -> str:
-        server = _SERVER.search(nodeid)
-        return server[1] if server else nodeid
+        if (server := _SERVER.search(nodeid)) is not None:
+            return server[1]
+        module = _MODULE.search(nodeid)
+        return module[0] if module is not None else nodeid

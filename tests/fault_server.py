@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,15 +159,30 @@ class FaultyServer:
 
 
 @contextlib.contextmanager
-def serve_for_faults(model: Path, folder: Path, *flags: str) -> Iterator[FaultyServer]:
-    """Start, wait until ready, yield, stop."""
+def serve_for_faults(
+    model: Path,
+    folder: Path,
+    *flags: str,
+    within: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[FaultyServer]:
+    """Start, wait until ready, yield, stop. The rest is for `serve`."""
     triggers = folder / "triggers"
     triggers.mkdir(parents=True)
-    variables = {
+    surroundings = {
         "PYTHONPATH": str(_INJECT),
         "FAULT_TRIGGERS": str(triggers),
         "FAULT_PACE_S": str(_PACE_S),
         "SURESTEP_GRPC_SECRET": SECRET,
+        **(variables or {}),
     }
-    with serve(model, folder / "logs", *_FLAGS, *flags, variables=variables) as stack:
+    with serve(
+        model,
+        folder / "logs",
+        *_FLAGS,
+        *flags,
+        variables=surroundings,
+        within=within,
+        console=folder / "console.log",
+    ) as stack:
         yield FaultyServer(stack, triggers)

@@ -20,8 +20,7 @@ from surestep_scheduler.state import SchedulerState
 from surestep_worker.build import Built, assemble
 from surestep_worker.config import WorkerSettings
 from surestep_worker.kv_cache import bytes_per_block
-from surestep_worker.models import Model, load_model
-from surestep_worker.models.checkpoint import checkpoint_names
+from surestep_worker.models import Model, ModelSource, load_model
 from surestep_worker.runner import Runner
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
@@ -76,9 +75,10 @@ def make_hybrid(folder: Path) -> None:
 
 def load(folder: Path, tp: TensorParallel) -> Model:
     """This rank's part of the checkpoint, with an MTP head where there is one."""
-    mtp = any(name.startswith("mtp.") for name in checkpoint_names(folder))
+    source = ModelSource(folder)
+    mtp = any(name.startswith("mtp.") for name in source.entries)
     kernels = load_kernels("cpu")
-    return load_model(folder, dtype="float32", device="cpu", tp=tp, kernels=kernels, mtp=mtp)
+    return load_model(source, dtype="float32", device="cpu", tp=tp, kernels=kernels, mtp=mtp)
 
 
 def build_runner(

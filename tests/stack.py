@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,19 +72,27 @@ class Stack:
 
 @contextlib.contextmanager
 def serve(
-    model: Path, logs: Path, *flags: str, variables: Mapping[str, str] | None = None
+    model: Path,
+    logs: Path,
+    *flags: str,
+    variables: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
+    console: Path | None = None,
 ) -> Iterator[Stack]:
     """Start, wait until ready, yield, stop with SIGINT, and insist on a clean exit.
 
-    `variables` join the environment; a PYTHONPATH among them comes before ours.
+    `variables` join the environment; a PYTHONPATH among them comes before ours. `within` is a
+    command that becomes the one behind it. `console` is where the launcher's output goes, if not
+    to the logs.
     """
     port = free_port()
     logs.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "surestep_cli", "serve", str(model), "--port", str(port)]
-    with (logs / "console.log").open("wb") as console:
+    command = [*within, sys.executable, "-m", "surestep_cli", "serve", str(model)]
+    command += ["--port", str(port)]
+    with (console or logs / "console.log").open("wb") as console_file:
         process = subprocess.Popen(
             [*command, "--log-dir", str(logs), *flags],
-            stdout=console,
+            stdout=console_file,
             stderr=subprocess.STDOUT,
             env=environment(variables or {}),
             start_new_session=True,

@@ -13,6 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from surestep_common.config import parent_pid
+from surestep_common.process import die_with
+
 
 class _Yes(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
@@ -24,6 +27,7 @@ class _Yes(BaseHTTPRequestHandler):
 
 
 def main() -> None:
+    die_with(parent_pid())
     behaviour, name, journal = sys.argv[1:4]
     stopped = threading.Event()
     ignored = signal.SIG_IGN if behaviour == "deaf" else None

@@ -15,7 +15,7 @@ from surestep_kernels import load_kernels
 from surestep_worker.caches import Caches
 from surestep_worker.digest import fingerprint
 from surestep_worker.kv_cache import KVCache
-from surestep_worker.models import load_model
+from surestep_worker.models import ModelSource, load_model
 from surestep_worker.models.weight_store import WeightStore
 from surestep_worker.peer_memory import told_by_all
 from surestep_worker.recurrent import RecurrentCache
@@ -62,13 +62,12 @@ def run_steps(
     """Logits and fingerprint of every step."""
     kernels = load_kernels("cpu", cpu_kernels)
     model = load_model(
-        path,
+        ModelSource(path, store),
         dtype="auto",
         device="cpu",
         tp=tp,
         kernels=kernels,
         expert_parallel=path.name.endswith("expert-parallel"),
-        store=store,
     )
     kv, spec = KVCache(model.kv_spec(BLOCK_SIZE), 5, kernels, "cpu"), model.recurrent_spec()
     caches = Caches(kv, RecurrentCache(spec, 2, 4, 0, "cpu") if spec else None)

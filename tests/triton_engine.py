@@ -12,7 +12,7 @@ from surestep_kernels.attention import AttentionCase, choose_attention
 from surestep_kernels.dispatch import load_triton
 from surestep_worker.build import Built, assemble
 from surestep_worker.config import WorkerSettings
-from surestep_worker.models import load_model
+from surestep_worker.models import ModelSource, load_model
 from surestep_worker.tp import TensorParallel
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def build_triton_engine(
 ) -> Built:
     """A runner whose every op is Triton's."""
     kernels = triton_kernels()
-    model = load_model(folder, dtype="float32", device=DEVICE, tp=tp, kernels=kernels)
+    model = load_model(ModelSource(folder), dtype="float32", device=DEVICE, tp=tp, kernels=kernels)
     settings = WorkerSettings(
         device=DEVICE,
         max_num_seqs=where.num_slots,

@@ -41,7 +41,7 @@ class Serve(ServeSettings):
         """Exit status."""
         from .launcher import launch
 
-        return launch(self, console)
+        return launch(self)
 
 
 class ImportGguf(Settings):

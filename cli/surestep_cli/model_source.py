@@ -57,14 +57,21 @@ def _default_model(console: Console) -> Path:
     folder = models / DEFAULT_MODEL
     if folder.is_dir():  # the import renames it into place when it is complete
         return folder
-    models.mkdir(parents=True, exist_ok=True)
-    with _lock(models / f".{DEFAULT_MODEL}.lock"):
-        if not folder.is_dir():
-            console.print(f"Fetching {DEFAULT_MODEL} (once, 100 MB) into {folder}", soft_wrap=True)
-            with tempfile.TemporaryDirectory(dir=models, prefix=".download-") as scratch:
-                gguf = _unpack(_download(Path(scratch), console))
-                _import_gguf(gguf, folder)
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        with _lock(models / f".{DEFAULT_MODEL}.lock"):
+            if not folder.is_dir():
+                _fetch_default(models, folder, console)
+    except OSError as error:
+        raise Unavailable(f"cannot keep {DEFAULT_MODEL} in {models}: {error}") from error
     return folder
+
+
+def _fetch_default(models: Path, folder: Path, console: Console) -> None:
+    console.print(f"Fetching {DEFAULT_MODEL} (once, 100 MB) into {folder}", soft_wrap=True)
+    with tempfile.TemporaryDirectory(dir=models, prefix=".download-") as scratch:
+        gguf = _unpack(_download(Path(scratch), console))
+        _import_gguf(gguf, folder)
 
 
 @contextlib.contextmanager

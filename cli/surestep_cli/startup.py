@@ -6,25 +6,40 @@ import asyncio
 import contextlib
 import json
 import re
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import grpc
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from surestep_common.errors import Unavailable
+from surestep_common.rpc import connect
+from surestep_proto import engine_pb2 as pb
+from surestep_proto.engine_pb2_grpc import SupervisorStub
 
-from .child import tail
 from .http import call
+from .output import unbreakable
 
 _POLL_S = 0.1
+_STATUS_TIMEOUT_S = 1.0
 _LOADED = re.compile(rb"loading weights: (\d+) of (\d+) MB")  # written by the rank
-_DIED = re.compile(rb"rank \d+ ended: (.*)")  # written by the supervisor
+_WARNING = re.compile(rb' WARNING |"level": "WARNING"')
+_MAX_WARNINGS = 5  # shown of each rank
 _MAX_DEATHS = 2  # of one rank before the model is up: it will not get better
 
 
+class Worker(NamedTuple):
+    """A supervisor and the log that it shares with its rank."""
+
+    address: str
+    log: Path
+
+
 class Startup:
-    """Watches the services come up. `name` is the model's; logs are those of the workers.
+    """Watches the services come up. `name` is the model's.
 
     `certificate` is what a gateway that speaks HTTPS shows.
     """
@@ -33,16 +48,18 @@ class Startup:
         self,
         url: str,
         name: str,
-        worker_logs: Sequence[Path],
+        workers: Sequence[Worker],
         console: Console,
         *,
         certificate: Path | None = None,
     ) -> None:
         self._url = url
         self._name = name
-        self._logs = {path: _size(path) for path in worker_logs}  # what earlier runs wrote
+        self._workers = workers
+        self._skip = {worker.log: _size(worker.log) for worker in workers}  # of earlier runs
         self._console = console
         self._certificate = certificate
+        self.missing = "nobody answers yet"  # what the gateway says
 
     async def wait(self, stop: asyncio.Event) -> bool:
         """Wait until the gateway says ready. False when `stop` is set first. Raises Unavailable."""
@@ -55,33 +72,40 @@ class Startup:
             transient=True,
         )
         began = time.monotonic()
-        with bar:
+        async with contextlib.AsyncExitStack() as stack:
+            channels = [connect(worker.address) for worker in self._workers]
+            for channel in channels:
+                stack.push_async_callback(channel.close, None)
+            stubs = [SupervisorStub(channel) for channel in channels]
+            stack.enter_context(bar)
             task = bar.add_task(f"Starting {self._name}", total=None)
             while not await asyncio.to_thread(self._ready):
-                loaded = self._check_workers()
-                if loaded is not None:
+                await self._check_workers(stubs)
+                if (loaded := self._loaded()) is not None:
                     bar.update(task, description=f"Loading {self._name}", total=1, completed=loaded)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _POLL_S)
                 if stop.is_set():
                     return False
+        for line in self._warnings():
+            self.say(line)
         self.say(f"Ready after {time.monotonic() - began:.1f} s")
         return True
 
     def say(self, line: str) -> None:
         """Tell the user something in passing."""
-        self._console.print(line, markup=False)
+        self._console.print(line, markup=False, soft_wrap=True)
 
     def announce(self, *, needs_key: bool) -> None:
         """Print the URL, a command to try and where the logs are; never a key."""
         body = {"model": self._name, "messages": [{"role": "user", "content": "Say hello."}]}
         flags = "-H 'Content-Type: application/json'"
         flags += ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
-        out = Console(highlight=False, soft_wrap=True)
+        out = Console(file=unbreakable(sys.stdout), highlight=False, soft_wrap=True)
         for line in (
             f"Serving {self._name} at {self._url}/v1",
             f"Try:  curl {self._url}/v1/chat/completions {flags} -d '{json.dumps(body)}'",
-            f"Logs: {next(iter(self._logs)).parent}",
+            f"Logs: {self._workers[0].log.parent}",
             "Stop: Ctrl-C",
         ):
             out.print(line, markup=False)
@@ -91,19 +115,39 @@ class Startup:
             ready = call(f"{self._url}/health/ready", certificate=self._certificate)
         except OSError:
             return False
+        with contextlib.suppress(KeyError, TypeError):
+            self.missing = (ready.body or {})["error"]["message"]
         return ready.status == 200
 
-    def _check_workers(self) -> float | None:
-        """Part of the weights that the slowest rank has loaded, if any. Raises Unavailable."""
-        parts = []
-        for path, skip in self._logs.items():
-            text = path.read_bytes()[skip:] if path.exists() else b""
-            deaths = _DIED.findall(text)
-            if len(deaths) >= _MAX_DEATHS:
-                reason = deaths[-1].decode(errors="replace")
-                raise Unavailable(f"the worker cannot start: {reason}\n{tail(path)}")
-            parts += [int(done) / int(total) for done, total in _LOADED.findall(text)[-1:]]
-        return min(parts, default=None)
+    async def _check_workers(self, stubs: Sequence[Any]) -> None:
+        """Raise Unavailable when a rank cannot start, with its reason."""
+        for worker, stub in zip(self._workers, stubs, strict=True):
+            try:
+                status = await stub.Status(pb.SupervisorStatusRequest(), timeout=_STATUS_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                continue  # the supervisor starts
+            hopeless = status.failure_is_permanent or status.restarts >= _MAX_DEATHS
+            if status.failure and hopeless:
+                where = f"rank {status.rank} cannot start"
+                raise Unavailable(f"{where}: {status.failure}\nFull log: {worker.log}")
+
+    def _loaded(self) -> float | None:
+        """Part of the weights that the slowest rank has loaded, if any."""
+        found = [_LOADED.findall(text)[-1:] for text in self._read_logs()]
+        return min((int(done) / int(total) for each in found for done, total in each), default=None)
+
+    def _warnings(self) -> Iterator[str]:
+        """What the workers do less well than they could, or otherwise than asked."""
+        for text in self._read_logs():
+            lines = [line for line in text.splitlines() if _WARNING.search(line)]
+            yield from (line.decode(errors="replace") for line in lines[:_MAX_WARNINGS])
+
+    def _read_logs(self) -> Iterator[bytes]:
+        """What the workers have written in this run."""
+        for log, skip in self._skip.items():
+            with contextlib.suppress(OSError), log.open("rb") as file:
+                file.seek(skip)
+                yield file.read()
 
 
 def _size(path: Path) -> int:

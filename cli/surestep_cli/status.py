@@ -128,6 +128,12 @@ def _remarks(url: str, status: dict[str, Any]) -> Iterator[str]:
     if status["num_replaying_requests"]:
         requests += f", {status['num_replaying_requests']} of them replaying"
     yield requests
+    if status["waiting_for"]:
+        yield f"  does not serve: {status['waiting_for']}"
+    for supervisor in status["supervisors"]:
+        if supervisor["failure"]:
+            hope = "needs a change" if supervisor["failure_is_permanent"] else "is tried again"
+            yield f"  rank {supervisor['rank']} cannot start and {hope}: {supervisor['failure']}"
     for incident in status["incidents"][:_INCIDENTS]:
         yield "  " + _incident(incident)
     for supervisor in status["supervisors"]:

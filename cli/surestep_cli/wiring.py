@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 
+from pydantic import SecretStr
 from surestep_common.config import ENV_PREFIX
 
 from .model_source import ModelFolder
@@ -12,6 +13,15 @@ from .ports import free_addresses
 from .serve_settings import ServeSettings
 
 SECRET_BYTES = 32
+
+
+def with_secret(settings: ServeSettings) -> ServeSettings:
+    """The settings with a secret for the gRPC ports: the user's, or one drawn for this start."""
+    if settings.read_grpc_secret() is not None:
+        return settings
+    return settings.model_copy(
+        update={"grpc_secret": SecretStr(secrets.token_urlsafe(SECRET_BYTES))}
+    )
 
 
 def wiring(settings: ServeSettings, model: ModelFolder) -> dict[str, str]:
@@ -37,8 +47,6 @@ def wiring(settings: ServeSettings, model: ModelFolder) -> dict[str, str]:
         "scheduler_url": ",".join(urls or (listen["scheduler_listen"],)),
         "supervisor_addresses": json.dumps(consecutive(listen["supervisor_listen"], ranks)),
     }
-    if settings.read_grpc_secret() is None:
-        wired["grpc_secret"] = secrets.token_urlsafe(SECRET_BYTES)
     return {**settings.environ(), **{ENV_PREFIX + k.upper(): v for k, v in wired.items()}}
 
 

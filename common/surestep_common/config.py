@@ -28,6 +28,8 @@ from pydantic_settings import (
 )
 
 ENV_PREFIX = "SURESTEP_"
+NOTIFY_SOCKET = "NOTIFY_SOCKET"
+PARENT_PID = f"{ENV_PREFIX}PARENT_PID"
 USAGE_ERROR = 2  # exit status
 
 S = TypeVar("S", bound=BaseSettings)
@@ -176,9 +178,24 @@ def _as_text(value: object) -> str:
 
 
 def child_environ(values: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a child process: this one's, but with `values` as its only settings."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    """Environment of a child process: this one's, but with `values` as its only settings.
+
+    Whoever wants signs of life from this process does not want its children's.
+    """
+    own = (ENV_PREFIX, NOTIFY_SOCKET)
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(own)}
     return {**inherited, **values}
+
+
+def notify_address() -> str | None:
+    """Where whoever started this process wants to hear how it is; None: nowhere. See notify.py."""
+    return os.environ.get(NOTIFY_SOCKET)
+
+
+def parent_pid() -> int | None:
+    """The process that has started this one and does not want to be outlived; None: nobody."""
+    value = os.environ.get(PARENT_PID)
+    return int(value) if value is not None else None
 
 
 def cache_dir() -> Path:

@@ -10,6 +10,7 @@ SurestepError
 ├── QueueFull            try later; `retry_after` seconds
 ├── Unavailable          not ready, draining, or no worker; `retry_after` seconds
 │   └── ConnectionLost   the peer went away without an answer
+├── ModelChanged         another model is served than the one that the request was begun with
 ├── DeadlineExceeded     a deadline of the request passed
 │   └── ClientTooSlow    the client did not send in time what it had begun to send
 ├── ModelFault           the model's logits were unusable for this request
@@ -75,6 +76,10 @@ class ConnectionLost(Unavailable):
     """The peer went away without an answer; what it had accepted may be submitted again."""
 
 
+class ModelChanged(SurestepError):
+    """Going on would change the voice in the middle; sent again, the request is a new one."""
+
+
 class DeadlineExceeded(SurestepError):
     """A deadline of the request passed."""
 
@@ -118,6 +123,7 @@ ERROR_TABLE: tuple[ErrorKind, ...] = (
     ErrorKind(NotFound, StatusCode.NOT_FOUND, 404, "not_found_error"),
     ErrorKind(QueueFull, StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error"),
     ErrorKind(Unavailable, StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
+    ErrorKind(ModelChanged, StatusCode.FAILED_PRECONDITION, 503, "model_changed_error"),
     ErrorKind(DeadlineExceeded, StatusCode.DEADLINE_EXCEEDED, 504, "timeout_error"),
     ErrorKind(ClientTooSlow, StatusCode.DEADLINE_EXCEEDED, 408, "timeout_error"),
     ErrorKind(ModelFault, StatusCode.DATA_LOSS, 500, "model_error"),

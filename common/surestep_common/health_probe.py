@@ -7,16 +7,15 @@ from typing import Any, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from . import rpc, tls
+from . import rpc
 
 _SILENCE = frozenset({grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE})
 
 
 class HealthProbe:
-    """Asks the health service; with TLS as the settings in the environment say."""
+    """Asks the health service; with TLS, where `tls.use` has said so."""
 
     def __init__(self, address: str) -> None:
-        tls.use(tls.TlsSettings.load([]))
         self._channel = rpc.connect(address)
         self._stub: Any = health_pb2_grpc.HealthStub(self._channel)
 
@@ -24,6 +23,10 @@ class HealthProbe:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ask no more."""
         await self._channel.close(None)
 
     async def answers(self, timeout_s: float) -> bool:

@@ -1,12 +1,13 @@
 """`python -m surestep_common.healthcheck host:port|http://...`: for containers; 0 = healthy.
 
-A gRPC address is asked for its overall health, a URL for any answer below 400. TLS as the settings
-in the environment say.
+A gRPC address is asked for its overall health, a URL for any answer below 400. Says what is wrong,
+which container engines keep beside the status. TLS as the settings in the environment say.
 """
 
 from __future__ import annotations
 
 import sys
+import urllib.error
 import urllib.request
 
 import grpc
@@ -15,22 +16,25 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from . import tls
 
 _TIMEOUT_S = 3.0
+_MAX_BYTES = 4096  # of what a service says
 
 
-def is_healthy(target: str) -> bool:
-    """Whether the service behind `target` says that it serves."""
+def trouble(target: str) -> str | None:
+    """What keeps the service behind `target` from serving; None if nothing does."""
     return _http(target) if target.startswith("http") else _grpc(target)
 
 
-def _grpc(address: str) -> bool:
+def _grpc(address: str) -> str | None:
     with _channel(address) as channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S
             )
-        except grpc.RpcError:
-            return False
-    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+    if reply.status == health_pb2.HealthCheckResponse.SERVING:
+        return None
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
 
 
 def _channel(address: str) -> grpc.Channel:
@@ -40,14 +44,24 @@ def _channel(address: str) -> grpc.Channel:
     return grpc.secure_channel(address, files.channel_credentials(), files.channel_options())
 
 
-def _http(url: str) -> bool:
+def _http(url: str) -> str | None:
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S):  # noqa: S310
-            return True
-    except OSError:
-        return False
+            return None
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.read(_MAX_BYTES).decode(errors="replace")
+    except OSError as error:
+        return str(error)
+
+
+def main(target: str) -> int:
+    """Exit status."""
+    tls.use(tls.TlsSettings.load([]))
+    said = trouble(target)
+    sys.stdout.write("" if said is None else f"{said}\n")
+    return int(said is not None)
 
 
 if __name__ == "__main__":
-    tls.use(tls.TlsSettings.load([]))
-    sys.exit(not is_healthy(sys.argv[1]))
+    sys.exit(main(sys.argv[1]))

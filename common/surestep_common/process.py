@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
 import resource
 import signal
+import sys
 from pathlib import Path
 
 STACK_DUMP_SIGNAL = signal.SIGUSR1
+STOPPED, TRACED, DEAD = "T", "t", "X"  # states of a process
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # opened here: between fork and exec nothing should be
 _MOST_FILES = 1 << 20  # some systems allow any number, and some libraries count up to it
 _MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of control groups, v2 and v1
 
@@ -32,7 +36,31 @@ def die_with_parent() -> None:
     The parent must be single-threaded at the spawn or spawn from a thread that lives as long as it:
     the signal follows the spawning thread.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def die_with(parent: int | None) -> None:
+    """The same for processes that make sense alone, too, if `parent` has started this one."""
+    if parent is None:
+        return
+    die_with_parent()
+    if os.getppid() != parent:  # it ended before it could be asked for
+        sys.exit(f"the process {parent} that has started this one is gone")
+
+
+def prefer_as_victim(score: int) -> None:
+    """When memory runs out the kernel shall end this process rather than others; 0 to 1000."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(score))
+
+
+def state_of(pid: int) -> str:
+    """One letter, as in proc(5). DEAD for a process that is gone, "Z" for one nobody waited for."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return DEAD
+    return stat.rpartition(")")[2].split()[0]
 
 
 def raise_file_limit() -> int:

@@ -3,8 +3,10 @@
 A supervisor that starts what has ended does not see what hangs: stopped, or stuck in a call that
 holds the interpreter. The watchdog runs COMMAND as its child and asks the gRPC health service at
 HOST:PORT; any answer will do, because it takes a running event loop to give one. Once the service
-has answered, three seconds of silence end it: its stacks go to its log, and it is killed. The exit
-status is the child's, 128 + N after signal N. SIGTERM and SIGINT are passed on.
+has answered, three seconds of silence are too many: a process that somebody has stopped is told to
+go on; of any other the stacks go to its log, and it is killed. The exit status is the child's,
+128 + N after signal N. SIGTERM and SIGINT are passed on. Whoever watches the watchdog gives it an
+address for signs of life: see notify.py.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 
-from .process import STACK_DUMP_SIGNAL, die_with_parent
+from .process import (
+    STACK_DUMP_SIGNAL,
+    STOPPED,
+    die_with_parent,
+    dump_stacks_on_signal,
+    state_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +43,7 @@ async def watch(address: str, command: Sequence[str]) -> int:
 
     def pass_on(number: int) -> None:
         stopping.set()
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
+        _send(process, number)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -53,33 +60,49 @@ async def _end_when_silent(
 ) -> None:
     """Kill a process that has answered and does not any more; one that stops may take its time."""
     # Half a second of imports, which the child is not kept waiting for.
-    from . import log
+    from . import log, tls
     from .health_probe import HealthProbe
+    from .notify import ALIVE, READY, Notifier
 
     log.configure("watchdog")
+    tls.use(tls.TlsSettings.load([]))
+    notifier, pid = Notifier(), process.pid
     async with HealthProbe(address) as probe:
-        await _until_silent(probe.answers, process.pid)
+
+        async def answers() -> bool:
+            notifier.tell(ALIVE)
+            return await probe.answers(_PROBE_TIMEOUT_S)
+
+        while not await answers():
+            pass  # it starts
+        logger.info("watching pid %d", pid)
+        notifier.tell(READY)
+        await _until_silent(answers)
+        while state_of(pid) == STOPPED:
+            logger.error("%s does not answer: pid %d is stopped and told to go on", address, pid)
+            _send(process, signal.SIGCONT)
+            await _until_silent(answers)
     if stopping.is_set():
         return
-    logger.error(
-        "%s does not answer any more: pid %d dumps its stacks and is killed", address, process.pid
-    )
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(STACK_DUMP_SIGNAL)
-        await asyncio.sleep(_STACK_DUMP_S)
-        process.kill()
+    logger.error("%s does not answer any more: pid %d dumps its stacks and is killed", address, pid)
+    _send(process, STACK_DUMP_SIGNAL)
+    await asyncio.sleep(_STACK_DUMP_S)
+    _send(process, signal.SIGKILL)
 
 
-async def _until_silent(answers: Callable[[float], Awaitable[bool]], pid: int) -> None:
-    has_answered, misses = False, 0
+async def _until_silent(answers: Callable[[], Awaitable[bool]]) -> None:
+    misses = 0
     while misses < _MISSES:
-        if await answers(_PROBE_TIMEOUT_S):
-            if not has_answered:
-                logger.info("watching pid %d", pid)
-            has_answered, misses = True, 0
+        if await answers():
+            misses = 0
             await asyncio.sleep(_PROBE_INTERVAL_S)
         else:
-            misses += has_answered  # until then it starts
+            misses += 1
+
+
+def _send(process: asyncio.subprocess.Process, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -87,6 +110,7 @@ def main(arguments: Sequence[str]) -> int:
     match list(arguments):
         case [address, "--", _, *_]:
             die_with_parent()
+            dump_stacks_on_signal()
             return asyncio.run(watch(address, arguments[2:]))
         case _:
             sys.stderr.write(_USAGE)

@@ -8,8 +8,9 @@ import sys
 
 import uvloop
 from surestep_common import access, log
+from surestep_common.config import parent_pid
 from surestep_common.errors import SurestepError
-from surestep_common.process import dump_stacks_on_signal
+from surestep_common.process import die_with, dump_stacks_on_signal
 
 from .config import GatewaySettings
 from .server import run
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 def main() -> int:
     """Exit status: 0 after a drain, 1 after a fatal error."""
+    die_with(parent_pid())
     dump_stacks_on_signal()
     settings = GatewaySettings.load()
     access.use(settings)

@@ -22,11 +22,13 @@ from .pool import SchedulerPool
 from .routes import OpenAIRoutes
 from .text import TextSide
 from .text_service import TextService
+from .vocabulary import check_vocabulary
 
 
 def make_gateway(settings: GatewaySettings) -> Gateway:
     """Load the text side of the model. Needs a running event loop. Raises InvalidRequest."""
     side = TextSide.load(settings)
+    check_vocabulary(settings.model, side.tokenizer)
     metrics = Metrics(settings.model_names()[0])
     return Gateway(
         settings=settings,

@@ -39,7 +39,10 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, override: Path | None = None) -> ChatTemplate:
-        """Template and special tokens of a folder; `override` is a file with another template."""
+        """Template and special tokens of a folder; `override` is a file with another template.
+
+        Raises InvalidRequest naming where a broken one comes from.
+        """
         config = _read_json(folder / "tokenizer_config.json")
         special = _read_json(folder / "special_tokens_map.json") | config
         tokens = {name: _token_text(special.get(name)) for name in _SPECIAL_TOKENS}
@@ -47,8 +50,9 @@ class ChatTemplate:
             sources = {"default": override.read_text()} if override else _sources(folder, config)
             known = {name: text for name, text in tokens.items() if text is not None}
             return cls(sources.get("default"), known, tool_source=sources.get("tool_use"))
-        except OSError as error:
-            raise InvalidRequest(f"chat template: {error}", param="chat_template") from error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidRequest) as error:
+            where = override or folder
+            raise InvalidRequest(f"{where}: {error}", param="chat_template") from error
 
     def _compile(self, source: str) -> jinja2.Template:
         try:
@@ -171,6 +175,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"cannot read {path}: {error}") from error
     return content if isinstance(content, dict) else {}

@@ -15,6 +15,7 @@ from surestep_common.errors import (
     INTERNAL_MESSAGE,
     ClientTooSlow,
     InternalError,
+    ModelChanged,
     QueueFull,
     SurestepError,
     Unavailable,
@@ -53,7 +54,7 @@ def error_content(message: str, kind: str, param: str | None, status: int) -> di
 def error_response(error: BaseException) -> Response:
     """The response for any exception."""
     headers = {}
-    if isinstance(error, QueueFull | Unavailable):
+    if isinstance(error, QueueFull | Unavailable | ModelChanged):
         headers["Retry-After"] = str(math.ceil(error.retry_after or _RETRY_AFTER_S))
     if isinstance(error, ClientTooSlow):
         headers["Connection"] = "close"  # nobody waits for the rest of the body

@@ -32,6 +32,7 @@ class Journal:
     num_draft_tokens: int | None = None
     emitted_ids: list[int] = field(default_factory=list)
     started: bool = False  # a scheduler has run this request
+    model_fingerprint: str = ""  # of the model that began the answer
     num_calls: int = 0  # that were opened for it
     num_resumes: int = 0  # calls that were lost and made up for
     num_resumed_tokens: int = 0  # that were sent again for it, prompts included
@@ -48,6 +49,7 @@ class Journal:
             priority=self.priority,
             cache_salt=self.cache_salt,
             num_draft_tokens=self.num_draft_tokens,
+            model_fingerprint=self.model_fingerprint,
         )
         request.prompt_ids.MergeFrom(self.prompt_ids)  # at the speed of memory if they are packed
         if self.started:  # these came with the first chunk
@@ -57,6 +59,7 @@ class Journal:
     def record(self, chunk: GenerateChunk) -> None:
         """Note what a chunk delivers."""
         self.started = True
+        self.model_fingerprint = self.model_fingerprint or chunk.start.model_fingerprint
         self.emitted_ids.extend(chunk.token_ids)
 
     def resume(self) -> None:
@@ -98,7 +101,8 @@ class OpenRequest:
     async def chunks(self) -> AsyncGenerator[GenerateChunk, None]:
         """Chunks until the one with the finish reason; tokens never repeat and never go missing.
 
-        Raises the scheduler's refusal, DeadlineExceeded, or Unavailable when resuming failed.
+        Raises the scheduler's refusal, DeadlineExceeded, Unavailable when resuming failed, or
+        ModelChanged when there is nobody left to go on in the same voice.
         Closing the generator aborts the request.
         """
         while True:
@@ -119,7 +123,8 @@ class OpenRequest:
         if link is not None:
             return link
         try:
-            return await self._pool.acquire(self._key, self._time_to_wait())
+            model = self._journal.model_fingerprint
+            return await self._pool.acquire(self._key, self._time_to_wait(), model)
         except Unavailable as error:
             raise self._error or error from None
 
@@ -165,7 +170,8 @@ class OpenRequest:
     async def _after_refusal(self, link: SchedulerLink, error: QueueFull) -> None:
         """Ask another scheduler, once; an accepted request then waits, because all come back."""
         self._full += 1
-        self._next = self._pool.pick(self._key, avoid=(link,)) if self._full == 1 else None
+        model = self._journal.model_fingerprint
+        self._next = self._pool.pick(self._key, (link,), model) if self._full == 1 else None
         if self._next is not None:
             return
         left = self._time_to_wait()

@@ -93,6 +93,7 @@ class SchedulerLink:
         self.serving = False  # it says that it admits requests
         self.silent = False  # it is connected and does not answer
         self.info: pb.SchedulerInfo | None = None  # None before it served for the first time
+        self.trouble = ""  # why it does not serve, as it says; empty while it does
         self.stats = pb.SchedulerStats()  # what it said last
         self._on_change = on_change
         self._calls: set[GenerateCall] = set()
@@ -117,6 +118,11 @@ class SchedulerLink:
         """Whether a request may be sent, by all that is known. `now` is time.monotonic()."""
         return self.serving and not self.silent and self.breaker.admits(now)
 
+    def may_have(self, model: str) -> bool:
+        """Whether it may serve the model of this fingerprint; any model when that is empty."""
+        known = self.info.model_fingerprint if self.info is not None else ""
+        return not model or known in ("", model)
+
     def stalled(self, limit_s: float) -> bool:
         """Whether it works on requests and has emitted no token for longer than that."""
         return self.stats.num_running > 0 and self.stats.last_token_age_s > limit_s
@@ -140,11 +146,27 @@ class SchedulerLink:
         async for reply in self._watching:
             self.heard()
             serving = reply.status == health_pb2.HealthCheckResponse.SERVING
-            if serving:
-                self.info = await self._stub.Info(
-                    pb.SchedulerInfoRequest(), timeout=_QUERY_TIMEOUT_S
-                )
+            await self._learn()
             self._set_serving(serving)
+
+    async def _learn(self) -> None:
+        """What it serves, or why it does not."""
+        try:
+            with translate_errors():
+                info = await self._stub.Info(pb.SchedulerInfoRequest(), timeout=_QUERY_TIMEOUT_S)
+        except (ConnectionLost, DeadlineExceeded):
+            self.trouble = f"no answer from scheduler {self.address}"
+            return
+        except SurestepError as error:
+            self.trouble = error.message
+            return
+        if not self.may_have(info.model_fingerprint):
+            logger.warning(
+                "scheduler %s serves another model now; tokenizer and chat template here are those "
+                "of the model before, until the gateway is started again",
+                self.address,
+            )
+        self.info, self.trouble = info, ""
 
     def _set_serving(self, serving: bool) -> None:
         if serving != self.serving:
@@ -176,6 +198,8 @@ class SchedulerLink:
                 total = self.stats.num_running + self.stats.num_waiting
                 self._others = max(0, total - len(self._calls))
                 self.heard()
+            if not self.serving:
+                await self._learn()
             await asyncio.sleep(_PROBE_S)
 
     def _fall_silent(self) -> None:

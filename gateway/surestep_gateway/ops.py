@@ -68,7 +68,7 @@ class OperatorRoutes:
         now = time.monotonic()
         admitting = [link for link in self._gateway.pool.links if link.admits(now)]
         if not admitting:
-            raise Unavailable("the model is not ready")
+            raise Unavailable(f"the model is not ready{self._gateway.pool.trouble}")
         if all(link.stalled(patience_s) for link in admitting):
             raise Unavailable(f"requests run, but no token came for {patience_s:g} s")
         return Response()

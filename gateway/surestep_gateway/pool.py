@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Collection, Sequence
 
-from surestep_common.errors import Unavailable
+from surestep_common.errors import ModelChanged, Unavailable
 from surestep_proto.generate_pb2 import SchedulerInfo
 
 from .choice import Candidate, choose
@@ -45,20 +45,35 @@ class SchedulerPool:
         for link in sorted(known, key=lambda one: not one.serving):
             assert link.info is not None
             return link.info
-        raise Unavailable("the model is not ready yet", retry_after=RETRY_AFTER_S)
+        raise Unavailable(f"the model is not ready yet{self.trouble}", retry_after=RETRY_AFTER_S)
 
-    def pick(self, key: bytes, avoid: Collection[SchedulerLink] = ()) -> SchedulerLink | None:
-        """The scheduler for a prefix (see `prefix_key`), if any takes requests."""
+    @property
+    def trouble(self) -> str:
+        """Why schedulers do not serve, to be put behind a message; empty when nothing is known."""
+        known = dict.fromkeys(link.trouble for link in self.links if link.trouble)
+        return f": {'; '.join(known)}" if known else ""
+
+    def pick(
+        self, key: bytes, avoid: Collection[SchedulerLink] = (), model: str = ""
+    ) -> SchedulerLink | None:
+        """The scheduler for a prefix (see `prefix_key`), if any takes requests.
+
+        With the fingerprint of a `model`, only one that may serve it.
+        """
         now = time.monotonic()
         links = [link for link in self.links if link not in avoid and link.admits(now)]
+        links = [link for link in links if link.may_have(model)]
         if not links:
             return None
         return links[choose(key, [Candidate(link.address, link.load) for link in links])]
 
-    async def acquire(self, key: bytes, timeout_s: float) -> SchedulerLink:
-        """`pick`, when there is one. Raises Unavailable when the time is over."""
+    async def acquire(self, key: bytes, timeout_s: float, model: str = "") -> SchedulerLink:
+        """`pick`, when there is one. Raises Unavailable when the time is over, and ModelChanged
+        when every scheduler serves another model."""
         deadline = time.monotonic() + timeout_s
-        while (link := self.pick(key)) is None:
+        while (link := self.pick(key, model=model)) is None:
+            if not any(link.may_have(model) for link in self.links):
+                raise ModelChanged("the request was begun with another model than is served now")
             await self._wait_for_change(deadline)
         return link
 
@@ -71,7 +86,7 @@ class SchedulerPool:
     async def _wait_for_change(self, deadline: float) -> None:
         now = time.monotonic()
         if now >= deadline:
-            raise Unavailable("no scheduler serves", retry_after=RETRY_AFTER_S)
+            raise Unavailable(f"no scheduler serves{self.trouble}", retry_after=RETRY_AFTER_S)
         waits = [wait for link in self.links if (wait := link.breaker.waits_s(now)) is not None]
         changed = self._changed
         try:

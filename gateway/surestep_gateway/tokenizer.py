@@ -45,6 +45,7 @@ class Tokenizer:
         self._to_bytes: Callable[[str], bytes] = _byte_rule(rust)
         self._pieces: dict[int, bytes] = {}
         self.size = rust.get_vocab_size(with_added_tokens=True)
+        self.base_size = rust.get_vocab_size(with_added_tokens=False)
         self.strips_first_space = self._to_bytes is _sentencepiece_bytes
         self.special = SpecialTokens(rust)
         self.definition = rust.to_str()  # to make another one of

@@ -33,6 +33,7 @@ class AttentionCase:
     dtype: torch.dtype = torch.bfloat16  # of queries
     cache_dtype: torch.dtype | None = None  # None: that of the queries
     head_dim: int = 128
+    group: int = 1  # queries that share a key
     block_size: int = 16
     window: bool = False
     sinks: bool = False

@@ -13,7 +13,7 @@ from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
 from .attention import AttentionCase, choose_attention
-from .build import BuildError, build_library
+from .build import BuildError, build_library, file_of
 from .causal_conv import causal_conv_reference
 from .compilations import Compilations
 from .gated_delta import gated_delta_reference
@@ -21,7 +21,7 @@ from .kv_cache import StoreKV, kv_cache_shape, store_kv_reference
 from .linear import Linear, PackLinear, linear_reference, pack_linear_reference
 from .moe import Moe, PackExperts, moe_reference, pack_experts_reference
 from .mul_sigmoid import mul_sigmoid_reference
-from .native import NativeOps
+from .native import NativeOps, refuse_unserved
 from .native_recurrent import NativeRecurrentOps
 from .ngram import Ngram, ngram_reference
 from .paged_attention import PagedAttention, paged_attention_reference
@@ -62,6 +62,7 @@ class KernelSet:
     moe: Moe
     ngram: Ngram
     step: StepOps | None = None  # None: steps run on the host
+    code: bytes = b""  # compiled for this machine; empty = none
     compilations: Compilations = field(default_factory=Compilations)
 
 
@@ -95,30 +96,28 @@ def load_kernels(
     attention_backend: str = "auto",
     case: AttentionCase | None = None,
     linear_backend: str = "auto",
+    code: bytes = b"",
 ) -> KernelSet:
     """The fastest kernels that run on `device` ("cpu", "cuda" or "cuda:0").
 
-    On the CPU the C kernels are compiled when they are first used; where that is impossible, or
-    with cpu_kernels="reference", the torch references serve. They use one thread until
-    `set_num_threads`. Attention is that of the backend named, for a `case` that may be left to its
-    defaults; "auto" on the CPU is what comes with the other kernels, and has no FP8 cache. The
-    linear backend is that of products with plain weights on CUDA: Triton's, in which a row does not
-    depend on the number of rows, or with "torch" cuBLAS's. Raises InvalidRequest when a backend
-    does not serve the case.
+    On the CPU the C kernels are compiled when they are first used, unless their `code` is given;
+    where that is impossible, or with cpu_kernels="reference", the torch references serve. They use
+    one thread until `set_num_threads`. Attention is that of the backend named, for a `case` that
+    may be left to its defaults; "auto" on the CPU is what comes with the other kernels, and has no
+    FP8 cache. The linear backend is that of products with plain weights on CUDA: Triton's, in which
+    a row does not depend on the number of rows, or with "torch" cuBLAS's. Raises InvalidRequest
+    when a backend does not serve the case.
     """
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
-        kernels = load_native() or REFERENCE
+        kernels = load_native(code) or REFERENCE
     elif device.startswith("cuda"):
         kernels = load_triton(linear_backend)
     if device == "cpu" and linear_backend != "auto":
         raise InvalidRequest("a cpu has one linear backend", param="linear_backend")
     logger.info("kernels for %s: %s", device, kernels.name)
     if device == "cpu" and attention_backend == "auto":
-        if case is not None and case.fp8:
-            raise InvalidRequest(
-                "an FP8 cache on a cpu needs attention_backend torch", param="kv_cache_dtype"
-            )
+        refuse_unserved(case or AttentionCase.on(device))
         return kernels
     backend = choose_attention(attention_backend, case or AttentionCase.on(device))
     return replace(
@@ -167,10 +166,11 @@ def load_triton(linear_backend: str = "auto") -> KernelSet:
     )
 
 
-def load_native() -> KernelSet | None:
-    """The C kernels, or None after a warning that says why not."""
+def load_native(code: bytes = b"") -> KernelSet | None:
+    """The C kernels, from their `code` or compiled; None after a warning that says why not."""
     try:
-        library = build_library()
+        code = code or build_library()
+        library = file_of(code)
         ops, recurrent = NativeOps.load(library), NativeRecurrentOps.load(library)
     except (BuildError, OSError) as error:
         logger.warning("no C kernels, the much slower torch references serve: %s", error)
@@ -197,4 +197,5 @@ def load_native() -> KernelSet | None:
         pack_experts=pack_experts_reference,
         moe=partial(moe_reference, linear=ops.linear, silu_and_mul=ops.silu_and_mul),
         ngram=ngram_reference,
+        code=code,
     )

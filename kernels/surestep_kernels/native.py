@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from surestep_common.errors import InvalidRequest
 from torch import Tensor
 from torch.nn import functional
 
+from .attention import AttentionCase
 from .binding import DTYPE_CODES, bind
 from .kv_cache import LayerCache
 from .linear import PLAIN_FORMATS, PackedLinear
@@ -25,6 +27,7 @@ from .quantized import QuantizedWeight
 from .rotary import Sections
 
 BLOCK_MULTIPLE = 8  # positions of a KV block, and dims of a head, that one vector covers
+MAX_HEAD_DIM, MAX_GROUP = 256, 36  # as in cpu/attention.c
 
 _P, _L, _I, _F = c_void_p, c_long, c_int, c_float
 _SIGNATURES: dict[str, list[Any]] = {
@@ -45,6 +48,20 @@ _SIGNATURES_UNLOCKED: dict[str, list[Any]] = {
 _RESULTS = {"panel_width": c_int, "packed_bytes": c_long}  # of the functions that return something
 
 
+def refuse_unserved(case: AttentionCase) -> None:
+    """Raise InvalidRequest for attention that these kernels do not serve."""
+    if case.fp8:
+        raise _unserved("an FP8 cache", "kv_cache_dtype")
+    if case.block_size % BLOCK_MULTIPLE:
+        raise _unserved(f"block_size {case.block_size}", "block_size")
+    if case.head_dim % BLOCK_MULTIPLE or case.head_dim > MAX_HEAD_DIM or case.group > MAX_GROUP:
+        raise _unserved(f"{case.group} heads of {case.head_dim} elements to a key", "model")
+
+
+def _unserved(what: str, param: str) -> InvalidRequest:
+    return InvalidRequest(f"{what} on a cpu needs attention_backend torch", param=param)
+
+
 @dataclass(frozen=True, slots=True)
 class NativeOps:
     """The ops of one compiled library; the C function of each op is a field."""
@@ -63,7 +80,7 @@ class NativeOps:
 
     @classmethod
     def load(cls, library: Path) -> NativeOps:
-        """Open a library that build_library made. Raises OSError when it cannot be loaded."""
+        """Open a library by its name: see `file_of`. Raises OSError when it cannot be loaded."""
         short, long = PyDLL(str(library)), CDLL(str(library))
         functions = {
             f"c_{op}": bind(short, op, args, _RESULTS.get(op)) for op, args in _SIGNATURES.items()

@@ -36,7 +36,7 @@ class NativeRecurrentOps:
 
     @classmethod
     def load(cls, library: Path) -> NativeRecurrentOps:
-        """Open a library that build_library made. Raises OSError when it cannot be loaded."""
+        """Open a library by its name: see `file_of`. Raises OSError when it cannot be loaded."""
         opened = CDLL(str(library))
         return cls(**{f"c_{op}": bind(opened, op, args) for op, args in _SIGNATURES.items()})
 

@@ -282,7 +282,7 @@ class WorkerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("rank", "world_size", "pid", "instance_id", "model_path", "architecture", "dtype", "device", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size", "max_step_tokens", "drafter", "max_draft_tokens", "last_epoch", "last_step_age_s", "last_step", "eos_token_ids", "kv_cache_bytes", "weight_bytes", "drafter_has_state", "recurrent", "num_snapshots", "state_bytes_per_slot", "costs", "check_drafts", "check_accepted", "late_compilations")
+    __slots__ = ("rank", "world_size", "pid", "instance_id", "model_path", "architecture", "dtype", "device", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size", "max_step_tokens", "drafter", "max_draft_tokens", "last_epoch", "last_step_age_s", "last_step", "eos_token_ids", "kv_cache_bytes", "weight_bytes", "drafter_has_state", "recurrent", "num_snapshots", "state_bytes_per_slot", "costs", "check_drafts", "check_accepted", "late_compilations", "model_fingerprint")
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +313,7 @@ class WorkerInfo(_message.Message):
     CHECK_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     CHECK_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     LATE_COMPILATIONS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     rank: int
     world_size: int
     pid: int
@@ -343,7 +344,8 @@ class WorkerInfo(_message.Message):
     check_drafts: int
     check_accepted: int
     late_compilations: int
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., last_step: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_cache_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., drafter_has_state: _Optional[bool] = ..., recurrent: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., state_bytes_per_slot: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., late_compilations: _Optional[int] = ...) -> None: ...
+    model_fingerprint: str
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., last_step: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_cache_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., drafter_has_state: _Optional[bool] = ..., recurrent: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., state_bytes_per_slot: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., late_compilations: _Optional[int] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class StepCosts(_message.Message):
     __slots__ = ("tokens", "step_us", "us_per_context_token", "draft_rows", "draft_us")
@@ -394,7 +396,7 @@ class SupervisorStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SupervisorStatus(_message.Message):
-    __slots__ = ("pid", "rank", "rank_state", "rank_pid", "rank_address", "restarts", "last_exit", "address", "heartbeat", "exits", "standby_pid", "held_weight_bytes")
+    __slots__ = ("pid", "rank", "rank_state", "rank_pid", "rank_address", "restarts", "last_exit", "address", "heartbeat", "exits", "standby_pid", "held_weight_bytes", "failure", "failure_is_permanent")
     PID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     RANK_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -407,6 +409,8 @@ class SupervisorStatus(_message.Message):
     EXITS_FIELD_NUMBER: _ClassVar[int]
     STANDBY_PID_FIELD_NUMBER: _ClassVar[int]
     HELD_WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_IS_PERMANENT_FIELD_NUMBER: _ClassVar[int]
     pid: int
     rank: int
     rank_state: RankState
@@ -419,7 +423,9 @@ class SupervisorStatus(_message.Message):
     exits: _containers.RepeatedCompositeFieldContainer[RankExit]
     standby_pid: int
     held_weight_bytes: int
-    def __init__(self, pid: _Optional[int] = ..., rank: _Optional[int] = ..., rank_state: _Optional[_Union[RankState, str]] = ..., rank_pid: _Optional[int] = ..., rank_address: _Optional[str] = ..., restarts: _Optional[int] = ..., last_exit: _Optional[str] = ..., address: _Optional[str] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., exits: _Optional[_Iterable[_Union[RankExit, _Mapping]]] = ..., standby_pid: _Optional[int] = ..., held_weight_bytes: _Optional[int] = ...) -> None: ...
+    failure: str
+    failure_is_permanent: bool
+    def __init__(self, pid: _Optional[int] = ..., rank: _Optional[int] = ..., rank_state: _Optional[_Union[RankState, str]] = ..., rank_pid: _Optional[int] = ..., rank_address: _Optional[str] = ..., restarts: _Optional[int] = ..., last_exit: _Optional[str] = ..., address: _Optional[str] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., exits: _Optional[_Iterable[_Union[RankExit, _Mapping]]] = ..., standby_pid: _Optional[int] = ..., held_weight_bytes: _Optional[int] = ..., failure: _Optional[str] = ..., failure_is_permanent: _Optional[bool] = ...) -> None: ...
 
 class RestartRequest(_message.Message):
     __slots__ = ("reason", "expected_pid")

@@ -31,7 +31,7 @@ RECOVERING: EngineState
 DRAINING: EngineState
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "emitted_ids", "max_tokens", "sampling", "priority", "cache_salt", "num_draft_tokens")
+    __slots__ = ("request_id", "prompt_ids", "emitted_ids", "max_tokens", "sampling", "priority", "cache_salt", "num_draft_tokens", "model_fingerprint")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     EMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     emitted_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -48,7 +49,8 @@ class GenerateRequest(_message.Message):
     priority: int
     cache_salt: str
     num_draft_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., emitted_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ...) -> None: ...
+    model_fingerprint: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., emitted_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
     __slots__ = ("token_ids", "start", "logprobs", "prompt_logprobs", "finish_reason", "end")
@@ -67,12 +69,14 @@ class GenerateChunk(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., start: _Optional[_Union[RequestStart, _Mapping]] = ..., logprobs: _Optional[_Union[_engine_pb2.LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_engine_pb2.LogprobColumns, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., end: _Optional[_Union[RequestEnd, _Mapping]] = ...) -> None: ...
 
 class RequestStart(_message.Message):
-    __slots__ = ("num_cached_tokens", "queue_s")
+    __slots__ = ("num_cached_tokens", "queue_s", "model_fingerprint")
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     num_cached_tokens: int
     queue_s: float
-    def __init__(self, num_cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ...) -> None: ...
+    model_fingerprint: str
+    def __init__(self, num_cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class RequestEnd(_message.Message):
     __slots__ = ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_preemptions", "num_replays")
@@ -93,7 +97,7 @@ class SchedulerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SchedulerInfo(_message.Message):
-    __slots__ = ("model_path", "vocab_size", "max_model_len", "max_num_seqs", "max_queue_len", "drafter", "max_draft_tokens", "eos_token_ids", "dtype", "device", "block_size", "num_blocks")
+    __slots__ = ("model_path", "vocab_size", "max_model_len", "max_num_seqs", "max_queue_len", "drafter", "max_draft_tokens", "eos_token_ids", "dtype", "device", "block_size", "num_blocks", "model_fingerprint")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +110,7 @@ class SchedulerInfo(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     vocab_size: int
     max_model_len: int
@@ -118,14 +123,15 @@ class SchedulerInfo(_message.Message):
     device: str
     block_size: int
     num_blocks: int
-    def __init__(self, model_path: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_queue_len: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+    model_fingerprint: str
+    def __init__(self, model_path: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_queue_len: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class SchedulerStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class SchedulerStatus(_message.Message):
-    __slots__ = ("pid", "address", "state", "epoch", "step", "last_step_age_s", "supervisors", "ranks", "incidents", "num_open_requests", "num_replaying_requests", "last_token_age_s")
+    __slots__ = ("pid", "address", "state", "epoch", "step", "last_step_age_s", "supervisors", "ranks", "incidents", "num_open_requests", "num_replaying_requests", "last_token_age_s", "waiting_for")
     PID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +144,7 @@ class SchedulerStatus(_message.Message):
     NUM_OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     NUM_REPLAYING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     LAST_TOKEN_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     pid: int
     address: str
     state: EngineState
@@ -150,7 +157,8 @@ class SchedulerStatus(_message.Message):
     num_open_requests: int
     num_replaying_requests: int
     last_token_age_s: float
-    def __init__(self, pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[EngineState, str]] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., supervisors: _Optional[_Iterable[_Union[_engine_pb2.SupervisorStatus, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[_engine_pb2.WorkerInfo, _Mapping]]] = ..., incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., num_open_requests: _Optional[int] = ..., num_replaying_requests: _Optional[int] = ..., last_token_age_s: _Optional[float] = ...) -> None: ...
+    waiting_for: str
+    def __init__(self, pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[EngineState, str]] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., supervisors: _Optional[_Iterable[_Union[_engine_pb2.SupervisorStatus, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[_engine_pb2.WorkerInfo, _Mapping]]] = ..., incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., num_open_requests: _Optional[int] = ..., num_replaying_requests: _Optional[int] = ..., last_token_age_s: _Optional[float] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class Incident(_message.Message):
     __slots__ = ("cause", "reason", "epoch", "age_s", "detect_s", "recover_s", "num_replayed_requests", "num_replayed_tokens")

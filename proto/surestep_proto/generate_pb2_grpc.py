@@ -67,14 +67,15 @@ class SchedulerServicer:
     def Generate(self, request, context):
         """One sequence of tokens. Errors by status: INVALID_ARGUMENT (details name the parameter),
         RESOURCE_EXHAUSTED (queue full; trailing metadata `retry-after` in seconds), UNAVAILABLE
-        (no worker, draining), DEADLINE_EXCEEDED, DATA_LOSS (the model's logits were not finite).
+        (no worker, draining), DEADLINE_EXCEEDED, DATA_LOSS (the model's logits were not finite),
+        FAILED_PRECONDITION (the request was begun with another model).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Info(self, request, context):
-        """Facts of the served model. UNAVAILABLE until every rank is ready.
+        """Facts of the served model. UNAVAILABLE until every rank is ready, with what is missing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+
 import uvloop
 from surestep_common import access, log
+from surestep_common.errors import SurestepError
 from surestep_common.process import dump_stacks_on_signal, raise_file_limit
 
 from .config import SchedulerSettings
 from .server import serve
 
+logger = logging.getLogger(__name__)
 
-def main() -> None:
-    """Run one scheduler until it is told to stop."""
+
+def main() -> int:
+    """Run one scheduler until it is told to stop. Exit status: 1 after a fatal error."""
     dump_stacks_on_signal()
     raise_file_limit()
     settings = SchedulerSettings.load()
     access.use(settings)
     log.configure("scheduler", level=settings.log_level, as_json=settings.log_json)
-    uvloop.run(serve(settings))
+    status = 0
+    try:
+        uvloop.run(serve(settings))
+    except* SurestepError as fatal:
+        logger.error("%s", fatal.exceptions[0])
+        status = 1
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
+from surestep_common.errors import InvalidRequest, ModelChanged, SurestepError, Unavailable
 from surestep_proto import engine_pb2, generate_pb2
 
 from .config import SchedulerSettings
@@ -17,11 +17,12 @@ from .epoch import Epoch, under_way
 from .incidents import Cause, Incident, IncidentLog
 from .limits import Limits
 from .open_requests import OpenRequest, OpenRequests
+from .refit import refit
 from .sequence import CANARY, Request
 from .state import SchedulerState
 from .steps import StepMonitor
 from .supervisors import Supervisors
-from .workers import WorkerGroup
+from .workers import WorkerGroup, check_alike
 
 logger = logging.getLogger(__name__)
 
@@ -60,15 +61,27 @@ class Engine:
         self.engine_state = generate_pb2.WAITING_FOR_WORKERS
         self.core: SchedulerState | None = None  # None until the workers' sizes are known
         self.infos: Sequence[engine_pb2.WorkerInfo] = ()
+        self.waiting_for = "no worker has answered yet"  # in a line; empty while it serves
 
     @property
     def limits(self) -> Limits:
         """Sizes in force. Raises Unavailable before the workers were reached."""
         return self._known_core().limits
 
+    @property
+    def model_fingerprint(self) -> str:
+        """Of the model that is served, or was before the workers were lost."""
+        return self.infos[0].model_fingerprint if self.infos else ""
+
+    def check_model(self, fingerprint: str) -> None:
+        """Raise ModelChanged for a request that was begun with another model; empty = any."""
+        if fingerprint and self.model_fingerprint not in ("", fingerprint):
+            raise ModelChanged("the request was begun with another model than is served here")
+
     def _known_core(self) -> SchedulerState:
         if self.core is None:
-            raise Unavailable("no worker is ready", retry_after=_RETRY_AFTER_S)
+            message = f"no worker is ready: {self.waiting_for}"
+            raise Unavailable(message, retry_after=_RETRY_AFTER_S)
         return self.core
 
     def age_s(self, at: float | None) -> float:
@@ -144,16 +157,16 @@ class Engine:
 
     async def _reach_workers(self) -> WorkerGroup:
         """Ask for the ranks until all are ready, at first often: it should not cost time itself."""
-        said, began = "", self._clock()
+        began = self._clock()
         while True:
             try:
                 return await self._try_workers()
             except InvalidRequest:  # settings that can never work
                 raise
             except SurestepError as error:
-                if str(error) != said:
-                    said = str(error)
-                    logger.info("waiting for workers: %s", said)
+                if str(error) != self.waiting_for:
+                    self.waiting_for = str(error)
+                    logger.info("waiting for workers: %s", error)
             poll_s = _POLL_SHARE * (self._clock() - began)
             await asyncio.sleep(min(max(poll_s, _SHORTEST_POLL_S), _LONGEST_POLL_S))
 
@@ -178,15 +191,22 @@ class Engine:
         return self._settings.worker_addresses or told
 
     def _accept(self, infos: list[engine_pb2.WorkerInfo]) -> None:
+        """Go on with these workers, whatever they have become; what is open and does not fit ends.
+
+        Raises Unavailable when the ranks differ, InvalidRequest when the settings do not go with
+        their sizes.
+        """
+        check_alike(infos)
         limits = self._settings.limits(infos[0])
         core = self.core or SchedulerState(limits)
-        if (limits.vocab_size, limits.block_size) != (
-            core.limits.vocab_size,
-            core.limits.block_size,
-        ):
-            raise Unavailable("the workers came back with another model")
-        if limits.max_request_len < core.limits.max_request_len:
-            raise Unavailable("the workers came back with less room")
+        same_model = infos[0].model_fingerprint == self.model_fingerprint
+        refused = refit(core, limits, same_model=same_model)
+        if self.infos and not same_model:
+            logger.warning("the workers serve another model now: %s", infos[0].model_path)
+        if refused:
+            logger.warning("%d open requests cannot go on: %s", len(refused), refused[0].error)
+        for seq, error in refused:
+            self._requests.fail(seq, error)
         core.open_epoch(1 + max(core.epoch, *(info.last_epoch for info in infos)), limits)
         self.core, self.infos = core, infos
 
@@ -202,6 +222,7 @@ class Engine:
             clock=self._clock,
             canary_interval_s=self._settings.canary_interval_s,
         )
+        self.waiting_for = ""
         await self._set_state(generate_pb2.SERVING)
         logger.info("epoch %d on %d ranks", self.core.epoch, len(self.infos))
         return await self._epoch.run(group)
@@ -219,6 +240,7 @@ class Engine:
         replay = core.fence()
         if CANARY in core.open:  # the next one tells more if it starts afresh
             self.close(self._requests[CANARY])
+        self.waiting_for = f"epoch {core.epoch} is lost: {error}"
         await self._set_state(generate_pb2.RECOVERING)
         pids = [info.pid for info in self.infos]
         await self.supervisors.restart(str(error), pids, self._settings.restart_timeout_s)

@@ -20,7 +20,7 @@ def info(engine: Engine) -> pb.SchedulerInfo:
     """Facts of the served model. Raises Unavailable until every rank is ready."""
     limits = engine.limits
     if engine.engine_state not in (pb.SERVING, pb.DRAINING):
-        raise Unavailable("the workers are not ready", retry_after=1.0)
+        raise Unavailable(engine.waiting_for, retry_after=1.0)
     first = engine.infos[0]
     return pb.SchedulerInfo(
         model_path=first.model_path,
@@ -35,6 +35,7 @@ def info(engine: Engine) -> pb.SchedulerInfo:
         device=first.device,
         block_size=first.block_size,
         num_blocks=first.num_blocks,
+        model_fingerprint=first.model_fingerprint,
     )
 
 
@@ -49,6 +50,7 @@ async def status(engine: Engine, address: str) -> pb.SchedulerStatus:
         step=core.applied_step if core else 0,
         last_step_age_s=engine.age_s(engine.monitor.last_step_at),
         last_token_age_s=engine.age_s(engine.monitor.last_token_at),
+        waiting_for=engine.waiting_for,
         supervisors=supervisors,
         ranks=await _ranks(engine.addresses(supervisors)),
         incidents=[_incident(engine, incident) for incident in engine.incidents.latest],

@@ -54,6 +54,7 @@ class SchedulerService(SchedulerServicer):
     ) -> AsyncIterator[pb.GenerateChunk]:
         """Tokens of one sequence as they are committed. Cancelling the call aborts the request."""
         limits = self._engine.limits
+        self._engine.check_model(request.model_fingerprint)
         parsed = parse_request(request, limits.vocab_size)
         finish = ended(parsed, limits.max_request_len)
         if finish is not None:
@@ -68,7 +69,7 @@ class SchedulerService(SchedulerServicer):
                     done = outputs[-1].finish is not None
                     tokens = [output for output in outputs if output.error is None]
                     if tokens:
-                        yield _chunk(opened, tokens)
+                        yield _chunk(opened, tokens, self._engine.model_fingerprint)
                     if outputs[-1].error is not None:
                         raise outputs[-1].error
             finally:
@@ -103,8 +104,8 @@ async def _within(opened: OpenRequest, time_remaining: float | None) -> list[Out
         raise DeadlineExceeded("the request's deadline has passed") from error
 
 
-def _chunk(opened: OpenRequest, outputs: Sequence[Output]) -> pb.GenerateChunk:
-    """One chunk for outputs of consecutive steps."""
+def _chunk(opened: OpenRequest, outputs: Sequence[Output], model: str) -> pb.GenerateChunk:
+    """One chunk for outputs of consecutive steps; `model` is the fingerprint of what made them."""
     seq = opened.seq
     chunk = pb.GenerateChunk(token_ids=[id_ for output in outputs for id_ in output.token_ids])
     logprobs = Logprobs()
@@ -115,6 +116,7 @@ def _chunk(opened: OpenRequest, outputs: Sequence[Output]) -> pb.GenerateChunk:
         chunk.logprobs.CopyFrom(logprob_columns(logprobs, first_row=0))
     if not opened.started:
         opened.started = True
+        chunk.start.model_fingerprint = model
         _start(chunk, seq, outputs[0].prompt_logprobs)
     finish = outputs[-1].finish
     if finish is not None:

@@ -48,7 +48,8 @@ class Supervisors:
         for status in statuses:
             if status.rank_state != pb.READY:
                 state = pb.RankState.Name(status.rank_state).lower()
-                raise Unavailable(f"rank {status.rank} is {state}")
+                why = f": {status.failure}" if status.failure else ""
+                raise Unavailable(f"rank {status.rank} is {state}{why}")
 
     async def restart(self, reason: str, pids: Sequence[int], timeout_s: float) -> None:
         """Have every rank process of a lost epoch replaced, all at once; failures are logged.

@@ -17,6 +17,12 @@ from surestep_proto.engine_pb2_grpc import WorkerStub
 from .messages import Outcome
 from .plan import from_proto
 
+# In which ranks of a group must not differ.
+_COMMON = (
+    *("model_fingerprint", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size"),
+    *("max_step_tokens", "max_draft_tokens", "num_snapshots"),
+)
+
 
 class WorkerGroup:
     """Channels to all ranks of a model. Made by `open`, closed by `close`."""
@@ -90,3 +96,16 @@ class WorkerGroup:
             call.cancel()
         for channel in self._channels:
             await channel.close(None)
+
+
+def check_alike(infos: Sequence[pb.WorkerInfo]) -> None:
+    """Raise Unavailable when ranks of one group have loaded or allocated different things."""
+    first = infos[0]
+    for info in infos[1:]:
+        for field in _COMMON:
+            here, there = getattr(first, field), getattr(info, field)
+            if here != there:
+                raise Unavailable(
+                    f"rank {info.rank} ({info.model_path}) has another {field} than rank 0 "
+                    f"({first.model_path}): {there}, not {here}"
+                )

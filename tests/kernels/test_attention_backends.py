@@ -229,3 +229,21 @@ def test_triton_on_the_cpu_is_its_interpreter(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(InvalidRequest, match="interpreter only"):
         load_kernels("cpu", attention_backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"block_size": 4}, "block_size 4 on a cpu needs attention_backend torch"),
+        ({"head_dim": 12}, "1 heads of 12 elements to a key on a cpu needs"),
+        ({"head_dim": 512}, "1 heads of 512 elements"),
+        ({"group": 64}, "64 heads of 128 elements"),
+    ],
+)
+def test_sizes_that_the_c_kernels_have_no_room_for_are_refused(
+    sizes: dict[str, Any], message: str
+) -> None:
+    case = replace(AttentionCase.on("cpu"), **sizes)
+    with pytest.raises(InvalidRequest, match=message):
+        load_kernels("cpu", case=case)
+    assert load_kernels("cpu", attention_backend="torch", case=case)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import CDLL
@@ -10,25 +11,51 @@ from pathlib import Path
 import pytest
 import torch
 from surestep_kernels import load_kernels
-from surestep_kernels.build import SOURCES, BuildError, build_library, default_cache
+from surestep_kernels.build import SOURCES, BuildError, build_library, default_cache, file_of
+from surestep_kernels.dispatch import load_native
 from surestep_kernels.native import NativeOps
 
 
 def test_concurrent_builds_leave_one_library(tmp_path: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
-        built = list(pool.map(build_library, [tmp_path] * 3))
-    assert len(set(built)) == 1
+        codes = list(pool.map(build_library, [tmp_path] * 3))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path.name for path in files] == ["libsurestep.so"]
-    assert NativeOps.load(files[0])
+    assert files[0].read_bytes() in codes
+    assert NativeOps.load(file_of(codes[0]))
 
 
 def test_a_built_library_is_used_again(tmp_path: Path) -> None:
-    library = build_library(tmp_path)
+    code = build_library(tmp_path)
+    (library,) = tmp_path.rglob("*.so")
     before = library.stat().st_mtime_ns
-    assert build_library(tmp_path, compiler="no-such-compiler") == library
+    assert build_library(tmp_path, compiler="no-such-compiler") == code
     assert library.stat().st_mtime_ns == before
-    assert CDLL(str(library)).surestep_panel_width() in (16, 32)
+    assert CDLL(str(file_of(code))).surestep_panel_width() in (16, 32)
+
+
+def test_a_library_is_loaded_once_and_from_memory(tmp_path: Path) -> None:
+    code = build_library(tmp_path)
+    shutil.rmtree(tmp_path)
+    assert file_of(code) == file_of(bytes(bytearray(code)))
+    first, second = (load_native(code) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert first.code == code
+    inode = str(file_of(code).stat().st_ino)
+    mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    assert sum(line[4] == inode and "x" in line[1] for line in mapped) == 1
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_cache(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    cache.write_text("a file where a folder should be")
+    code = build_library(cache)
+    assert CDLL(str(file_of(code))).surestep_panel_width() in (16, 32)
+    (record,) = (r for r in caplog.records if r.levelname == "WARNING")
+    assert record.message.startswith(f"the compiled kernels cannot be kept in {cache}")
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of another machine")

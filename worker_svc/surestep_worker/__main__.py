@@ -7,7 +7,8 @@ import signal
 
 import uvloop
 from surestep_common import access, log, rpc
-from surestep_common.process import raise_file_limit
+from surestep_common.config import parent_pid
+from surestep_common.process import die_with, dump_stacks_on_signal, raise_file_limit
 from surestep_common.tasks import end
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
@@ -36,6 +37,8 @@ async def supervise(settings: WorkerSettings) -> None:
 
 def main() -> None:
     """Entry point."""
+    die_with(parent_pid())
+    dump_stacks_on_signal()
     raise_file_limit()
     settings = WorkerSettings.load()
     access.use(settings)

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -14,16 +13,17 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet, load_kernels
 from surestep_proto import engine_pb2 as pb
 
-from .caches import Caches
+from .cache_budget import CacheBudget
 from .config import WorkerSettings
 from .heartbeat import Heartbeat
-from .kv_cache import CACHE_DTYPES, KVCache, blocks_that_fit, bytes_per_block
-from .models import Model, attention_case, load_model
+from .host_memory import GIB
+from .kv_cache import CACHE_DTYPES, bytes_per_block
+from .models import Model, ModelSource, attention_case, check_alike, load_model
+from .models.finite import non_finite_tensors
 from .models.weight_store import WeightStore
 from .models.weights import Progress
 from .parts import Parts
-from .recurrent import RecurrentCache
-from .rehearsal import check_drafter, measure_costs
+from .rehearsal import check_drafter, logits_are_finite, measure_costs
 from .runner import Runner
 from .sampling import SamplingSlots
 from .slots import Slots
@@ -33,10 +33,8 @@ from .tp import TensorParallel
 
 logger = logging.getLogger(__name__)
 
-_GIB = 1 << 30
 _MIB = 1 << 20
 _TP_TIMEOUT_S = 60.0  # a rank that does not arrive at a collective; step deadlines are far shorter
-_SNAPSHOTS_PER_SLOT = 8  # more would outlive the blocks of their prefixes
 _CHECK_FLOOR = 0.05  # share of drafts: a sound head reaches several times as much on any text
 _PROGRESS_STEP = 0.1  # of the checkpoint, between two log lines
 
@@ -46,15 +44,18 @@ class Built(NamedTuple):
 
     runner: Runner
     facts: pb.WorkerInfo
+    checkpoint: str = ""  # its fingerprint
 
     @property
     def memo(self) -> bytes:
-        """What was measured: for the rank that comes after this one."""
+        """What was measured and decided: for the rank that comes after this one."""
         facts = self.facts
         return pb.WorkerInfo(
             costs=facts.costs,
             check_drafts=facts.check_drafts,
             check_accepted=facts.check_accepted,
+            num_blocks=facts.num_blocks,
+            num_snapshots=facts.num_snapshots,
         ).SerializeToString()
 
 
@@ -67,7 +68,8 @@ def build_runner(
     """Load the model and allocate everything a rank needs.
 
     What the `memo` of an earlier rank tells is not measured again. Raises InvalidRequest for
-    settings the model cannot serve.
+    settings the model cannot serve, for a model that is broken, and for memory that does not
+    suffice.
     """
     heartbeat = heartbeat or Heartbeat.unseen()
     heartbeat.progress(pb.LOADING)
@@ -75,7 +77,10 @@ def build_runner(
         raise InvalidRequest("no model folder given", param="model")
     speculation = _speculation(settings)
     _take_gpu(settings)
-    kernels = _kernels(settings, settings.model)
+    source = ModelSource(
+        settings.model, WeightStore(weights_fd) if weights_fd is not None else None
+    )
+    kernels = _kernels(settings, source)
     kernels.set_num_threads(settings.cpu_threads or _share_of_cores(settings))
     tp = TensorParallel.connect(
         settings.rank,
@@ -84,9 +89,10 @@ def build_runner(
         settings.device,
         _TP_TIMEOUT_S,
     )
-    measured = _all_know(memo, tp)
+    check_alike(source, tp)
+    known = pb.WorkerInfo.FromString(memo) if _all_know(memo, tp) else None
     model = load_model(
-        settings.model,
+        source,
         dtype=settings.dtype,
         device=settings.device,
         tp=tp,
@@ -95,17 +101,35 @@ def build_runner(
         mtp=speculation is not None and speculation.method == "mtp",
         expert_parallel=settings.enable_expert_parallel,
         progress=_show_progress(heartbeat),
-        store=WeightStore(weights_fd) if weights_fd is not None else None,
     )
-    built = assemble(settings, model, tp, kernels, heartbeat)
+    built = assemble(settings, model, tp, kernels, heartbeat, known)
+    built.facts.model_fingerprint = _voice(source, settings, built.facts)
     heartbeat.progress(pb.WARMING_UP)
     built.runner.prepare()
-    if measured:
-        built.facts.MergeFrom(pb.WorkerInfo.FromString(memo))
+    if known is not None:
+        built.facts.MergeFrom(known)
     else:
+        _check_logits(built, source, heartbeat)
         _rehearse(built)
     kernels.compilations.serve()
-    return built
+    return built._replace(checkpoint=source.fingerprint)
+
+
+def _voice(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) -> str:
+    """The fingerprint of the checkpoint, and of which kind the numbers are that it computes."""
+    cache_dtype = CACHE_DTYPES[settings.kv_cache_dtype]
+    kinds = facts.dtype, str(cache_dtype).removeprefix("torch.") if cache_dtype else facts.dtype
+    return "-".join((source.fingerprint, *kinds))
+
+
+def _check_logits(built: Built, source: ModelSource, heartbeat: Heartbeat) -> None:
+    """Raise InvalidRequest, naming the tensors at fault, when the model computes no numbers."""
+    tp = built.runner.parts.tp
+    if bool(tp.broadcast(torch.tensor([logits_are_finite(built.runner)])).item()):
+        return
+    broken = non_finite_tensors(source.entries, lambda: heartbeat.progress(pb.LOADING))
+    reason = "; ".join(broken) or "although every weight that could be read is"
+    raise InvalidRequest(f"the model's logits are not finite: {reason}", param="model")
 
 
 def _take_gpu(settings: WorkerSettings) -> None:
@@ -117,16 +141,19 @@ def _take_gpu(settings: WorkerSettings) -> None:
     torch.cuda.set_device(settings.rank % torch.cuda.device_count())
 
 
-def _kernels(settings: WorkerSettings, model: Path) -> KernelSet:
-    """The ops of the device, with attention for this model."""
-    device = settings.device
-    case = attention_case(model, device, settings.dtype, settings.block_size)
+def _kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
+    """The ops of the device, with attention for this model: those that weights in memory are laid
+    out for, otherwise the fastest."""
+    device, store = settings.device, source.store
+    case = attention_case(source, device, settings.dtype, settings.block_size)
     case = replace(case, cache_dtype=CACHE_DTYPES[settings.kv_cache_dtype])
     return load_kernels(
         device,
+        cpu_kernels="reference" if store.sealed and not store.kernels else "auto",
         attention_backend=settings.attention_backend,
         case=case,
         linear_backend=settings.linear_backend,
+        code=store.kernels,
     )
 
 
@@ -159,13 +186,14 @@ def assemble(
     tp: TensorParallel,
     kernels: KernelSet,
     heartbeat: Heartbeat | None = None,
+    known: pb.WorkerInfo | None = None,
 ) -> Built:
-    """A runner around a loaded model."""
+    """A runner around a loaded model. `known` tells the sizes of an earlier rank's caches."""
     config, speculation = model.config, _speculation(settings)
     max_model_len = settings.max_model_len or config.max_length
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
-    kv = _allocate_kv(settings, model, kernels, max_model_len)
-    caches = Caches(kv, _allocate_recurrent(settings, model, max_drafts))
+    budget = CacheBudget(settings, tp, known)
+    caches = budget.allocate(model, kernels, max_model_len, max_drafts)
     slots = Slots(settings.max_num_seqs, max_model_len, max_drafts, settings.block_size)
     sampling = SamplingSlots(settings.max_num_seqs, config.vocab_size)
     target = Target(model, caches, slots, sampling, tp, kernels)
@@ -185,7 +213,7 @@ def assemble(
         max_step_tokens=settings.max_num_batched_tokens,
         compilations=kernels.compilations,
     )
-    recurrent = caches.recurrent
+    kv, recurrent = caches.kv, caches.recurrent
     facts = pb.WorkerInfo(
         model_path=str(settings.model),
         architecture=config.architecture,
@@ -209,37 +237,6 @@ def assemble(
     )
     _log_facts(facts)
     return Built(Runner(parts), facts)
-
-
-def _allocate_kv(
-    settings: WorkerSettings, model: Model, kernels: KernelSet, max_model_len: int
-) -> KVCache:
-    """Blocks for the memory given, but no more than all slots at full length could use."""
-    cache_dtype = CACHE_DTYPES[settings.kv_cache_dtype]
-    spec = replace(model.kv_spec(settings.block_size), cache_dtype=cache_dtype)
-    if cache_dtype is not None:
-        logger.info("KV cache of %s, not scaled", cache_dtype)
-    fit = blocks_that_fit(int(settings.kv_cache_memory * _GIB), spec, kernels)
-    useful = 1 + settings.max_num_seqs * -(-max_model_len // settings.block_size)
-    return KVCache(spec, min(fit, useful), kernels, settings.device)
-
-
-def _allocate_recurrent(
-    settings: WorkerSettings, model: Model, max_drafts: int
-) -> RecurrentCache | None:
-    """A state and the records of a window per slot, and snapshots for the memory given."""
-    spec = model.recurrent_spec()
-    if spec is None:
-        return None
-    budget = int(settings.snapshot_memory * _GIB) // spec.snapshot_bytes
-    useful = _SNAPSHOTS_PER_SLOT * settings.max_num_seqs
-    return RecurrentCache(
-        spec,
-        num_slots=settings.max_num_seqs,
-        window=max_drafts + 1,
-        num_snapshots=min(budget, useful),
-        device=settings.device,
-    )
 
 
 def _speculation(settings: WorkerSettings) -> SpeculativeConfig | None:
@@ -278,7 +275,7 @@ def _log_facts(facts: pb.WorkerInfo) -> None:
         facts.num_slots,
         facts.num_blocks,
         facts.block_size,
-        facts.kv_cache_bytes / _GIB,
+        facts.kv_cache_bytes / GIB,
         facts.drafter or "none",
         facts.max_draft_tokens,
     )

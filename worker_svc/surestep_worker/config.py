@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 from surestep_common.access import PeerSettings
 
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 HOST_PORT = r"^[^\s:]+:\d{1,5}$"
 
 
@@ -103,6 +104,12 @@ class WorkerSettings(PeerSettings):
     def supervisor_address(self) -> str:
         """host:port of this rank's Supervisor service."""
         return _shifted(self.supervisor_listen, self.rank)
+
+    @property
+    def ranks_here(self) -> int:
+        """Ranks of the group that share this machine, as far as the settings tell."""
+        host, _, _ = self.tp_master.rpartition(":")
+        return self.tensor_parallel_size if host in _LOOPBACK else 1
 
 
 def _shifted(address: str, ranks: int) -> str:

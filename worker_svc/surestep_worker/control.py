@@ -1,8 +1,8 @@
 """What a supervisor and its rank process tell each other, over the socket that is the rank's stdin.
 
-The rank says when it has imported everything, and when it is ready; the supervisor tells a standby
-to become the rank. A message is one packet of JSON; descriptors travel beside it. The end of the
-stream means that the other process is gone.
+The rank says when it has imported everything, when it is ready, and why it cannot become so; the
+supervisor tells a standby to become the rank. A message is one packet of JSON; descriptors travel
+beside it. The end of the stream means that the other process is gone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from surestep_common.errors import InvalidRequest, Unavailable
 
 MAX_BYTES = 64 << 10
+_MAX_REASON = 2000  # characters
 _MAX_FDS = 2
 
 
@@ -27,6 +28,15 @@ class Kind(StrEnum):
     STANDBY = "standby"  # everything is imported
     ACTIVATE = "activate"  # be the rank; with the descriptors of heartbeat and weights
     READY = "ready"  # the service answers
+    FAILED = "failed"  # it cannot be the rank, and ends
+
+
+class Failure(StrEnum):
+    """What there is to be hoped for after a rank has failed to start."""
+
+    PASSING = "passing"  # another attempt may succeed
+    LASTING = "lasting"  # it will not, unless somebody changes something
+    WEIGHTS = "weights"  # it will, with weights that are loaded afresh
 
 
 class Message(NamedTuple):
@@ -35,6 +45,9 @@ class Message(NamedTuple):
     kind: Kind
     memo: bytes = b""
     fds: tuple[int, ...] = ()
+    checkpoint: str = ""  # READY: fingerprint of the weights
+    failure: Failure = Failure.PASSING  # FAILED
+    reason: str = ""  # FAILED: one line for people
 
 
 class Activation(NamedTuple):
@@ -94,7 +107,10 @@ def wait_for_activation(end: socket.socket) -> Activation:
 
 def encode(message: Message) -> bytes:
     """One packet; descriptors are not part of it."""
-    data = {"kind": message.kind, "memo": base64.b64encode(message.memo).decode()}
+    data = message._asdict()
+    del data["fds"]
+    data["memo"] = base64.b64encode(message.memo).decode()
+    data["reason"] = " ".join(message.reason.split())[:_MAX_REASON]
     packet = json.dumps(data).encode()
     assert len(packet) <= MAX_BYTES
     return packet
@@ -104,6 +120,13 @@ def decode(packet: bytes, fds: tuple[int, ...] = ()) -> Message:
     """Raises InvalidRequest for anything that `encode` has not made."""
     try:
         data = json.loads(packet)
-        return Message(Kind(data["kind"]), base64.b64decode(data["memo"], validate=True), fds)
+        return Message(
+            Kind(data["kind"]),
+            base64.b64decode(data["memo"], validate=True),
+            fds,
+            str(data["checkpoint"]),
+            Failure(data["failure"]),
+            str(data["reason"]),
+        )
     except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
         raise InvalidRequest("no control message") from error

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import os
 
+from surestep_common.errors import InternalError
+
 from . import memory
+
+
+class StaleWeights(InternalError):
+    """What is held is of no use to the rank that got it: it has to be loaded afresh."""
 
 
 class HeldWeights:

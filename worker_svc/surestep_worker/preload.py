@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from surestep_kernels import load_kernels
-
 from .build import build_runner
 from .config import WorkerSettings
 
@@ -29,10 +27,7 @@ _LATE_ON_CUDA = ("torch.distributed._symmetric_memory",)
 
 
 def everything(settings: WorkerSettings) -> Build:
-    """Import all of it, and open the library of the CPU kernels; returns what loads the model."""
-    cpu = settings.device == "cpu"
-    for module in _LATE if cpu else _LATE + _LATE_ON_CUDA:
+    """Import all of it; returns what loads the model."""
+    for module in _LATE if settings.device == "cpu" else _LATE + _LATE_ON_CUDA:
         importlib.import_module(module)
-    if cpu:
-        load_kernels(settings.device)
     return build_runner

@@ -9,25 +9,22 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from surestep_common.config import child_environ
 from surestep_common.errors import InvalidRequest
-from surestep_common.process import STACK_DUMP_SIGNAL
+from surestep_common.process import DEAD, STACK_DUMP_SIGNAL, STOPPED, TRACED, state_of
 from surestep_proto import engine_pb2 as pb
 
 from . import control, memory
 from .config import WorkerSettings
-from .control import Kind, Message
+from .control import Failure, Kind, Message
 from .heartbeat import SIZE, Heartbeat
 
 logger = logging.getLogger(__name__)
 
 _STACK_DUMP_S = 0.5  # most that a rank gets to write its stacks, behind which it ends
 _TERM_GRACE_S = 5.0
-_STOPPED = "Tt"  # by SIGSTOP or a tracer: such a process handles no signal
-_DEAD = "XZ"
 
 
 class Verdict(NamedTuple):
@@ -38,6 +35,13 @@ class Verdict(NamedTuple):
     signal: int = 0  # that came from elsewhere; 0 = none
 
 
+class Setback(NamedTuple):
+    """Why a rank did not become ready."""
+
+    failure: Failure
+    reason: str
+
+
 class RankProcess:
     """Made by `spawn`; ended by `end` or `terminate`, or by itself."""
 
@@ -46,17 +50,20 @@ class RankProcess:
         self._control = end
         self._verdict: Verdict | None = None
         self.imported = False  # it has said so: what remains is quick
+        self.setback: Setback | None = None  # it has said so, and ends
         self.heartbeat = Heartbeat.unseen()
 
     @classmethod
     async def spawn(cls, command: Sequence[str], settings: WorkerSettings) -> RankProcess:
         """Start a standby; its settings travel in the environment."""
         environ = child_environ(settings.environ())
-        ours, theirs = control.pair()
-        with theirs:
+        with contextlib.ExitStack() as stack:
+            ours, theirs = map(stack.enter_context, control.pair())
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=theirs.fileno(), env=environ
             )
+            theirs.close()
+            stack.pop_all()
         ours.setblocking(False)
         return cls(process, ours)
 
@@ -89,24 +96,27 @@ class RankProcess:
             logger.warning("nothing more is heard from pid %d: %s", self.pid, error)
 
     async def wait(self) -> Verdict:
-        """Its end, and why."""
+        """Its end, and why. What it said last may not have been read yet."""
         code = await self._process.wait()
-        self._control.close()
         if self._verdict is not None:
             return self._verdict
         if code < 0:
             return Verdict(pb.KILLED, f"signal {signal.Signals(-code).name}", -code)
         return Verdict(pb.EXITED, f"exit code {code}")
 
+    def close(self) -> None:
+        """Nobody listens any more."""
+        self._control.close()
+
     async def end(self, cause: pb.ExitCause, reason: str) -> None:
         """Have it dump its stacks, then kill it. The first reason that is given stays.
 
         One that is dead already, which nobody may have noticed yet, has a reason of its own.
         """
-        state = _state(self.pid)
-        if state not in _DEAD:
+        state = state_of(self.pid)
+        if state not in (DEAD, "Z"):
             self._verdict = self._verdict or Verdict(cause, reason)
-            await self._kill(dump=state not in _STOPPED)
+            await self._kill(dump=state not in (STOPPED, TRACED))  # these handle no signal
         await self._process.wait()
 
     async def _kill(self, *, dump: bool) -> None:
@@ -126,12 +136,4 @@ class RankProcess:
         except TimeoutError:
             self._process.kill()
         await self.wait()
-
-
-def _state(pid: int) -> str:
-    """One letter, as in proc(5)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return _DEAD[0]
-    return stat.rpartition(")")[2].split()[0]
+        self.close()

@@ -1,4 +1,5 @@
-"""What a rank does before it is ready: measure what steps cost, and see whether the drafter drafts.
+"""What a rank does before it is ready: see whether the model computes numbers and the drafter
+drafts, and measure what steps cost.
 
 Plans are made here as a scheduler would make them, and go through the runner that will serve. All
 ranks of a group rehearse the same steps; rank 0's clock decides for all of them when to stop.
@@ -7,7 +8,7 @@ ranks of a group rehearse the same steps; rank 0's clock decides for all of them
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ _CONTEXT = 16  # tokens that stand before every row
 _LONG_CONTEXT = 1024
 _CHECK_ROWS = 4  # texts that the drafter is checked on
 _CHECK_WINDOWS = 12
+_PROMPT = 8  # tokens in each text on which the logits are looked at
 
 
 class Check(NamedTuple):
@@ -62,6 +64,12 @@ def measure_costs(runner: Runner) -> pb.StepCosts:
     if points:
         costs.us_per_context_token = rehearsal.context_cost(points[1])
     return costs
+
+
+def logits_are_finite(runner: Runner) -> bool:
+    """Whether the model makes logits that are numbers of a few short texts. Rank 0 knows."""
+    result = _Rehearsal(runner.twin()).read_prompts()
+    return all(status == pb.OK for status in result.status)
 
 
 def check_drafter(runner: Runner) -> Check:
@@ -137,10 +145,28 @@ class _Rehearsal:
         sample = _fastest(_sample(self.step(pb.DECODE)) for _ in range(_REPEATS))
         return max(0.0, sample.prepare + sample.rest - short_us) / context
 
+    def read_prompts(self) -> pb.StepResult:
+        """A step that reads short texts, of tokens from all over the vocabulary."""
+        kv, slots, vocab = (
+            self.parts.caches.kv,
+            self.parts.slots,
+            self.parts.model.config.vocab_size,
+        )
+        longest = slots.tokens.shape[1] - self.parts.max_draft_tokens - 2
+        length = min(_PROMPT, longest, slots.block_size, self.parts.max_step_tokens)
+        rows = min(_CHECK_ROWS, slots.num_slots, kv.num_blocks - 1)
+        rows = min(rows, self.parts.max_step_tokens // length)
+        self._open(range(rows))
+        plan = self._plan()
+        for slot in range(rows):
+            ids = [(slot * length + i) * vocab // (rows * length) for i in range(length)]
+            _admit(plan, slot, ids, [1 + slot], slots.tokens.shape[1])
+            _add_row(plan, slot, pb.PREFILL_LAST, 0, num_tokens=length)
+        return self._run(plan)
+
     def admit(self, slots: Iterable[int], context: int) -> None:
         """A new epoch with these slots, `context` tokens of unspecified content in each."""
-        self._epoch, self._step, self._slots = self._epoch + 1, 0, list(slots)
-        self.runner.open(self._epoch)
+        self._open(slots)
         recurrent = self.parts.caches.recurrent
         if recurrent is not None and not recurrent.num_snapshots:
             context = 0
@@ -148,23 +174,14 @@ class _Rehearsal:
             recurrent.taken(np.array([1]), np.array([context]))
         plan = self._plan()
         blocks = -(-(context + self._length) // self.parts.slots.block_size)
-        sampling = pb.SamplingParams(top_p=1, repetition_penalty=1)
         for i, slot in enumerate(self._slots):
-            plan.admissions.add(
-                slot=slot,
-                slot_epoch=1,
-                token_ids=[self._token(slot)] * (context + 1),
-                prompt_len=context + 1,
-                num_cached=context,
-                max_len=self.parts.slots.tokens.shape[1],
-                sampling=sampling,
-                snapshot_id=int(recurrent is not None and context > 0),
-                draft_valid=max(context - 1, 0),
+            ids, owned = (
+                [self._token(slot)] * (context + 1),
+                range(1 + i * blocks, 1 + (i + 1) * blocks),
             )
-            plan.extend_slots.append(slot)
-            plan.extend_counts.append(blocks)
-            plan.block_ids.extend(range(1 + i * blocks, 1 + (i + 1) * blocks))
-            _add_row(plan, slot, pb.PREFILL_LAST, context, lag=0, k_cap=0, last_step=0)
+            _admit(plan, slot, ids, owned, self.parts.slots.tokens.shape[1], num_cached=context)
+            plan.admissions[-1].snapshot_id = int(recurrent is not None and context > 0)
+            _add_row(plan, slot, pb.PREFILL_LAST, context, num_tokens=1)
         self._run(plan)
 
     def step(self, mode: pb.DecodeMode) -> pb.StepResult:
@@ -176,8 +193,13 @@ class _Rehearsal:
             lag = int(slots.committed[slot] - slots.draft_upto[slot]) * stateful
             k_cap = self.parts.max_draft_tokens * drafting
             last_step = int(slots.last_step[slot])
-            _add_row(plan, slot, mode, int(slots.committed[slot]), lag, k_cap, last_step)
+            length = int(slots.committed[slot])
+            _add_row(plan, slot, mode, length, lag=lag, k_cap=k_cap, last_step=last_step)
         return self._run(plan)
+
+    def _open(self, slots: Iterable[int]) -> None:
+        self._epoch, self._step, self._slots = self._epoch + 1, 0, list(slots)
+        self.runner.open(self._epoch)
 
     def _token(self, slot: int) -> int:
         """What the prompt of a slot consists of: tokens from all over the vocabulary."""
@@ -192,19 +214,44 @@ class _Rehearsal:
         return self.runner.step(plan)
 
 
+def _admit(
+    plan: pb.StepPlan,
+    slot: int,
+    ids: Sequence[int],
+    blocks: Sequence[int],
+    max_len: int,
+    num_cached: int = 0,
+) -> None:
+    plan.admissions.add(
+        slot=slot,
+        slot_epoch=1,
+        token_ids=ids,
+        prompt_len=len(ids),
+        num_cached=num_cached,
+        max_len=max_len,
+        sampling=pb.SamplingParams(top_p=1, repetition_penalty=1),
+        draft_valid=max(num_cached - 1, 0),
+    )
+    plan.extend_slots.append(slot)
+    plan.extend_counts.append(len(blocks))
+    plan.block_ids.extend(blocks)
+
+
 def _add_row(
     plan: pb.StepPlan,
     slot: int,
     mode: pb.DecodeMode,
     length: int,
-    lag: int,
-    k_cap: int,
-    last_step: int,
+    *,
+    num_tokens: int = 0,
+    lag: int = 0,
+    k_cap: int = 0,
+    last_step: int = 0,
 ) -> None:
     plan.slot.append(slot)
     plan.slot_epoch.append(1)
     plan.mode.append(mode)
-    plan.num_tokens.append(int(mode == pb.PREFILL_LAST))
+    plan.num_tokens.append(num_tokens)
     plan.len_lo.append(length)
     plan.len_hi.append(length)
     plan.k_cap.append(k_cap)

@@ -3,7 +3,8 @@
 Ranks die and come back one by one, so whoever comes may find the store of a group that is over, or
 of one that has lost a rank meanwhile. Each rank takes its seat, and a seat is taken once: a store
 in which it was taken before belongs to others. Rank 0 gives such a store up for a new one, the
-other ranks wait for that. When all have their seats, rank 0 says so.
+other ranks wait for that. When all have their seats, rank 0 says so. Whoever comes later shows that
+a rank of the group is gone, as does a store that is: the others find out when they look.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.distributed import DistError
 
 _RETRY_S = 0.02
 _CONNECT_S = 2.0
+_LOOK_S = 1.0
 _COMPLETE = "complete"
 
 
@@ -38,6 +40,25 @@ def meet(rank: int, size: int, address: str, timeout_s: float) -> Store:
         if store is not None:
             return store
         time.sleep(_RETRY_S)
+
+
+def who_is_missing(store: Store, rank: int, size: int) -> str | None:
+    """Who of a group that was complete is known to be gone, if anybody is.
+
+    Only while this rank does nothing else with the store.
+    """
+    usual = store.timeout  # type: ignore[attr-defined]  # the stubs forget it
+    store.set_timeout(timedelta(seconds=_LOOK_S))
+    try:
+        if rank:
+            store.check([_COMPLETE])
+            return None
+        again = [other for other in range(1, size) if store.add(_seat(other), 0) > 1]
+    except (DistError, RuntimeError):
+        return "rank 0"
+    finally:
+        store.set_timeout(usual)
+    return f"rank {again[0]}" if again else None
 
 
 def _gather(host: str, port: int, rank: int, size: int, deadline: float) -> Store | None:

@@ -68,6 +68,10 @@ class Runner:
         """Kernels compiled while serving."""
         return self.parts.compilations.num_late
 
+    def check_whole(self) -> None:
+        """Raise Unavailable when a rank of the group is gone. Between epochs."""
+        self.parts.tp.check_whole()
+
     @torch.inference_mode()
     def launch(self, plan: pb.StepPlan) -> Pending:
         """Begin to execute a plan. Raises LedgerError or InvalidRequest; the epoch is then over."""

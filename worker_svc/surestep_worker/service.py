@@ -41,6 +41,9 @@ class StepRunner(Protocol):
     def launch(self, plan: pb.StepPlan) -> Pending:
         """Begin to execute one plan."""
 
+    def check_whole(self) -> None:
+        """Raise Unavailable when a rank of the group is gone."""
+
 
 class StepThread:
     """The one thread that touches tensors. Work runs in submission order."""
@@ -168,9 +171,14 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._beat(self._under_way[0] if self._under_way else None)
 
     def tick(self) -> None:
-        """A sign of life of a rank that nobody waits for. Called from the step thread."""
+        """A sign of life of a rank that nobody waits for. Called from the step thread.
+
+        Raises Unavailable when the group is no more: without an epoch nobody else would notice.
+        """
         if not self._under_way or not self._streams:
             self.heartbeat.idle()
+        if not self._streams:
+            self._loaded().check_whole()
 
     def _beat(self, plan: pb.StepPlan | None) -> None:
         if plan is None:

@@ -7,6 +7,7 @@ import torch
 from surestep_common.errors import InternalError
 from surestep_proto import engine_pb2 as pb
 
+from .pages import zero_pages
 from .plan import IntArray
 
 NULL_BLOCK = 0
@@ -26,12 +27,11 @@ class Slots:
         self.block_size = block_size
         self.num_slots = num_slots
         # One more than the context for the newest token, and room for drafts behind it.
-        self.tokens = torch.zeros(
-            num_slots, max_model_len + max_draft_tokens + 1, dtype=torch.int32
-        )
+        room = max_model_len + max_draft_tokens + 1
+        self.tokens = zero_pages((num_slots, room), torch.int32, "cpu")
         self._tokens = self.tokens.numpy()  # shares memory
-        max_blocks = -(-(max_model_len + max_draft_tokens + 1) // block_size)
-        self.block_tables = np.full((num_slots, max_blocks), NULL_BLOCK, dtype=np.int32)
+        assert NULL_BLOCK == 0
+        self.block_tables = np.zeros((num_slots, -(-room // block_size)), dtype=np.int32)
         self.num_blocks = np.zeros(num_slots, dtype=np.int64)
         self.tenancy = np.zeros(num_slots, dtype=np.int64)  # newest slot epoch seen
         self.occupied = np.zeros(num_slots, dtype=np.bool_)

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from . import peer_memory
 from .peer_memory import PeerMemory
-from .rendezvous import meet
+from .rendezvous import meet, who_is_missing
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
 
 
@@ -52,6 +53,7 @@ class TensorParallel:
         size: int = 1,
         group: ProcessGroup | None = None,
         peers: PeerMemory | None = None,
+        store: Store | None = None,
     ) -> None:
         assert 0 <= rank < size
         assert (group is not None) == (size > 1), "ranks of a group come from connect()"
@@ -59,6 +61,7 @@ class TensorParallel:
         self.size = size
         self._group = group
         self._peers = peers
+        self._store = store
 
     @classmethod
     def connect(
@@ -90,7 +93,14 @@ class TensorParallel:
             peers = PeerMemory.share(group) if cuda else None
         except (distributed.DistError, RuntimeError) as error:
             raise Unavailable(f"rank {rank} found no group of {size} at {address}") from error
-        return cls(rank, size, group, peers)
+        return cls(rank, size, group, peers, store)
+
+    def check_whole(self) -> None:
+        """Raise Unavailable when a rank of the group is known to be gone: it will not come back to
+        this one. Asked between epochs, when no collective would tell."""
+        missing = who_is_missing(self._store, self.rank, self.size) if self._store else None
+        if missing is not None:
+            raise Unavailable(f"{missing} has left the group")
 
     def close(self) -> None:
         """Leave the group. Further collectives are a bug."""
@@ -100,7 +110,7 @@ class TensorParallel:
 
         with contextlib.suppress(RuntimeError):  # the other ranks may be gone already
             distributed.destroy_process_group(self._group)
-        self._group = self._peers = None
+        self._group = self._peers = self._store = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over the ranks, in place; returns x, contiguous. The bits are equal on all ranks."""

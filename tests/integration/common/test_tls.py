@@ -12,7 +12,7 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from surestep_common import rpc, tls
-from surestep_common.healthcheck import is_healthy
+from surestep_common.healthcheck import trouble
 from surestep_common.tls import TlsSettings
 
 
@@ -124,9 +124,9 @@ async def test_names_count_unless_another_is_expected(ours: Authority) -> None:
 async def test_the_health_check_speaks_it(ours: Authority) -> None:
     async with serving(ours.settings()) as address:
         with using(ours.settings()):
-            assert await asyncio.to_thread(is_healthy, address)
+            assert await asyncio.to_thread(trouble, address) is None
         with using(None):
-            assert not await asyncio.to_thread(is_healthy, address)
+            assert await asyncio.to_thread(trouble, address)
 
 
 def test_half_a_certificate_is_refused(ours: Authority) -> None:

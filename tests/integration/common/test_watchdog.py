@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import hanging_service
 import psutil
 import pytest
 from ports import free_address
+from surestep_common.notify import Listener
 
 
 @dataclass
@@ -38,8 +39,10 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def watching(log: Path, address: str, *command: str) -> AsyncIterator[Watched]:
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+async def watching(
+    log: Path, address: str, *command: str, environ: Mapping[str, str] | None = None
+) -> AsyncIterator[Watched]:
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | dict(environ or {})
     with log.open("wb") as file:
         watchdog = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "surestep_common.watchdog", address, "--", *command),
@@ -66,12 +69,41 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
         yield service
 
 
-async def test_a_stopped_process_is_killed(watched: Watched) -> None:
-    began = time.monotonic()
-    watched.child.suspend()
-    assert await watched.status() == 128 + signal.SIGKILL
-    assert time.monotonic() - began < 5
-    assert "does not answer any more" in watched.log.read_text()
+async def test_a_stopped_process_is_told_to_go_on(watched: Watched) -> None:
+    child = watched.child
+    for rounds in (1, 2):
+        began = time.monotonic()
+        child.suspend()
+        async with asyncio.timeout(20):
+            while watched.log.read_text().count("is stopped and told to go on") < rounds:
+                await asyncio.sleep(0.05)
+        assert time.monotonic() - began < 6
+        assert child.status() != psutil.STATUS_STOPPED
+    watched.watchdog.send_signal(signal.SIGTERM)
+    assert await watched.status() == 7, "it was killed"
+
+
+async def test_signs_of_life_go_to_whoever_wants_them(tmp_path: Path) -> None:
+    listener, address = Listener(), free_address()
+    command = (sys.executable, hanging_service.__file__, address.rpartition(":")[2])
+    environ = {"NOTIFY_SOCKET": listener.address}
+    async with watching(tmp_path / "log", address, *command, environ=environ) as service:
+        await heard(listener)
+        watchdog = psutil.Process(service.watchdog.pid)
+        watchdog.suspend()
+        while listener.heard():  # what was on its way
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(1.5)
+        assert not listener.heard()
+        watchdog.resume()
+        await heard(listener)
+    listener.close()
+
+
+async def heard(listener: Listener) -> None:
+    async with asyncio.timeout(20):
+        while not listener.heard():
+            await asyncio.sleep(0.05)
 
 
 async def test_a_blocked_event_loop_shows_its_stacks(watched: Watched) -> None:

@@ -188,3 +188,21 @@ async def read_address(process: asyncio.subprocess.Process) -> str:
             assert line, "the scheduler ended"
             if "listens on" in line:
                 return line.split("listens on ")[1].strip()
+
+
+async def test_hundreds_of_preemptions_with_workers_that_die_change_no_token() -> None:
+    small = FakeModel(num_blocks=20, num_slots=16, max_draft_tokens=3)  # 19 blocks of 4 tokens
+    messages = [make_request(i, 3 + i % 7, 40, stop_token_ids=[]) for i in range(300)]
+    supervisor = FakeSupervisor(lambda: FakeWorker(small))
+    async with supervisor as address:
+        settings = make_settings([], supervisor_addresses=[address], max_queue_len=400)
+        async with scheduler(settings) as client, asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(client.generate(message)) for message in messages]
+            for losses in range(1, 6):
+                await client.until(lambda s, n=60 * losses: s.num_preemptions > n)  # type: ignore[misc]
+                await supervisor.lose()
+                await client.until(lambda s, n=losses: s.num_recoveries >= n)  # type: ignore[misc]
+    stats_of = [call.result().end for call in calls]
+    assert [call.result().tokens for call in calls] == [expected(small, m) for m in messages]
+    assert sum(end.num_preemptions for end in stats_of) > 300
+    assert sum(end.num_replays for end in stats_of) > 0

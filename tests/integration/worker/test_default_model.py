@@ -11,7 +11,7 @@ import torch
 from stepping import generate
 from surestep_kernels import load_kernels
 from surestep_worker.kv_cache import KVCache
-from surestep_worker.models import Model, load_model
+from surestep_worker.models import Model, ModelSource, load_model
 from surestep_worker.tp import TensorParallel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -63,7 +63,7 @@ def default() -> Default:
     if not (folder / "config.json").exists():
         pytest.skip(f"no model in {folder}; name its folder in SURESTEP_TEST_MODEL")
     ours = load_model(
-        folder,
+        ModelSource(folder),
         dtype="float32",
         device="cpu",
         tp=TensorParallel(),

@@ -10,7 +10,7 @@ import torch
 from stepping import Row, generate, step
 from surestep_kernels import KernelSet, load_kernels
 from surestep_worker.kv_cache import KVCache
-from surestep_worker.models import Model, load_model
+from surestep_worker.models import Model, ModelSource, load_model
 from surestep_worker.tp import TensorParallel
 from tiny import FAMILIES, make_tiny_checkpoint
 from torch import Tensor
@@ -69,7 +69,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def _load(path: Path, kernels: KernelSet) -> Model:
     return load_model(
-        path,
+        ModelSource(path),
         dtype="auto",
         device="cpu",
         tp=TensorParallel(),

@@ -160,3 +160,15 @@ async def test_ranks_rehearse_together_or_not_at_all(group: Group) -> None:
     await group.until(is_ready)
     (one, other) = await group.step()
     assert one == other
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_group_mends_itself_while_there_is_no_scheduler(group: Group, victim: int) -> None:
+    before = await group.until(lambda now: is_ready(now) and now.standby_pid)
+    os.kill(before[victim].rank_pid, signal.SIGKILL)
+    began = time.monotonic()
+    after = await group.until(lambda now: is_ready(now) and now.restarts == 1)
+    assert time.monotonic() - began < 20, "a rank waited for its peer until a timeout"
+    assert after[1 - victim].exits[0].reason == f"rank {victim} has left the group"
+    (one, other) = await group.step()
+    assert one == other

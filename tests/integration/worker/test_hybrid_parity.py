@@ -13,7 +13,7 @@ from stepping import Row, step
 from surestep_kernels import load_kernels
 from surestep_worker.caches import Caches
 from surestep_worker.kv_cache import KVCache
-from surestep_worker.models import Model, load_model
+from surestep_worker.models import Model, ModelSource, load_model
 from surestep_worker.recurrent import RecurrentCache
 from surestep_worker.tp import TensorParallel
 from torch import Tensor
@@ -41,7 +41,11 @@ class Pair:
         )
         self._kernels = load_kernels("cpu")
         self.model: Model = load_model(
-            folder, dtype="auto", device="cpu", tp=TensorParallel(), kernels=self._kernels
+            ModelSource(folder),
+            dtype="auto",
+            device="cpu",
+            tp=TensorParallel(),
+            kernels=self._kernels,
         )
 
     def caches(self) -> Caches:

@@ -11,7 +11,7 @@ import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_worker.import_gguf import import_gguf
-from surestep_worker.models import load_model
+from surestep_worker.models import ModelSource, load_model
 from surestep_worker.tp import TensorParallel
 from tiny import CHAT_TEMPLATE, SPECIAL_TOKENS
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -91,7 +91,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_import_serves_what_transformers_reads(folder: Path) -> None:
     model = load_model(
-        folder, dtype="auto", device="cpu", tp=TensorParallel(), kernels=load_kernels("cpu")
+        ModelSource(folder),
+        dtype="auto",
+        device="cpu",
+        tp=TensorParallel(),
+        kernels=load_kernels("cpu"),
     )
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     hidden = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(0)).bfloat16()

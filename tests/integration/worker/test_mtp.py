@@ -18,7 +18,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.sequence import Request
-from surestep_worker.models import load_model
+from surestep_worker.models import ModelSource, load_model
 from surestep_worker.spec import Drafts
 from surestep_worker.spec.mtp import MtpDrafter
 from surestep_worker.tp import TensorParallel
@@ -142,7 +142,9 @@ def test_a_head_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
     tp, kernels = TensorParallel(), load_kernels("cpu")
 
     def load_with_head(folder: Path) -> None:
-        load_model(folder, dtype="auto", device="cpu", tp=tp, kernels=kernels, mtp=True)
+        load_model(
+            ModelSource(folder), dtype="auto", device="cpu", tp=tp, kernels=kernels, mtp=True
+        )
 
     bare = make_tiny_hybrid(tmp_path / "bare", mtp=False)
     with pytest.raises(InvalidRequest, match="no MTP head"):

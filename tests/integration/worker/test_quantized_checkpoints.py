@@ -17,7 +17,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_worker.caches import Caches
 from surestep_worker.kv_cache import KVCache
-from surestep_worker.models import Model, load_model
+from surestep_worker.models import Model, ModelSource, load_model
 from surestep_worker.models.hybrid import HybridModel
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
@@ -86,7 +86,7 @@ def test_two_ranks_equal_one(folder: Path, twins: dict[str, Twins], case: str) -
 
 def load(path: Path, *, mtp: bool = False) -> Model:
     return load_model(
-        path,
+        ModelSource(path),
         dtype="auto",
         device="cpu",
         tp=TensorParallel(),

@@ -20,3 +20,4 @@ async def test_who_asks_for_a_restart_is_not_blamed_for_a_death_unnoticed_so_far
         pass
     await rank.end(pb.REQUESTED, "its stream broke")
     assert await rank.wait() == (pb.KILLED, "signal SIGKILL", signal.SIGKILL)
+    rank.close()

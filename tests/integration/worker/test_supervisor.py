@@ -7,74 +7,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from ports import free_address
 from stand_in_rank import MEMO, NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE
-from surestep_common import rpc
+from supervised import IDLE_S, STAND_IN, TIMEOUT_S, Supervised, supervising
 from surestep_proto import engine_pb2 as pb
-from surestep_proto import engine_pb2_grpc as pb_grpc
-from surestep_worker.config import WorkerSettings
-from surestep_worker.supervisor import Supervisor
-
-TIMEOUT_S = 30
-STAND_IN = Path(__file__).parents[2] / "stand_in_rank.py"
-IDLE_S = 1.5  # heartbeat_timeout_s
-
-
-class Supervised:
-    """A supervisor, its rank, and stubs of both."""
-
-    def __init__(
-        self,
-        supervisor: pb_grpc.SupervisorStub,
-        rank: pb_grpc.WorkerStub,
-        stop: Callable[[], object],
-    ) -> None:
-        self._supervisor = supervisor
-        self.rank = rank
-        self.stop = stop
-        self._epoch = 0
-
-    async def status(self) -> pb.SupervisorStatus:
-        now: pb.SupervisorStatus = await self._supervisor.Status(
-            pb.SupervisorStatusRequest(), timeout=TIMEOUT_S
-        )
-        return now
-
-    async def until(self, wanted: Callable[[pb.SupervisorStatus], object]) -> pb.SupervisorStatus:
-        """Poll the status until it is as wanted."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while not wanted(now := await self.status()):
-                await asyncio.sleep(0.02)
-        return now
-
-    async def ready(self, *, restarts: int) -> pb.SupervisorStatus:
-        return await self.until(lambda now: now.rank_state == pb.READY and now.restarts == restarts)
-
-    async def restart(self, expected_pid: int = 0) -> bool:
-        request = pb.RestartRequest(reason="test", expected_pid=expected_pid)
-        reply = await self._supervisor.Restart(request, timeout=TIMEOUT_S)
-        return bool(reply.restarted)
-
-    async def info(self) -> pb.WorkerInfo:
-        facts: pb.WorkerInfo = await self.rank.Info(
-            pb.WorkerInfoRequest(), timeout=TIMEOUT_S, wait_for_ready=True
-        )
-        return facts
-
-    async def step(self, what: int, budget_ms: int) -> None:
-        """Have the rank do something; its answer is not waited for."""
-        self._epoch += 1
-        call = self.rank.Run(timeout=TIMEOUT_S)
-        plan = pb.StepPlan(epoch=self._epoch, step=1, budget_ms=budget_ms, block_ids=[what])
-        await call.write(
-            plan,
-        )
-        self.call = call
 
 
 @pytest.fixture
@@ -85,39 +24,7 @@ def stacks(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def command(stacks: Path) -> list[str]:
-    return [sys.executable, str(STAND_IN), str(stacks)]
-
-
-@asynccontextmanager
-async def supervising(
-    monkeypatch: pytest.MonkeyPatch,
-    command: list[str],
-    *,
-    standby: bool = False,
-    load_s: float = 60,
-) -> AsyncIterator[Supervised]:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    settings = WorkerSettings(
-        worker_listen=free_address(),
-        supervisor_listen="127.0.0.1:7",
-        heartbeat_timeout_s=IDLE_S,
-        load_timeout_s=load_s,
-        standby=standby,
-    )
-    supervisor = Supervisor(command, settings)
-    server = rpc.Server([pb.DESCRIPTOR.services_by_name["Supervisor"]])
-    pb_grpc.add_SupervisorServicer_to_server(supervisor, server.grpc)
-    port = await server.start("127.0.0.1:0")
-    async with (
-        rpc.connect(f"127.0.0.1:{port}") as channel,
-        rpc.connect(settings.rank_address) as rank,
-        asyncio.TaskGroup() as tasks,
-    ):
-        running = tasks.create_task(supervisor.run())
-        stubs = pb_grpc.SupervisorStub(channel), pb_grpc.WorkerStub(rank)
-        yield Supervised(*stubs, running.cancel)
-        running.cancel()
-    await server.stop(0)
+    return [sys.executable, STAND_IN, str(stacks)]
 
 
 @pytest.fixture
@@ -273,7 +180,9 @@ async def test_ranks_that_never_get_ready_are_started_ever_more_slowly(
         third = await running.until(lambda now: now.restarts == 3)
         assert time.monotonic() - began > 0.5 + 1.0
         assert third.held_weight_bytes == 0, "weights without a seal were kept"
-        assert [end.reason for end in third.exits] == ["exit code 1"] * 3
+        assert [end.reason for end in third.exits] == ["RuntimeError: crashes while loading"] * 3
+        assert third.failure == "RuntimeError: crashes while loading"
+        assert not third.failure_is_permanent
         assert {end.cause for end in third.exits} == {pb.EXITED}
         assert third.exits[0].last.phase == pb.LOADING
         assert {end.replaced_s for end in third.exits} == {0.0}

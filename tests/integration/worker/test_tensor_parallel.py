@@ -11,7 +11,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_worker.build import build_runner
 from surestep_worker.config import WorkerSettings
-from surestep_worker.models import load_model
+from surestep_worker.models import ModelSource, load_model
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
 from torch import multiprocessing
@@ -94,4 +94,6 @@ def test_a_model_that_does_not_divide_is_refused(tmp_path: Path) -> None:
     tp = TensorParallel()
     tp.size = 3
     with pytest.raises(InvalidRequest, match="tensor_parallel_size 3 does not divide 4 heads"):
-        load_model(path, dtype="auto", device="cpu", tp=tp, kernels=load_kernels("cpu"))
+        load_model(
+            ModelSource(path), dtype="auto", device="cpu", tp=tp, kernels=load_kernels("cpu")
+        )

@@ -21,7 +21,7 @@ from surestep_kernels import KernelSet, load_kernels
 from surestep_worker import memory
 from surestep_worker.caches import Caches
 from surestep_worker.kv_cache import KVCache
-from surestep_worker.models import Model, load_model
+from surestep_worker.models import Model, ModelSource, load_model
 from surestep_worker.models.weight_store import Record, WeightStore
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
@@ -54,13 +54,12 @@ def fd() -> Iterator[int]:
 
 def load(path: Path, fd: int, kernels: KernelSet | None = None, *, mtp: bool = False) -> Model:
     return load_model(
-        path,
+        ModelSource(path, WeightStore(os.dup(fd))),
         dtype="auto",
         device="cpu",
         tp=TensorParallel(),
         kernels=kernels or load_kernels("cpu"),
         mtp=mtp,
-        store=WeightStore(os.dup(fd)),
     )
 
 
@@ -191,13 +190,12 @@ def test_a_load_that_fails_leaves_no_seal(tmp_path: Path, fd: int) -> None:
 
     with pytest.raises(InvalidRequest, match="enough"):
         load_model(
-            path,
+            ModelSource(path, WeightStore(os.dup(fd))),
             dtype="auto",
             device="cpu",
             tp=TensorParallel(),
             kernels=load_kernels("cpu"),
             progress=fail,
-            store=WeightStore(os.dup(fd)),
         )
     assert not memory.is_sealed(fd)
 

@@ -76,3 +76,12 @@ def test_fetch_leaves_a_link(folder: Path, capsys: pytest.CaptureFixture[str]) -
 def test_fetch_replaces_no_folder(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="no symbolic link"):
         fetch(str(folder), folder, QUIET)
+
+
+def test_a_cache_that_cannot_be_made_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(Unavailable, match=f"cannot keep {DEFAULT_MODEL} in .*Errno 20"):
+        resolve(None, QUIET)

@@ -108,3 +108,18 @@ def test_what_went_wrong_in_plain_words() -> None:
         "  1 min ago: epoch 2 was lost (worker_hang: rank 0 was FORWARD for 5.0 s); noticed after 5.0 s, serving again after 0.8 s, 16 requests replayed",
         "  2.0 h ago: rank 0, pid 9, ended (HUNG: signal SIGKILL), replaced in 0.7 s",
     ]
+
+
+def test_what_a_server_lacks_is_said_in_words() -> None:
+    broken = SupervisorStatus(
+        rank=1, failure="model.safetensors: cut off", failure_is_permanent=True
+    )
+    passing = SupervisorStatus(rank=0, failure="signal SIGKILL")
+    waiting = "rank 0 is starting: signal SIGKILL"
+    shown = list(remarks(document(scheduler(waiting_for=waiting, supervisors=[passing, broken]))))
+    assert shown == [
+        "s:0: 0 open requests",
+        "  does not serve: rank 0 is starting: signal SIGKILL",
+        "  rank 0 cannot start and is tried again: signal SIGKILL",
+        "  rank 1 cannot start and needs a change: model.safetensors: cut off",
+    ]

@@ -14,6 +14,7 @@ from parity_cases import NEUTRAL, make_request
 from surestep_worker.build import build_runner
 from surestep_worker.config import WorkerSettings
 from surestep_worker.layers.linear import Sharding
+from surestep_worker.model_folder import ConfigFiles
 from surestep_worker.models.hybrid_config import HybridConfig
 from surestep_worker.models.hybrid_weights import parameter_table
 from surestep_worker.runner import Runner
@@ -53,7 +54,7 @@ def test_the_published_hybrid_has_4_billion_parameters(tmp_path: Path) -> None:
     """Without its vision tower, which takes the rest of the 4.5 billion that are published."""
     shape = SHAPES["qwen3.5-4b"]
     shape.config(**shape.sizes, architectures=["Qwen3_5ForCausalLM"]).save_pretrained(tmp_path)
-    config = HybridConfig.from_pretrained(tmp_path)
+    config = HybridConfig.parse(ConfigFiles.read(tmp_path))
     shard = Sharding(TensorParallel(), expert_parallel=False)
     table = parameter_table(config, shard, set(), mtp=False)
     count = sum(math.prod(parameter.shape) for parameter in table.values())

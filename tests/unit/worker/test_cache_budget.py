@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_kernels.kv_cache import FP8
+from surestep_proto import engine_pb2 as pb
+from surestep_worker.cache_budget import CacheBudget
+from surestep_worker.config import WorkerSettings
 from surestep_worker.digest import fingerprint
+from surestep_worker.host_memory import GIB, OutOfMemory, Room
 from surestep_worker.kv_cache import KVCache, KVSpec, blocks_that_fit, bytes_per_block
+from surestep_worker.tp import TensorParallel
 
 SPEC = KVSpec(num_layers=3, num_kv_heads=2, head_dim=16, block_size=16, dtype=torch.bfloat16)
 KERNELS = load_kernels("cpu")
@@ -58,3 +64,51 @@ def test_fingerprint_sees_one_bit(dtype: torch.dtype) -> None:
 def test_fingerprint_of_a_view() -> None:
     hidden = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
     assert fingerprint(hidden[:, 1:4]) == fingerprint(hidden[:, 1:4].contiguous())
+
+
+def settings(**given: Any) -> WorkerSettings:
+    return WorkerSettings.model_validate({"max_num_seqs": 4, "block_size": 16, **given})
+
+
+def num_blocks(
+    monkeypatch: pytest.MonkeyPatch, left: int, known: int | None = None, **given: Any
+) -> int:
+    """With so many bytes left; sequences of 160 tokens, so that 41 blocks are of use."""
+    monkeypatch.setattr("surestep_worker.cache_budget.room", lambda: Room(left, "the test"))
+    memo = pb.WorkerInfo(num_blocks=known) if known is not None else None
+    budget = CacheBudget(settings(**given), TensorParallel(), memo)
+    return budget._num_blocks(SPEC, KERNELS, 160)
+
+
+EACH = bytes_per_block(SPEC, KERNELS)
+
+
+def test_a_cache_that_fits_is_as_large_as_it_is_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert num_blocks(monkeypatch, left=8 * GIB) == 41
+    assert num_blocks(monkeypatch, left=41 * EACH, kv_cache_memory=1.0) == 41
+
+
+def test_a_default_size_shrinks_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert num_blocks(monkeypatch, left=20 * EACH) == 12
+    (message,) = caplog.messages
+    assert message.startswith("kv_cache_memory is lowered from 0.00 to 0.00 GiB: 0.00 GiB are left")
+    caplog.clear()
+    assert num_blocks(monkeypatch, left=20 * EACH, tensor_parallel_size=2) == 6
+
+
+def test_a_size_that_was_asked_for_is_refused_if_it_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(OutOfMemory, match=r"--kv-cache-memory: 0\.00 GiB, but only"):
+        num_blocks(monkeypatch, left=40 * EACH, kv_cache_memory=1.0)
+
+
+def test_what_an_earlier_rank_had_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert num_blocks(monkeypatch, left=0, known=77, kv_cache_memory=1.0) == 77
+
+
+def test_no_room_at_all_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequest, match="hold 0 blocks"):
+        num_blocks(monkeypatch, left=EACH)

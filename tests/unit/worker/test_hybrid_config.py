@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hybrid_checkpoints import make_tiny_hybrid
 from surestep_common.errors import InvalidRequest
+from surestep_worker.model_folder import ConfigFiles
 from surestep_worker.models.hybrid_config import HybridConfig
 
 
@@ -21,7 +22,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def parse(tmp_path: Path, raw: dict[str, Any], **changes: Any) -> HybridConfig:
     (tmp_path / "config.json").write_text(json.dumps(raw | changes))
-    return HybridConfig.from_pretrained(tmp_path)
+    return HybridConfig.parse(ConfigFiles.read(tmp_path))
 
 
 def test_layers_and_sizes(tmp_path: Path, raw: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_worker.layers.rotary import rotary_table
+from surestep_worker.model_folder import ConfigFiles
 from surestep_worker.models import MODELS, ModelConfig
 from surestep_worker.models.config import DENSE_ARCHITECTURES, resolve_dtype
 from surestep_worker.models.hybrid_config import HYBRID_ARCHITECTURES
@@ -45,7 +46,7 @@ def read(path: Path, generation: dict[str, Any] | None = None, **changes: Any) -
     (path / "config.json").write_text(json.dumps(raw))
     if generation is not None:
         (path / "generation_config.json").write_text(json.dumps(generation))
-    return ModelConfig.from_pretrained(path)
+    return ModelConfig.parse(ConfigFiles.read(path))
 
 
 def test_every_known_architecture_is_registered() -> None:
@@ -104,11 +105,11 @@ def test_refusals(tmp_path: Path, changes: dict[str, Any], message: str) -> None
 
 def test_no_config_and_broken_config(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"cannot read .*No such file"):
-        ModelConfig.from_pretrained(tmp_path)
+        ModelConfig.parse(ConfigFiles.read(tmp_path))
     for text, message in (("{", "is not JSON"), ("[]", "is not a JSON object")):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(InvalidRequest, match=message):
-            ModelConfig.from_pretrained(tmp_path)
+            ModelConfig.parse(ConfigFiles.read(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from quantize import METHODS, Matrix, awq, fp8, scheme
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.linear import dequantize
+from surestep_worker.json_fields import Fields
 from surestep_worker.models.quantization import (
     Awq,
     BlockFp8,
@@ -85,7 +86,7 @@ def test_names_are_listed_by_whole_parts() -> None:
 
 
 def test_a_plain_checkpoint_has_no_scheme() -> None:
-    assert read_quantization({}) is None
+    assert read_quantization(Fields({})) is None
 
 
 @pytest.mark.parametrize("names", [None, [], ["lm_head"]])
@@ -93,10 +94,12 @@ def test_served_schemes(names: list[str] | None) -> None:
     plain = tuple(names or ())
     raw: dict[str, Any] = {"modules_to_not_convert": names}
     fp8_config, awq_config = scheme("fp8") | raw, scheme("awq", 128) | raw
-    assert read_quantization({"quantization_config": fp8_config}) == BlockFp8(plain, (128, 128))
-    assert read_quantization({"quantization_config": awq_config}) == Awq(plain, 128)
+    assert read_quantization(Fields({"quantization_config": fp8_config})) == BlockFp8(
+        plain, (128, 128)
+    )
+    assert read_quantization(Fields({"quantization_config": awq_config})) == Awq(plain, 128)
     awq_config["version"] = "GEMM"
-    assert read_quantization({"quantization_config": awq_config}) == Awq(plain, 128)
+    assert read_quantization(Fields({"quantization_config": awq_config})) == Awq(plain, 128)
 
 
 @pytest.mark.parametrize(
@@ -115,4 +118,4 @@ def test_served_schemes(names: list[str] | None) -> None:
 )
 def test_refusals(method: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        read_quantization({"quantization_config": scheme(method) | changes})
+        read_quantization(Fields({"quantization_config": scheme(method) | changes}))

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
-from surestep_worker.models import Model, load_model
+from surestep_worker.model_folder import read_entries
+from surestep_worker.models import Model, ModelSource, load_model
 from surestep_worker.models.weights import CheckpointWeights, Parameter, Progress, Source
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
@@ -20,7 +21,7 @@ NORM = "model.layers.1.input_layernorm.weight"
 
 def load(path: Path, progress: Progress | None = None, dtype: str = "auto") -> Model:
     return load_model(
-        path,
+        ModelSource(path),
         dtype=dtype,
         device="cpu",
         tp=TensorParallel(),
@@ -161,7 +162,7 @@ def test_slices_are_stacked_and_the_rest_is_zero(tmp_path: Path) -> None:
     tensors = {name: torch.randn(rows, 6) for name, rows in (("a", 4), ("b", 2), ("c", 4))}
     save_file(tensors, tmp_path / "model.safetensors")
     table = table_of(slice(1, 3), slice(2, 5))
-    with CheckpointWeights(tmp_path, table, dtype=torch.float32) as weights:
+    with CheckpointWeights(read_entries(tmp_path), table, dtype=torch.float32) as weights:
         assert torch.equal(weights.take("columns"), tensors["c"][:, 2:5])
         stacked = weights.take("stacked")
         assert "stacked" not in weights
@@ -174,12 +175,12 @@ def test_a_parameter_never_taken_is_a_bug(tmp_path: Path) -> None:
     table = {"p": Parameter((2,), (Source("a", (2,), slice(0, 2)),))}
     with (
         pytest.raises(AssertionError, match=r"never taken: .'p'"),
-        CheckpointWeights(tmp_path, table, dtype=torch.float32),
+        CheckpointWeights(read_entries(tmp_path), table, dtype=torch.float32),
     ):
         pass
 
 
 def test_index_that_names_no_files(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
-    with pytest.raises(InvalidRequest, match="missing: "):
+    with pytest.raises(InvalidRequest, match=r"index\.json: weight_map must map tensors to files"):
         load(checkpoint)

@@ -4,5 +4,15 @@ from __future__ import annotations
 
 from .config import ModelConfig
 from .loader import MODELS, LoadOptions, Model, attention_case, load_model
+from .source import ModelSource, check_alike
 
-__all__ = ["MODELS", "LoadOptions", "Model", "ModelConfig", "attention_case", "load_model"]
+__all__ = [
+    "MODELS",
+    "LoadOptions",
+    "Model",
+    "ModelConfig",
+    "ModelSource",
+    "attention_case",
+    "check_alike",
+    "load_model",
+]

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from surestep_common.errors import InvalidRequest
 
+from surestep_worker.json_fields import Fields
 from surestep_worker.layers.rotary import Llama3Scaling, RopeConfig
+from surestep_worker.model_folder import ConfigFiles
 
 from .quantization import Quantization, read_quantization
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+# Several times what any published model has, and little enough to be counted up to.
+MAX_VOCAB = 1 << 22
+MAX_WIDTH = 1 << 20  # of a hidden state or inside a layer
+MAX_LAYERS = 1 << 10
+MAX_HEADS = 1 << 12
+MAX_HEAD_DIM = 1 << 12
+MAX_POSITION = 1 << 24  # tokens
+_MAX_THETA = 1e15
+_MAX_FACTOR = 1e6
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -65,37 +75,26 @@ class ModelConfig:
     quantization: Quantization | None
 
     @classmethod
-    def from_pretrained(cls, path: Path) -> ModelConfig:
-        """Read config.json and generation_config.json of a model folder.
-
-        Raises InvalidRequest naming what is missing, unknown or not served.
-        """
-        raw = read_json(path / "config.json")
-        architecture = architecture_of(raw)
+    def parse(cls, files: ConfigFiles) -> ModelConfig:
+        """Raises InvalidRequest naming what is missing, unknown, out of bounds or not served."""
+        raw = Fields(files.config)
+        architecture = architecture_of(files.config)
         traits = lookup(architecture, DENSE_ARCHITECTURES)
         refuse_unserved(raw)
-        heads = required(raw, "num_attention_heads")
-        attention_bias = bool(raw.get("attention_bias", False))
+        attention_bias = raw.flag("attention_bias", default=False)
         return cls(
             architecture=architecture,
-            vocab_size=required(raw, "vocab_size"),
-            hidden_size=required(raw, "hidden_size"),
-            intermediate_size=required(raw, "intermediate_size"),
-            num_layers=required(raw, "num_hidden_layers"),
-            num_heads=heads,
-            num_kv_heads=raw.get("num_key_value_heads") or heads,
-            head_dim=raw.get("head_dim") or required(raw, "hidden_size") // heads,
-            max_position=required(raw, "max_position_embeddings"),
-            rms_norm_eps=required(raw, "rms_norm_eps"),
-            rope=read_rope(raw),
+            **read_sizes(raw),
+            intermediate_size=raw.size("intermediate_size", MAX_WIDTH),
+            rope=read_rope(raw, rope_parameters(raw)),
             sliding_window=_sliding_window(raw, traits),
             qkv_bias=attention_bias if traits.qkv_bias is None else traits.qkv_bias,
             o_bias=attention_bias and traits.qkv_bias is None,
-            mlp_bias=bool(raw.get("mlp_bias", False)),
+            mlp_bias=raw.flag("mlp_bias", default=False),
             qk_norm=traits.qk_norm,
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            eos_token_ids=read_eos_token_ids(path, raw),
-            checkpoint_dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
+            tie_word_embeddings=raw.flag("tie_word_embeddings", default=False),
+            eos_token_ids=read_eos_token_ids(files, raw),
+            checkpoint_dtype=read_dtype(raw),
             quantization=read_quantization(raw),
         )
 
@@ -139,25 +138,12 @@ def resolve_dtype(dtype: str, config: ModelConfig) -> torch.dtype:
     return lookup(dtype, _DTYPES, "dtype")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Parse one file of a model folder. Raises InvalidRequest when it is missing or no object."""
-    try:
-        parsed = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}", param="model") from error
-    except ValueError as error:
-        raise InvalidRequest(f"{path} is not JSON: {error}", param="model") from error
-    if not isinstance(parsed, dict):
-        raise InvalidRequest(f"{path} is not a JSON object", param="model")
-    return parsed
-
-
-def architecture_of(raw: Mapping[str, Any]) -> str:
+def architecture_of(config: Mapping[str, Any]) -> str:
     """First entry of `architectures`."""
-    names = raw.get("architectures") or ()
+    names = Fields(config).texts("architectures")
     if not names:
         raise InvalidRequest("config.json names no architecture", param="architecture")
-    return str(names[0])
+    return names[0]
 
 
 def lookup(name: str, known: Mapping[str, T], param: str = "architecture") -> T:
@@ -167,59 +153,102 @@ def lookup(name: str, known: Mapping[str, T], param: str = "architecture") -> T:
     return known[name]
 
 
-def required(raw: Mapping[str, Any], key: str) -> Any:
-    """raw[key]. Raises InvalidRequest when it is missing or null."""
-    if raw.get(key) is None:
-        raise InvalidRequest(f"config.json lacks {key}", param="model")
-    return raw[key]
-
-
-def refuse_unserved(raw: Mapping[str, Any]) -> None:
+def refuse_unserved(raw: Fields) -> None:
     """Raise InvalidRequest for features that no model here serves."""
-    for key, served in (("hidden_act", "silu"), ("partial_rotary_factor", 1.0)):
-        if raw.get(key, served) != served:
-            raise InvalidRequest(f"{key} {raw[key]} is not supported", param="model")
+    act = raw.text("hidden_act", "silu")
+    if act != "silu":
+        raise InvalidRequest(f"hidden_act {act} is not supported", param="model")
+    factor = raw.number("partial_rotary_factor", 1.0, default=1.0)
+    if factor != 1.0:
+        raise InvalidRequest(f"partial_rotary_factor {factor} is not supported", param="model")
 
 
-def read_rope(raw: Mapping[str, Any]) -> RopeConfig:
+def read_sizes(raw: Fields) -> dict[str, Any]:
+    """The fields of ModelConfig that every decoder has."""
+    heads = raw.size("num_attention_heads", MAX_HEADS)
+    kv_heads = raw.size("num_key_value_heads", MAX_HEADS, default=heads)
+    hidden = raw.size("hidden_size", MAX_WIDTH)
+    head_dim = raw.size("head_dim", MAX_HEAD_DIM, default=hidden // heads)
+    if heads % kv_heads or head_dim % 2:
+        raise InvalidRequest(
+            f"config.json: {heads} heads of {head_dim} elements do not go with {kv_heads} KV heads",
+            param="model",
+        )
+    return {
+        "vocab_size": raw.size("vocab_size", MAX_VOCAB),
+        "hidden_size": hidden,
+        "num_layers": raw.size("num_hidden_layers", MAX_LAYERS),
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position": raw.size("max_position_embeddings", MAX_POSITION, least=2),
+        "rms_norm_eps": raw.number("rms_norm_eps", 1.0),
+    }
+
+
+def read_dtype(raw: Fields) -> str:
+    """That the weights are meant to be computed in."""
+    return raw.text("dtype", raw.text("torch_dtype", "float32"))
+
+
+def read_rope(raw: Fields, scaling: Fields) -> RopeConfig:
     """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
+    theta = scaling.number(
+        "rope_theta", _MAX_THETA, default=raw.number("rope_theta", _MAX_THETA, default=10_000.0)
+    )
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if scaling.number("partial_rotary_factor", 1.0, default=1.0) != 1.0:
         raise InvalidRequest("partial rotary embeddings are not supported", param="model")
     if kind == "default":
         return RopeConfig(theta=theta)
     if kind == "linear":
-        return RopeConfig(theta=theta, linear_factor=float(required(scaling, "factor")))
+        return RopeConfig(theta=theta, linear_factor=scaling.number("factor", _MAX_FACTOR))
     if kind == "llama3":
-        llama3 = Llama3Scaling(
-            factor=float(required(scaling, "factor")),
-            low_freq_factor=float(required(scaling, "low_freq_factor")),
-            high_freq_factor=float(required(scaling, "high_freq_factor")),
-            original_max_position=required(scaling, "original_max_position_embeddings"),
-        )
-        return RopeConfig(theta=theta, llama3=llama3)
+        return RopeConfig(theta=theta, llama3=_llama3(scaling))
     raise InvalidRequest(
         f"rope scaling '{kind}' is not supported; supported: default, linear, llama3", param="model"
     )
 
 
-def _sliding_window(raw: Mapping[str, Any], traits: Traits) -> int | None:
-    window: int | None = raw.get("sliding_window")
+def _llama3(scaling: Fields) -> Llama3Scaling:
+    llama3 = Llama3Scaling(
+        factor=scaling.number("factor", _MAX_FACTOR),
+        low_freq_factor=scaling.number("low_freq_factor", _MAX_FACTOR),
+        high_freq_factor=scaling.number("high_freq_factor", _MAX_FACTOR),
+        original_max_position=scaling.size("original_max_position_embeddings", MAX_POSITION),
+    )
+    if llama3.high_freq_factor <= llama3.low_freq_factor:
+        raise InvalidRequest(
+            "rope scaling llama3: high_freq_factor must exceed low_freq_factor", param="model"
+        )
+    return llama3
+
+
+def rope_parameters(raw: Fields) -> Fields:
+    """Where a checkpoint describes its rotary embeddings; empty without such an object."""
+    return raw.object("rope_parameters" if "rope_parameters" in raw else "rope_scaling")
+
+
+def _sliding_window(raw: Fields, traits: Traits) -> int | None:
+    if "sliding_window" not in raw:
+        return None
     if traits.window_switch is not None:
-        window = window if raw.get(traits.window_switch, False) else None
-        layer_types: Iterable[str] = raw.get("layer_types") or ("sliding_attention",)
-        window = window if "sliding_attention" in layer_types else None
-    return window
+        layer_types = raw.texts("layer_types") or ("sliding_attention",)
+        switched = raw.flag(traits.window_switch, default=False)
+        if not switched or "sliding_attention" not in layer_types:
+            return None
+    return raw.size("sliding_window", MAX_POSITION, least=2)
 
 
-def read_eos_token_ids(path: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of generation_config.json, which lists the end of a turn too; else of config.json."""
-    generation_path = path / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.exists() else {}
-    ids = generation.get("eos_token_id")
-    ids = raw.get("eos_token_id") if ids is None else ids
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list) else (ids,)
+def read_eos_token_ids(files: ConfigFiles, raw: Fields) -> tuple[int, ...]:
+    """Of generation_config.json, which lists the end of a turn too; else of config.json.
+
+    Ids outside the vocabulary, which no model emits, are left out.
+    """
+    generation = Fields(files.generation, "generation_config.json")
+    named = generation if "eos_token_id" in generation else raw
+    ids = named.sizes("eos_token_id", MAX_VOCAB)
+    vocab_size = raw.size("vocab_size", MAX_VOCAB)
+    if any(id_ >= vocab_size for id_ in ids):
+        logger.warning("eos_token_id %s: the vocabulary has %d tokens", ids, vocab_size)
+    return tuple(id_ for id_ in ids if id_ < vocab_size)

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from surestep_common.errors import InvalidRequest
 
+from surestep_worker.json_fields import Fields
+from surestep_worker.model_folder import ConfigFiles
+
 from .config import (
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_WIDTH,
     ModelConfig,
     architecture_of,
     lookup,
+    read_dtype,
     read_eos_token_ids,
-    read_json,
     read_rope,
+    read_sizes,
     refuse_unserved,
-    required,
+    rope_parameters,
 )
 from .quantization import read_quantization
+
+_MAX_EXPERTS = 1 << 12
+_MAX_EXPERTS_IN_ALL = 1 << 18  # of all layers
+_MAX_TAPS = 8
+_MAX_DELTA_DIM = 256  # of a key or value of the delta rule
+_VECTOR = 8  # elements that kernels take at once
+_MIXERS = ("linear_attention", "full_attention")
 
 
 class HybridTraits(NamedTuple):
@@ -83,42 +96,33 @@ class HybridConfig(ModelConfig):
     dense_layers: frozenset[int]  # layers of a model with experts that have none
 
     @classmethod
-    def from_pretrained(cls, path: Path) -> HybridConfig:
-        """Read config.json and generation_config.json of a model folder.
-
-        Raises InvalidRequest naming what is missing, unknown or not served.
-        """
-        whole = read_json(path / "config.json")
-        architecture = architecture_of(whole)
+    def parse(cls, files: ConfigFiles) -> HybridConfig:
+        """Raises InvalidRequest naming what is missing, unknown, out of bounds or not served."""
+        whole = Fields(files.config)
+        architecture = architecture_of(files.config)
         traits = lookup(architecture, HYBRID_ARCHITECTURES)
-        raw = required(whole, "text_config") if traits.nested else whole
-        refuse_unserved({**raw, "partial_rotary_factor": 1.0})
-        rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-        factor = rope.pop("partial_rotary_factor", raw.get("partial_rotary_factor", 0.25))
-        if raw.get("mtp_num_hidden_layers", raw.get("num_nextn_predict_layers", 1)) not in (0, 1):
-            raise InvalidRequest("MTP heads of more than one layer are not served", param="model")
+        raw = _decoder(whole) if traits.nested else whole
+        refuse_unserved(raw.without("partial_rotary_factor"))
+        _refuse_deep_heads(raw)
+        raw.size("hidden_size", MAX_WIDTH, multiple=_VECTOR)
+        rope = rope_parameters(raw)
+        sizes = read_sizes(raw)
+        bias = raw.flag("attention_bias", default=False)
         return cls(
             architecture=architecture,
             traits=traits,
-            vocab_size=required(raw, "vocab_size"),
-            hidden_size=required(raw, "hidden_size"),
-            intermediate_size=raw.get("intermediate_size") or 0,
-            num_layers=required(raw, "num_hidden_layers"),
-            num_heads=required(raw, "num_attention_heads"),
-            num_kv_heads=required(raw, "num_key_value_heads"),
-            head_dim=required(raw, "head_dim"),
-            max_position=required(raw, "max_position_embeddings"),
-            rms_norm_eps=required(raw, "rms_norm_eps"),
-            rope=read_rope({**raw, "rope_parameters": rope}),
-            rotary_dim=int(required(raw, "head_dim") * factor),
+            **sizes,
+            intermediate_size=raw.size("intermediate_size", MAX_WIDTH, least=0, default=0),
+            rope=read_rope(raw, rope.without("partial_rotary_factor")),
+            rotary_dim=_rotary_dim(raw, rope, sizes["head_dim"]),
             sliding_window=None,
-            qkv_bias=bool(raw.get("attention_bias", False)),
-            o_bias=bool(raw.get("attention_bias", False)),
+            qkv_bias=bias,
+            o_bias=bias,
             mlp_bias=False,
             qk_norm=True,
-            tie_word_embeddings=bool(whole.get("tie_word_embeddings", False)),
-            eos_token_ids=read_eos_token_ids(path, raw),
-            checkpoint_dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
+            tie_word_embeddings=whole.flag("tie_word_embeddings", default=False),
+            eos_token_ids=read_eos_token_ids(files, raw),
+            checkpoint_dtype=read_dtype(raw),
             quantization=read_quantization(whole),
             layer_types=_layer_types(raw),
             delta=_delta(raw),
@@ -158,41 +162,77 @@ def _require_even(sizes: Mapping[str, int], num_ranks: int) -> None:
         )
 
 
-def _layer_types(raw: Mapping[str, Any]) -> tuple[str, ...]:
-    interval = raw.get("full_attention_interval", 4)
-    count = required(raw, "num_hidden_layers")
-    kinds = ("linear_attention", "full_attention")
-    types = raw.get("layer_types") or [kinds[(i + 1) % interval == 0] for i in range(count)]
-    unknown = set(types) - set(kinds)
+def _decoder(whole: Fields) -> Fields:
+    """The configuration of the text part."""
+    if "text_config" not in whole:
+        raise InvalidRequest("config.json lacks text_config", param="model")
+    return whole.object("text_config")
+
+
+def _refuse_deep_heads(raw: Fields) -> None:
+    named = "mtp_num_hidden_layers"
+    named = named if named in raw else "num_nextn_predict_layers"
+    if raw.size(named, MAX_LAYERS, least=0, default=1) > 1:
+        raise InvalidRequest("MTP heads of more than one layer are not served", param="model")
+
+
+def _rotary_dim(raw: Fields, rope: Fields, head_dim: int) -> int:
+    factor = raw.number("partial_rotary_factor", 1.0, default=0.25)
+    dim = int(head_dim * rope.number("partial_rotary_factor", 1.0, default=factor))
+    if dim < 2 or dim % 2:
+        raise InvalidRequest(
+            f"config.json: {dim} of {head_dim} elements of a head cannot be rotated", param="model"
+        )
+    return dim
+
+
+def _layer_types(raw: Fields) -> tuple[str, ...]:
+    count = raw.size("num_hidden_layers", MAX_LAYERS)
+    interval = raw.size("full_attention_interval", MAX_LAYERS, default=4)
+    types = raw.texts("layer_types") or [_MIXERS[(i + 1) % interval == 0] for i in range(count)]
+    unknown = set(types) - set(_MIXERS)
     if unknown or len(types) != count:
-        raise InvalidRequest(f"layer_types {sorted(unknown)} are not served", param="model")
+        raise InvalidRequest(
+            f"{len(types)} layer_types for {count} layers, {sorted(unknown)} among them,"
+            " are not served",
+            param="model",
+        )
     return tuple(types)
 
 
-def _delta(raw: Mapping[str, Any]) -> DeltaConfig:
+def _delta(raw: Fields) -> DeltaConfig:
     delta = DeltaConfig(
-        num_k_heads=required(raw, "linear_num_key_heads"),
-        num_v_heads=required(raw, "linear_num_value_heads"),
-        k_dim=required(raw, "linear_key_head_dim"),
-        v_dim=required(raw, "linear_value_head_dim"),
-        taps=required(raw, "linear_conv_kernel_dim"),
+        num_k_heads=raw.size("linear_num_key_heads", MAX_HEADS),
+        num_v_heads=raw.size("linear_num_value_heads", MAX_HEADS),
+        k_dim=raw.size("linear_key_head_dim", _MAX_DELTA_DIM, multiple=_VECTOR),
+        v_dim=raw.size("linear_value_head_dim", _MAX_DELTA_DIM, multiple=_VECTOR),
+        taps=raw.size("linear_conv_kernel_dim", _MAX_TAPS),
     )
     if delta.num_v_heads % delta.num_k_heads:
         raise InvalidRequest("linear value heads are no multiple of the key heads", param="model")
     return delta
 
 
-def _moe(raw: Mapping[str, Any]) -> MoeConfig:
+def _moe(raw: Fields) -> MoeConfig:
+    experts = raw.size("num_experts", _MAX_EXPERTS)
+    layers = raw.size("num_hidden_layers", MAX_LAYERS)
+    if experts * layers > _MAX_EXPERTS_IN_ALL:
+        raise InvalidRequest(
+            f"{layers} layers of {experts} experts are not served: {_MAX_EXPERTS_IN_ALL} in all"
+            " are the most",
+            param="model",
+        )
     return MoeConfig(
-        num_experts=required(raw, "num_experts"),
-        top_k=required(raw, "num_experts_per_tok"),
-        expert_size=required(raw, "moe_intermediate_size"),
-        shared_expert_size=required(raw, "shared_expert_intermediate_size"),
-        normalize=bool(raw.get("norm_topk_prob", True)),
+        num_experts=experts,
+        top_k=raw.size("num_experts_per_tok", experts),
+        expert_size=raw.size("moe_intermediate_size", MAX_WIDTH),
+        shared_expert_size=raw.size("shared_expert_intermediate_size", MAX_WIDTH),
+        normalize=raw.flag("norm_topk_prob", default=True),
     )
 
 
-def _dense_layers(raw: Mapping[str, Any]) -> frozenset[int]:
-    step, named = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or ()
-    skipped = (i for i in range(required(raw, "num_hidden_layers")) if (i + 1) % step)
-    return frozenset((*named, *skipped))
+def _dense_layers(raw: Fields) -> frozenset[int]:
+    layers = raw.size("num_hidden_layers", MAX_LAYERS)
+    step = raw.size("decoder_sparse_step", MAX_LAYERS, default=1)
+    skipped = (i for i in range(layers) if (i + 1) % step)
+    return frozenset((*raw.sizes("mlp_only_layers", layers), *skipped))

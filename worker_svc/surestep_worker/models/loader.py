@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
 from surestep_common.errors import InvalidRequest
@@ -14,18 +13,18 @@ from torch import Tensor
 
 from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
+from surestep_worker.host_memory import GIB, OutOfMemory, room
 from surestep_worker.kv_cache import KVSpec
 from surestep_worker.layers.linear import Sharding
 from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.recurrent import RecurrentSpec
 from surestep_worker.tp import TensorParallel
 
-from .checkpoint import checkpoint_names
-from .config import DENSE_ARCHITECTURES, ModelConfig, architecture_of, read_json, resolve_dtype
+from .config import DENSE_ARCHITECTURES, ModelConfig, resolve_dtype
 from .hybrid_config import HYBRID_ARCHITECTURES, HybridConfig
 from .mtp import MtpHead
 from .prepared import prepared
-from .weight_store import WeightStore
+from .source import ModelSource
 from .weights import CheckpointWeights, Progress, Table
 
 
@@ -55,6 +54,8 @@ class Model(Protocol):
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
 
 
+_ROTARY_BYTES = 12  # an element while the table is made: angles, cosines and sines of them, both
+
 MODELS: Registry[Model] = Registry("architecture")
 
 
@@ -68,11 +69,10 @@ class LoadOptions:
     mtp: bool  # with its multi-token prediction head
     expert_parallel: bool  # ranks share out whole experts
     progress: Progress | None
-    store: WeightStore  # of this rank's weights: filled, or used as it is
 
 
 def load_model(
-    path: Path,
+    source: ModelSource,
     *,
     dtype: str,
     device: str,
@@ -82,13 +82,12 @@ def load_model(
     mtp: bool = False,
     expert_parallel: bool = False,
     progress: Progress | None = None,
-    store: WeightStore | None = None,
 ) -> Model:
-    """Load this rank's part of the model in folder `path`; see LoadOptions.
+    """Load this rank's part of a model; see LoadOptions.
 
-    Raises InvalidRequest, naming the cause, for a model or a checkpoint that is not served.
+    Raises InvalidRequest, naming the cause, for a model or a checkpoint that is not served, and
+    StaleWeights for weights in memory that these kernels cannot use.
     """
-    architecture = architecture_of(read_json(path / "config.json"))
     options = LoadOptions(
         dtype=dtype,
         device=device,
@@ -96,62 +95,60 @@ def load_model(
         mtp=mtp,
         expert_parallel=expert_parallel,
         progress=progress,
-        store=store or WeightStore.private(),
     )
-    return MODELS.get(architecture)(path, tp, kernels, options)
+    return MODELS.get(source.config.architecture)(source, tp, kernels, options)
 
 
-def attention_case(path: Path, device: str, dtype: str, block_size: int) -> AttentionCase:
-    """What the model in folder `path` asks of an attention backend.
-
-    Raises InvalidRequest for a config.json that is not served.
-    """
-    hybrid = architecture_of(read_json(path / "config.json")) in HYBRID_ARCHITECTURES
-    config = (HybridConfig if hybrid else ModelConfig).from_pretrained(path)
+def attention_case(source: ModelSource, device: str, dtype: str, block_size: int) -> AttentionCase:
+    """What a model asks of an attention backend."""
     return replace(
         AttentionCase.on(device),
-        dtype=resolve_dtype(dtype, config),
-        head_dim=config.head_dim,
+        dtype=resolve_dtype(dtype, source.config),
+        head_dim=source.config.head_dim,
+        group=source.config.num_heads // source.config.num_kv_heads,
         block_size=block_size,
     )
 
 
-def _load_dense(path: Path, tp: TensorParallel, kernels: KernelSet, options: LoadOptions) -> Model:
+def _load_dense(
+    source: ModelSource, tp: TensorParallel, kernels: KernelSet, options: LoadOptions
+) -> Model:
     from .dense import DenseModel
     from .dense_weights import ignored, parameter_table
 
-    config = ModelConfig.from_pretrained(path)
+    config = source.config
     _check(config, tp, options)
     if options.mtp:
         raise InvalidRequest(f"{config.architecture} has no MTP head", param="speculative_config")
 
     def checkpoint() -> CheckpointWeights:
-        table = parameter_table(config, tp)
-        return _open(path, config, table, ignored(config), options)
+        return _open(source, parameter_table(config, tp), ignored(config), options)
 
-    with prepared(options.store, kernels.name, options.device, checkpoint) as weights:
+    with prepared(source, kernels, options.device, checkpoint) as weights:
         rotary = _rotary(config, config.head_dim, options)
         return DenseModel(config, weights, tp, kernels, rotary)
 
 
-def _load_hybrid(path: Path, tp: TensorParallel, kernels: KernelSet, options: LoadOptions) -> Model:
+def _load_hybrid(
+    source: ModelSource, tp: TensorParallel, kernels: KernelSet, options: LoadOptions
+) -> Model:
     from .hybrid import HybridModel
     from .hybrid_weights import ignored, parameter_table
 
-    config = HybridConfig.from_pretrained(path)
+    config = source.config
+    assert isinstance(config, HybridConfig)
     _check(config, tp, options)
     config.check_experts(tp.size, whole=options.expert_parallel)
     shard = Sharding(tp, options.expert_parallel)
 
     def checkpoint() -> CheckpointWeights:
-        names = checkpoint_names(path)
+        names = source.entries.keys()
         if options.mtp and not any(name.startswith("mtp.") for name in names):
             raise InvalidRequest("the checkpoint has no MTP head", param="speculative_config")
         table = parameter_table(config, shard, names, mtp=options.mtp)
-        ignore = ignored(config, shard, mtp=options.mtp)
-        return _open(path, config, table, ignore, options)
+        return _open(source, table, ignored(config, shard, mtp=options.mtp), options)
 
-    with prepared(options.store, kernels.name, options.device, checkpoint) as weights:
+    with prepared(source, kernels, options.device, checkpoint) as weights:
         rotary = _rotary(config, config.rotary_dim, options)
         return HybridModel(config, weights, shard, kernels, rotary)
 
@@ -163,26 +160,34 @@ def _check(config: ModelConfig, tp: TensorParallel, options: LoadOptions) -> Non
 
 
 def _open(
-    path: Path,
-    config: ModelConfig,
-    table: Table,
-    ignore: Iterable[str],
-    options: LoadOptions,
+    source: ModelSource, table: Table, ignore: Iterable[str], options: LoadOptions
 ) -> CheckpointWeights:
-    """The checkpoint, when it holds what the table wants."""
-    return CheckpointWeights(
-        path,
+    """The checkpoint, when it holds what the table wants and there is memory for it."""
+    checkpoint = CheckpointWeights(
+        source.entries,
         table,
         ignore=ignore,
-        quantization=config.quantization,
-        dtype=resolve_dtype(options.dtype, config),
+        quantization=source.config.quantization,
+        dtype=resolve_dtype(options.dtype, source.config),
         progress=options.progress,
     )
+    _require_room("the weights", checkpoint.bytes_wanted, param="model")
+    return checkpoint
 
 
 def _rotary(config: ModelConfig, dim: int, options: LoadOptions) -> Tensor:
     length = options.max_model_len or config.max_length
+    _require_room(
+        f"rotary tables of {length} tokens", length * dim * _ROTARY_BYTES, param="max_model_len"
+    )
     return rotary_table(config.rope, dim, length, options.device)
+
+
+def _require_room(what: str, nbytes: int, param: str) -> None:
+    left = room()
+    if nbytes > left.nbytes:
+        message = f"{what} take {nbytes / GIB:.2f} GiB of memory, but only {left}"
+        raise OutOfMemory(message, param=param)
 
 
 for _architecture in DENSE_ARCHITECTURES:

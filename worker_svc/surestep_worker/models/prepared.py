@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable, Iterator
 
 import torch
-from surestep_common.errors import InternalError
-from surestep_kernels import PackedLinear
+from surestep_kernels import KernelSet, PackedLinear
 from surestep_kernels.linear import WeightFormat
 from torch import Tensor
 
+from surestep_worker.held_weights import StaleWeights
+
+from .source import ModelSource
 from .weight_store import Record, WeightStore
 from .weights import CheckpointWeights
 
@@ -116,16 +118,22 @@ class Weights:
 
 @contextlib.contextmanager
 def prepared(
-    store: WeightStore, layout: str, device: str, open_checkpoint: Callable[[], CheckpointWeights]
+    source: ModelSource,
+    kernels: KernelSet,
+    device: str,
+    open_checkpoint: Callable[[], CheckpointWeights],
 ) -> Iterator[Weights]:
-    """The weights of a rank; `layout` is the name of the kernels that use them.
+    """The weights of a rank, laid out for its kernels.
 
     The checkpoint is opened only for a store that is not sealed, which is sealed in the end. Raises
-    InternalError for weights that other kernels have prepared.
+    StaleWeights for weights that other kernels have prepared.
     """
+    store = source.store
     if store.sealed:
-        if store.facts["layout"] != layout:
-            raise InternalError(f"weights for {store.facts['layout']} kernels, not for {layout}")
+        if store.facts["layout"] != kernels.name:
+            raise StaleWeights(
+                f"weights for {store.facts['layout']} kernels, not for {kernels.name}"
+            )
         weights = Weights(store, None, device)
         logger.info("weights: %d MB are in memory already", weights.nbytes >> 20)
         yield weights
@@ -133,5 +141,6 @@ def prepared(
         with open_checkpoint() as checkpoint:
             weights = Weights(store, checkpoint, device)
             yield weights
-        store.seal({"layout": layout, "weight_bytes": weights.nbytes})
+        facts = {"layout": kernels.name, "weight_bytes": weights.nbytes, **source.facts}
+        store.seal(facts, kernels.code)
     weights.finish()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import QuantizedWeight
 from surestep_kernels.quantized import GROUP_MULTIPLE, MAX_GROUP
 from torch import Tensor
+
+from surestep_worker.json_fields import Fields
+
+_MAX_BLOCK = 1 << 20  # rows or columns that share a scale
 
 FLOATS = ("F32", "BF16", "F16")
 _FP8 = "F8_E4M3"
@@ -160,15 +164,15 @@ class Awq(Quantization):
         return inputs if self.group_size == -1 else self.group_size
 
 
-def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
-    """From the parsed config.json; None for a plain checkpoint.
+def read_quantization(raw: Fields) -> Quantization | None:
+    """From config.json; None for a plain checkpoint.
 
     Raises InvalidRequest naming a scheme, or a variant of one, that is not served.
     """
-    config = raw.get("quantization_config")
+    config = raw.object("quantization_config")
     if not config:
         return None
-    method = config.get("quant_method", "unknown")
+    method = config.text("quant_method", "unknown")
     if method not in _READERS:
         served = ", ".join(_READERS)
         message = f"quantized weights ({method}) are not supported; supported: {served}"
@@ -176,38 +180,35 @@ def read_quantization(raw: Mapping[str, Any]) -> Quantization | None:
     return _READERS[method](config)
 
 
-def _read_fp8(config: Mapping[str, Any]) -> Quantization:
-    _require(config, "fp8", activation_scheme="dynamic", fmt="e4m3")
-    match config.get("weight_block_size"):
-        case [int(rows), int(columns)] if rows > 0 and columns > 0:
-            return BlockFp8(_not_converted(config), (rows, columns))
+def _read_fp8(config: Fields) -> Quantization:
+    _require("fp8", "activation_scheme", config.text("activation_scheme", "dynamic"), "dynamic")
+    _require("fp8", "fmt", config.text("fmt", "e4m3"), "e4m3")
+    match config.sizes("weight_block_size", _MAX_BLOCK):
+        case (rows, columns) if rows and columns:
+            return BlockFp8(config.texts("modules_to_not_convert"), (rows, columns))
         case other:
-            message = f"fp8 with weight_block_size {other} is not supported; it takes two numbers"
+            shown = list(other) or None
+            message = f"fp8 with weight_block_size {shown} is not supported; it takes two numbers"
             raise InvalidRequest(message, param="model")
 
 
-def _read_awq(config: Mapping[str, Any]) -> Quantization:
-    _require(config, "awq", bits=4, zero_point=True, version="gemm")
-    group_size = config.get("group_size", 128)
+def _read_awq(config: Fields) -> Quantization:
+    _require("awq", "bits", config.size("bits", _MAX_BLOCK, default=4), 4)
+    _require("awq", "zero_point", config.flag("zero_point", default=True), True)
+    _require("awq", "version", config.text("version", "gemm"), "gemm")
+    group_size = config.size("group_size", _MAX_BLOCK, least=-1, default=128)
     if group_size != -1 and (group_size <= 0 or group_size % GROUP_MULTIPLE):
         raise InvalidRequest(f"awq with group_size {group_size} is not supported", param="model")
-    return Awq(_not_converted(config), group_size)
+    return Awq(config.texts("modules_to_not_convert"), group_size)
 
 
 _READERS = {"awq": _read_awq, "fp8": _read_fp8}
 
 
-def _require(config: Mapping[str, Any], method: str, **served: object) -> None:
-    for key, value in served.items():
-        given = config.get(key, value)
-        given = given.lower() if isinstance(given, str) else given
-        if given != value:
-            message = f"{method} with {key} {given} is not supported; supported: {value}"
-            raise InvalidRequest(message, param="model")
-
-
-def _not_converted(config: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(config.get("modules_to_not_convert") or ())
+def _require(method: str, key: str, given: object, served: object) -> None:
+    if (given.lower() if isinstance(given, str) else given) != served:
+        message = f"{method} with {key} {given} is not supported; supported: {served}"
+        raise InvalidRequest(message, param="model")
 
 
 def _slice(part: range, block: int = 1) -> slice:

@@ -1,7 +1,7 @@
 """Tensors in shared memory that outlives the process: written once, sealed, then only mapped.
 
-Layout: tensors at multiples of 64 bytes, an index of them as JSON, its length in 8 bytes. The seal
-is the commit; memory that was left unsealed holds nothing.
+Layout: tensors at multiples of 64 bytes, the kernels' code, an index of all that as JSON, its
+length in 8 bytes. The seal is the commit; memory that was left unsealed holds nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from surestep_worker import memory
+from surestep_worker.held_weights import StaleWeights
 
 _ALIGNMENT = 64  # bytes: a cache line, and the longest vector
-_RESERVED = 1 << 40  # bytes of addresses while the size is not known; memory is what is written
+_MAPPED = 256 << 20  # bytes of addresses for what comes next, while the size is not known
 _LENGTH_BYTES = 8
 
 
@@ -30,23 +31,38 @@ class Record(NamedTuple):
     facts: dict[str, int]
 
 
+class _Mapping(NamedTuple):
+    """A part of the memory, read-only."""
+
+    begin: int
+    data: Tensor  # bytes
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.data)
+
+
 class WeightStore:
-    """Every tensor it returns is mapped read-only: a stray write ends the process at once."""
+    """Every tensor it returns is mapped read-only: a stray write ends the process at once.
+
+    While it is filled it is mapped piece by piece, each tensor whole in one piece.
+    """
 
     def __init__(self, fd: int) -> None:
         """Open what lies in memfd `fd`, or begin to fill it when it is not sealed.
 
-        The descriptor is the store's, to be closed when it is sealed.
+        The descriptor is the store's, to be closed when it is sealed. Raises StaleWeights when
+        what is sealed is no store.
         """
         self._fd = fd
         self.sealed = memory.is_sealed(fd)
-        if not self.sealed:
-            os.ftruncate(fd, _RESERVED)
-        self._memory = _map(fd)
+        self._mappings: list[_Mapping] = []
         self._end = 0
         self._index: dict[str, Any] = {}  # as JSON has it
         self.facts: Mapping[str, Any] = {}
+        self.kernels = b""  # code that the weights are laid out for; empty = none of its own
         if self.sealed:
+            self._map(0, os.fstat(fd).st_size)
             self._read_index()
             os.close(fd)
 
@@ -75,34 +91,57 @@ class WeightStore:
         tensors = {part: self._tensor(*place) for part, place in entry["tensors"].items()}
         return Record(tensors, entry["facts"])
 
-    def seal(self, facts: Mapping[str, Any]) -> None:
+    def seal(self, facts: Mapping[str, Any], kernels: bytes = b"") -> None:
         """Everything is there: write the index and make it final."""
-        index = json.dumps({"records": self._index, "facts": facts}).encode()
-        self._append(index)
-        self._append(len(index).to_bytes(_LENGTH_BYTES, "little"))
+        self._append(kernels)
+        index = {"records": self._index, "facts": facts, "kernels": len(kernels)}
+        text = json.dumps(index).encode()
+        self._append(text)
+        self._append(len(text).to_bytes(_LENGTH_BYTES, "little"))
         os.ftruncate(self._fd, self._end)
         memory.seal(self._fd)
         os.close(self._fd)
-        self.sealed, self.facts = True, facts
+        self.sealed, self.facts, self.kernels = True, facts, kernels
 
     def _read_index(self) -> None:
-        view = self._memory.numpy()
+        view = self._mappings[0].data.numpy()
         end = len(view) - _LENGTH_BYTES
-        length = int.from_bytes(view[end:].tobytes(), "little")
-        index = json.loads(view[end - length : end].tobytes())
-        self._index, self.facts = index["records"], index["facts"]
+        begin = end - int.from_bytes(view[end:].tobytes(), "little")
+        try:
+            index = json.loads(view[begin:end].tobytes())
+            self._index, self.facts = index["records"], index["facts"]
+            self.kernels = view[begin - index["kernels"] : begin].tobytes()
+        except (ValueError, KeyError, TypeError) as error:
+            raise StaleWeights("the weights in memory have no index") from error
 
     def _write(self, tensor: Tensor) -> tuple[int, str, list[int]]:
         """Where the tensor lies, of which type and shape."""
         kind = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-        offset = tensor.data_ptr() - self._memory.data_ptr()
-        if not (0 <= offset < self._end and tensor.is_contiguous()):
-            self._end += -self._end % _ALIGNMENT
-            offset = self._end
+        offset = self._offset_of(tensor)
+        if offset is None:
+            offset = self._end = self._room(tensor.nbytes)
             if tensor.numel():
                 data = tensor.contiguous().flatten().view(torch.uint8)
                 self._append(memoryview(data.numpy()))  # type: ignore[arg-type]  # numpy's stubs
         return offset, *kind
+
+    def _offset_of(self, tensor: Tensor) -> int | None:
+        """Of a tensor that lies here already."""
+        for mapping in self._mappings if tensor.is_contiguous() else ():
+            offset = mapping.begin + tensor.data_ptr() - mapping.data.data_ptr()
+            if mapping.begin <= offset < min(mapping.end, self._end):
+                return offset
+        return None
+
+    def _room(self, nbytes: int) -> int:
+        """Where a tensor of so many bytes can go, and be mapped as a whole."""
+        at = self._end + -self._end % _ALIGNMENT
+        if not self._mappings or at + nbytes > self._mappings[-1].end:
+            at += -at % mmap.ALLOCATIONGRANULARITY
+            length = max(nbytes, _MAPPED)
+            os.ftruncate(self._fd, at + length)
+            self._map(at, length)
+        return at
 
     def _append(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
@@ -112,19 +151,18 @@ class WeightStore:
 
     def _tensor(self, offset: int, dtype_name: str, shape: list[int]) -> Tensor:
         dtype: torch.dtype = getattr(torch, dtype_name)
-        nbytes = torch.Size(shape).numel() * dtype.itemsize
-        return self._memory[offset : offset + nbytes].view(dtype).view(shape)
+        end = offset + torch.Size(shape).numel() * dtype.itemsize
+        mapping = next(m for m in self._mappings if m.begin <= offset and end <= m.end)
+        return mapping.data[offset - mapping.begin : end - mapping.begin].view(dtype).view(shape)
 
-
-def _map(fd: int) -> Tensor:
-    """The whole memory as bytes, read-only."""
-    # Through a descriptor that cannot write: with one that can, the mapping would prevent the seal.
-    reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        mapped = mmap.mmap(reader, os.fstat(reader).st_size, mmap.MAP_SHARED, mmap.PROT_READ)
-    finally:
-        os.close(reader)
-    mapped.madvise(mmap.MADV_DONTDUMP)  # a core dump of a rank need not hold the model
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable")  # as intended
-        return torch.frombuffer(mapped, dtype=torch.uint8)
+    def _map(self, begin: int, length: int) -> None:
+        # Through a descriptor that cannot write: one that can would prevent the seal.
+        reader = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            mapped = mmap.mmap(reader, length, mmap.MAP_SHARED, mmap.PROT_READ, offset=begin)
+        finally:
+            os.close(reader)
+        mapped.madvise(mmap.MADV_DONTDUMP)  # a core dump of a rank need not hold the model
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable")  # as intended
+            self._mappings.append(_Mapping(begin, torch.frombuffer(mapped, dtype=torch.uint8)))

@@ -15,7 +15,6 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -23,6 +22,8 @@ import torch
 from surestep_kernels import QuantizedWeight
 from surestep_kernels.quantized import concatenate
 from torch import Tensor
+
+from surestep_worker.safetensors_header import Entry
 
 from .checkpoint import Checkpoint, refuse
 from .quantization import Quantization, Share, Stored
@@ -92,7 +93,7 @@ class CheckpointWeights:
 
     def __init__(
         self,
-        path: Path,
+        entries: Mapping[str, Entry],
         table: Table,
         *,
         ignore: Iterable[str] = (),
@@ -100,7 +101,7 @@ class CheckpointWeights:
         dtype: torch.dtype,
         progress: Progress | None = None,
     ) -> None:
-        """Open the checkpoint in folder `path` and compare it with `table`.
+        """Compare the tensors of a checkpoint with `table` and open their files.
 
         `ignore` holds regular expressions of whole names of tensors that are not wanted. Without
         `quantization` every weight must be plain. Raises InvalidRequest naming missing, unexpected,
@@ -113,10 +114,11 @@ class CheckpointWeights:
         self._done = 0
         self.bytes_taken = 0  # of the parameters as this rank keeps them
         with contextlib.ExitStack() as stack:
-            self._checkpoint = Checkpoint(path, stack)
+            self._checkpoint = Checkpoint(entries, stack)
             self._quantized = self._find_quantized(table)
             self._check(table, ignore)
             self._total = sum(self._bytes(s) for p in table.values() for s in p.sources)
+            self.bytes_wanted = sum(map(self._bytes_in_memory, table.values()))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -177,6 +179,12 @@ class CheckpointWeights:
         """Of a source's tensors, the share that is kept."""
         whole = sum(self._checkpoint.nbytes(name) for name in self._stored(source))
         return whole * source.numel // math.prod(source.shape)
+
+    def _bytes_in_memory(self, parameter: Parameter) -> int:
+        """As this rank will keep it, about."""
+        if any(source.name in self._quantized for source in parameter.sources):
+            return sum(map(self._bytes, parameter.sources))
+        return math.prod(parameter.shape) * self._dtype.itemsize
 
     def _stored(self, source: Source) -> dict[str, Stored]:
         """The checkpoint tensors that hold a source."""

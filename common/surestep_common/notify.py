@@ -1,0 +1,57 @@
+"""Signs of life between a process and whoever started it, by the protocol of sd_notify(3).
+
+The starter puts the address of a datagram socket into NOTIFY_SOCKET; the process sends READY=1 once
+and WATCHDOG=1 again and again. systemd does so for services of Type=notify.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from . import config
+
+READY, ALIVE, STOPPING = "READY=1", "WATCHDOG=1", "STOPPING=1"
+_MAX_BYTES = 4096
+
+
+class Notifier:
+    """The end of the process that is watched; does nothing where nobody asks."""
+
+    def __init__(self) -> None:
+        address = config.notify_address()
+        abstract = address is not None and address.startswith("@")
+        self._address = f"\0{address[1:]}" if abstract and address else address
+
+    def tell(self, state: str) -> None:
+        """Send a state; whoever does not read in time misses it."""
+        if self._address is None:
+            return
+        with contextlib.suppress(OSError), _datagrams() as sender:
+            sender.sendto(state.encode(), self._address)
+
+
+class Listener:
+    """The end of the process that watches."""
+
+    def __init__(self) -> None:
+        self._socket = _datagrams()
+        self._socket.bind("")  # the kernel picks a name that is no file
+        name: bytes = self._socket.getsockname()
+        self.address = f"@{name[1:].decode()}"  # for NOTIFY_SOCKET
+
+    def heard(self) -> bool:
+        """Whether anything came since the last look."""
+        came = False
+        with contextlib.suppress(BlockingIOError):
+            while self._socket.recv(_MAX_BYTES):
+                came = True
+        return came
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._socket.close()
+
+
+def _datagrams() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)

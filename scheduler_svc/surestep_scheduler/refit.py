@@ -1,0 +1,47 @@
+"""What open requests have to do with workers that came back with another model or other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from surestep_common.errors import ModelChanged, RequestTooLarge, SurestepError
+
+from .limits import Limits
+from .prefix import PrefixChain
+from .sequence import Sequence
+from .state import SchedulerState
+
+
+class Refused(NamedTuple):
+    """An open request that cannot go on."""
+
+    seq: Sequence
+    error: SurestepError
+
+
+def refit(core: SchedulerState, limits: Limits, *, same_model: bool) -> list[Refused]:
+    """Between two epochs: bring what waits in line with `limits`, and end what cannot go on.
+
+    A request that has emitted nothing may go on with another model of the same vocabulary: it is
+    as if it had come a moment later.
+    """
+    refused = list(_refused(core, limits, same_model=same_model))
+    for seq, _ in refused:
+        core.end(seq, "error")
+    for seq in core.open.values():
+        seq.max_len = min(seq.max_len, limits.max_request_len)
+        if limits.block_size != core.limits.block_size:
+            seq.chain = PrefixChain(seq.request.cache_salt, limits.block_size)
+    return refused
+
+
+def _refused(core: SchedulerState, limits: Limits, *, same_model: bool) -> Iterator[Refused]:
+    same_vocabulary = limits.vocab_size == core.limits.vocab_size
+    for seq in core.open.values():
+        begun = len(seq.tokens) > seq.prompt_len
+        if not same_vocabulary or (begun and not same_model):
+            yield Refused(seq, ModelChanged("the workers serve another model now"))
+        elif len(seq.tokens) >= limits.max_request_len:
+            message = f"{len(seq.tokens)} tokens leave no room for output: the workers came back"
+            yield Refused(seq, RequestTooLarge(f"{message} with room for {limits.max_request_len}"))

@@ -1,0 +1,114 @@
+"""Few files, few addresses, little memory: a server that fits serves, one that does not says so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from abuse_server import Abused, abused
+from fault_streams import Tally
+from stack import environment
+from tiny import make_tiny_checkpoint
+
+pytestmark = pytest.mark.timeout(240)
+MIB = 1 << 20
+CGROUPS = Path("/sys/fs/cgroup")
+V1, V2 = CGROUPS / "memory", CGROUPS
+FILES = "memory.limit_in_bytes" if V1.is_dir() else "memory.max"
+
+
+def limited(*limits: str) -> list[str]:
+    """A command in front of another, which then has these limits of `ulimit`."""
+    lines = [*(f"ulimit {limit}" for limit in limits), 'exec "$@"']
+    return ["sh", "-c", " && ".join(lines), "sh"]
+
+
+async def lose_rank_and_scheduler(server: Abused, tally: Tally) -> None:
+    os.kill(server.supervisors()[0]["rank_pid"], signal.SIGKILL)
+    await tally.reached(tally.tokens + 10)
+    os.kill(server.children("surestep_scheduler")[0].pid, signal.SIGKILL)
+    await tally.reached(tally.tokens + 10)
+
+
+def test_few_files_and_addresses_are_enough(tmp_path: Path) -> None:
+    limits = limited("-n 64", "-v 4000000", "-l 0", "-c 0")
+    with abused(tmp_path, num_streams=4, max_tokens=60, within=limits) as server:
+        assert "Warning: ulimit -n is 64: at most about 14 clients at once" in server.console
+        server.survive(lambda tally: lose_rank_and_scheduler(server, tally), longest_s=90)
+
+
+@contextlib.contextmanager
+def memory_cgroup(nbytes: int) -> Iterator[list[str]]:
+    """A command that moves what it becomes into a cgroup with so much memory."""
+    group = (V1 if V1.is_dir() else V2) / f"surestep-{uuid.uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+        (group / FILES).write_text(str(nbytes))
+    except OSError:
+        pytest.skip("no cgroup can be made here")
+    try:
+        yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    finally:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+
+
+def refusal(model: Path, logs: Path, within: list[str], *flags: str) -> str:
+    """What `surestep serve` says before it ends."""
+    command = [*within, sys.executable, "-m", "surestep_cli", "serve", str(model), "--port", "0"]
+    ended = subprocess.run(
+        [*command, "--log-dir", str(logs), *flags],
+        env=environment({}),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    return ended.stderr
+
+
+def test_what_was_asked_for_and_does_not_fit_is_refused_at_the_start(tmp_path: Path) -> None:
+    model = make_tiny_checkpoint(tmp_path / "model", tokenizer=True, max_position=1 << 20)
+    sizes = "--max-num-seqs", "4096", "--max-num-batched-tokens", "8192"
+    said = refusal(model, tmp_path / "logs", [], "--kv-cache-memory", "100000", *sizes)
+    assert "rank 0 cannot start: --kv-cache-memory: " in said
+    assert " GiB are left of " in said
+
+
+def test_weights_that_do_not_fit_into_the_cgroup_are_refused_at_the_start(tmp_path: Path) -> None:
+    model = make_tiny_checkpoint(
+        tmp_path / "model", tokenizer=True, hidden=1024, vocab=60_000, intermediate=4096
+    )
+    with memory_cgroup(600 * MIB) as within:
+        said = refusal(model, tmp_path / "logs", within)
+    assert "rank 0 cannot start: the weights take 0." in said
+    assert "are left of the memory of the cgroup" in said
+
+
+def test_a_default_cache_shrinks_in_a_small_cgroup(tmp_path: Path) -> None:
+    model = make_tiny_checkpoint(tmp_path / "model", tokenizer=True, max_position=1 << 17)
+    with memory_cgroup(900 * MIB) as within:
+        command = [*within, sys.executable, "-m", "surestep_cli", "serve", str(model)]
+        options = ["--port", "0", "--log-dir", str(tmp_path / "logs"), "--no-standby"]
+        with (tmp_path / "out").open("wb") as out:
+            server = subprocess.Popen(
+                [*command, *options], stdout=out, stderr=out, env=environment({})
+            )
+        try:
+            while b"Stop: Ctrl-C" not in (said := (tmp_path / "out").read_bytes()):
+                assert server.poll() is None, said
+                time.sleep(0.05)
+        finally:
+            server.send_signal(signal.SIGINT)
+            assert server.wait(30) == 0
+    assert b"kv_cache_memory is lowered from 2.00 to 0." in said

@@ -1,0 +1,174 @@
+"""Children that give no sign of life any more, with real processes; and when what is done."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import hanging_service
+import psutil
+import pytest
+import stand_in_service
+from hypothesis import given
+from hypothesis import strategies as st
+from ports import free_address
+from surestep_cli.child import Child, Command
+from surestep_cli.vigil import Answer, Beats, Health, Sign, Vigil, watch
+from surestep_common.notify import ALIVE, Listener, Notifier
+
+LOOK_S = 0.2
+
+
+@asynccontextmanager
+async def watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: Sign, script: str, *arguments: str
+) -> AsyncIterator[Child]:
+    monkeypatch.setattr("surestep_cli.vigil._LOOK_S", LOOK_S)
+    monkeypatch.setattr("surestep_cli.vigil._END", 8)
+    environ = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = (sys.executable, script, *arguments)
+    child = Child(Command(name="it", argv=argv, environ=environ, log_path=tmp_path / "it.log"))
+    child.proven = True
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(child.keep())
+        await until(lambda: child.pid is not None)
+        while not await sign.seen():
+            await asyncio.sleep(0.05)
+        watching = tasks.create_task(watch(child, [sign]))
+        await asyncio.sleep(2 * LOOK_S)  # it is known to live
+        yield child
+        watching.cancel()
+        await child.stop(5)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_stopped_child_is_told_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = free_address()
+    arguments = hanging_service.__file__, address.rpartition(":")[2]
+    async with watched(tmp_path, monkeypatch, Health(address), *arguments) as child:
+        process = psutil.Process(child.pid)
+        process.suspend()
+        await until(lambda: caplog.messages)
+        assert caplog.messages == ["it gives no sign of life for 1 s: told to go on"]
+        await until(lambda: process.status() != psutil.STATUS_STOPPED)
+        assert child.pid == process.pid
+
+
+async def test_a_child_that_hangs_shows_its_stacks_and_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = free_address()
+    arguments = hanging_service.__file__, address.rpartition(":")[2]
+    async with watched(tmp_path, monkeypatch, Health(address), *arguments) as child:
+        first = child.pid
+        assert first is not None
+        os.kill(first, signal.SIGUSR2)  # blocks its loop
+        await until(lambda: child.pid not in (None, first))
+        assert "in block_here" in child.command.log_path.read_text()
+        assert [message.partition(":")[2] for message in caplog.messages[:2]] == [
+            *(" told to go on", " killed")
+        ]
+
+
+async def test_a_gateway_is_asked_over_http(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_address().rpartition(":")[2]
+    sign = Answer(f"http://127.0.0.1:{port}/health", None)
+    arguments = stand_in_service.__file__, "serve", "gateway", str(tmp_path / "journal"), port
+    async with watched(tmp_path, monkeypatch, sign, *arguments) as child:
+        process = psutil.Process(child.pid)
+        process.suspend()
+        await until(lambda: caplog.messages)
+        await until(lambda: process.status() != psutil.STATUS_STOPPED)
+
+
+async def test_beats_are_heard_while_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener()
+    beats = Beats(listener)
+    monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
+    notifier = Notifier()
+    assert not await beats.seen()
+    for _ in range(100):  # more than its queue holds: nobody is held up
+        notifier.tell(ALIVE)
+    assert await beats.seen()
+    assert not await beats.seen()
+    await beats.close()
+    notifier.tell(ALIVE)  # nobody listens: no matter
+
+
+class Recorded(Child):
+    """Does nothing, and says what it would have done."""
+
+    def __init__(self) -> None:
+        super().__init__(Command(name="it", argv=(), environ={}, log_path=Path()))
+        self.process: int | None = 1
+        self.done: list[str] = []
+
+    @property
+    def pid(self) -> int | None:
+        return self.process
+
+    def resume(self) -> None:
+        self.done.append("resumed")
+
+    async def end(self) -> None:
+        self.done.append("ended")
+
+
+looks = st.sampled_from(["sign", "none", "none", "none", "another process", "no process"])
+
+
+@given(st.lists(looks, max_size=80))
+async def test_only_silence_in_a_row_counts_and_only_of_one_process(history: list[str]) -> None:
+    child = Recorded()
+    vigil = Vigil(child)
+    silent, known = 0, False
+    for number, look in enumerate(history):
+        if look == "another process":
+            child.process, silent, known = number + 2, 0, False
+        elif look == "no process":
+            child.process, silent, known = None, 0, False
+        child.done.clear()
+        await vigil.looked(alive=look == "sign")
+        if child.process is None:
+            assert child.done == []
+            continue
+        known = known or look == "sign"
+        silent = 0 if look == "sign" else silent + 1
+        if known and silent >= 12:
+            assert child.done == ["ended"]
+        else:
+            assert child.done == (["resumed"] if known and silent == 4 else [])
+
+
+async def test_a_child_that_never_starts_to_live_is_ended_at_last() -> None:
+    child = Recorded()
+    vigil = Vigil(child)
+    for _ in range(119):
+        await vigil.looked(alive=False)
+    assert child.done == []
+    await vigil.looked(alive=False)
+    assert child.done == ["ended"]
+
+
+async def test_a_child_that_is_told_to_stop_may_be_silent() -> None:
+    child = Recorded()
+    vigil = Vigil(child)
+    await vigil.looked(alive=True)
+    child.kill()
+    for _ in range(200):
+        await vigil.looked(alive=False)
+    assert child.done == []

@@ -1,0 +1,133 @@
+"""How much memory this process may still take: of the machine, its cgroups and its own limits."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from surestep_common.errors import InvalidRequest
+
+GIB = 1 << 30
+_UNLIMITED = 1 << 60  # what cgroups without a limit say is about 2^63
+_SYSTEM = Path("/")
+_PHRASES = ("allocate memory", "failed to map segment")  # torch's allocator, dynamic linker
+
+
+class Room(NamedTuple):
+    """Bytes that are left, and whose limit that is."""
+
+    nbytes: int
+    whose: str
+
+    def __str__(self) -> str:
+        return f"{self.nbytes / GIB:.2f} GiB are left of {self.whose}"
+
+
+class OutOfMemory(InvalidRequest):
+    """A setting or a model that does not fit into the memory that is there."""
+
+
+@contextlib.contextmanager
+def memory_errors() -> Iterator[None]:
+    """What Python, torch and the system say when memory is short becomes OutOfMemory."""
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError, ImportError) as error:
+        said = next(filter(None, map(_about_memory, _causes(error))), None)
+        if said is None:
+            raise
+        raise OutOfMemory(f"out of memory: {said}; {room()}") from error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _about_memory(error: BaseException) -> str | None:
+    """The first line of an error that means that memory is short."""
+    first = str(error).strip().partition("\n")[0]
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    short = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    said = any(phrase in str(error) for phrase in _PHRASES)
+    return (first or type(error).__name__) if named or short or said else None
+
+
+def room(root: Path = _SYSTEM) -> Room:
+    """The least that any limit leaves; `root` is where proc and sys are mounted.
+
+    What a system does not tell is taken for unlimited.
+    """
+    found = [*_machine(root / "proc"), *_cgroups(root), *_own_limits(root / "proc")]
+    return min(found, default=Room(_UNLIMITED, "a memory that nobody tells of"))
+
+
+def _machine(proc: Path) -> Iterator[Room]:
+    about = _table(proc / "meminfo")
+    if "MemAvailable:" in about:
+        free = about["MemAvailable:"] + about.get("SwapFree:", 0)
+        yield Room(1024 * free, "the machine's memory")
+
+
+def _own_limits(proc: Path) -> Iterator[Room]:
+    used = _table(proc / "self" / "status")
+    for limit, field, name in (
+        (resource.RLIMIT_AS, "VmSize:", "ulimit -v"),
+        (resource.RLIMIT_DATA, "VmData:", "ulimit -d"),
+    ):
+        soft, _ = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY:
+            yield Room(max(soft - 1024 * used.get(field, 0), 0), name)
+
+
+def _cgroups(root: Path) -> Iterator[Room]:
+    """Of the cgroup of this process and of those around it, in both versions."""
+    mount = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        # Inside a container the path may be the host's, which does not lead anywhere here.
+        inner = Path(path.lstrip("/"))
+        groups = {inner, *inner.parents}
+        if not controllers:
+            files = "memory.max", "memory.current", ""
+            trees = [mount, mount / "unified"]
+        elif "memory" in controllers.split(","):
+            files = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+            trees = [mount / "memory"]
+        else:
+            continue
+        for tree in trees:
+            for group in groups:
+                yield from _cgroup(tree / group, *files)
+
+
+def _cgroup(group: Path, limit_file: str, used_file: str, prefix: str) -> Iterator[Room]:
+    try:
+        limit = (group / limit_file).read_text().strip()
+        used = int((group / used_file).read_text())
+        about = _table(group / "memory.stat")
+    except OSError:
+        return
+    if limit == "max" or int(limit) >= _UNLIMITED:
+        return
+    cache = sum(about.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
+    yield Room(max(int(limit) - used + cache, 0), "the memory of the cgroup")
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    rows = (line.split() for line in _lines(path))
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,133 @@
+"""Reading JSON that somebody else wrote: type and bounds of every value are checked.
+
+No size goes into a product, a table or an allocation before it has come through here.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from surestep_common.errors import InvalidRequest
+
+_MAX_BYTES = 64 << 20  # of a file; the longest published ones have a few
+_SHOWN = 60  # characters of a wrong value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Parse one file of a model folder. Raises InvalidRequest when it is missing or no object."""
+    try:
+        parsed = json.loads(_read(path))
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}", param="model") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{path} is not JSON: {error}", param="model") from error
+    if not isinstance(parsed, dict):
+        raise InvalidRequest(f"{path} is not a JSON object", param="model")
+    return parsed
+
+
+def _read(path: Path) -> bytes:
+    about = path.stat()  # first: whoever opens a pipe may wait for ever
+    if not stat.S_ISREG(about.st_mode) or about.st_size > _MAX_BYTES:
+        raise InvalidRequest(f"{path} is no file of at most {_MAX_BYTES} bytes", param="model")
+    return path.read_bytes()
+
+
+class Fields:
+    """The values of a JSON object; null is the same as missing."""
+
+    def __init__(self, values: Mapping[str, Any], file: str = "config.json") -> None:
+        self._values = values
+        self._file = file
+
+    def __contains__(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def size(
+        self,
+        key: str,
+        most: int,
+        *,
+        least: int = 1,
+        multiple: int = 1,
+        default: int | None = None,
+    ) -> int:
+        """A whole number within bounds. Raises InvalidRequest, as all of these do."""
+        value = self._given(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self._refuse(key, "a whole number")
+        if not least <= value <= most:
+            self._refuse(key, f"from {least} to {most}")
+        if value % multiple:
+            self._refuse(key, f"a multiple of {multiple}")
+        return value
+
+    def number(
+        self, key: str, most: float, *, above: float = 0.0, default: float | None = None
+    ) -> float:
+        """A finite number that is greater than `above` and at most `most`."""
+        value = self._given(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self._refuse(key, "a number")
+        if not above < value <= most:  # which NaN is not either
+            self._refuse(key, f"more than {above:g} and at most {most:g}")
+        return float(value)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self._given(key, default)
+        if not isinstance(value, bool):
+            self._refuse(key, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._given(key, default)
+        if not isinstance(value, str):
+            self._refuse(key, "a string")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings; without it none."""
+        values = self._given(key, [])
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            self._refuse(key, "a list of strings")
+        return tuple(values)
+
+    def sizes(self, key: str, most: int) -> tuple[int, ...]:
+        """A whole number from 0, or a list of them; without it none."""
+        given = self._given(key, [])
+        values = given if isinstance(given, list) else [given]
+        if not all(type(value) is int and 0 <= value <= most for value in values):
+            self._refuse(key, f"whole numbers from 0 to {most}")
+        return tuple(values)
+
+    def object(self, key: str) -> Fields:
+        """An object inside this one; without it an empty one."""
+        value = self._given(key, {})
+        if not isinstance(value, dict):
+            self._refuse(key, "an object")
+        return Fields(value, f"{self._file}: {key}")
+
+    def without(self, key: str) -> Fields:
+        """All but one."""
+        return Fields({k: v for k, v in self._values.items() if k != key}, self._file)
+
+    def _given(self, key: str, default: Any) -> Any:
+        value = self._values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise InvalidRequest(f"{self._file} lacks {key}", param="model")
+        return value
+
+    def _refuse(self, key: str, wanted: str) -> NoReturn:
+        shown = repr(self._values.get(key))
+        shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
+        raise InvalidRequest(f"{self._file}: {key} is {shown} and must be {wanted}", param="model")

@@ -1,0 +1,129 @@
+"""A model folder in Hugging Face format: its JSON files, its weight files, its fingerprint.
+
+Without torch: a supervisor looks into folders, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from surestep_common.errors import InvalidRequest
+
+from .json_fields import read_json
+from .safetensors_header import Entry, read_header, shown
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_SAMPLES = 1 << 14  # of a checkpoint in all, as far as every tensor has one
+_MOST_SAMPLES = 16  # of a tensor
+_SAMPLE_BYTES = 64
+_NAMES_SHOWN = 6
+# What tells where a checkpoint was made, not what it computes.
+_INCIDENTAL = frozenset({"_name_or_path", "transformers_version"})
+
+
+class ConfigFiles(NamedTuple):
+    """What a model folder says besides its weights, parsed."""
+
+    config: Mapping[str, Any]  # config.json
+    generation: Mapping[str, Any]  # generation_config.json; empty without one
+
+    @classmethod
+    def read(cls, folder: Path) -> ConfigFiles:
+        """Raises InvalidRequest when config.json is missing, or either is no JSON object."""
+        generation = folder / "generation_config.json"
+        return cls(
+            read_json(folder / "config.json"),
+            read_json(generation) if generation.exists() else {},
+        )
+
+
+def read_entries(folder: Path) -> dict[str, Entry]:
+    """Every tensor of the checkpoint. Raises InvalidRequest for files or headers that are broken,
+    and for a tensor in two files."""
+    entries: dict[str, Entry] = {}
+    repeated: list[str] = []
+    for path in _weight_files(folder):
+        header = read_header(path)
+        repeated += entries.keys() & header.keys()
+        entries |= header
+    if repeated:
+        raise InvalidRequest(f"in more than one file: {some(repeated)}", param="model")
+    return entries
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Of a single-file checkpoint, or of one with an index."""
+    index = folder / _INDEX
+    if not index.exists():
+        if (folder / _SINGLE).exists():
+            return [folder / _SINGLE]
+        raise InvalidRequest(f"no {_SINGLE} and no {_INDEX} in {folder}", param="model")
+    places = read_json(index).get("weight_map")
+    names = list(places.values()) if isinstance(places, dict) else []
+    if not names or not all(map(_is_plain_name, names)):
+        raise InvalidRequest(
+            f"{index}: weight_map must map tensors to files of the same folder", param="model"
+        )
+    return [folder / name for name in sorted(set(names))]
+
+
+def _is_plain_name(name: object) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\0"} & set(name)
+
+
+def fingerprint(files: ConfigFiles, entries: Mapping[str, Entry]) -> str:
+    """Tells checkpoints apart by what they compute: configuration, and name, type, shape and
+    samples of the bytes of every tensor, however they are spread over files.
+
+    Cheap: some thousand reads of a few bytes. Training changes a good part of all weights, so a
+    fine-tune of the same shape has another fingerprint; one that differs in a few elements need
+    not. Raises InvalidRequest when a file cannot be read.
+    """
+    config = {key: value for key, value in files.config.items() if key not in _INCIDENTAL}
+    digest = hashlib.sha256(_canonical([config, files.generation.get("eos_token_id")]))
+    samples = min(max(_SAMPLES // max(len(entries), 1), 1), _MOST_SAMPLES)
+    descriptors: dict[Path, int] = {}
+    try:
+        for name in sorted(entries):
+            entry = entries[name]
+            digest.update(_canonical([name, entry.dtype, entry.shape]))
+            if entry.file not in descriptors:
+                descriptors[entry.file] = os.open(entry.file, os.O_RDONLY)
+            for place, length in _samples(entry, samples):
+                digest.update(os.pread(descriptors[entry.file], length, place))
+    except OSError as error:
+        raise InvalidRequest(f"cannot read weights: {error}", param="model") from error
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+    return digest.hexdigest()[:32]
+
+
+def fingerprint_of(folder: Path) -> str:
+    """The same of what lies in a folder now. Raises InvalidRequest when that is no checkpoint."""
+    return fingerprint(ConfigFiles.read(folder), read_entries(folder))
+
+
+def _samples(entry: Entry, count: int) -> Iterator[tuple[int, int]]:
+    """Begin and length of samples, spread evenly over a tensor."""
+    length = min(entry.nbytes, _SAMPLE_BYTES)
+    room = entry.nbytes - length
+    for i in range(count):
+        yield entry.begin + room * (2 * i + 1) // (2 * count), length
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def some(names: Iterable[str]) -> str:
+    """A few names in a line."""
+    ordered = sorted(map(shown, names))
+    more = len(ordered) - _NAMES_SHOWN
+    return ", ".join(ordered[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

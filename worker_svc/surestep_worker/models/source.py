@@ -1,0 +1,79 @@
+"""Where a rank's model comes from: its folder once, then the memory that outlives the rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from surestep_common.errors import InvalidRequest, Unavailable
+
+from surestep_worker.held_weights import StaleWeights
+from surestep_worker.model_folder import (
+    ConfigFiles,
+    fingerprint,
+    fingerprint_of,
+    read_entries,
+)
+from surestep_worker.safetensors_header import Entry
+from surestep_worker.tp import TensorParallel
+
+from .config import ModelConfig, architecture_of
+from .hybrid_config import HYBRID_ARCHITECTURES, HybridConfig
+from .weight_store import WeightStore
+
+
+class ModelSource:
+    """Configuration, fingerprint and weights of a model.
+
+    A sealed store has all of them, and the folder is not opened: it may be gone, or hold another
+    model by now.
+    """
+
+    def __init__(self, folder: Path, store: WeightStore | None = None) -> None:
+        """Raises InvalidRequest for a folder that holds no model that is served."""
+        self.store = store or WeightStore.private()
+        self.folder = folder
+        facts = self.store.facts
+        if self.store.sealed:
+            self._files = ConfigFiles(facts["config"], facts["generation"])
+        else:
+            self._files = ConfigFiles.read(folder)
+        hybrid = architecture_of(self._files.config) in HYBRID_ARCHITECTURES
+        self.config = (HybridConfig if hybrid else ModelConfig).parse(self._files)
+        self.entries: Mapping[str, Entry] = {}  # of the checkpoint; not needed once it is loaded
+        if self.store.sealed:
+            self.fingerprint: str = facts["fingerprint"]
+        else:
+            self.entries = read_entries(folder)
+            self.fingerprint = fingerprint(self._files, self.entries)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What a sealed store must tell, for JSON."""
+        return {**self._files._asdict(), "fingerprint": self.fingerprint}
+
+
+def check_alike(source: ModelSource, tp: TensorParallel) -> None:
+    """See to it that all ranks have the same checkpoint, before they compute together.
+
+    Raises Unavailable when they have not, and StaleWeights on a rank whose weights in memory are
+    older than what its folder and the other ranks hold by now.
+    """
+    mine = torch.tensor(list(source.fingerprint.encode()))
+    lines = tp.all_gather(mine).view(tp.size, -1).tolist()
+    prints = [bytes(line).decode() for line in lines]
+    strangers = [rank for rank, other in enumerate(prints) if other != source.fingerprint]
+    if not strangers:
+        return
+    if source.store.sealed and _lies_in(source.folder) in prints:
+        raise StaleWeights(f"{source.folder} holds another model now, as the other ranks have it")
+    raise Unavailable(f"rank {strangers[0]} has another checkpoint than {source.folder}")
+
+
+def _lies_in(folder: Path) -> str:
+    try:
+        return fingerprint_of(folder)
+    except InvalidRequest:
+        return ""
