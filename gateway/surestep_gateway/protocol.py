@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from surestep_common.errors import InvalidRequest
+from surestep_common.sampling_ranges import LEAST_REPETITION, MOST_REPETITION
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,9 @@ class GenerationBody(Body):
 
     top_k: Annotated[int, Field(ge=-1, le=_UINT31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION, le=MOST_REPETITION)] | None = (
+        None
+    )
     min_tokens: Natural | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=1024)] | None = None

@@ -21,6 +21,7 @@ class RowStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OK: _ClassVar[RowStatus]
     NON_FINITE: _ClassVar[RowStatus]
     NO_CANDIDATE: _ClassVar[RowStatus]
+    SHAPING_OVERFLOW: _ClassVar[RowStatus]
 
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -56,6 +57,7 @@ ROW_STATUS_UNSPECIFIED: RowStatus
 OK: RowStatus
 NON_FINITE: RowStatus
 NO_CANDIDATE: RowStatus
+SHAPING_OVERFLOW: RowStatus
 PHASE_UNSPECIFIED: Phase
 LOADING: Phase
 WARMING_UP: Phase
