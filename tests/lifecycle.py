@@ -272,7 +272,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     def expected(self, seq: Sequence) -> list[int]:
         request = seq.request
-        return request.prompt_ids + MODEL.complete(
+        return [*request.prompt_ids] + MODEL.complete(
             request.prompt_ids, request.max_tokens, request.sampling
         )
 

@@ -20,6 +20,7 @@ from .errors import (
     INTERNAL_MESSAGE,
     ConnectionLost,
     InternalError,
+    RequestTooLarge,
     SurestepError,
     Unavailable,
     kind_of,
@@ -38,7 +39,6 @@ _KEEPALIVE: tuple[tuple[str, int], ...] = (
     ("grpc.http2.ping_timeout_ms", 2_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 )
 SERVER_OPTIONS = (
@@ -49,6 +49,7 @@ SERVER_OPTIONS = (
 )
 CHANNEL_OPTIONS = (
     *_KEEPALIVE,
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -86,8 +87,13 @@ class Server:
     Health of each service (and of "" as a whole) starts as NOT_SERVING; `set_serving` flips it.
     """
 
-    def __init__(self, services: Sequence[ServiceDescriptor]) -> None:
-        self.grpc = grpc.aio.server(interceptors=[_ErrorInterceptor()], options=SERVER_OPTIONS)
+    def __init__(
+        self, services: Sequence[ServiceDescriptor], *, max_message_bytes: int = MAX_MESSAGE_BYTES
+    ) -> None:
+        """`max_message_bytes` of what is received; larger messages are refused unread."""
+        most = ("grpc.max_receive_message_length", max_message_bytes)
+        options = (*SERVER_OPTIONS, most)
+        self.grpc = grpc.aio.server(interceptors=[_ErrorInterceptor()], options=options)
         self._names = ("", *(service.full_name for service in services))
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -144,6 +150,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> SurestepError:
     metadata: dict[str, str | bytes] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]  # stubs
     if _ERROR_KEY not in metadata and error.code() in _LOST_CODES:
         return ConnectionLost(error.details() or error.code().name)
+    if _ERROR_KEY not in metadata and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return RequestTooLarge(error.details() or error.code().name)  # gRPC's word for a message
     retry_after = metadata.get(_RETRY_AFTER_KEY)
     param = metadata.get(_PARAM_KEY)
     return kind_of_code(error.code()).error(
