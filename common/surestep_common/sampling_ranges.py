@@ -76,8 +76,8 @@ def _check_ids(sampling: SamplingParams, vocab_size: int) -> None:
 def check_vocab(param: str, ids: Sequence[int] | Any, vocab_size: int) -> None:
     """Raises InvalidRequest when one of the ids is outside the vocabulary.
 
-    `ids` are whatever numpy makes an array of: a message's column without a copy by hand.
+    `ids` are whatever numpy makes an array of: a message's column without a look at each.
     """
-    highest = int(np.array(ids, dtype=np.int64).max(initial=0))
+    highest = int(np.asarray(ids).max(initial=0))
     if highest >= vocab_size:
         raise InvalidRequest(f"{param}: token id {highest} is not in the vocabulary", param=param)

@@ -143,11 +143,14 @@ class _Step:
         """Chunks for prompts in their turns, admitting those that wait while there is room.
 
         A request for which there is no room may be overtaken by other tenants, but not for longer
-        than until they have been served as much as it would have been.
+        than until they have been served as much as it would have been. What one tenant leaves of
+        its share is for the next.
         """
-        rest, overtaken = budget, math.inf
-        for turn, share in zip(turns, shares(turns, budget), strict=True):
-            left, first, admitting = share, len(self._prefills), turn.tenant.served < overtaken
+        each = shares(turns, budget)
+        left, overtaken = budget - sum(each), math.inf
+        for turn, share in zip(turns, each, strict=True):
+            first, admitting = len(self._prefills), turn.tenant.served < overtaken
+            left += share
             for seq, unplanned in zip(turn.prompts, turn.left, strict=True):
                 if left <= 0:
                     break
@@ -162,8 +165,8 @@ class _Step:
                     self._prefills.append(tenancy)
                     self._chunks.append(chunk)
                     left -= chunk
-            rest -= share - self._top_up(first, left)
-        self._top_up(0, rest)
+            left = self._top_up(first, left)
+        self._top_up(0, left)
 
     def _admit(self, seq: Sequence, now: float) -> Tenancy | None:
         num_bytes = self._state.limits.admission_bytes(len(seq.tokens), seq.request.sampling_bytes)

@@ -36,13 +36,7 @@ class PrefixChain:
 
 def match(pool: BlockPool, chain: PrefixChain, tokens: array[int], block_size: int) -> list[int]:
     """Blocks that hold a prefix of `tokens` already, leaving at least one token to compute."""
-    blocks = []
-    for key in chain.keys(tokens, 0, (len(tokens) - 1) // block_size):
-        block = pool.lookup(key)
-        if block is None:
-            break
-        blocks.append(block)
-    return blocks
+    return pool.leading(chain.keys(tokens, 0, (len(tokens) - 1) // block_size))
 
 
 def publish(

@@ -8,6 +8,7 @@ displaced again, so that nobody is computed again and again for nothing.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -15,6 +16,8 @@ from .fairness import entitlements, fair_shares
 from .sequence import Sequence, Tenancy
 from .state import SchedulerState
 from .tenants import Tenant
+
+_TURN = 64.0  # service by which tenants may differ that take turns in a slot
 
 Entitled = Mapping[Tenant, int]
 
@@ -40,11 +43,19 @@ def make_room(state: SchedulerState, entitled: Entitled) -> None:
     coming = len(state.free_slots) + len(state.quarantine)
     for _ in range(_slots_wanted(state, entitled, blocks) - coming):
         victim = _displaceable(state, lambda tenant: tenant.num_running / entitled[tenant])
+        victim = victim or _after_its_turn(state)
         if victim is None:
             break
         state.preempt(victim, displaced=True)
     if state.free_slots and not state.quarantine:  # else blocks come back with the next results
         _make_room_in_blocks(state, entitled, blocks)
+
+
+def _after_its_turn(state: SchedulerState) -> Tenancy | None:
+    """More tenants than slots: they take turns, and who has been served most gives way."""
+    served = [tenant.served for tenant in state.waiting.tenants if not tenant.num_running]
+    least = min(served, default=math.inf)
+    return _displaceable(state, lambda tenant: (tenant.served - least) / _TURN)
 
 
 class _Blocks:
@@ -57,7 +68,8 @@ class _Blocks:
             self.held[tenancy.seq.tenant] += len(tenancy.blocks)
         tenants, waiting = list(state.tenants), state.waiting.tokens_of
         demands = [self.held[t] + waiting(t) // self._size + 1.0 for t in tenants]
-        shares = fair_shares(state.pool.num_blocks - 1, demands, [t.weight for t in tenants])
+        capacity = max(state.pool.num_blocks - 1 - state.headroom, 1)
+        shares = fair_shares(capacity, demands, [t.weight for t in tenants])
         self.shares: dict[Tenant, float] = dict(zip(tenants, shares.tolist(), strict=True))
 
     def entitles(self, seq: Sequence, num_blocks: int) -> bool:
@@ -75,7 +87,7 @@ def _slots_wanted(state: SchedulerState, entitled: Entitled, blocks: _Blocks) ->
     for tenant, seqs in state.waiting.tenants.items():
         for seq in seqs[: max(entitled[tenant] - tenant.num_running, 0)]:
             most = len(seq.tokens) // state.limits.block_size + 1
-            has_blocks = most + len(state.running) <= state.pool.num_available
+            has_blocks = most + state.headroom <= state.pool.num_available
             if budget <= 0 or not (has_blocks or blocks.entitles(seq, most)):
                 break
             wanted += 1
@@ -100,7 +112,7 @@ def _make_room_in_blocks(state: SchedulerState, entitled: Entitled, blocks: _Blo
 def _displaceable(state: SchedulerState, use: Callable[[Tenant], float]) -> Tenancy | None:
     """The last request of whoever uses most of its share, `use` > 1, that has settled in."""
     slots = state.slots
-    above = [tenant for tenant in state.tenants if use(tenant) > 1]
+    above = [tenant for tenant in state.tenants if tenant.num_running and use(tenant) > 1]
     for tenant in sorted(above, key=use, reverse=True):
         for tenancy in reversed(state.running):
             settled = slots.committed[tenancy.slot] >= slots.settled_at[tenancy.slot]

@@ -117,14 +117,18 @@ class SchedulerState:
 
     # -- tenancies -----------------------------------------------------------------------------
 
+    @property
+    def headroom(self) -> int:
+        """Blocks that admissions leave: one of growth for each request that runs already."""
+        return len(self.running)
+
     def lookup(self, seq: Sequence) -> Lookup:
         """What is there for a waiting request, and what is not."""
         cached, snapshot_id = self._match(seq)
         cover = min(len(seq.tokens) + 1, seq.max_len - 1)
         fresh = -(-cover // self.limits.block_size) - len(cached)
-        revived = sum(map(self.pool.is_cached, cached))
-        headroom = len(self.running)  # one block of growth for each request that runs already
-        missing = fresh + revived + headroom - self.pool.num_available
+        revived = self.pool.num_cached(cached)
+        missing = fresh + revived + self.headroom - self.pool.num_available
         return Lookup(cached, snapshot_id, fresh, missing)
 
     def admit(self, seq: Sequence, now: float) -> Tenancy | None:
