@@ -4,12 +4,13 @@ SurestepError
 ├── InvalidRequest       the request itself is wrong; `param` names the field
 ├── RequestTooLarge      body or prompt over a stated limit
 ├── Unauthenticated      missing or wrong API key
+├── PermissionDenied     the key does not allow this; `param` names the field
 ├── NotFound             no such model
 ├── QueueFull            try later; `retry_after` seconds
 ├── Unavailable          not ready, draining, or no worker; `retry_after` seconds
 │   └── ConnectionLost   the peer went away without an answer
 ├── DeadlineExceeded     a deadline of the request passed
-├── ModelFault           the model's logits were unusable for this request
+├── ModelFault           this request cannot be computed: unusable logits, or it ends what tries
 ├── Cancelled            the client went away
 └── InternalError        our own fault; the message shown outside is generic
 
@@ -48,6 +49,10 @@ class Unauthenticated(SurestepError):
     """No valid API key."""
 
 
+class PermissionDenied(SurestepError):
+    """The caller is known, and may not do this."""
+
+
 class NotFound(SurestepError):
     """The named thing does not exist here."""
 
@@ -69,7 +74,7 @@ class DeadlineExceeded(SurestepError):
 
 
 class ModelFault(SurestepError):
-    """The model produced no usable logits for this request."""
+    """The model has no usable logits for this request, or whatever computes it ends."""
 
 
 class DrafterFault(SurestepError):
@@ -97,6 +102,7 @@ ERROR_TABLE: tuple[ErrorKind, ...] = (
     ErrorKind(InvalidRequest, StatusCode.INVALID_ARGUMENT, 400, "invalid_request_error"),
     ErrorKind(RequestTooLarge, StatusCode.OUT_OF_RANGE, 413, "invalid_request_error"),
     ErrorKind(Unauthenticated, StatusCode.UNAUTHENTICATED, 401, "authentication_error"),
+    ErrorKind(PermissionDenied, StatusCode.PERMISSION_DENIED, 403, "permission_error"),
     ErrorKind(NotFound, StatusCode.NOT_FOUND, 404, "not_found_error"),
     ErrorKind(QueueFull, StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error"),
     ErrorKind(Unavailable, StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),

@@ -26,6 +26,8 @@ MAX_ALLOWED_IDS = 1 << 18  # more than the largest vocabulary has
 MAX_ENTRIES = 1 << 20  # of all these lists, times the sequences that the request asks for
 MAX_PROMPT_LOGPROBS = 1 << 18  # prompt tokens times alternatives
 
+LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0  # of the penalty: beyond them logits overflow
+
 
 class Entries(NamedTuple):
     """How long the lists of a request are."""

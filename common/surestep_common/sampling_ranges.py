@@ -11,9 +11,7 @@ import numpy as np
 from surestep_proto.engine_pb2 import SamplingParams
 
 from .errors import InvalidRequest
-from .request_bounds import check_entries
-
-LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0  # beyond them finite logits soon are not finite
+from .request_bounds import LEAST_REPETITION, MOST_REPETITION, check_entries
 
 _MAX_LOGPROBS = 128
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from surestep_common.errors import QueueFull, Unauthenticated, Unavailable
 
 from .config import GatewaySettings
+from .tenants import may_open
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Admission:
         self._limit = settings.max_concurrent_requests
         self._drain_s = settings.drain_timeout_s
         self._keys = [key.encode() for key in settings.api_key]
-        self._open: set[asyncio.Task[object]] = set()
+        self._open: dict[asyncio.Task[object], str] = {}  # and who called
         self.draining = False
         self.aborting = False
 
@@ -42,7 +43,7 @@ class Admission:
         """Generation requests that are open."""
         return len(self._open)
 
-    def check(self, path: str, headers: dict[bytes, bytes]) -> None:
+    def check(self, path: str, headers: dict[bytes, bytes], caller: str = "") -> None:
         """Raises Unauthenticated, Unavailable or QueueFull."""
         if self._keys and path.startswith(_WITH_KEY):
             self._check_key(headers.get(b"authorization", b""))
@@ -50,7 +51,7 @@ class Admission:
             return
         if self.draining:
             raise Unavailable("the server is shutting down", retry_after=self._drain_s)
-        if len(self._open) >= self._limit:
+        if not may_open(self._open.values(), caller, self._limit):
             raise QueueFull(
                 f"more than {self._limit} requests are open at this server", retry_after=1.0
             )
@@ -60,15 +61,15 @@ class Admission:
             raise Unauthenticated("missing or wrong API key")
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def opened(self, caller: str = "") -> Iterator[None]:
         """Count the generation request that the current task serves."""
         task = asyncio.current_task()
         assert task is not None
-        self._open.add(task)
+        self._open[task] = caller
         try:
             yield
         finally:
-            self._open.discard(task)
+            self._open.pop(task, None)
 
     async def drain(self) -> None:
         """Admit nothing more; give open requests their time, then end them with an error."""

@@ -11,8 +11,11 @@ from functools import partial
 from typing import NamedTuple
 
 from surestep_common.errors import InvalidRequest
+from surestep_common.request_bounds import check_prompt_logprobs
 from surestep_proto.engine_pb2 import SamplingParams
+from surestep_proto.generate_pb2 import GenerateRequest
 
+from .bad_words import bad_words
 from .context import Gateway
 from .detokenize import Detokenizer, StopScanner, TextAssembler
 from .journal import Journal, OpenRequest, Patience
@@ -23,9 +26,13 @@ from .prompts import Prompt, chat_prompt, completion_prompts
 from .protocol import ChatBody, CompletionBody, GenerationBody
 from .sampling import max_tokens, sampling_params, sibling_seed
 from .sequence import OutputSequence
+from .siblings import Siblings
+from .tenants import Caller
 from .unsupported import refuse_unsupported
 
 MAX_SEQUENCES = 1024  # in one request
+
+_MAX_OPEN_TOKENS = 1 << 22  # of the prompts of one request that are on their way at once
 
 
 class Origin(NamedTuple):
@@ -33,6 +40,7 @@ class Origin(NamedTuple):
 
     request_id: str
     arrived: float  # on the clock of time.perf_counter
+    caller: Caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,29 +64,32 @@ class Generation:
 
 async def chat_generation(gateway: Gateway, body: ChatBody, origin: Origin) -> Generation:
     """Raises SurestepError for anything wrong with the request or the time."""
-    _check_common(gateway, body)
+    _check_common(gateway, body, origin)
     output = ChatOutput(gateway.settings, body)
     prompt = await chat_prompt(gateway, body)
     new_parser = partial(output.parser, prompt)
-    return _generation(gateway, body, f"chatcmpl-{origin.request_id}", [prompt], origin, new_parser)
+    generation_id = f"chatcmpl-{origin.request_id}"
+    return await _generation(gateway, body, generation_id, [prompt], origin, new_parser)
 
 
 async def completion_generation(
     gateway: Gateway, body: CompletionBody, origin: Origin
 ) -> Generation:
     """Raises SurestepError for anything wrong with the request or the time."""
-    _check_common(gateway, body)
+    _check_common(gateway, body, origin)
     prompts = await completion_prompts(gateway, body)
     if len(prompts) * (body.n or 1) > MAX_SEQUENCES:
         raise InvalidRequest(
             f"{len(prompts)} prompts with n={body.n} are more than {MAX_SEQUENCES} sequences",
             param="n",
         )
-    return _generation(gateway, body, f"cmpl-{origin.request_id}", prompts, origin, OutputParser)
+    generation_id = f"cmpl-{origin.request_id}"
+    return await _generation(gateway, body, generation_id, prompts, origin, OutputParser)
 
 
-def _check_common(gateway: Gateway, body: GenerationBody) -> None:
+def _check_common(gateway: Gateway, body: GenerationBody, origin: Origin) -> None:
     gateway.check_model(body.model)
+    origin.caller.check_priority(body.priority)
     n = body.n or 1
     if n > gateway.settings.max_n:
         raise InvalidRequest(f"n must be at most {gateway.settings.max_n}, got {n}", param="n")
@@ -91,7 +102,7 @@ def _check_common(gateway: Gateway, body: GenerationBody) -> None:
         )
 
 
-def _generation(
+async def _generation(
     gateway: Gateway,
     body: GenerationBody,
     generation_id: str,
@@ -99,19 +110,30 @@ def _generation(
     origin: Origin,
     new_parser: Callable[[], OutputParser],
 ) -> Generation:
-    info = gateway.pool.info
+    info, n = gateway.pool.info, body.n or 1
+    count = len(prompts) * n
+    sampling = sampling_params(
+        body,
+        info,
+        gateway.settings.max_logprobs,
+        bad_words=await bad_words(body.bad_words or (), gateway.tokenizer, count),
+        num_sequences=count,
+    )
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    check_prompt_logprobs(sampling, longest)
     maker = _SequenceMaker(
         gateway=gateway,
         body=body,
         # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
         call_id=f"{generation_id}-{secrets.token_hex(4)}",
-        sampling=sampling_params(body, info, gateway.tokenizer, gateway.settings.max_logprobs),
+        sampling=sampling,
         seed=secrets.randbits(64) if body.seed is None else body.seed,
         origin=origin,
         new_parser=new_parser,
         deadline=asyncio.get_running_loop().time() + gateway.settings.request_timeout_s,
+        siblings=Siblings(),
     )
-    n = body.n or 1
+    columns = [GenerateRequest(prompt_ids=prompt.token_ids).prompt_ids for prompt in prompts]
     return Generation(
         id=generation_id,
         model=gateway.check_model(body.model),
@@ -120,8 +142,8 @@ def _generation(
         origin=origin,
         body=body,
         prompts=prompts,
-        sequences=[maker.make(index, prompts[index // n]) for index in range(len(prompts) * n)],
-        max_open=max(1, info.max_num_seqs),
+        sequences=[maker.make(index, columns[index // n]) for index in range(count)],
+        max_open=max(1, min(info.max_num_seqs, _MAX_OPEN_TOKENS // longest)),
     )
 
 
@@ -135,24 +157,24 @@ class _SequenceMaker:
     origin: Origin
     new_parser: Callable[[], OutputParser]
     deadline: float  # of the whole request, on the event loop's clock
+    siblings: Siblings
 
-    def make(self, index: int, prompt: Prompt) -> OutputSequence:
-        journal = self._journal(index, prompt)
-        source = OpenRequest(self.gateway.pool, journal, self._patience(), self.deadline)
+    def make(self, index: int, prompt_ids: Sequence[int]) -> OutputSequence:
+        journal, pool = self._journal(index, prompt_ids), self.gateway.pool
+        source = OpenRequest(pool, journal, self._patience(), self.deadline, self.siblings)
         timer = SequenceTimer(self.gateway.metrics, self.origin.arrived)
         eos_ids = self.gateway.pool.info.eos_token_ids
         return OutputSequence(index, journal, source, self._assembler(), eos_ids, timer)
 
-    def _journal(self, index: int, prompt: Prompt) -> Journal:
+    def _journal(self, index: int, prompt_ids: Sequence[int]) -> Journal:
         body = self.body
-        sampling = SamplingParams()
-        sampling.CopyFrom(self.sampling)
-        sampling.seed = sibling_seed(self.seed, index % (body.n or 1))
         return Journal(
             request_id=f"{self.call_id}-{index}",
-            prompt_ids=prompt.token_ids,
-            max_tokens=max_tokens(body, len(prompt.token_ids), self.gateway.pool.info),
-            sampling=sampling,
+            prompt_ids=prompt_ids,
+            max_tokens=max_tokens(body, len(prompt_ids), self.gateway.pool.info),
+            sampling=self.sampling,
+            seed=sibling_seed(self.seed, index % (body.n or 1)),
+            tenant=self.origin.caller.tenant(body.user),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             num_draft_tokens=body.speculative.num_tokens if body.speculative else None,

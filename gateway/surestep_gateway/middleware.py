@@ -12,6 +12,7 @@ from surestep_common.errors import Cancelled, InvalidRequest, RequestTooLarge, S
 from .admission import GENERATING, Admission
 from .errors import error_response
 from .metrics import Metrics
+from .tenants import Caller
 
 _BODY_TIMEOUT_S = 30.0  # between two pieces of a body
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
@@ -39,7 +40,7 @@ class RequestMiddleware:
         scope.setdefault("state", {}).update(request_id=request_id, request_id_given=known)
         answer = self._numbered(send, request_id)
         try:
-            self._admission.check(scope["path"], headers)
+            self._admission.check(scope["path"], headers, Caller.of(scope).name)
             limited = _limited(receive, headers, self._max_body)
         except SurestepError as error:
             await error_response(error)(scope, receive, answer)
@@ -50,7 +51,8 @@ class RequestMiddleware:
         if scope["path"] not in GENERATING:
             await self._app(scope, receive, send)
             return
-        with self._admission.opened(), self._metrics.open_requests.track_inprogress():
+        caller = Caller.of(scope).name
+        with self._admission.opened(caller), self._metrics.open_requests.track_inprogress():
             await self._app(scope, receive, send)
 
     def _numbered(self, send: Send, request_id: str) -> Send:

@@ -12,15 +12,18 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from surestep_common.errors import InvalidRequest
-from surestep_common.sampling_ranges import LEAST_REPETITION, MOST_REPETITION
+from surestep_common.request_bounds import (
+    LEAST_REPETITION,
+    MAX_ALLOWED_IDS,
+    MAX_BIASES,
+    MOST_REPETITION,
+)
 
 logger = logging.getLogger(__name__)
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_DRAFT_TOKENS = 16
-MAX_TOKEN_IDS = 1 << 16  # in one list of token ids that is no prompt
-MAX_BIASES = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARS = 256
 MAX_PROMPTS = 1024
@@ -90,9 +93,9 @@ class GenerationBody(Body):
         ]
         | None
     ) = None
-    allowed_token_ids: Annotated[TokenIds, Field(min_length=1, max_length=MAX_TOKEN_IDS)] | None = (
-        None
-    )
+    allowed_token_ids: (
+        Annotated[TokenIds, Field(min_length=1, max_length=MAX_ALLOWED_IDS)] | None
+    ) = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None  # no effect on the tokenizers we read

@@ -25,6 +25,7 @@ from .protocol import (
 from .respond import EventStream, json_answer
 from .sampling import check_vocab
 from .shapes import ChatShape, CompletionShape
+from .tenants import Caller
 
 
 class OpenAIRoutes:
@@ -124,7 +125,7 @@ class OpenAIRoutes:
 
 def _origin(request: Request, body: GenerationBody, arrived: float) -> Origin:
     """The header names a request before the body does."""
-    state = request.scope["state"]
+    state, caller = request.scope["state"], Caller.of(request.scope)
     if body.request_id is not None and not state["request_id_given"]:
-        return Origin(body.request_id, arrived)
-    return Origin(state["request_id"], arrived)
+        return Origin(body.request_id, arrived, caller)
+    return Origin(state["request_id"], arrived, caller)

@@ -53,16 +53,26 @@ class Tokenizer:
             return self.encode_now(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(self._encode_long, text, add_special_tokens)
 
+    async def encode_all(
+        self, texts: Sequence[str], *, add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Token ids of each of `texts`; many are encoded together, off the event loop."""
+        if sum(map(len, texts)) <= _INLINE_CHARS // 4:
+            return [self.encode_now(text, add_special_tokens=add_special_tokens) for text in texts]
+        return await asyncio.to_thread(self._encode_batch, texts, add_special_tokens)
+
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a short `text`, on the calling thread."""
         ids: list[int] = self._rust.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._encode_batch([text], add_special_tokens)[0]
+
+    def _encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         # The batch call is the one that lets go of the interpreter lock.
-        batch = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = batch[0].ids
-        return ids
+        batch = self._rust.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in batch]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of a whole sequence."""
