@@ -231,15 +231,15 @@ class Engine:
         pids = [info.pid for info in self.infos]
         await self.supervisors.restart(str(error), pids, self._settings.restart_timeout_s)
         statuses = await self.supervisors.statuses(self._settings.worker_connect_timeout_s)
-        cause, reason = diagnose(error, self.infos, statuses)
+        supervised = bool(self._settings.supervisor_addresses)
+        cause, reason, weight = diagnose(error, self.infos, statuses, supervised=supervised)
         logger.error(
             "epoch %d is lost: %s: %s; noticed after %.1f s", core.epoch, cause, reason, detect_s
         )
         self.incidents.lost(Incident(cause, reason, core.epoch, now, detect_s, replay))
         if cause is Cause.DRAFTER:
             core.speculation.suspend(reason)
-        if cause.accuses:
-            core.suspicion.lost(windows)
+        core.suspicion.lost(windows, weight)
         if core.suspicion.trial:
             logger.warning("may be to blame, and are tried: %s", ", ".join(core.suspicion.trial))
         await asyncio.sleep(self.incidents.pause_s)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from surestep_common.errors import InvalidRequest, SurestepError
 from surestep_common.sampling_ranges import check_vocab
@@ -18,6 +17,7 @@ from .speculation import Experience
 from .tenants import Tenant
 
 _PROMPT_LOGPROBS = 1 << 16  # of one request that a step may compute
+_PARTS = 3  # of what a step would take of a prompt, in the other shape
 
 CANARY = "canary"  # id of a request of the scheduler's own that shows whether the workers live
 
@@ -48,6 +48,13 @@ class Request:
     sampling: Any = None  # passed through to the workers
     sampling_bytes: int = 0  # that this takes on the wire
     wire_ids: Any = ()  # prompt_ids and emitted_ids as they came, passed through too
+
+
+class Shape(NamedTuple):
+    """How a request is computed, as far as that is free."""
+
+    draft_cap: int  # most drafts per row
+    max_chunk: int  # tokens of its prompt that one step may take
 
 
 @dataclass(slots=True)
@@ -133,12 +140,16 @@ class Sequence:
         """It has emitted nothing since its newest replay."""
         return self.num_replays > 0 and len(self.tokens) == self.replayed_len
 
-    @property
-    def max_chunk(self) -> int:
-        """Tokens of its prompt that one step may take, whatever the step has room for."""
-        if not self.needs_prompt_logprobs:
-            return sys.maxsize
-        return max(1, _PROMPT_LOGPROBS // (1 + self.request.num_top_prompt_logprobs))
+    def shape(self, limits: Limits, *, usual: bool) -> Shape:
+        """How it is computed: not as usual when that may be what has ended the workers."""
+        chunk = limits.max_num_batched_tokens
+        if self.needs_prompt_logprobs:
+            positions = _PROMPT_LOGPROBS // (1 + self.request.num_top_prompt_logprobs)
+            chunk = max(1, min(chunk, positions))
+        if not usual:
+            return Shape(draft_cap=0, max_chunk=max(1, min(chunk, len(self.tokens)) // _PARTS))
+        drafts = limits.draft_cap(self.request.draft_cap) if self.may_draft else 0
+        return Shape(drafts, chunk)
 
     @property
     def needs_prompt_logprobs(self) -> bool:

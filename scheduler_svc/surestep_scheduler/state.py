@@ -137,6 +137,7 @@ class SchedulerState:
         if not self.free_slots or found.missing > 0:
             return None
         cached = found.cached
+        shape = seq.shape(self.limits, usual=not self.suspicion.reshapes(seq.request.id))
         self.pool.acquire(cached)
         self.snapshots.restore(found.snapshot_id, len(cached))
         drafted = self.pool.num_drafted(cached)
@@ -152,13 +153,13 @@ class SchedulerState:
             snapshot_id=found.snapshot_id,
             blocks=cached + self.pool.allocate(found.fresh),
             stop_ids=seq.request.stop_ids,
-            max_chunk=min(seq.max_chunk, self.limits.max_num_batched_tokens),
+            max_chunk=shape.max_chunk,
         )
         self.slots.admit(
             tenancy,
             prefill_len=len(seq.tokens),
             max_len=seq.max_len,
-            draft_cap=self.limits.draft_cap(seq.request.draft_cap) if seq.may_draft else 0,
+            draft_cap=shape.draft_cap,
             capacity=len(tenancy.blocks) * size,
             publish_at=tenancy.num_cached + size,
             mark_at=(drafted + 1) * size,

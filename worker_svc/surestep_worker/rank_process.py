@@ -30,12 +30,22 @@ _STOPPED = "Tt"  # by SIGSTOP or a tracer: such a process handles no signal
 _DEAD = "XZ"
 
 
+# What a process does to itself, or its code makes the kernel do to it.
+_OWN_SIGNALS = frozenset(
+    {
+        *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
+        *(signal.SIGTRAP, signal.SIGSYS),
+    }
+)
+
+
 class Verdict(NamedTuple):
     """Why a process ended."""
 
     cause: pb.ExitCause
     reason: str
     signal: int = 0  # that came from elsewhere; 0 = none
+    outside: bool = False  # nothing that it computed explains it
 
 
 class RankProcess:
@@ -95,7 +105,8 @@ class RankProcess:
         if self._verdict is not None:
             return self._verdict
         if code < 0:
-            return Verdict(pb.KILLED, f"signal {signal.Signals(-code).name}", -code)
+            name, outside = signal.Signals(-code).name, -code not in _OWN_SIGNALS
+            return Verdict(pb.KILLED, f"signal {name}", -code, outside)
         return Verdict(pb.EXITED, f"exit code {code}")
 
     async def end(self, cause: pb.ExitCause, reason: str) -> None:
@@ -105,7 +116,8 @@ class RankProcess:
         """
         state = _state(self.pid)
         if state not in _DEAD:
-            self._verdict = self._verdict or Verdict(cause, reason)
+            stopped = state in _STOPPED  # it was somebody else's doing that it stood still
+            self._verdict = self._verdict or Verdict(cause, reason, outside=stopped)
             await self._kill(dump=state not in _STOPPED)
         await self._process.wait()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from .config import WorkerSettings
 from .control import Kind
 from .exits import Exits, report_beat
 from .held_weights import HeldWeights
-from .rank_process import RankProcess
+from .oom import OomKills
+from .rank_process import RankProcess, Verdict
 from .watch import POLL_S, Watch
 
 logger = logging.getLogger(__name__)
@@ -34,7 +36,9 @@ _DISTRUST_AFTER = 3  # failures with what an earlier rank left; then everything 
 class Supervisor(pb_grpc.SupervisorServicer):
     """Keeps one rank alive and one standby for it. `run` owns them; the RPCs only look and ask."""
 
-    def __init__(self, command: Sequence[str], settings: WorkerSettings) -> None:
+    def __init__(
+        self, command: Sequence[str], settings: WorkerSettings, oom: OomKills | None = None
+    ) -> None:
         """`command` starts a standby."""
         self._command = command
         self._settings = settings
@@ -42,6 +46,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         self._standby: RankProcess | None = None
         self._ready = asyncio.Event()
         self._exits = Exits()
+        self._oom = oom or OomKills()
         self._weights = HeldWeights()
         self._memo = b""  # what a rank has measured: the next one need not
 
@@ -76,7 +81,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
                 tasks.create_task(self._watch(rank)),
                 tasks.create_task(self._keep_standby()),
             ]
-            verdict = await rank.wait()
+            verdict = self._explained(await rank.wait())
             for helper in helpers:
                 helper.cancel()
         logger.error("rank %d, pid %d, ended: %s", settings.rank, rank.pid, verdict.reason)
@@ -85,6 +90,12 @@ class Supervisor(pb_grpc.SupervisorServicer):
         self._ready.clear()
         self._rank = None
         self._clean_up()
+
+    def _explained(self, verdict: Verdict) -> Verdict:
+        """The kernel kills as others do, and says so elsewhere."""
+        if verdict.signal == signal.SIGKILL and self._oom.happened():
+            return Verdict(pb.OUT_OF_MEMORY, "killed: the machine is out of memory", verdict.signal)
+        return verdict
 
     def _clean_up(self) -> None:
         """What the next rank may not be given."""
@@ -108,7 +119,8 @@ class Supervisor(pb_grpc.SupervisorServicer):
     async def _watch(self, rank: RankProcess) -> None:
         """End the rank when its heartbeat stands still."""
         watch = Watch(rank.heartbeat, time.monotonic_ns())
-        while (late := watch.look(time.monotonic_ns())) is None:  # noqa: ASYNC110
+        while (late := watch.look(time.monotonic_ns())) is None:
+            self._oom.look(time.monotonic())
             await asyncio.sleep(POLL_S)
         logger.error("rank %d, pid %d, hangs: %s", self._settings.rank, rank.pid, late)
         await rank.end(pb.HUNG, f"hung: {late}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from array import array
+from typing import Any
 
 import grpc
 import pytest
@@ -49,7 +50,7 @@ async def test_full_queues_are_still_full_queues() -> None:
         ("allowed_token_ids", [7] * (bounds.MAX_ALLOWED_IDS + 1)),
     ],
 )
-async def test_lists_are_bounded_by_name(name: str, wish: object) -> None:
+async def test_lists_are_bounded_by_name(name: str, wish: Any) -> None:
     async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
         error = await code_of(client.generate(make_request(1, **{name: wish})))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -7,74 +7,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from ports import free_address
 from stand_in_rank import MEMO, NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE
-from surestep_common import rpc
+from supervised import IDLE_S, TIMEOUT_S, Supervised, supervising
 from surestep_proto import engine_pb2 as pb
-from surestep_proto import engine_pb2_grpc as pb_grpc
-from surestep_worker.config import WorkerSettings
-from surestep_worker.supervisor import Supervisor
+from surestep_worker.oom import OomKills
 
-TIMEOUT_S = 30
 STAND_IN = Path(__file__).parents[2] / "stand_in_rank.py"
-IDLE_S = 1.5  # heartbeat_timeout_s
-
-
-class Supervised:
-    """A supervisor, its rank, and stubs of both."""
-
-    def __init__(
-        self,
-        supervisor: pb_grpc.SupervisorStub,
-        rank: pb_grpc.WorkerStub,
-        stop: Callable[[], object],
-    ) -> None:
-        self._supervisor = supervisor
-        self.rank = rank
-        self.stop = stop
-        self._epoch = 0
-
-    async def status(self) -> pb.SupervisorStatus:
-        now: pb.SupervisorStatus = await self._supervisor.Status(
-            pb.SupervisorStatusRequest(), timeout=TIMEOUT_S
-        )
-        return now
-
-    async def until(self, wanted: Callable[[pb.SupervisorStatus], object]) -> pb.SupervisorStatus:
-        """Poll the status until it is as wanted."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while not wanted(now := await self.status()):
-                await asyncio.sleep(0.02)
-        return now
-
-    async def ready(self, *, restarts: int) -> pb.SupervisorStatus:
-        return await self.until(lambda now: now.rank_state == pb.READY and now.restarts == restarts)
-
-    async def restart(self, expected_pid: int = 0) -> bool:
-        request = pb.RestartRequest(reason="test", expected_pid=expected_pid)
-        reply = await self._supervisor.Restart(request, timeout=TIMEOUT_S)
-        return bool(reply.restarted)
-
-    async def info(self) -> pb.WorkerInfo:
-        facts: pb.WorkerInfo = await self.rank.Info(
-            pb.WorkerInfoRequest(), timeout=TIMEOUT_S, wait_for_ready=True
-        )
-        return facts
-
-    async def step(self, what: int, budget_ms: int) -> None:
-        """Have the rank do something; its answer is not waited for."""
-        self._epoch += 1
-        call = self.rank.Run(timeout=TIMEOUT_S)
-        plan = pb.StepPlan(epoch=self._epoch, step=1, budget_ms=budget_ms, block_ids=[what])
-        await call.write(
-            plan,
-        )
-        self.call = call
 
 
 @pytest.fixture
@@ -86,38 +28,6 @@ def stacks(tmp_path: Path) -> Path:
 @pytest.fixture
 def command(stacks: Path) -> list[str]:
     return [sys.executable, str(STAND_IN), str(stacks)]
-
-
-@asynccontextmanager
-async def supervising(
-    monkeypatch: pytest.MonkeyPatch,
-    command: list[str],
-    *,
-    standby: bool = False,
-    load_s: float = 60,
-) -> AsyncIterator[Supervised]:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    settings = WorkerSettings(
-        worker_listen=free_address(),
-        supervisor_listen="127.0.0.1:7",
-        heartbeat_timeout_s=IDLE_S,
-        load_timeout_s=load_s,
-        standby=standby,
-    )
-    supervisor = Supervisor(command, settings)
-    server = rpc.Server([pb.DESCRIPTOR.services_by_name["Supervisor"]])
-    pb_grpc.add_SupervisorServicer_to_server(supervisor, server.grpc)
-    port = await server.start("127.0.0.1:0")
-    async with (
-        rpc.connect(f"127.0.0.1:{port}") as channel,
-        rpc.connect(settings.rank_address) as rank,
-        asyncio.TaskGroup() as tasks,
-    ):
-        running = tasks.create_task(supervisor.run())
-        stubs = pb_grpc.SupervisorStub(channel), pb_grpc.WorkerStub(rank)
-        yield Supervised(*stubs, running.cancel)
-        running.cancel()
-    await server.stop(0)
 
 
 @pytest.fixture
@@ -151,8 +61,23 @@ async def test_a_killed_rank_is_replaced(lone: Supervised) -> None:
     assert second.last_exit == f"pid {first.rank_pid}: signal SIGKILL"
     (end,) = second.exits
     assert (end.pid, end.cause, end.reason) == (first.rank_pid, pb.KILLED, "signal SIGKILL")
+    assert end.outside
     assert end.last.phase == pb.IDLE
     assert 0 < end.replaced_s < TIMEOUT_S
+
+
+async def test_a_rank_that_the_kernel_killed_for_memory(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], tmp_path: Path
+) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom 0\noom_kill 3\n")
+    async with supervising(monkeypatch, command, oom=OomKills([counter])) as running:
+        first = await running.ready(restarts=0)
+        counter.write_text("oom 1\noom_kill 4\n")
+        os.kill(first.rank_pid, signal.SIGKILL)
+        (end,) = (await running.ready(restarts=1)).exits
+    assert (end.cause, end.signal, end.outside) == (pb.OUT_OF_MEMORY, signal.SIGKILL, False)
+    assert "out of memory" in end.reason
 
 
 async def test_restart_kills_a_stopped_rank_without_waiting_for_its_stacks(
@@ -208,6 +133,7 @@ async def test_a_stopped_rank_is_found_although_it_is_idle(lone: Supervised) -> 
     assert IDLE_S / 2 < time.monotonic() - began < 2 * IDLE_S
     assert after.exits[0].cause == pb.HUNG
     assert after.exits[0].reason.startswith("hung: IDLE for 1.")
+    assert after.exits[0].outside
 
 
 async def test_a_quiet_rank_is_left_alone(lone: Supervised) -> None:
