@@ -158,7 +158,9 @@ class FaultyServer:
 
 
 @contextlib.contextmanager
-def serve_for_faults(model: Path, folder: Path, *flags: str) -> Iterator[FaultyServer]:
+def serve_for_faults(
+    model: Path, folder: Path, *flags: str, **more_variables: str
+) -> Iterator[FaultyServer]:
     """Start, wait until ready, yield, stop."""
     triggers = folder / "triggers"
     triggers.mkdir(parents=True)
@@ -166,6 +168,7 @@ def serve_for_faults(model: Path, folder: Path, *flags: str) -> Iterator[FaultyS
         "PYTHONPATH": str(_INJECT),
         "FAULT_TRIGGERS": str(triggers),
         "FAULT_PACE_S": str(_PACE_S),
+        **more_variables,
     }
     with serve(model, folder / "logs", *_FLAGS, *flags, variables=variables) as stack:
         yield FaultyServer(stack, triggers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass, field
 
 from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
@@ -119,7 +119,7 @@ class OpenRequest:
         """
         with contextlib.closing(self._record):
             while True:
-                await self._turn()
+                await self._in_time(self._record.turn())
                 link = await self._scheduler()
                 try:
                     async with contextlib.aclosing(self._attempt(link)) as chunks:
@@ -131,11 +131,11 @@ class OpenRequest:
                 except Unavailable as error:
                     self._after_loss(link, error)
 
-    async def _turn(self) -> None:
-        """Wait for it; only requests that may have ended their schedulers have to."""
+    async def _in_time(self, wait: Awaitable[None]) -> None:
+        """Wait for what others have to do first, until the deadline of the request."""
         try:
             async with asyncio.timeout_at(self._deadline):
-                await self._record.turn()
+                await wait
         except TimeoutError:
             raise self._error or DeadlineExceeded("the request did not finish in time") from None
 
@@ -201,7 +201,7 @@ class OpenRequest:
             return
         if self._siblings.accepted and not self._journal.started:
             self._full, self._waiting_since = 0, None
-            await self._siblings.wait_for_room(min(error.retry_after or 1.0, self._remaining()))
+            await self._in_time(self._siblings.wait_for_room(error.retry_after or 1.0))
             return
         left = self._time_to_wait()
         if not self._journal.num_resumes or left <= 0:

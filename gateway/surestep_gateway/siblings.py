@@ -11,12 +11,13 @@ class Siblings:
     """While one of them is with a scheduler, the others may wait for room in its queue.
 
     So a request of more sequences than a queue has room for is served, and one that finds no room
-    at all is refused at once.
+    at all is refused at once. They wait in line, and the first of them asks now and then.
     """
 
     def __init__(self) -> None:
         self._calls = 0  # that are open
         self._started = False  # some scheduler has run one
+        self._line = asyncio.Lock()
         self._room = asyncio.Semaphore(0)  # one more try for each that has left a queue
 
     @property
@@ -38,8 +39,9 @@ class Siblings:
         self._started = True
         self._room.release()
 
-    async def wait_for_room(self, timeout_s: float) -> None:
-        """Until another try may be worth it."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._room.acquire()
+    async def wait_for_room(self, retry_after_s: float) -> None:
+        """In line, until another try may be worth it."""
+        async with self._line:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(retry_after_s):
+                    await self._room.acquire()

@@ -56,6 +56,7 @@ class RankProcess:
         self._control = end
         self._verdict: Verdict | None = None
         self.imported = False  # it has said so: what remains is quick
+        self.noted = asyncio.Event()  # its end is in the supervisor's books
         self.heartbeat = Heartbeat.unseen()
 
     @classmethod

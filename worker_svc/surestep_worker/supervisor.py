@@ -87,6 +87,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         logger.error("rank %d, pid %d, ended: %s", settings.rank, rank.pid, verdict.reason)
         was_ready = self._ready.is_set()
         self._exits.note(rank.pid, verdict, rank.heartbeat.read(), was_ready=was_ready)
+        rank.noted.set()
         self._ready.clear()
         self._rank = None
         self._clean_up()
@@ -168,7 +169,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
     async def Restart(
         self, request: pb.RestartRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RestartResponse:
-        """Dump stacks, kill. The `run` loop replaces the rank."""
+        """Dump stacks, kill. The `run` loop replaces the rank; Status tells how it ended then."""
         rank = self._rank
         if rank is None or request.expected_pid not in (0, rank.pid):
             return pb.RestartResponse(restarted=False)
@@ -176,6 +177,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             "rank %d, pid %d, is restarted: %s", self._settings.rank, rank.pid, request.reason
         )
         await rank.end(pb.REQUESTED, f"restart: {request.reason}")
+        await rank.noted.wait()
         return pb.RestartResponse(restarted=True)
 
 
