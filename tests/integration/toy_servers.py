@@ -74,7 +74,7 @@ def main(kind: str, port: int) -> None:
     """Serve until killed."""
     if kind == "scheduler":
         asyncio.run(_serve_scheduler(port))
-    app = web.Application()
+    app = web.Application(client_max_size=1 << 25)
     routes = [web.get("/v1/models", models), web.get("/health", health)]
     app.add_routes([web.post("/v1/completions", completions), *routes])
     web.run_app(app, host="127.0.0.1", port=port)
