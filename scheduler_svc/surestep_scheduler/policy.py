@@ -41,7 +41,7 @@ def schedule(state: SchedulerState, now: float) -> Plan | None:
     candidates = state.waiting.first(len(state.free_slots), state.suspicion.allows, entitled)
     prompts = turns(state, [*prefilling, *candidates])
     step, budget = _Step(state), state.limits.max_num_batched_tokens
-    prompt_tokens = sum(sum(turn.left) for turn in prompts)
+    prompt_tokens = sum(turn.num_tokens for turn in prompts)
     budget -= step.add_decodes(ready, budget, min(prompt_tokens, budget - len(ready)))
     step.add_prefills(prompts, budget, now)
     return step.finish()
@@ -151,7 +151,7 @@ class _Step:
         for turn, share in zip(turns, each, strict=True):
             first, admitting = len(self._prefills), turn.tenant.served < overtaken
             left += share
-            for seq, unplanned in zip(turn.prompts, turn.left, strict=True):
+            for seq in turn.prompts:
                 if left <= 0:
                     break
                 tenancy = seq.tenancy
@@ -161,7 +161,7 @@ class _Step:
                         admitting = False
                         overtaken = min(overtaken, turn.tenant.after(len(seq.tokens)))
                 if tenancy is not None:
-                    chunk = min(unplanned, max(left // 2, MIN_CHUNK), left, tenancy.max_chunk)
+                    chunk = min(self._most(tenancy), max(left // 2, MIN_CHUNK), left)
                     self._prefills.append(tenancy)
                     self._chunks.append(chunk)
                     left -= chunk
@@ -182,11 +182,16 @@ class _Step:
     def _top_up(self, first: int, left: int) -> int:
         """Hand out what shares left over, first come first served; gives what is left still."""
         for index, tenancy in enumerate(self._prefills[first:], first):
-            most = min(uncomputed(self._state, tenancy.seq), tenancy.max_chunk)
-            more = min(left, most - self._chunks[index])
+            if not left:
+                break
+            more = min(left, self._most(tenancy) - self._chunks[index])
             self._chunks[index] += more
             left -= more
         return left
+
+    def _most(self, tenancy: Tenancy) -> int:
+        """Tokens of a prompt that this step may take; what was cached is known by now."""
+        return min(uncomputed(self._state, tenancy.seq), tenancy.max_chunk)
 
     def _prepare_to_draft(self, slot: IntArray) -> IntArray:
         """What the drafter makes up for while prompts [R] are computed."""

@@ -9,7 +9,7 @@ either. Each takes at most half of what is left.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from .fairness import fair_shares
@@ -21,11 +21,11 @@ MIN_CHUNK = 32  # tokens: below this a share of a step is not worth a row
 
 
 class Turn(NamedTuple):
-    """Prompts of a tenant in the order of their turns, and how many tokens are left of them."""
+    """Prompts of a tenant in the order of their turns."""
 
     tenant: Tenant
     prompts: list[Sequence]
-    left: list[int]  # parallel: tokens that are not planned yet
+    num_tokens: int  # that are not planned yet, at most
 
     @classmethod
     def of(cls, state: SchedulerState, tenant: Tenant, prompts: Seq[Sequence]) -> Turn:
@@ -36,8 +36,7 @@ class Turn(NamedTuple):
         def place(seq: Sequence) -> tuple[bool, bool, int, tuple[float, int]]:
             return seq is not first, not seq.goes_on, 0 if seq.goes_on else left[seq], seq.order
 
-        ordered = _new_ones_too(sorted(prompts, key=place))
-        return cls(tenant, ordered, [left[seq] for seq in ordered])
+        return cls(tenant, _new_ones_too(sorted(prompts, key=place)), sum(left.values()))
 
 
 def turns(state: SchedulerState, prompts: Seq[Sequence]) -> list[Turn]:
@@ -58,17 +57,16 @@ def shares(turns: Seq[Turn], budget: int) -> list[int]:
     """
     if len(turns) <= 1:
         return [budget] * len(turns)
-    demands, reach = [sum(turn.left) for turn in turns], 0
-    while reach < len(turns) and sum(min(d, MIN_CHUNK) for d in demands[: reach + 1]) <= budget:
-        reach += 1
-    some = turns[: max(reach, 1)]
-    weights = [turn.tenant.weight for turn in some]
-    exact = fair_shares(budget, demands[: len(some)], weights)
-    return [*exact.astype(int).tolist(), *[0] * (len(turns) - len(some))]
+    demands = [turn.num_tokens for turn in turns]
+    least = accumulate(min(demand, MIN_CHUNK) for demand in demands)
+    reach = max(1, sum(total <= budget for total in least))
+    weights = [turn.tenant.weight for turn in turns[:reach]]
+    exact = fair_shares(budget, demands[:reach], weights)
+    return [*exact.astype(int).tolist(), *[0] * (len(turns) - reach)]
 
 
 def uncomputed(state: SchedulerState, seq: Sequence) -> int:
-    """Prompt tokens that are not planned yet; all of them while it waits."""
+    """Prompt tokens that are not planned yet; while it waits all of them, cached or not."""
     if seq.tenancy is None:
         return len(seq.tokens)
     slots, slot = state.slots, seq.tenancy.slot

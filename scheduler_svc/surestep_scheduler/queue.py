@@ -69,7 +69,8 @@ class WaitingQueue:
         """It waits no more."""
         tenant = seq.tenant
         seqs = self._seqs[tenant]
-        assert seqs.pop(bisect_left(seqs, seq.order, key=_order)) is seq
+        found = seqs.pop(bisect_left(seqs, seq.order, key=_order))
+        assert found is seq
         self._tokens[tenant] -= len(seq.tokens)
         self.num_tokens -= len(seq.tokens)
         self._count -= 1
