@@ -73,8 +73,7 @@ class FakeLoop:
             prompt_ids=prompt,
             emitted_ids=[],
             max_tokens=max_tokens,
-            sampling=pb.SamplingParams(seed=self._count),
-            **wishes,
+            **({"sampling": pb.SamplingParams(seed=self._count)} | wishes),
         )
         return self.state.add(request, now=float(self._count))
 

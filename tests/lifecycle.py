@@ -16,12 +16,12 @@ from fake_engine import FakeEngine
 from fake_model import FakeModel
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from reuse import check_reuse
 from surestep_common.errors import ModelFault, QueueFull
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.commit import apply
 from surestep_scheduler.draft_length import StepCosts
 from surestep_scheduler.limits import Limits
-from surestep_scheduler.messages import Plan
 from surestep_scheduler.non_finite import NonFiniteLogits
 from surestep_scheduler.plan import from_proto, to_proto
 from surestep_scheduler.policy import schedule
@@ -124,6 +124,8 @@ class Lifecycle(RuleBasedStateMachine):
         prompt_logprobs=st.booleans(),
         resume=st.integers(0, 5),
         broken=st.integers(0, 9).map(lambda n: n == 0),
+        tenant=st.sampled_from(["", "", "first", "second"]),
+        weight=st.sampled_from([1.0, 4.0]),
     )
     def arrive(self, prompt: list[int], max_tokens: int, **wish: Any) -> None:
         self.count += 1
@@ -144,8 +146,10 @@ class Lifecycle(RuleBasedStateMachine):
             draft_cap=wish["draft_cap"],
             want_prompt_logprobs=wish["prompt_logprobs"],
             sampling=sampling,
+            tenant=wish["tenant"],
+            weight=wish["weight"],
         )
-        full = len(self.state.waiting) >= self.state.limits.max_queue_len
+        full = self.has_no_room(request.tenant, request.weight)
         full &= not request.emitted_ids  # who has delivered tokens elsewhere is never refused
         if wish["broken"]:
             self.broken.add(request.id)
@@ -155,6 +159,18 @@ class Lifecycle(RuleBasedStateMachine):
             assert refusal.value.retry_after
         else:
             self.state.add(request, self.now)
+
+    def has_no_room(self, tenant: str, weight: float) -> bool:
+        """A fair share of the queue is there for everybody, in at most its double."""
+        waiting, bound = list(self.state.waiting), self.state.limits.max_queue_len
+        if len(waiting) < bound:
+            return False
+        others = {
+            seq.tenant.name: seq.tenant.weight for seq in waiting if seq.tenant.name != tenant
+        }
+        mine = sum(seq.tenant.name == tenant for seq in waiting)
+        share = bound * weight / (weight + sum(others.values()))
+        return len(waiting) >= 2 * bound or (mine > 0 and mine + 1 > share)
 
     @rule(index=st.integers(0, 99), seconds=st.floats(0, 5))
     def abort(self, index: int, seconds: float) -> None:
@@ -167,6 +183,11 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(index=st.integers(0, 9))
     def preempt(self, index: int) -> None:
         self.state.preempt(self.state.running[index % len(self.state.running)])
+
+    @precondition(lambda self: self.state.running)
+    @rule(index=st.integers(0, 9))
+    def displace(self, index: int) -> None:
+        self.state.preempt(self.state.running[index % len(self.state.running)], displaced=True)
 
     @precondition(lambda self: self.state.speculation.alarm.suspended)
     @rule()
@@ -186,40 +207,8 @@ class Lifecycle(RuleBasedStateMachine):
             return
         plan = schedule(self.state, self.now)
         if plan is not None:
-            self.nothing_in_flight_is_reused(plan)
-            self.no_snapshot_in_flight_is_reused(plan)
+            check_reuse(self.state, plan)
             self.sent.append(pb.StepPlan.FromString(to_proto(plan, 1000).SerializeToString()))
-
-    def nothing_in_flight_is_reused(self, plan: Plan) -> None:
-        """Invariant 8. The model worker cannot see it: it runs one step after the other."""
-        cached = {t.slot: t.num_cached // MODEL.block_size for t in plan.admissions}
-        given = {
-            block: extend.slot
-            for extend in plan.extends
-            for block in extend.blocks[cached.get(extend.slot, 0) :]
-        }
-        for earlier in self.state.in_flight:
-            for tenancy in earlier.rows if earlier is not plan else ():
-                assert tenancy.slot not in cached, "slot is still in use"
-                foreign = [block for block in tenancy.blocks if block in given]
-                running = self.state.slots.open[tenancy.slot]
-                assert all(running and given[block] == tenancy.slot for block in foreign)
-
-    def no_snapshot_in_flight_is_reused(self, plan: Plan) -> None:
-        """The same for the ids of snapshots: one prefix each, and none restored while written."""
-        named = [
-            (int(snapshot), int(slot), int(length))
-            for other in self.state.in_flight
-            for slot, length, snapshot in zip(
-                other.slot[other.arms.row], *other.arms[1:], strict=True
-            )
-        ]
-        ids = [snapshot for snapshot, _, _ in set(named)]
-        assert len(ids) == len(set(ids)), "one snapshot for two states"
-        armed = set(plan.arms.id.tolist())
-        for other in self.state.in_flight:
-            for tenancy in other.admissions:
-                assert tenancy.snapshot_id not in armed, "overwritten before it is restored"
 
     def execute(self) -> None:
         if self.sent:
@@ -272,9 +261,8 @@ class Lifecycle(RuleBasedStateMachine):
 
     def expected(self, seq: Sequence) -> list[int]:
         request = seq.request
-        return request.prompt_ids + MODEL.complete(
-            request.prompt_ids, request.max_tokens, request.sampling
-        )
+        prompt_ids, max_tokens = request.prompt_ids, request.max_tokens
+        return [*prompt_ids, *MODEL.complete(prompt_ids, max_tokens, request.sampling)]
 
     @invariant()
     def books_balance(self) -> None:

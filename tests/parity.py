@@ -57,7 +57,7 @@ NEIGHBOURS = {
     "alone": Neighbours(num_slots=1),
     "mixed": Neighbours(num_slots=8, num_strangers=12, step_tokens=24),
     "near max_model_len": Neighbours(num_slots=12, max_model_len=TOTAL_LEN),
-    "preempted": Neighbours(num_slots=10, num_sequences=4, step_tokens=40),
+    "preempted": Neighbours(num_slots=10, num_sequences=4, step_tokens=64),
 }
 
 
@@ -117,7 +117,7 @@ class ParityBench:
     @property
     def truth(self) -> list[list[int]]:
         """Prompt and answer of every request."""
-        return [r.prompt_ids + self.expected[r.id].token_ids for r in self.requests]
+        return [[*r.prompt_ids, *self.expected[r.id].token_ids] for r in self.requests]
 
     def run(
         self, where: str, *, drafter: str, k: int, depth: int, conditions: Conditions = CALM

@@ -16,6 +16,7 @@ from surestep_common import rpc
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
 from surestep_worker.config import WorkerSettings
+from surestep_worker.oom import OomKills
 from surestep_worker.supervisor import Supervisor
 
 TIMEOUT_S = 30
@@ -83,6 +84,7 @@ async def supervising(
     standby: bool = False,
     load_s: float = 60,
     model: Path | None = None,
+    oom: OomKills | None = None,
 ) -> AsyncIterator[Supervised]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     settings = WorkerSettings(
@@ -93,7 +95,7 @@ async def supervising(
         standby=standby,
         model=model,
     )
-    supervisor = Supervisor(command, settings)
+    supervisor = Supervisor(command, settings, oom)
     server = rpc.Server([pb.DESCRIPTOR.services_by_name["Supervisor"]])
     pb_grpc.add_SupervisorServicer_to_server(supervisor, server.grpc)
     port = await server.start("127.0.0.1:0")

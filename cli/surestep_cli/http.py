@@ -35,9 +35,10 @@ def call(
     request.add_header("Content-Type", "application/json")
     if api_key:
         request.add_header("Authorization", f"Bearer {api_key}")
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]  # it is near
     if url.startswith("https"):
-        opener.add_handler(urllib.request.HTTPSHandler(context=_tls_context(certificate)))
+        handlers.append(urllib.request.HTTPSHandler(context=_tls_context(certificate)))
+    opener = urllib.request.build_opener(*handlers)
     try:
         with opener.open(request, timeout=timeout_s) as response:
             return Answer(response.status, _parse(response.read()))

@@ -5,7 +5,7 @@ SurestepError
 │   └── UnsupportedMediaType  a body that is not declared to be JSON
 ├── RequestTooLarge      body or prompt over a stated limit
 ├── Unauthenticated      missing or wrong API key
-├── Forbidden            whoever asks may not, with any key
+├── PermissionDenied     the caller may not do this; `param` names the field, if it is one
 ├── NotFound             no such model
 ├── QueueFull            try later; `retry_after` seconds
 ├── Unavailable          not ready, draining, or no worker; `retry_after` seconds
@@ -13,7 +13,7 @@ SurestepError
 ├── ModelChanged         another model is served than the one that the request was begun with
 ├── DeadlineExceeded     a deadline of the request passed
 │   └── ClientTooSlow    the client did not send in time what it had begun to send
-├── ModelFault           the model's logits were unusable for this request
+├── ModelFault           this request cannot be computed: unusable logits, or it ends what tries
 ├── Cancelled            the client went away
 └── InternalError        our own fault; the message shown outside is generic
 
@@ -56,8 +56,8 @@ class Unauthenticated(SurestepError):
     """No valid API key."""
 
 
-class Forbidden(SurestepError):
-    """Whoever asks may not, with any key."""
+class PermissionDenied(SurestepError):
+    """The caller is known, and may not do this."""
 
 
 class NotFound(SurestepError):
@@ -89,7 +89,7 @@ class ClientTooSlow(DeadlineExceeded):
 
 
 class ModelFault(SurestepError):
-    """The model produced no usable logits for this request."""
+    """The model has no usable logits for this request, or whatever computes it ends."""
 
 
 class DrafterFault(SurestepError):
@@ -119,7 +119,7 @@ ERROR_TABLE: tuple[ErrorKind, ...] = (
     ErrorKind(UnsupportedMediaType, StatusCode.INVALID_ARGUMENT, 415, "invalid_request_error"),
     ErrorKind(RequestTooLarge, StatusCode.OUT_OF_RANGE, 413, "invalid_request_error"),
     ErrorKind(Unauthenticated, StatusCode.UNAUTHENTICATED, 401, "authentication_error"),
-    ErrorKind(Forbidden, StatusCode.PERMISSION_DENIED, 403, "permission_error"),
+    ErrorKind(PermissionDenied, StatusCode.PERMISSION_DENIED, 403, "permission_error"),
     ErrorKind(NotFound, StatusCode.NOT_FOUND, 404, "not_found_error"),
     ErrorKind(QueueFull, StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error"),
     ErrorKind(Unavailable, StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),

@@ -21,6 +21,7 @@ from .errors import (
     INTERNAL_MESSAGE,
     ConnectionLost,
     InternalError,
+    RequestTooLarge,
     SurestepError,
     Unauthenticated,
     Unavailable,
@@ -40,7 +41,6 @@ _KEEPALIVE: tuple[tuple[str, int], ...] = (
     ("grpc.http2.ping_timeout_ms", 2_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 )
 SERVER_OPTIONS = (
@@ -51,6 +51,7 @@ SERVER_OPTIONS = (
 )
 CHANNEL_OPTIONS = (
     *_KEEPALIVE,
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -98,9 +99,13 @@ class Server:
         self,
         services: Sequence[ServiceDescriptor],
         guests: Mapping[str, Sequence[str]] | None = None,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
+        """`max_message_bytes` of what is received; larger messages are refused unread."""
         interceptors = [_ErrorInterceptor(), _AccessInterceptor(access.Gate(guests or {}))]
-        self.grpc = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
+        most = ("grpc.max_receive_message_length", max_message_bytes)
+        self.grpc = grpc.aio.server(interceptors=interceptors, options=(*SERVER_OPTIONS, most))
         self._names = ("", *(service.full_name for service in services))
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -158,6 +163,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> SurestepError:
     metadata: dict[str, str | bytes] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]  # stubs
     if _ERROR_KEY not in metadata and error.code() in _LOST_CODES:
         return ConnectionLost(error.details() or error.code().name)
+    if _ERROR_KEY not in metadata and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return RequestTooLarge(error.details() or error.code().name)  # gRPC's word for a message
     retry_after = metadata.get(_RETRY_AFTER_KEY)
     param = metadata.get(_PARAM_KEY)
     return kind_of_code(error.code()).error(

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
 
+import numpy as np
 from surestep_proto.engine_pb2 import SamplingParams
 
 from .errors import InvalidRequest
+from .request_bounds import LEAST_REPETITION, MOST_REPETITION, check_entries
 
 _MAX_LOGPROBS = 128
 
 
 def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
-    """Raises InvalidRequest naming the parameter that is out of range."""
+    """Raises InvalidRequest or RequestTooLarge naming the parameter that is out of range."""
+    check_entries(sampling)
     _check_numbers(sampling)
     _check_ids(sampling, vocab_size)
+
+
+def shapes_logits(sampling: SamplingParams) -> bool:
+    """Whether the request has the model's logits changed before a token is chosen."""
+    return bool(
+        sampling.logit_bias
+        or sampling.allowed_token_ids
+        or sampling.bad_words
+        or (sampling.min_tokens and sampling.stop_token_ids)
+        or sampling.repetition_penalty != 1
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+    )
 
 
 def _check_numbers(sampling: SamplingParams) -> None:
@@ -23,33 +41,41 @@ def _check_numbers(sampling: SamplingParams) -> None:
         ("temperature", 0.0, math.inf),
         ("top_p", 0.0, 1.0),
         ("min_p", 0.0, 1.0),
-        ("repetition_penalty", 0.0, math.inf),
+        ("repetition_penalty", LEAST_REPETITION, MOST_REPETITION),
         ("presence_penalty", -2.0, 2.0),
         ("frequency_penalty", -2.0, 2.0),
         ("num_top_logprobs", 0, _MAX_LOGPROBS),
         ("num_top_prompt_logprobs", 0, _MAX_LOGPROBS),
     ):
         value = getattr(sampling, name)
-        if not (low <= value <= high and math.isfinite(value)):
+        if not (_single(low) <= value <= high and math.isfinite(value)):
             raise InvalidRequest(f"{name} is {value:g}, not in [{low:g}, {high:g}]", param=name)
-    for name in ("top_p", "repetition_penalty"):
-        if getattr(sampling, name) == 0:
-            raise InvalidRequest(f"{name} must be above 0; 1 turns it off", param=name)
+    if sampling.top_p == 0:
+        raise InvalidRequest("top_p must be above 0; 1 turns it off", param="top_p")
     if any(not math.isfinite(bias) for bias in sampling.logit_bias.values()):
         raise InvalidRequest("logit_bias holds a value that is not finite", param="logit_bias")
 
 
+def _single(bound: float) -> float:
+    """A bound as the wire carries it: 0.01 in single precision is a little less."""
+    return float(np.float32(bound))
+
+
 def _check_ids(sampling: SamplingParams, vocab_size: int) -> None:
-    _check_vocab("stop_token_ids", sampling.stop_token_ids, vocab_size)
-    _check_vocab("logit_bias", sampling.logit_bias, vocab_size)
-    _check_vocab("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
-    for words in sampling.bad_words:
-        _check_vocab("bad_words", words.token_ids, vocab_size)
-        if not words.token_ids:
-            raise InvalidRequest("bad_words holds an empty sequence", param="bad_words")
+    check_vocab("stop_token_ids", sampling.stop_token_ids, vocab_size)
+    check_vocab("logit_bias", list(sampling.logit_bias), vocab_size)
+    check_vocab("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
+    if not all(word.token_ids for word in sampling.bad_words):
+        raise InvalidRequest("bad_words holds an empty sequence", param="bad_words")
+    ids = chain.from_iterable(word.token_ids for word in sampling.bad_words)
+    check_vocab("bad_words", list(ids), vocab_size)
 
 
-def _check_vocab(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    highest = max(ids, default=0)
+def check_vocab(param: str, ids: Sequence[int] | Any, vocab_size: int) -> None:
+    """Raises InvalidRequest when one of the ids is outside the vocabulary.
+
+    `ids` are whatever numpy makes an array of: a message's column without a look at each.
+    """
+    highest = int(np.asarray(ids).max(initial=0))
     if highest >= vocab_size:
-        raise InvalidRequest(f"{name}: token id {highest} is not in the vocabulary", param=name)
+        raise InvalidRequest(f"{param}: token id {highest} is not in the vocabulary", param=param)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from surestep_common.errors import QueueFull, Unauthenticated, Unavailable
 
 from .clients import Client
 from .config import GatewaySettings
+from .tenants import may_open
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class Admission:
         self._drain_s = settings.drain_timeout_s
         self._keys, self._admin_keys = settings.api_keys(), settings.admin_keys()
         self._protect_metrics = settings.protect_metrics
-        self._open: set[asyncio.Task[object]] = set()
+        self._open: dict[asyncio.Task[object], str] = {}  # and who called
         self.draining = False
         self.aborting = False
 
@@ -41,24 +42,22 @@ class Admission:
         """Requests that are open."""
         return len(self._open)
 
-    def check(self, path: str, headers: dict[bytes, bytes]) -> Client | None:
-        """Who asks, None where nobody has to say.
-
-        Raises Unauthenticated, Unavailable or QueueFull.
-        """
-        client = self._identify(path, headers.get(b"authorization", b""))
+    def check(self, path: str, caller: str) -> None:
+        """Whether there is room for one more. Raises Unavailable or QueueFull."""
         if path not in COUNTED:
-            return client
+            return
         if self.draining:
             raise Unavailable("the server is shutting down", retry_after=self._drain_s)
-        if len(self._open) >= self._limit:
+        if not may_open(self._open.values(), caller, self._limit):
             raise QueueFull(
                 f"more than {self._limit} requests are open at this server", retry_after=1.0
             )
-        return client
 
-    def _identify(self, path: str, header: bytes) -> Client | None:
-        """Every path needs a key unless it is known not to."""
+    def identify(self, path: str, headers: Mapping[bytes, bytes]) -> Client | None:
+        """Who asks, None where nobody has to say. Raises Unauthenticated.
+
+        Every path needs a key unless it is known not to.
+        """
         if path in _OPEN or path.startswith(_ADMIN):
             return None
         if path in _METRICS and not self._protect_metrics:
@@ -66,6 +65,7 @@ class Admission:
         operators = path in _OPERATORS and bool(self._admin_keys)
         if not (self._keys or operators):
             return None
+        header = headers.get(b"authorization", b"")
         client = self._keys.client(header)
         if client is None and operators:
             client = self._admin_keys.client(header)
@@ -74,15 +74,15 @@ class Admission:
         return client
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        """Count the request that the current task serves."""
+    def opened(self, caller: str) -> Iterator[None]:
+        """Count the request that the current task serves, and whose it is."""
         task = asyncio.current_task()
         assert task is not None
-        self._open.add(task)
+        self._open[task] = caller
         try:
             yield
         finally:
-            self._open.discard(task)
+            self._open.pop(task, None)
 
     async def drain(self) -> None:
         """Admit nothing more; give open requests their time, then end them with an error."""

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
-from surestep_common.errors import Forbidden, UnsupportedMediaType
+from surestep_common.errors import PermissionDenied, UnsupportedMediaType
 
 from .config import GatewaySettings
 
@@ -57,12 +57,12 @@ class HostCheck:
         self._hosts = {urlsplit(origin).hostname for origin in origins}
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raises Forbidden."""
+        """Raises PermissionDenied."""
         if not self._needed or not _of_browser(headers):
             return
         host = _host(headers.get(b"host", b""))
         if host is None or not (is_loopback(host) or host in self._hosts):
-            raise Forbidden(
+            raise PermissionDenied(
                 "the server listens on loopback and does not answer pages under other names; "
                 "--allowed-origins makes exceptions"
             )

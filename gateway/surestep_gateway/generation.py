@@ -21,9 +21,12 @@ from .prompts import Prepared, Prompt
 from .protocol import GenerationBody
 from .sampling import max_tokens, sibling_seed
 from .sequence import OutputSequence
+from .siblings import Siblings
+from .tenants import Caller
 from .usage import Usage
 
 _BATCH = 16  # sequences made in one iteration of the event loop
+_MAX_OPEN_TOKENS = 1 << 22  # of the prompts of one request that are on their way at once
 
 
 class Origin(NamedTuple):
@@ -31,6 +34,7 @@ class Origin(NamedTuple):
 
     request_id: str
     arrived: float  # on the clock of time.perf_counter
+    caller: Caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +83,8 @@ async def _generation(
     deadline: float,
     new_parser: Callable[[], OutputParser],
 ) -> Generation:
-    body, prompts = prepared.body, prepared.prompts
+    body, prompts, n = prepared.body, prepared.prompts, prepared.body.n or 1
+    origin.caller.check_priority(body.priority)
     maker = _SequenceMaker(
         gateway=gateway,
         body=body,
@@ -91,13 +96,14 @@ async def _generation(
         new_parser=new_parser,
         deadline=deadline,
         usage=Usage(sum(len(prompt.token_ids) for prompt in prompts)),
+        siblings=Siblings(),
     )
-    n = body.n or 1
     sequences = []
     for index in range(len(prompts) * n):
-        sequences.append(maker.make(index, prompts[index // n]))
+        sequences.append(maker.make(index, prompts[index // n].token_ids))
         if index % _BATCH == _BATCH - 1:
             await asyncio.sleep(0)  # others have a turn
+    longest = max(len(prompt.token_ids) for prompt in prompts)
     return Generation(
         id=generation_id,
         model=body.model or gateway.settings.model_names()[0],
@@ -109,7 +115,7 @@ async def _generation(
         prompts=prompts,
         sequences=sequences,
         usage=maker.usage,
-        max_open=max(1, gateway.pool.info.max_num_seqs),
+        max_open=max(1, min(gateway.pool.info.max_num_seqs, _MAX_OPEN_TOKENS // longest)),
     )
 
 
@@ -124,10 +130,11 @@ class _SequenceMaker:
     new_parser: Callable[[], OutputParser]
     deadline: float  # of the whole request, on the event loop's clock
     usage: Usage
+    siblings: Siblings
 
-    def make(self, index: int, prompt: Prompt) -> OutputSequence:
-        journal = self._journal(index, prompt)
-        source = OpenRequest(self.gateway.pool, journal, self._patience(), self.deadline)
+    def make(self, index: int, prompt_ids: Sequence[int]) -> OutputSequence:
+        journal, pool = self._journal(index, prompt_ids), self.gateway.pool
+        source = OpenRequest(pool, journal, self._patience(), self.deadline, self.siblings)
         timer = SequenceTimer(self.gateway.metrics, self.origin.arrived)
         eos_ids = self.gateway.pool.info.eos_token_ids
         return OutputSequence(
@@ -135,16 +142,15 @@ class _SequenceMaker:
             counts_prompt=index % (self.body.n or 1) == 0,
         )
 
-    def _journal(self, index: int, prompt: Prompt) -> Journal:
+    def _journal(self, index: int, prompt_ids: Sequence[int]) -> Journal:
         body = self.body
-        sampling = SamplingParams()
-        sampling.CopyFrom(self.sampling)
-        sampling.seed = sibling_seed(self.seed, index % (body.n or 1))
         return Journal(
             request_id=f"{self.call_id}-{index}",
-            prompt_ids=prompt.token_ids,
-            max_tokens=max_tokens(body, len(prompt.token_ids), self.gateway.pool.info),
-            sampling=sampling,
+            prompt_ids=prompt_ids,
+            max_tokens=max_tokens(body, len(prompt_ids), self.gateway.pool.info),
+            sampling=self.sampling,
+            seed=sibling_seed(self.seed, index % (body.n or 1)),
+            tenant=self.origin.caller.tenant(body.user),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             num_draft_tokens=body.speculative.num_tokens if body.speculative else None,

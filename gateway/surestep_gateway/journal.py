@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass, field
 
 from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
@@ -14,7 +14,10 @@ from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest
 
 from .choice import prefix_key
 from .link import GenerateCall, SchedulerLink
+from .losses import Record
 from .pool import SchedulerPool
+from .siblings import Siblings
+from .tenants import ANYBODY, Tenant
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +27,11 @@ class Journal:
     """Everything needed to go on with one sequence elsewhere. `emitted_ids` only grows."""
 
     request_id: str
-    prompt_ids: Sequence[int]
+    prompt_ids: Sequence[int]  # quickest as a message's column, and shared by siblings
     max_tokens: int
-    sampling: SamplingParams
+    sampling: SamplingParams  # shared by siblings
+    seed: int = 0  # of this sequence
+    tenant: Tenant = ANYBODY
     priority: int = 0
     cache_salt: str = ""
     num_draft_tokens: int | None = None
@@ -49,9 +54,12 @@ class Journal:
             priority=self.priority,
             cache_salt=self.cache_salt,
             num_draft_tokens=self.num_draft_tokens,
+            tenant=self.tenant.name,
+            tenant_weight=self.tenant.weight,
             model_fingerprint=self.model_fingerprint,
         )
         request.prompt_ids.MergeFrom(self.prompt_ids)  # at the speed of memory if they are packed
+        request.sampling.seed = self.seed
         if self.started:  # these came with the first chunk
             request.sampling.want_prompt_logprobs = False
         return request
@@ -83,18 +91,26 @@ class OpenRequest:
     """One sequence at the schedulers, across as many calls as it takes."""
 
     def __init__(
-        self, pool: SchedulerPool, journal: Journal, patience: Patience, deadline: float
+        self,
+        pool: SchedulerPool,
+        journal: Journal,
+        patience: Patience,
+        deadline: float,
+        siblings: Siblings,
     ) -> None:
         """`deadline` of the whole request is in seconds of the event loop's clock."""
         self._pool = pool
         self._journal = journal
         self._patience = patience
+        self._siblings = siblings
+        self._record = Record(pool.trials, journal.request_id, patience.max_resumes)
         self._deadline = deadline
         self._key = prefix_key(journal.cache_salt, journal.prompt_ids)
         self._next: SchedulerLink | None = None  # whom to ask instead of one that is full
-        self._error: Unavailable | None = None  # what ended the last call
+        self._call: GenerateCall | None = None  # the last one
+        self._error: Unavailable | None = None  # what ended it
         self._waiting_since: float | None = None  # for tokens, without a call that brings them
-        self._fruitless = 0  # calls lost since the last token
+        self._refused = 0  # calls that nobody could serve since the last token
         self._full = 0  # schedulers that said they are full since the last token
         self._clock = asyncio.get_running_loop().time
 
@@ -105,17 +121,27 @@ class OpenRequest:
         ModelChanged when there is nobody left to go on in the same voice.
         Closing the generator aborts the request.
         """
-        while True:
-            link = await self._scheduler()
-            try:
-                async with contextlib.aclosing(self._attempt(link)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-                return
-            except QueueFull as error:
-                await self._after_refusal(link, error)
-            except Unavailable as error:
-                self._after_loss(link, error)
+        with contextlib.closing(self._record):
+            while True:
+                await self._in_time(self._record.turn())
+                link = await self._scheduler()
+                try:
+                    async with contextlib.aclosing(self._attempt(link)) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
+                    return
+                except QueueFull as error:
+                    await self._after_refusal(link, error)
+                except Unavailable as error:
+                    self._after_loss(link, error)
+
+    async def _in_time(self, wait: Awaitable[None]) -> None:
+        """Wait for what others have to do first, until the deadline of the request."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                await wait
+        except TimeoutError:
+            raise self._error or DeadlineExceeded("the request did not finish in time") from None
 
     async def _scheduler(self) -> SchedulerLink:
         """Whom to call. Raises Unavailable when nobody has served for too long."""
@@ -137,10 +163,14 @@ class OpenRequest:
 
     async def _attempt(self, link: SchedulerLink) -> AsyncGenerator[GenerateChunk, None]:
         token_by = self._clock() + self._patience.first_token_s
-        with link.generate(self._journal.request(), self._remaining()) as call:
+        request, remaining_s = self._journal.request(), self._remaining()
+        with self._siblings.calling(), link.generate(request, remaining_s) as call:
+            self._call = call
             while True:
                 chunk = await self._read(call, token_by)
                 self._journal.record(chunk)
+                if chunk.HasField("start"):
+                    self._siblings.started()
                 if chunk.token_ids:
                     self._progress()
                     token_by = self._clock() + self._patience.inter_token_s
@@ -159,7 +189,8 @@ class OpenRequest:
 
     def _progress(self) -> None:
         self._error = self._waiting_since = None
-        self._fruitless = self._full = 0
+        self._refused = self._full = 0
+        self._record.token()
 
     def _remaining(self) -> float:
         remaining = self._deadline - self._clock()
@@ -174,6 +205,10 @@ class OpenRequest:
         self._next = self._pool.pick(self._key, (link,), model) if self._full == 1 else None
         if self._next is not None:
             return
+        if self._siblings.accepted and not self._journal.started:
+            self._full, self._waiting_since = 0, None
+            await self._in_time(self._siblings.wait_for_room(error.retry_after or 1.0))
+            return
         left = self._time_to_wait()
         if not self._journal.num_resumes or left <= 0:
             raise error
@@ -181,12 +216,15 @@ class OpenRequest:
         await asyncio.sleep(min(error.retry_after or 1.0, left))
 
     def _after_loss(self, link: SchedulerLink, error: Unavailable) -> None:
-        """Nothing to answer for yet: the next call goes on. Raises `error` after too many."""
+        """Nothing to answer for yet: the next call goes on. Raises after too many."""
         link.recheck()
         self._error, self._waiting_since = error, None
-        self._fruitless += 1
-        if self._fruitless > self._patience.max_resumes:
-            raise error
+        if isinstance(error, ConnectionLost):
+            self._record.lost(error, alone=self._call is not None and self._call.lost_alone)
+        else:
+            self._refused += 1
+            if self._refused > self._patience.max_resumes:
+                raise error
         if self._journal.started or isinstance(error, ConnectionLost):
             self._journal.resume()
             logger.warning(

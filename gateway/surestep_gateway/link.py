@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -35,25 +35,37 @@ _PROBES = 2  # missed in a row: silent
 _Stream: TypeAlias = "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateChunk]"
 
 
+class _Loss(NamedTuple):
+    """What was open when the scheduler was lost. Calls by their numbers."""
+
+    upto: int  # the latest of them
+    silent: frozenset[int]  # without tokens
+
+
 class GenerateCall:
     """One call of Generate; made by `SchedulerLink.generate`."""
 
     def __init__(self, link: SchedulerLink, stream: _Stream, number: int) -> None:
         self._link = link
         self._stream = stream
-        self._number = number
+        self.number = number
+        self.has_tokens = False
+        self.lost_alone = False  # no other call without tokens was open when this one was lost
         self._given_up = False
 
     async def read(self) -> pb.GenerateChunk:
         """The next chunk. Raises the scheduler's error, or ConnectionLost."""
         try:
             chunk = await self._read()
-        except (ConnectionLost, InternalError):
-            self._link.breaker.failed(self._number, time.monotonic())
+        except (ConnectionLost, InternalError) as error:
+            if isinstance(error, ConnectionLost):
+                self.lost_alone = self._link.is_lost_alone(self)
+            self._link.breaker.failed(self.number, time.monotonic())
             raise
         self._link.heard()
         if chunk.token_ids:
-            self._link.breaker.worked(self._number)
+            self.has_tokens = True
+            self._link.breaker.worked(self.number)
         return chunk
 
     async def _read(self) -> pb.GenerateChunk:
@@ -77,7 +89,7 @@ class GenerateCall:
     def close(self) -> None:
         """Abort the request unless it is over."""
         self._stream.cancel()
-        self._link.breaker.ended(self._number)
+        self._link.breaker.ended(self.number)
 
 
 class SchedulerLink:
@@ -99,6 +111,7 @@ class SchedulerLink:
         self._calls: set[GenerateCall] = set()
         self._others = 0  # requests it had, besides ours, when it was asked last
         self._missed = 0  # probes without an answer, in a row
+        self._loss = _Loss(0, frozenset())  # the latest
         self._channel = connect(address)
         self._stub: Any = generate_pb2_grpc.SchedulerStub(self._channel)
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
@@ -232,6 +245,13 @@ class SchedulerLink:
             self._calls.discard(call)
             call.close()
             self._on_change()  # a half-open breaker may admit the next
+
+    def is_lost_alone(self, lost: GenerateCall) -> bool:
+        """Whether a call was the only one without tokens at the loss that ended it."""
+        if lost.number > self._loss.upto:  # the first that hears of another loss
+            silent = (call.number for call in self._calls if not call.has_tokens)
+            self._loss = _Loss(max(call.number for call in self._calls), frozenset(silent))
+        return self._loss.silent <= {lost.number}
 
     async def query_stats(self, timeout_s: float = _QUERY_TIMEOUT_S) -> pb.SchedulerStats:
         """Counters and gauges. Raises SurestepError when the scheduler does not answer."""

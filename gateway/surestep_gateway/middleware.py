@@ -14,6 +14,7 @@ from .bodies import Bodies, Body
 from .browsers import HostCheck
 from .errors import error_response
 from .metrics import Metrics
+from .tenants import Caller
 
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
@@ -43,7 +44,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
+        path, headers = scope["path"], dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         known = bool(_REQUEST_ID.fullmatch(given))
         request_id = given.decode() if known else uuid.uuid4().hex
@@ -52,11 +53,13 @@ class RequestMiddleware:
         answer = self._numbered(send, request_id)
         try:
             self._hosts.check(headers)
-            state["client"] = self._admission.check(scope["path"], headers)
+            state["client"] = self._admission.identify(path, headers)
+            caller = Caller.of(scope)
+            self._admission.check(path, caller.name)
             body = Body(self._bodies, receive, headers)
-            if scope["path"] in COUNTED:
+            if path in COUNTED:
                 await body.read()
-                self._admission.check(scope["path"], headers)  # much may have happened since
+                self._admission.check(path, caller.name)  # much may have happened since
         except SurestepError as error:
             await error_response(error)(scope, receive, answer)
             return
@@ -70,7 +73,8 @@ class RequestMiddleware:
         if scope["path"] not in COUNTED:
             await self._app(scope, receive, send)
             return
-        with self._admission.opened(), self._metrics.open_requests.track_inprogress():
+        caller = Caller.of(scope).name
+        with self._admission.opened(caller), self._metrics.open_requests.track_inprogress():
             await self._app(scope, receive, send)
 
     def _numbered(self, send: Send, request_id: str) -> Send:

@@ -11,6 +11,7 @@ from surestep_proto.generate_pb2 import SchedulerInfo
 
 from .choice import Candidate, choose
 from .link import RETRY_AFTER_S, SchedulerLink
+from .losses import Trials
 
 
 class SchedulerPool:
@@ -19,6 +20,7 @@ class SchedulerPool:
     def __init__(self, addresses: Sequence[str]) -> None:
         """One scheduler or several; host:port each. Needs a running event loop."""
         self._changed = asyncio.Event()
+        self.trials = Trials()
         self.links = tuple(SchedulerLink(address, self._notify) for address in addresses)
 
     async def run(self) -> None:

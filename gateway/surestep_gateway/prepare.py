@@ -13,9 +13,11 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 from surestep_common.errors import InvalidRequest, NotFound, RequestTooLarge
+from surestep_common.request_bounds import check_prompt_logprobs
 from surestep_proto.engine_pb2 import SamplingParams
 from surestep_proto.generate_pb2 import SchedulerInfo
 
+from .bad_words import bad_words, total_chars
 from .config import GatewaySettings
 from .output import check_tool_choice
 from .parse import parse, parse_tokenize
@@ -34,10 +36,10 @@ from .tokenizer import Texts
 from .unsupported import refuse_unsupported
 
 INLINE_PROMPTS = 64  # in a body that is prepared on the event loop
-INLINE_BAD_WORDS = 64
+INLINE_BAD_WORD_CHARS = 1024  # of all of them
 MAX_SEQUENCES = 1024  # in one request
 MAX_SENT_IDS = 1 << 23  # of prompts, once for each sequence
-MAX_PROMPT_LOGPROBS = 1 << 22  # entries in the answer to one request
+MAX_ALL_PROMPT_LOGPROBS = 1 << 22  # in the answer to one request
 MAX_TOOLS_BYTES = 1 << 20  # of their JSON
 MIN_TOKENIZE_CHARS = 1 << 20  # are counted by /tokenize whatever fits into a prompt
 _TAIL_CHARS = 256  # of a prompt; what reasoning it begins is seen there
@@ -169,7 +171,7 @@ def _check_common(side: TextSide, request: GenerationBody) -> None:
         raise InvalidRequest(
             "'prompt_logprobs' are not available with 'stream'", param="prompt_logprobs"
         )
-    side.only_apart(len(request.bad_words or ()) > INLINE_BAD_WORDS)
+    side.only_apart(total_chars(request.bad_words or ()) > INLINE_BAD_WORD_CHARS)
 
 
 def _check_number(request: CompletionRequest, num_prompts: int) -> None:
@@ -197,7 +199,15 @@ def _sampling(
     side: TextSide, request: GenerationBody, prompts: Sequence[Prompt], info: SchedulerInfo
 ) -> SamplingParams:
     """Parameters for every sequence. Raises InvalidRequest, also for what all of them ask for."""
-    params = sampling_params(request, info, side.tokenizer, side.settings.max_logprobs)
+    num_sequences = len(prompts) * (request.n or 1)
+    params = sampling_params(
+        request,
+        info,
+        side.settings.max_logprobs,
+        bad_words=bad_words(request.bad_words or (), side.tokenizer, num_sequences),
+        num_sequences=num_sequences,
+    )
+    check_prompt_logprobs(params, max(len(prompt.token_ids) for prompt in prompts))
     ids = sum(len(prompt.token_ids) for prompt in prompts) * (request.n or 1)
     if ids > max(MAX_SENT_IDS, info.max_model_len):
         raise InvalidRequest(
@@ -205,10 +215,10 @@ def _sampling(
             param="n",
         )
     entries = ids * (1 + params.num_top_prompt_logprobs)
-    if params.want_prompt_logprobs and entries > MAX_PROMPT_LOGPROBS:
+    if params.want_prompt_logprobs and entries > MAX_ALL_PROMPT_LOGPROBS:
         raise InvalidRequest(
             f"the answer would have {entries} log-probabilities of prompts, more than "
-            f"{MAX_PROMPT_LOGPROBS}",
+            f"{MAX_ALL_PROMPT_LOGPROBS}",
             param="prompt_logprobs" if request.prompt_logprobs is not None else "logprobs",
         )
     return params

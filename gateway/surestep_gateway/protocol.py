@@ -21,12 +21,16 @@ from pydantic import (
     Field,
     Tag,
 )
+from surestep_common.request_bounds import (
+    LEAST_REPETITION,
+    MAX_ALLOWED_IDS,
+    MAX_BIASES,
+    MOST_REPETITION,
+)
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_DRAFT_TOKENS = 16
-MAX_TOKEN_IDS = 1 << 16  # in one list of token ids that is no prompt
-MAX_BIASES = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARS = 256
 MAX_PROMPTS = 1024
@@ -96,7 +100,9 @@ class GenerationBody(Body):
 
     top_k: Annotated[int, Field(ge=-1, le=_UINT31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION, le=MOST_REPETITION)] | None = (
+        None
+    )
     min_tokens: Natural | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=1024)] | None = None
@@ -107,9 +113,9 @@ class GenerationBody(Body):
         ]
         | None
     ) = None
-    allowed_token_ids: Annotated[TokenIds, Field(min_length=1, max_length=MAX_TOKEN_IDS)] | None = (
-        None
-    )
+    allowed_token_ids: (
+        Annotated[TokenIds, Field(min_length=1, max_length=MAX_ALLOWED_IDS)] | None
+    ) = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None  # no effect on the tokenizers we read

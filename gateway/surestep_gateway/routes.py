@@ -19,6 +19,7 @@ from .middleware import body_of
 from .protocol import GenerationBody
 from .respond import EventStream, json_answer, until_disconnect
 from .shapes import ChatShape, CompletionShape, Shape
+from .tenants import Caller
 from .text_jobs import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Job
 
 T = TypeVar("T")
@@ -124,7 +125,7 @@ class OpenAIRoutes:
 
 def _origin(request: Request, body: GenerationBody, arrived: float) -> Origin:
     """The header names a request before the body does."""
-    state = request.scope["state"]
+    state, caller = request.scope["state"], Caller.of(request.scope)
     if body.request_id is not None and not state["request_id_given"]:
-        return Origin(body.request_id, arrived)
-    return Origin(state["request_id"], arrived)
+        return Origin(body.request_id, arrived, caller)
+    return Origin(state["request_id"], arrived, caller)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from surestep_common.errors import InvalidRequest
+from surestep_common.request_bounds import check_entries
 from surestep_proto.engine_pb2 import SamplingParams, TokenSequence
 from surestep_proto.generate_pb2 import SchedulerInfo
 
 from .protocol import ChatBody, GenerationBody
-from .tokenizer import Tokenizer
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def sampling_params(
-    body: GenerationBody, info: SchedulerInfo, tokenizer: Tokenizer, max_logprobs: int
+    body: GenerationBody,
+    info: SchedulerInfo,
+    max_logprobs: int,
+    *,
+    bad_words: Sequence[TokenSequence] = (),
+    num_sequences: int = 1,
 ) -> SamplingParams:
-    """Everything but the seed. Raises InvalidRequest naming the parameter."""
+    """Everything but the seed, for all sequences of a request.
+
+    Raises InvalidRequest or RequestTooLarge naming the parameter.
+    """
     params = SamplingParams(
         temperature=_default(body.temperature, 1.0),
         top_k=max(0, body.top_k or 0),
@@ -31,9 +39,10 @@ def sampling_params(
         stop_token_ids=_stop_ids(body, info),
         logit_bias=_logit_bias(body, info.vocab_size),
         allowed_token_ids=_ids(body.allowed_token_ids, "allowed_token_ids", info.vocab_size),
-        bad_words=_bad_words(body.bad_words or (), tokenizer),
+        bad_words=bad_words,
     )
     _set_logprobs(params, body, max_logprobs)
+    check_entries(params, num_sequences)
     return params
 
 
@@ -70,25 +79,6 @@ def _logit_bias(body: GenerationBody, vocab_size: int) -> dict[int, float]:
         bias[int(key)] = value
     check_vocab(list(bias), "logit_bias", vocab_size)
     return bias
-
-
-def _bad_words(words: Iterable[str], tokenizer: Tokenizer) -> list[TokenSequence]:
-    """Each word as it is spelled at the start of a text, and after a space.
-
-    The second spelling counts only if it is one of the same length that starts differently, which
-    is how vLLM reads the parameter.
-    """
-    sequences = []
-    for word in words:
-        bare = word.lstrip()
-        first = tokenizer.encode_now(bare, add_special_tokens=False)
-        spaced = tokenizer.encode_now(" " + bare, add_special_tokens=False)
-        if not first:
-            raise InvalidRequest(f"bad_words: '{word}' has no tokens", param="bad_words")
-        sequences.append(TokenSequence(token_ids=first))
-        if len(spaced) == len(first) and spaced[0] != first[0]:
-            sequences.append(TokenSequence(token_ids=spaced))
-    return sequences
 
 
 def _set_logprobs(params: SamplingParams, body: GenerationBody, max_logprobs: int) -> None:

@@ -54,6 +54,7 @@ _GAUGES = (
         "Since a token was emitted, by a canary if nobody else; 0 before the first.",
         lambda s: s.last_token_age_s,
     ),
+    _Field("surestep:tenants", "Tenants with open requests.", lambda s: s.num_tenants),
     _Field("surestep:slots_used", "Slots held by requests.", lambda s: s.num_slots_used),
     _Field("surestep:step_time_p50_seconds", "Median step.", lambda s: s.step_time_p50_s),
     _Field("surestep:step_time_p99_seconds", "Slow step.", lambda s: s.step_time_p99_s),
@@ -94,6 +95,11 @@ _COUNTERS = (
         lambda s: s.num_speculation_suspensions,
     ),
     _Field("vllm:num_preemptions", "Preemptions.", lambda s: s.num_preemptions),
+    _Field(
+        "surestep:displacements",
+        "Preemptions that made room for another tenant.",
+        lambda s: s.num_displacements,
+    ),
     _Field("vllm:spec_decode_num_drafts", "Windows with drafts.", lambda s: s.num_drafts),
     _Field("vllm:spec_decode_num_draft_tokens", "Drafts verified.", lambda s: s.num_draft_tokens),
     _Field(

@@ -17,6 +17,10 @@ class RowStatus(IntEnum):
     OK = 1
     NON_FINITE = 2
     NO_CANDIDATE = 3
+    SHAPING_OVERFLOW = 4
+
+
+SATURATED = torch.finfo(torch.float32).max  # what shaping makes of a finite logit at most
 
 
 class DrawParams(NamedTuple):
@@ -61,11 +65,15 @@ def choose_reference(
     first, then the lowest id; min_p, top_k and top_p keep a leading part of it, and top_p measures
     the mass that the other two left. `random` and `truncated` are the host's word that some row
     draws at all, and that some row restricts what it draws from.
+
+    A row is not OK when its greatest logit is NaN or +inf, which is the model's doing, as shaping
+    saturates what is finite; when it is SATURATED, which is the request's; or when all are -inf.
     """
     peak = z.amax(dim=1)  # NaN if any logit is
     status = torch.full_like(window, RowStatus.NON_FINITE)
     status[peak.isfinite()] = RowStatus.OK
     status[peak == -torch.inf] = RowStatus.NO_CANDIDATE
+    status[peak == SATURATED] = RowStatus.SHAPING_OVERFLOW
     usable = status == RowStatus.OK
     ids = _first_greatest(z)
     if random:

@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .choose import SATURATED
+
 
 class Positions(NamedTuple):
     """The N positions of a step that are sampled."""
@@ -69,7 +71,8 @@ class ShapeLogits(Protocol):
 def shape_logits_reference(z: Tensor, positions: Positions, shaping: Shaping) -> None:
     """Change the logits z f32[N, V] in place: biases, then penalties, then what is forbidden.
 
-    A logit that is NaN or +inf is NaN afterwards, whatever is asked for.
+    A logit that is NaN or +inf is NaN afterwards, whatever is asked for. One that was finite is
+    SATURATED at most: so it can be told whose doing it is that a row has no usable logits.
     """
     unusable = z.isnan() | z.isposinf()
     if shaping.biases is not None:
@@ -86,7 +89,7 @@ def _bias(z: Tensor, positions: Positions, biases: Biases) -> None:
         w = int(positions.window[n])
         span = slice(int(biases.cu[w]), int(biases.cu[w + 1]))
         ids = biases.ids[span].long()
-        listed = z[n, ids] + biases.values[span]
+        listed = (z[n, ids] + biases.values[span]).clamp(max=SATURATED)
         if biases.only[w]:
             z[n] = -torch.inf
         z[n, ids] = listed
@@ -103,7 +106,7 @@ def _penalise(z: Tensor, positions: Positions, penalties: Penalties) -> None:
         repeated = torch.where(z[n] > 0, z[n] / repetition, z[n] * repetition)
         repeated -= penalties.frequency[w] * counts
         repeated -= penalties.presence[w] * (counts > 0)
-        z[n] = torch.where(seen, repeated, z[n])
+        z[n] = torch.where(seen, repeated.clamp(max=SATURATED), z[n])
 
 
 def _forbid(z: Tensor, positions: Positions, forbidden: Forbidden) -> None:

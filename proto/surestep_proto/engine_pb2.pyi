@@ -21,6 +21,7 @@ class RowStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OK: _ClassVar[RowStatus]
     NON_FINITE: _ClassVar[RowStatus]
     NO_CANDIDATE: _ClassVar[RowStatus]
+    SHAPING_OVERFLOW: _ClassVar[RowStatus]
 
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -40,6 +41,7 @@ class ExitCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KILLED: _ClassVar[ExitCause]
     HUNG: _ClassVar[ExitCause]
     REQUESTED: _ClassVar[ExitCause]
+    OUT_OF_MEMORY: _ClassVar[ExitCause]
 
 class RankState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -56,6 +58,7 @@ ROW_STATUS_UNSPECIFIED: RowStatus
 OK: RowStatus
 NON_FINITE: RowStatus
 NO_CANDIDATE: RowStatus
+SHAPING_OVERFLOW: RowStatus
 PHASE_UNSPECIFIED: Phase
 LOADING: Phase
 WARMING_UP: Phase
@@ -69,6 +72,7 @@ EXITED: ExitCause
 KILLED: ExitCause
 HUNG: ExitCause
 REQUESTED: ExitCause
+OUT_OF_MEMORY: ExitCause
 RANK_STATE_UNSPECIFIED: RankState
 STARTING: RankState
 READY: RankState
@@ -374,7 +378,7 @@ class Heartbeat(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class RankExit(_message.Message):
-    __slots__ = ("pid", "cause", "reason", "last", "age_s", "replaced_s", "signal")
+    __slots__ = ("pid", "cause", "reason", "last", "age_s", "replaced_s", "signal", "outside")
     PID_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -382,6 +386,7 @@ class RankExit(_message.Message):
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     REPLACED_S_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_FIELD_NUMBER: _ClassVar[int]
     pid: int
     cause: ExitCause
     reason: str
@@ -389,7 +394,8 @@ class RankExit(_message.Message):
     age_s: float
     replaced_s: float
     signal: int
-    def __init__(self, pid: _Optional[int] = ..., cause: _Optional[_Union[ExitCause, str]] = ..., reason: _Optional[str] = ..., last: _Optional[_Union[Heartbeat, _Mapping]] = ..., age_s: _Optional[float] = ..., replaced_s: _Optional[float] = ..., signal: _Optional[int] = ...) -> None: ...
+    outside: bool
+    def __init__(self, pid: _Optional[int] = ..., cause: _Optional[_Union[ExitCause, str]] = ..., reason: _Optional[str] = ..., last: _Optional[_Union[Heartbeat, _Mapping]] = ..., age_s: _Optional[float] = ..., replaced_s: _Optional[float] = ..., signal: _Optional[int] = ..., outside: _Optional[bool] = ...) -> None: ...
 
 class SupervisorStatusRequest(_message.Message):
     __slots__ = ()

@@ -61,10 +61,11 @@ class BlockPool:
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """Add a reference to each block; cached ones come back into use."""
+        refs = self._refs
         for block in blocks:
-            if self._refs[block] == 0:
+            if not refs[block]:
                 del self._cached[block]
-            self._refs[block] += 1
+            refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drop a reference to each block. The last of a sequence are evicted before the first."""
@@ -117,9 +118,14 @@ class BlockPool:
         """The block with this content, in use or cached."""
         return self._block_of.get(key)
 
-    def is_cached(self, block: int) -> bool:
-        """True when the block is available but still has content."""
-        return block in self._cached
+    def leading(self, keys: Iterable[bytes]) -> list[int]:
+        """Blocks with these contents, up to the first that is not there."""
+        found = (self._block_of.get(key, NULL_BLOCK) for key in keys)
+        return list(takewhile(bool, found))
+
+    def num_cached(self, blocks: Iterable[int]) -> int:
+        """How many of these blocks are available but still have content."""
+        return sum(map(self._cached.__contains__, blocks))
 
     def check(self, holders: Iterable[Iterable[int]]) -> None:
         """Assert the pool's invariants, given the block tables of everyone who holds references."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import compress
 
 import numpy as np
-from surestep_common.errors import ModelFault
+from surestep_common.errors import InvalidRequest, ModelFault, SurestepError
 from surestep_common.invariants import (
     DECODE,
     PREFILL_LAST,
@@ -22,6 +22,7 @@ from surestep_common.invariants import (
     folded_length,
     require,
 )
+from surestep_common.sampling_ranges import shapes_logits
 
 from . import prefix
 from .live_rows import LiveRows, check_columns, live_rows
@@ -175,7 +176,7 @@ def _emit(state: SchedulerState, outcome: Outcome, rows: LiveRows) -> list[Outpu
         outputs[row].finish = Finish.STOP
     failed = ~rows.ok & ~rows.retry
     for row in failed.nonzero()[0].tolist():
-        outputs[row].error = ModelFault("the model's logits were not usable")
+        outputs[row].error = _failure(outcome.non_finite[rows.planned[row]], outputs[row].seq)
     if outcome.logprobs or outcome.prompt_logprobs:
         for output, row in zip(outputs, rows.planned.tolist(), strict=True):
             output.logprobs = outcome.logprobs.get(row)
@@ -184,6 +185,16 @@ def _emit(state: SchedulerState, outcome: Outcome, rows: LiveRows) -> list[Outpu
         seq = rows.tenancies[row].seq
         outputs[row].prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
     return list(compress(outputs, (emits | failed).tolist()))
+
+
+def _failure(non_finite: bool, seq: Sequence) -> SurestepError:
+    """Why a row has no token: what the model computed, or what the request made of it."""
+    if non_finite or not shapes_logits(seq.request.sampling):
+        return ModelFault("the model's logits were not usable")
+    return InvalidRequest(
+        "this request's own logit_bias, penalties, bad_words, allowed_token_ids and min_tokens "
+        "leave no token that could be chosen"
+    )
 
 
 def _collect(seq: Sequence, logprobs: Logprobs | None) -> None:

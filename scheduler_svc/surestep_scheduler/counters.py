@@ -23,6 +23,7 @@ class Counters:
     snapshot_evictions: int = 0
     snapshots_taken: int = 0
     preemptions: int = 0
+    displacements: int = 0  # of them, those for another tenant's sake
     steps: int = 0
     epochs: int = 0
     replayed_requests: int = 0

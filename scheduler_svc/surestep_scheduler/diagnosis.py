@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from surestep_proto import engine_pb2 as pb
 
 from .incidents import Cause
 from .non_finite import NonFiniteLogits
+from .suspicion import NO_LOSS, OUTSIDE_LOSS, WHOLE_LOSS
 
 _STILL_S = 1.5  # three ticks of an idle rank, and less than a connection waits for a ping's answer
 
@@ -21,10 +21,11 @@ class OperatorRestart(SurestepError):
 
 
 class Diagnosis(NamedTuple):
-    """Cause of a lost epoch, and a line for people."""
+    """Cause of a lost epoch, a line for people, and how much it says of those under way."""
 
     cause: Cause
     reason: str
+    weight: int = WHOLE_LOSS  # in eighths of a loss
 
 
 class _Death(NamedTuple):
@@ -45,28 +46,49 @@ def diagnose(
     error: SurestepError,
     ranks: Sequence[pb.WorkerInfo],
     statuses: Sequence[pb.SupervisorStatus],
+    *,
+    supervised: bool,
 ) -> Diagnosis:
     """`error` ended the epoch of `ranks`; `statuses` were asked for when their processes were gone.
 
     A lost stream and a missed deadline are symptoms: the supervisors know whether a rank ended by
-    itself or stood still, and whether it was drafting then.
+    itself or stood still, and whether it was drafting then. Where ranks are `supervised` and nobody
+    knows how one ended, its supervisor is gone too, which no request can do.
     """
     for kind, cause in _TOLD:
         if isinstance(error, kind):
-            return Diagnosis(cause, str(error))
+            return Diagnosis(cause, str(error), NO_LOSS if not cause.accuses else WHOLE_LOSS)
     deaths = _deaths(ranks, statuses)
     own = [death for death in deaths if death.exit.cause != pb.REQUESTED]
     if own:
-        first = max(own, key=lambda death: death.exit.age_s)
-        hung = first.exit.cause == pb.HUNG
-        cause = Cause.WORKER_HANG if hung else Cause.WORKER_EXIT
-        reason = f"rank {first.rank}: {first.exit.reason}"
-        return Diagnosis(Cause.DRAFTER if _drafting(first) else cause, reason)
+        return _of_exit(max(own, key=lambda death: death.exit.age_s))
     lost = isinstance(error, Unavailable)
     if isinstance(error, DeadlineExceeded) or (lost and any(map(_stood_still, deaths))):
-        cause = Cause.DRAFTER if any(map(_drafting, deaths)) else Cause.WORKER_HANG
-        return Diagnosis(cause, "; ".join([str(error), *map(_last_sign, deaths)]))
-    return Diagnosis(Cause.CONNECTION if lost else Cause.WORKER_ERROR, str(error))
+        reason = "; ".join([str(error), *map(_last_sign, deaths)])
+        if any(map(_drafting, deaths)):
+            return Diagnosis(Cause.DRAFTER, reason, NO_LOSS)
+        outside = any(death.exit.outside for death in deaths)
+        return Diagnosis(Cause.WORKER_HANG, reason, OUTSIDE_LOSS if outside else WHOLE_LOSS)
+    if not lost:
+        return Diagnosis(Cause.WORKER_ERROR, str(error))
+    unknown = supervised and len(deaths) < len(ranks)
+    return Diagnosis(Cause.CONNECTION, str(error), OUTSIDE_LOSS if unknown else WHOLE_LOSS)
+
+
+_CAUSES = {pb.HUNG: Cause.WORKER_HANG, pb.OUT_OF_MEMORY: Cause.OUT_OF_MEMORY}
+
+
+def _of_exit(death: _Death) -> Diagnosis:
+    """Of the rank that ended first, not because it was asked to."""
+    cause = _CAUSES.get(death.exit.cause, Cause.WORKER_EXIT)
+    reason, weight = f"rank {death.rank}: {death.exit.reason}", WHOLE_LOSS
+    if _drafting(death):
+        return Diagnosis(Cause.DRAFTER, reason, NO_LOSS)
+    if death.exit.outside:
+        weight = OUTSIDE_LOSS
+    if cause is not Cause.WORKER_HANG and death.exit.last.phase == pb.IDLE:
+        weight = NO_LOSS  # no step explains it
+    return Diagnosis(cause, reason, weight)
 
 
 def _deaths(
@@ -82,8 +104,9 @@ def _deaths(
 
 
 def _drafting(death: _Death) -> bool:
-    """It ended in the drafter, and not because somebody from outside killed it there."""
-    return death.exit.last.phase == pb.DRAFTING and death.exit.signal != signal.SIGKILL
+    """It ended in the drafter, and not because somebody killed it there."""
+    killed = death.exit.outside or death.exit.cause == pb.OUT_OF_MEMORY
+    return death.exit.last.phase == pb.DRAFTING and not killed
 
 
 def _stood_still(death: _Death) -> bool:

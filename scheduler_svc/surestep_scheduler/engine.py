@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from surestep_common.errors import InvalidRequest, ModelChanged, SurestepError, Unavailable
 from surestep_proto import engine_pb2, generate_pb2
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.2
 _POLL_SHARE = 0.02  # of the time that passed already
 _RETRY_AFTER_S = 1.0
+_HASHED_INLINE = 16_384  # tokens of a prompt whose blocks are hashed in less than a millisecond
 
 StateListener = Callable[[generate_pb2.EngineState], Awaitable[None]]
 
@@ -49,6 +51,7 @@ class Engine:
         self._requests = OpenRequests()
         self._epoch: Epoch | None = None  # the one under way
         self._reached = asyncio.Condition()  # new workers
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hashing")
         self.supervisors = Supervisors(settings.supervisor_addresses)
         self.incidents = IncidentLog()
         self.monitor = StepMonitor(
@@ -90,12 +93,16 @@ class Engine:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> OpenRequest:
+    async def submit(self, request: Request) -> OpenRequest:
         """Queue a request. Raises Unavailable, InvalidRequest, RequestTooLarge or QueueFull."""
         core = self._known_core()
+        seq = core.sequence(request, self._clock())
+        if core.limits.enable_prefix_caching and len(seq.tokens) > _HASHED_INLINE:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._hashing, seq.chain.extend, seq.tokens)
         if self.engine_state == generate_pb2.DRAINING:
             raise _shutting_down()
-        opened = self._requests.open(core.add(request, self._clock()))
+        opened = self._requests.open(core.enqueue(seq, self._clock()))
         self._wake.set()
         return opened
 
@@ -128,6 +135,7 @@ class Engine:
                     await group.close()
                 await self._recover(error, group.num_unread)
         finally:
+            self._hashing.shutdown(wait=False, cancel_futures=True)
             await self.supervisors.close()
 
     async def drain(self) -> None:
@@ -245,15 +253,15 @@ class Engine:
         pids = [info.pid for info in self.infos]
         await self.supervisors.restart(str(error), pids, self._settings.restart_timeout_s)
         statuses = await self.supervisors.statuses(self._settings.worker_connect_timeout_s)
-        cause, reason = diagnose(error, self.infos, statuses)
+        supervised = bool(self._settings.supervisor_addresses)
+        cause, reason, weight = diagnose(error, self.infos, statuses, supervised=supervised)
         logger.error(
             "epoch %d is lost: %s: %s; noticed after %.1f s", core.epoch, cause, reason, detect_s
         )
         self.incidents.lost(Incident(cause, reason, core.epoch, now, detect_s, replay))
         if cause is Cause.DRAFTER:
             core.speculation.suspend(reason)
-        if cause.accuses:
-            core.suspicion.lost(windows)
+        core.suspicion.lost(windows, weight)
         if core.suspicion.trial:
             logger.warning("may be to blame, and are tried: %s", ", ".join(core.suspicion.trial))
         await asyncio.sleep(self.incidents.pause_s)

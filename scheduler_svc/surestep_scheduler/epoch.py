@@ -98,7 +98,8 @@ class Epoch:
             sent = self._monitor.sent(plan, core.speculation.expected_us, now)
             # Workers that hang take no more plans either: this wait is part of the oldest step's.
             timeout_s = max(self._monitor.due_at - now, _SEND_S)
-            await group.send(to_proto(plan, round(1000 * sent.budget_s)), timeout_s)
+            message = to_proto(plan, round(1000 * sent.budget_s))
+            await group.send(message.SerializeToString(), timeout_s)
 
     async def _wait(self) -> None:
         """Until something happens. Raises DeadlineExceeded when the oldest step is late."""

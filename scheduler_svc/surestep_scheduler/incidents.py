@@ -19,6 +19,7 @@ class Cause(StrEnum):
     WORKER_EXIT = "worker_exit"
     WORKER_HANG = "worker_hang"
     WORKER_ERROR = "worker_error"
+    OUT_OF_MEMORY = "out_of_memory"
     CONNECTION = "connection"
     LEDGER = "ledger"
     DIGEST = "digest"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from surestep_common.errors import InvalidRequest, RequestTooLarge
+from surestep_common.request_bounds import MAX_PLAN_BYTES, ROWS_BYTES, admission_bytes
 
 from .draft_length import StepCosts
 
@@ -32,6 +32,7 @@ class Limits:
     snapshot_interval: int = 64  # between snapshots of a request that decodes
     enable_prefix_caching: bool = True
     priority_aging_s: float = 30.0  # seconds of waiting that outweigh one level of priority
+    max_plan_bytes: int = MAX_PLAN_BYTES
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest for sizes that no request could be served with."""
@@ -56,15 +57,36 @@ class Limits:
         """Most drafts per step of a request that wants at most so many; None = any number."""
         return self.max_draft_tokens if wanted is None else min(self.max_draft_tokens, wanted)
 
-    def check_tokens(self, token_ids: Sequence[int]) -> None:
-        """Raise InvalidRequest or RequestTooLarge for what no request can start from."""
-        if max(token_ids) >= self.vocab_size:
-            raise InvalidRequest(
-                f"token id {max(token_ids)} is not in the vocabulary", param="prompt_ids"
-            )
-        if len(token_ids) >= self.max_request_len:
+    def check_len(self, num_tokens: int) -> None:
+        """Raise RequestTooLarge for what leaves no room for output."""
+        if num_tokens >= self.max_request_len:
             raise RequestTooLarge(
-                f"{len(token_ids)} tokens leave no room for output: the limit is "
+                f"{num_tokens} tokens leave no room for output: the limit is "
                 f"{self.max_request_len}",
                 param="prompt_ids",
+            )
+
+    def admission_bytes(self, num_tokens: int, sampling_bytes: int) -> int:
+        """That the admission of a request takes in a plan, at most, once it knows so many ids."""
+        return admission_bytes(
+            num_tokens,
+            -(-num_tokens // self.block_size) + 1,
+            sampling_bytes,
+            vocab_size=self.vocab_size,
+            pool_size=self.num_blocks,
+        )
+
+    @property
+    def admissions_bytes(self) -> int:
+        """That all admissions of a plan may take."""
+        return self.max_plan_bytes - ROWS_BYTES
+
+    def check_bytes(self, num_tokens: int, sampling_bytes: int) -> None:
+        """Raise RequestTooLarge for a request that no plan would have room for in the end."""
+        num_bytes = self.admission_bytes(num_tokens, sampling_bytes)
+        if num_bytes > self.admissions_bytes:
+            raise RequestTooLarge(
+                f"{num_tokens} tokens and {sampling_bytes} bytes of sampling parameters are more "
+                "than a step can admit",
+                param="max_tokens",
             )

@@ -76,7 +76,7 @@ class Outcome:
     slot: IntArray
     slot_epoch: IntArray
     ok: BoolArray
-    non_finite: BoolArray  # not ok because of the model's logits, not of the request's masks
+    non_finite: BoolArray  # not ok because of the model's logits, not of the request's parameters
     len_before: IntArray
     n_drafts: IntArray
     n_accepted: IntArray

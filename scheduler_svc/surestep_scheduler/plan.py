@@ -20,7 +20,6 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
         budget_ms=budget_ms,
         freed_slots=[freed.slot for freed in plan.freed],
         freed_slot_epochs=[freed.slot_epoch for freed in plan.freed],
-        admissions=[_admission(tenancy) for tenancy in plan.admissions],
         extend_slots=[extend.slot for extend in plan.extends],
         extend_counts=[len(extend.blocks) for extend in plan.extends],
         block_ids=[block for extend in plan.extends for block in extend.blocks],
@@ -40,23 +39,26 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
         drafter_faults=plan.drafter_faults,
     )
     message.mode.extend(plan.mode.tolist())  # ints are enum values on the wire
+    for tenancy in plan.admissions:
+        _admit(message.admissions.add(), tenancy)
     return message
 
 
-def _admission(tenancy: Tenancy) -> pb.Admission:
-    seq = tenancy.seq
-    return pb.Admission(
-        slot=tenancy.slot,
-        slot_epoch=tenancy.slot_epoch,
-        request_id=seq.request.id,
-        token_ids=seq.tokens,
-        prompt_len=seq.prompt_len,
-        num_cached=tenancy.num_cached,
-        max_len=seq.max_len,
-        sampling=seq.request.sampling,
-        snapshot_id=tenancy.snapshot_id,
-        draft_valid=tenancy.draft_valid,
-    )
+def _admit(message: pb.Admission, tenancy: Tenancy) -> None:
+    """Filled in its place: prompts may be long, and are not copied once more."""
+    seq, known = tenancy.seq, tenancy.seq.request.wire_ids
+    message.slot = tenancy.slot
+    message.slot_epoch = tenancy.slot_epoch
+    message.request_id = seq.request.id
+    message.token_ids.extend(known)
+    message.token_ids.extend(seq.tokens[len(known) :])
+    message.prompt_len = seq.prompt_len
+    message.num_cached = tenancy.num_cached
+    message.max_len = seq.max_len
+    message.snapshot_id = tenancy.snapshot_id
+    message.draft_valid = tenancy.draft_valid
+    if seq.request.sampling is not None:
+        message.sampling.CopyFrom(seq.request.sampling)
 
 
 def from_proto(results: Sequence[pb.StepResult]) -> Outcome:

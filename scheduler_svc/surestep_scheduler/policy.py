@@ -1,15 +1,14 @@
 """What the next step does: continuous batching with chunked prefill.
 
-Requests are served in one order, `arrival + priority * priority_aging_s`: a level of priority is
-worth that many seconds of waiting, so nobody waits for ever. Requests that decode come first, one
-token each; prompts share what is left, each taking at most half of the rest until all had their
-turn, so that a short prompt is not kept waiting by long ones. Drafts fill up the budget.
-When blocks run out, drafts are given up first, and then the last request in the order.
+Tenants share slots, blocks and tokens fairly. Within a tenant requests are served in one order,
+`arrival + priority * priority_aging_s`: a level of priority is worth that many seconds of waiting,
+so nobody waits for ever. Requests that decode come first, one token each; prompts share what is
+left. Drafts fill up the budget. When blocks run out, drafts are given up first, and then requests.
 """
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -24,10 +23,11 @@ from surestep_common.invariants import (
 
 from .drafter import CatchUpBudget
 from .messages import Extend, Plan
+from .prompts import MIN_CHUNK, Turn, shares, turns, uncomputed
+from .room import entitled_slots, make_room, who_gives_way
 from .sequence import Sequence, Tenancy
 from .state import SchedulerState
-
-_MIN_CHUNK = 32  # tokens: below this a share of a step is not worth a row
+from .tenants import OUTPUT_TOKEN
 
 
 def schedule(state: SchedulerState, now: float) -> Plan | None:
@@ -35,30 +35,37 @@ def schedule(state: SchedulerState, now: float) -> Plan | None:
 
     `now` is in seconds on the clock of `SchedulerState.add`.
     """
-    step = _Step(state)
-    ready, prefilling = _split(state)
-    prompts = _new_ones_too(list(heapq.merge(prefilling, state.candidates(), key=_order)))
-    budget = state.limits.max_num_batched_tokens
-    prompt_tokens = sum(_uncomputed(state, seq) for seq in prompts)
+    entitled = entitled_slots(state)
+    make_room(state, entitled)
+    ready, prefilling = _decodable(state)
+    candidates = state.waiting.first(len(state.free_slots), state.suspicion.allows, entitled)
+    prompts = turns(state, [*prefilling, *candidates])
+    step, budget = _Step(state), state.limits.max_num_batched_tokens
+    prompt_tokens = sum(turn.num_tokens for turn in prompts)
     budget -= step.add_decodes(ready, budget, min(prompt_tokens, budget - len(ready)))
     step.add_prefills(prompts, budget, now)
     return step.finish()
 
 
-def _order(seq: Sequence) -> tuple[float, int]:
-    return seq.order
+def _decodable(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
+    """Slots that can decode now, and requests whose prompt is not planned to its end.
 
-
-def _new_ones_too(prompts: list[Sequence]) -> list[Sequence]:
-    """While requests are computed again after a fault, the first new one has the second turn."""
-    if prompts and prompts[0].num_replays:
-        new = next((i for i, seq in enumerate(prompts) if not seq.num_replays), 0)
-        prompts[1:1] = [prompts.pop(new)] if new else []
-    return prompts
+    Each of these slots needs a block at most for its next token. Where there are too few, somebody
+    makes room; those that have to wait for that are left out.
+    """
+    while True:
+        ready, prefilling = _split(state)
+        missing = state.slots.len_hi[ready] >= state.slots.capacity[ready]
+        if missing.sum() <= state.pool.num_available:
+            return ready, prefilling
+        if state.quarantine:  # blocks come back with the next result
+            covered = missing.cumsum() <= state.pool.num_available
+            return ready[covered | ~missing], prefilling
+        state.preempt(who_gives_way(state))
 
 
 def _split(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
-    """Slots that can decode now, and requests whose prompt is not planned to its end.
+    """Slots that could decode if there are blocks, and requests that compute their prompts.
 
     A request that everything in flight may bring to its last token but one has to wait.
     """
@@ -67,13 +74,6 @@ def _split(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
     prefilling = len_hi < slots.prefill_len[slot]
     ready = ~prefilling & (len_hi + 2 <= slots.max_len[slot])
     return slot[ready], [tenancy.seq for tenancy in slots.tenancy[slot[prefilling]]]
-
-
-def _uncomputed(state: SchedulerState, seq: Sequence) -> int:
-    """Prompt tokens that are not planned yet; all of them while it waits."""
-    if seq.tenancy is None:
-        return len(seq.tokens)
-    return int(state.slots.prefill_len[seq.tenancy.slot] - state.slots.len_hi[seq.tenancy.slot])
 
 
 def _blocks(num_tokens: IntArray, block_size: int) -> IntArray:
@@ -97,6 +97,7 @@ class _Step:
         self._catch_up = CatchUpBudget(state)
         self._prefills: list[Tenancy] = []
         self._chunks: list[int] = []  # tokens, parallel to _prefills
+        self._bytes_left = state.limits.admissions_bytes
 
     def add_decodes(self, slot: IntArray, budget: int, prompt_tokens: int) -> int:
         """One row for each request that decodes; returns the tokens they take.
@@ -115,71 +116,82 @@ class _Step:
         )
         catch_up = self._catch_up.grant(slot, caps > 0)
         caps[~catch_up.whole] = 0
-        covered = slots.capacity[slot] - slots.len_hi[slot] - 1  # drafts that need no new block
-        short = np.flatnonzero(caps > covered)
-        missing = _blocks(caps[short] - covered[short], state.limits.block_size)
-        if missing.sum() <= state.pool.num_available:
-            self._extends += state.extend(slot[short], missing)
-        else:
-            for row in short.tolist():
-                caps[row] = self._grow(slot[row : row + 1], int(caps[row]), int(covered[row]))
-        kept = slots.open[slot] & (caps >= 0)
-        self._decodes, self._caps = slot[kept], caps[kept]
-        self._caught_up = catch_up.num_tokens[kept]
-        return len(self._decodes) + int(self._caps.sum())
+        missing = self._cover(slot, caps)
+        self._extends += state.extend(slot[missing > 0], missing[missing > 0])
+        self._decodes, self._caps = slot, caps
+        self._caught_up = catch_up.num_tokens
+        return len(slot) + int(caps.sum())
 
-    def _grow(self, slot: IntArray, k: int, covered: int) -> int:
-        """Blocks are scarce: drafts are given up for them first, then requests.
+    def _cover(self, slot: IntArray, caps: IntArray) -> IntArray:
+        """Blocks [R] that rows with so many drafts need; where they are scarce, fewer drafts.
 
-        `slot` [1] wants `k` drafts and its blocks cover `covered`; -1 is no room for a row at all.
-        Returns the drafts it may have, -1 for no row.
+        There is a block for every row that needs one without drafts.
         """
-        state = self._state
-        while state.slots.open[slot[0]] and k > covered:
-            missing = _blocks(np.array([k - covered]), state.limits.block_size)
-            if missing[0] <= state.pool.num_available:
-                self._extends += state.extend(slot, missing)
-                return k
-            if k > 0:
-                k -= 1
-            elif state.quarantine:  # blocks come back with the next result
-                return -1
-            else:
-                # The last in the order. Rows are added in order, so it has none in this plan.
-                state.preempt(state.running[-1])
-        return k
+        slots, size = self._state.slots, self._state.limits.block_size
+        covered = slots.capacity[slot] - slots.len_hi[slot] - 1  # drafts that need no new block
+        missing = _blocks(np.maximum(caps - covered, 0), size)
+        spare = self._state.pool.num_available - int(missing.sum())
+        for row in missing.nonzero()[0].tolist()[::-1] if spare < 0 else ():
+            while spare < 0 and caps[row] > 0:
+                caps[row] -= 1
+                fewer = -(-max(int(caps[row] - covered[row]), 0) // size)
+                spare += int(missing[row]) - fewer
+                missing[row] = fewer
+        return missing
 
-    def add_prefills(self, prompts: Seq[Sequence], budget: int, now: float) -> None:
-        """Chunks for prompts in their order, admitting those that wait while there is room."""
-        left, admitting = budget, True
-        for seq in prompts:
-            if left <= 0:
-                break
-            tenancy = seq.tenancy
-            if tenancy is None:
-                tenancy = self._admit(seq, now) if admitting else None
-            if tenancy is None:  # those behind must not overtake it
-                admitting = False
-                continue
-            chunk = min(_uncomputed(self._state, seq), max(left // 2, _MIN_CHUNK), left)
-            self._prefills.append(tenancy)
-            self._chunks.append(chunk)
-            left -= chunk
-        self._top_up(left)
+    def add_prefills(self, turns: Seq[Turn], budget: int, now: float) -> None:
+        """Chunks for prompts in their turns, admitting those that wait while there is room.
+
+        A request for which there is no room may be overtaken by other tenants, but not for longer
+        than until they have been served as much as it would have been. What one tenant leaves of
+        its share is for the next.
+        """
+        each = shares(turns, budget)
+        left, overtaken = budget - sum(each), math.inf
+        for turn, share in zip(turns, each, strict=True):
+            first, admitting = len(self._prefills), turn.tenant.served < overtaken
+            left += share
+            for seq in turn.prompts:
+                if left <= 0:
+                    break
+                tenancy = seq.tenancy
+                if tenancy is None and admitting:
+                    tenancy = self._admit(seq, now)
+                    if tenancy is None:  # those behind must not overtake it
+                        admitting = False
+                        overtaken = min(overtaken, turn.tenant.after(len(seq.tokens)))
+                if tenancy is not None:
+                    chunk = min(self._most(tenancy), max(left // 2, MIN_CHUNK), left)
+                    self._prefills.append(tenancy)
+                    self._chunks.append(chunk)
+                    left -= chunk
+            left = self._top_up(first, left)
+        self._top_up(0, left)
 
     def _admit(self, seq: Sequence, now: float) -> Tenancy | None:
+        num_bytes = self._state.limits.admission_bytes(len(seq.tokens), seq.request.sampling_bytes)
+        if num_bytes > self._bytes_left:  # the next plan has room for it
+            return None
         tenancy = self._state.admit(seq, now)
         if tenancy is not None:
+            self._bytes_left -= num_bytes
             self._admissions.append(tenancy)
             self._extends.append(Extend(tenancy.slot, list(tenancy.blocks)))
         return tenancy
 
-    def _top_up(self, left: int) -> None:
-        """Hand out what the shares left over, first come first served."""
-        for index, tenancy in enumerate(self._prefills):
-            more = min(left, _uncomputed(self._state, tenancy.seq) - self._chunks[index])
+    def _top_up(self, first: int, left: int) -> int:
+        """Hand out what shares left over, first come first served; gives what is left still."""
+        for index, tenancy in enumerate(self._prefills[first:], first):
+            if not left:
+                break
+            more = min(left, self._most(tenancy) - self._chunks[index])
             self._chunks[index] += more
             left -= more
+        return left
+
+    def _most(self, tenancy: Tenancy) -> int:
+        """Tokens of a prompt that this step may take; what was cached is known by now."""
+        return min(uncomputed(self._state, tenancy.seq), tenancy.max_chunk)
 
     def _prepare_to_draft(self, slot: IntArray) -> IntArray:
         """What the drafter makes up for while prompts [R] are computed."""
@@ -229,10 +241,18 @@ class _Step:
         )
         state.freed = []
         _check(plan, state)
+        self._charge(plan)
         slots.plan(plan.step, slot, width)
         state.planned_step = plan.step
         state.in_flight.append(plan)
         return plan
+
+    def _charge(self, plan: Plan) -> None:
+        """Tenants pay for what is computed for the first time; drafts are free."""
+        slots, slot = self._state.slots, plan.slot
+        fresh = plan.len_hi + plan.num_tokens - np.maximum(plan.len_hi, slots.paid_len[slot])
+        cost = np.where(plan.num_tokens > 0, np.maximum(fresh, 0.0), OUTPUT_TOKEN)
+        self._state.tenants.charge(slots.tenant[slot], cost)
 
 
 def _check(plan: Plan, state: SchedulerState) -> None:

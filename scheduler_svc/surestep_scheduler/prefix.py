@@ -20,6 +20,10 @@ class PrefixChain:
         self._block_size = block_size
         self._keys = [blake2b(salt.encode(), digest_size=16).digest()]
 
+    def extend(self, tokens: array[int]) -> None:
+        """Compute the keys of all full blocks of `tokens` now, rather than when they are needed."""
+        self.keys(tokens, 0, len(tokens) // self._block_size)
+
     def keys(self, tokens: array[int], since: int, upto: int) -> list[bytes]:
         """Keys of blocks since..upto-1; `tokens` must hold them and never change."""
         size, keys = self._block_size, self._keys
@@ -32,13 +36,7 @@ class PrefixChain:
 
 def match(pool: BlockPool, chain: PrefixChain, tokens: array[int], block_size: int) -> list[int]:
     """Blocks that hold a prefix of `tokens` already, leaving at least one token to compute."""
-    blocks = []
-    for key in chain.keys(tokens, 0, (len(tokens) - 1) // block_size):
-        block = pool.lookup(key)
-        if block is None:
-            break
-        blocks.append(block)
-    return blocks
+    return pool.leading(chain.keys(tokens, 0, (len(tokens) - 1) // block_size))
 
 
 def publish(

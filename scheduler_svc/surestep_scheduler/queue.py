@@ -2,82 +2,158 @@
 
 from __future__ import annotations
 
-from bisect import insort
+import heapq
+import math
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from surestep_common.errors import QueueFull
 
+from .fairness import may_queue
 from .limits import Limits
 from .sequence import Sequence
+from .tenants import Tenant
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # that a refused caller is told
 _MEASURED = 64  # requests whose start tells how fast the queue drains
 
 
+def _order(seq: Sequence) -> tuple[float, int]:
+    return seq.order
+
+
 class WaitingQueue:
-    """Sorted by order. Tokens are those known of each request."""
+    """Sorted by order within each tenant. Tokens are those known of each request."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
         self.num_refused = 0  # requests that found no room
-        self._seqs: list[Sequence] = []
+        self._seqs: dict[Tenant, list[Sequence]] = {}  # of those that have any
+        self._tokens: dict[Tenant, int] = {}  # the same
+        self._count = 0
+        self._last_served = 0.0  # the counter of who was the last to wait
         self._started: deque[tuple[float, int]] = deque(maxlen=_MEASURED)  # time, tokens
 
     def __len__(self) -> int:
         """Requests."""
-        return len(self._seqs)
+        return self._count
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In their order."""
-        return iter(self._seqs)
+        """In their order, whosever they are."""
+        return heapq.merge(*self._seqs.values(), key=_order)
+
+    @property
+    def tenants(self) -> Mapping[Tenant, list[Sequence]]:
+        """Whose requests wait, and which, in their order."""
+        return self._seqs
+
+    def tokens_of(self, tenant: Tenant) -> int:
+        """Of the requests of a tenant that wait."""
+        return self._tokens.get(tenant, 0)
 
     def add(self, seq: Sequence) -> None:
-        """Wherever its order puts it."""
-        insort(self._seqs, seq, key=lambda other: other.order)
+        """Wherever its order puts it among those of its tenant."""
+        tenant = seq.tenant
+        if tenant not in self._seqs:
+            floor = min((other.served for other in self._seqs), default=self._last_served)
+            tenant.served = max(tenant.served, floor)
+            self._seqs[tenant], self._tokens[tenant] = [], 0
+        insort(self._seqs[tenant], seq, key=_order)
+        self._tokens[tenant] += len(seq.tokens)
         self.num_tokens += len(seq.tokens)
+        self._count += 1
 
     def remove(self, seq: Sequence) -> None:
         """It waits no more."""
-        self._seqs.remove(seq)
+        tenant = seq.tenant
+        seqs = self._seqs[tenant]
+        found = seqs.pop(bisect_left(seqs, seq.order, key=_order))
+        assert found is seq
+        self._tokens[tenant] -= len(seq.tokens)
         self.num_tokens -= len(seq.tokens)
+        self._count -= 1
+        if not seqs:
+            del self._seqs[tenant], self._tokens[tenant]
+            self._last_served = tenant.served
 
-    def first(self, count: int, allows: Callable[[str], bool]) -> list[Sequence]:
-        """The first ones that are allowed, by their id."""
-        return list(islice((seq for seq in self._seqs if allows(seq.request.id)), count))
+    def first(
+        self, count: int, allows: Callable[[str], bool], entitled: Mapping[Tenant, int]
+    ) -> list[Sequence]:
+        """The next ones that are allowed, by their id.
+
+        Tenants that run fewer requests than they are entitled to come first, then those that have
+        been served least; what was picked counts as served.
+        """
+        allowed = {t: filter(lambda seq: allows(seq.request.id), s) for t, s in self._seqs.items()}
+        if len(allowed) == 1:
+            (seqs,) = allowed.values()
+            return list(islice(seqs, count))
+        picked: list[Sequence] = []
+        given = dict.fromkeys(allowed, 0)  # tokens
+        number = {tenant: tenant.num_running for tenant in allowed}
+
+        def place(tenant: Tenant) -> tuple[bool, float, int, Tenant]:
+            above = number[tenant] >= entitled.get(tenant, 0)
+            return above, tenant.after(given[tenant]), tenant.index, tenant
+
+        heap = [place(tenant) for tenant in allowed]
+        heapq.heapify(heap)
+        while heap and len(picked) < count:
+            *_, tenant = heapq.heappop(heap)
+            seq = next(allowed[tenant], None)
+            if seq is not None:
+                picked.append(seq)
+                number[tenant] += 1
+                given[tenant] += len(seq.tokens)
+                heapq.heappush(heap, place(tenant))
+        return picked
 
     def started(self, seq: Sequence, now: float) -> None:
         """It left the queue for a slot."""
         self._started.append((now, len(seq.tokens)))
 
-    def check_room(self, num_tokens: int, limits: Limits, now: float) -> None:
+    def check_room(
+        self, num_tokens: int, tenant: Tenant | None, weight: float, limits: Limits, now: float
+    ) -> None:
         """Raise QueueFull when a request of `num_tokens` is one too many.
 
-        A request that alone exceeds the bound on tokens may wait alone.
+        `tenant` is whose it is, None for one without open requests: a fair share of the queue is
+        there for it even where others have reached the bounds. A request that alone exceeds the
+        bound on tokens may wait alone.
         """
-        num_seqs, sum_tokens = len(self) + 1, self.num_tokens + num_tokens
-        if num_seqs > limits.max_queue_len:
-            what, left = f"{len(self)} requests", len(self._started)
-            excess = num_seqs - limits.max_queue_len
-        elif len(self) and 0 < limits.max_queue_tokens < sum_tokens:
+        mine = self._seqs.get(tenant, ()) if tenant is not None else ()
+        tokens = self.tokens_of(tenant) if tenant is not None else 0
+        others = sum(other.weight for other in self._seqs if other is not tenant)
+        share = weight / (weight + others)
+        most, most_tokens = limits.max_queue_len, limits.max_queue_tokens or math.inf
+        if not may_queue(len(mine), 1, self._count, most, share):
+            what, left = f"{self._count} requests", len(self._started)
+            excess = self._count + 1.0 - most
+        elif self._count and not may_queue(tokens, num_tokens, self.num_tokens, most_tokens, share):
             what, left = f"{self.num_tokens} tokens", sum(tokens for _, tokens in self._started)
-            excess = sum_tokens - limits.max_queue_tokens
+            excess = self.num_tokens + num_tokens - most_tokens
         else:
             return
         self.num_refused += 1
         retry_after = self._wait_s(excess, left, now)
         raise QueueFull(f"{what} are waiting already", retry_after=retry_after)
 
-    def _wait_s(self, excess: int, left: int, now: float) -> float:
+    def _wait_s(self, excess: float, left: int, now: float) -> float:
         """Until `excess` have left, if they go on leaving as `left` did lately."""
         if left:
             wait_s = excess * (now - self._started[0][0]) / left
         else:  # the head of the queue tells at least how long a wait is
-            wait_s = now - min((seq.arrival for seq in self._seqs), default=now)
+            wait_s = now - min((seq.arrival for seq in self), default=now)
         return min(max(wait_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
 
     def check(self) -> None:
         """Assert order and count. For tests."""
-        assert self._seqs == sorted(self._seqs, key=lambda seq: seq.order)
-        assert self.num_tokens == sum(len(seq.tokens) for seq in self._seqs)
+        for tenant, seqs in self._seqs.items():
+            assert seqs == sorted(seqs, key=_order)
+            assert seqs
+            assert all(seq.tenant is tenant for seq in seqs)
+            assert self._tokens[tenant] == sum(len(seq.tokens) for seq in seqs)
+        assert self.num_tokens == sum(self._tokens.values())
+        assert self._count == sum(map(len, self._seqs.values()))

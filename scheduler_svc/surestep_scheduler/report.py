@@ -133,4 +133,6 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_canaries=counters.canaries,
         last_token_age_s=engine.age_s(monitor.last_token_at),
         num_queued_tokens=core.waiting.num_tokens,
+        num_tenants=len(core.tenants),
+        num_displacements=counters.displacements,
     )

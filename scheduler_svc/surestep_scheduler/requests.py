@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from array import array
+from typing import Any
+
+import numpy as np
 from surestep_common.errors import InvalidRequest
+from surestep_common.request_bounds import check_name, check_prompt_logprobs
 from surestep_common.sampling_ranges import check_sampling
 from surestep_proto import generate_pb2
 
 from .sequence import CANARY, Finish, Request
+
+MOST_PRIORITY = 10  # either way: beyond that a request might as well be the only one
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e3
 
 
 def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Request:
@@ -15,22 +24,50 @@ def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Req
         raise InvalidRequest("a request needs an id", param="request_id")
     if message.request_id == CANARY:
         raise InvalidRequest(f"'{CANARY}' is the scheduler's own", param="request_id")
+    for name in ("request_id", "cache_salt", "tenant"):
+        check_name(name, getattr(message, name))
     if message.max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
     sampling = message.sampling
     check_sampling(sampling, vocab_size)
+    check_prompt_logprobs(sampling, len(message.prompt_ids))
+    prompt_ids, emitted_ids = _ids(message.prompt_ids), _ids(message.emitted_ids)
+    message.prompt_ids.MergeFrom(message.emitted_ids)
     return Request(
         id=message.request_id,
-        prompt_ids=list(message.prompt_ids),
-        emitted_ids=list(message.emitted_ids),
+        prompt_ids=prompt_ids,
+        emitted_ids=emitted_ids,
         max_tokens=message.max_tokens,
         stop_ids=frozenset(sampling.stop_token_ids),
-        priority=message.priority,
+        priority=max(-MOST_PRIORITY, min(message.priority, MOST_PRIORITY)),
         cache_salt=message.cache_salt,
         draft_cap=message.num_draft_tokens if message.HasField("num_draft_tokens") else None,
         want_prompt_logprobs=sampling.want_prompt_logprobs,
+        num_top_prompt_logprobs=sampling.num_top_prompt_logprobs,
+        tenant=message.tenant,
+        weight=_weight(message.tenant_weight),
         sampling=sampling,
+        sampling_bytes=sampling.ByteSize(),
+        wire_ids=message.prompt_ids,
     )
+
+
+def _ids(column: Any) -> array[int]:
+    """A column of the message, without a look at each of a million ids."""
+    ids = array("I")
+    ids.frombytes(np.array(column, dtype=np.uint32).tobytes())
+    return ids
+
+
+def _weight(weight: float) -> float:
+    if not weight:
+        return 1.0
+    if not (_LEAST_WEIGHT <= weight <= _MOST_WEIGHT and math.isfinite(weight)):
+        raise InvalidRequest(
+            f"tenant_weight is {weight:g}, not in [{_LEAST_WEIGHT:g}, {_MOST_WEIGHT:g}]",
+            param="tenant_weight",
+        )
+    return weight
 
 
 def ended(request: Request, max_request_len: int) -> Finish | None:

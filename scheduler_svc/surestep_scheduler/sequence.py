@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple, Self
 
-from surestep_common.errors import SurestepError
+from surestep_common.errors import InvalidRequest, SurestepError
+from surestep_common.sampling_ranges import check_vocab
 
+from .limits import Limits
 from .prefix import PrefixChain
 from .speculation import Experience
+from .tenants import Tenant
+
+_PROMPT_LOGPROBS = 1 << 16  # of one request that a step may compute
+_PARTS = 3  # of what a step would take of a prompt, in the other shape
 
 CANARY = "canary"  # id of a request of the scheduler's own that shows whether the workers live
 
@@ -27,15 +34,27 @@ class Request:
     """What was asked for. Lengths in tokens."""
 
     id: str
-    prompt_ids: list[int]
-    emitted_ids: list[int]  # emitted before this scheduler saw the request
+    prompt_ids: Seq[int]
+    emitted_ids: Seq[int]  # emitted before this scheduler saw the request
     max_tokens: int
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0  # lower runs earlier
     cache_salt: str = ""
     draft_cap: int | None = None  # most drafts per step; None = no cap of its own
     want_prompt_logprobs: bool = False
+    num_top_prompt_logprobs: int = 0
+    tenant: str = ""  # who asks; all requests of one tenant share what it may have
+    weight: float = 1.0  # of the tenant
     sampling: Any = None  # passed through to the workers
+    sampling_bytes: int = 0  # that this takes on the wire
+    wire_ids: Any = ()  # prompt_ids and emitted_ids as they came, passed through too
+
+
+class Shape(NamedTuple):
+    """How a request is computed, as far as that is free."""
+
+    draft_cap: int  # most drafts per row
+    max_chunk: int  # tokens of its prompt that one step may take
 
 
 @dataclass(slots=True)
@@ -60,6 +79,7 @@ class Sequence:
     """A request and its tokens. It holds a tenancy while it runs and waits otherwise."""
 
     request: Request
+    tenant: Tenant = field(init=False)  # once it is open
     tokens: array[int]  # uint32; prompt and everything emitted
     max_len: int  # tokens never exceed this
     order: tuple[float, int]  # smaller runs first and is preempted last
@@ -74,10 +94,36 @@ class Sequence:
     num_drafts: int = 0
     num_accepted: int = 0
     num_preemptions: int = 0
+    num_displaced: int = 0  # of them, those for another tenant's sake
+    computed_len: int = 0  # tokens that were planned in earlier tenancies
     num_replays: int = 0
     may_draft: bool = True  # until its drafting meets logits that are not finite
     replayed_len: int = 0  # tokens at the newest replay
     num_non_finite: int = 0  # times its logits were not finite
+
+    @classmethod
+    def of(cls, request: Request, limits: Limits, number: int, now: float) -> Self:
+        """The `number`-th request that came. Raises InvalidRequest or RequestTooLarge."""
+        prompt_len, emitted = len(request.prompt_ids), request.emitted_ids
+        if not prompt_len:
+            raise InvalidRequest("the prompt is empty", param="prompt_ids")
+        limits.check_len(prompt_len + len(emitted))
+        if request.max_tokens <= len(emitted):
+            raise InvalidRequest("no tokens are left to emit", param="max_tokens")
+        max_len = min(prompt_len + request.max_tokens, limits.max_request_len)
+        limits.check_bytes(max_len, request.sampling_bytes)
+        tokens = array("I")
+        tokens.extend(request.prompt_ids)
+        tokens.extend(emitted)
+        check_vocab("prompt_ids", tokens, limits.vocab_size)
+        return cls(
+            request=request,
+            tokens=tokens,
+            max_len=max_len,
+            order=(now + request.priority * limits.priority_aging_s, number),
+            arrival=now,
+            chain=PrefixChain(request.cache_salt, limits.block_size),
+        )
 
     @property
     def prompt_len(self) -> int:
@@ -85,9 +131,25 @@ class Sequence:
         return len(self.request.prompt_ids)
 
     @property
+    def goes_on(self) -> bool:
+        """It has been in a slot before, here or elsewhere: somebody waits in the middle of it."""
+        return self.computed_len > 0 or bool(self.request.emitted_ids)
+
+    @property
     def is_replaying(self) -> bool:
         """It has emitted nothing since its newest replay."""
         return self.num_replays > 0 and len(self.tokens) == self.replayed_len
+
+    def shape(self, limits: Limits, *, usual: bool) -> Shape:
+        """How it is computed: not as usual when that may be what has ended the workers."""
+        chunk = limits.max_num_batched_tokens
+        if self.needs_prompt_logprobs:
+            positions = _PROMPT_LOGPROBS // (1 + self.request.num_top_prompt_logprobs)
+            chunk = max(1, min(chunk, positions))
+        if not usual:
+            return Shape(draft_cap=0, max_chunk=max(1, min(chunk, len(self.tokens)) // _PARTS))
+        drafts = limits.draft_cap(self.request.draft_cap) if self.may_draft else 0
+        return Shape(drafts, chunk)
 
     @property
     def needs_prompt_logprobs(self) -> bool:
@@ -107,6 +169,7 @@ class Tenancy:
     snapshot_id: int  # recurrent state after num_cached tokens; 0 = none
     blocks: list[int]  # grows
     stop_ids: frozenset[int]  # of the request
+    max_chunk: int  # tokens of its prompt that one step may take
 
 
 @dataclass(slots=True)

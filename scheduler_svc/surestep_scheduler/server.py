@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from surestep_common.request_bounds import MAX_REQUEST_BYTES
 from surestep_common.rpc import Server
 from surestep_common.tasks import end
 from surestep_proto import generate_pb2
@@ -28,7 +29,7 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
     """Serve inside the block; gives the bound address. Leaving the block drains and stops."""
     descriptor = generate_pb2.DESCRIPTOR.services_by_name["Scheduler"]
     guests = {f"/{descriptor.full_name}/{name}": settings.grpc_api_key for name in _FOR_CLIENTS}
-    server = Server([descriptor], guests)
+    server = Server([descriptor], guests, max_message_bytes=MAX_REQUEST_BYTES)
     engine = Engine(settings, lambda state: server.set_serving(state == generate_pb2.SERVING))
     host, _, _ = settings.scheduler_listen.rpartition(":")
     async with asyncio.TaskGroup() as tasks:

@@ -60,8 +60,8 @@ class SchedulerService(SchedulerServicer):
         if finish is not None:
             yield _ended_chunk(finish)
             return
-        opened = self._engine.submit(parsed)
         with self._counted():
+            opened = await self._engine.submit(parsed)
             try:
                 done = False
                 while not done:

@@ -25,6 +25,9 @@ class SlotTable:
         self.prefill_len = np.zeros(num_slots, dtype=np.int64)  # known at admission
         self.max_len = np.zeros(num_slots, dtype=np.int64)  # of the request
         self.draft_cap = np.zeros(num_slots, dtype=np.int64)  # most drafts per row
+        self.tenant = np.zeros(num_slots, dtype=np.int64)  # index of whose it is
+        self.paid_len = np.zeros(num_slots, dtype=np.int64)  # planned, and paid for, before it
+        self.settled_at = np.zeros(num_slots, dtype=np.int64)  # committed: what it lost is made up
         # How far it is.
         self.capacity = np.zeros(num_slots, dtype=np.int64)  # covered by its blocks
         self.committed = np.zeros(num_slots, dtype=np.int64)  # KV is valid by the applied results
@@ -64,6 +67,10 @@ class SlotTable:
         self.draft_upto[slot] = tenancy.draft_valid
         self.mark_at[slot] = mark_at
         self.snapshot_key[slot] = None
+        seq = tenancy.seq
+        self.tenant[slot], self.paid_len[slot] = seq.tenant.index, seq.computed_len
+        lost = max(seq.computed_len - num_cached, 0) if seq.num_displaced else 0
+        self.settled_at[slot] = seq.computed_len + lost if lost else 0
         self.prefill_len[slot] = prefill_len
         self.max_len[slot] = max_len
         self.draft_cap[slot] = draft_cap

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from array import array
 from bisect import insort
 from collections import deque
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 from surestep_common.errors import InvalidRequest
 from surestep_common.invariants import IntArray
 
 from . import prefix
+from .audit import audit
 from .blocks import BlockPool
 from .counters import Counters
 from .incidents import Replay
@@ -24,6 +25,16 @@ from .slots import SlotTable
 from .snapshots import SnapshotCache
 from .speculation import Speculation
 from .suspicion import Suspicion
+from .tenants import Tenants
+
+
+class Lookup(NamedTuple):
+    """Blocks for a waiting request."""
+
+    cached: list[int]  # blocks that hold a prefix of it
+    snapshot_id: int  # of the state behind them; 0 = none
+    fresh: int  # blocks that it needs besides
+    missing: int  # those that there are too few; above 0: it cannot be admitted now
 
 
 class SchedulerState:
@@ -38,6 +49,7 @@ class SchedulerState:
         self.epoch = 0
         self.open: dict[str, Sequence] = {}  # by request id: waiting and running
         self.waiting = WaitingQueue()
+        self.tenants = Tenants()
         self.running: list[Tenancy] = []  # sorted by order
         self._arrivals = count()
         self._slot_epochs = [0] * limits.num_slots  # newest tenancy of each slot, over all epochs
@@ -63,31 +75,25 @@ class SchedulerState:
 
     def add(self, request: Request, now: float) -> Sequence:
         """Queue a request. Raises InvalidRequest, RequestTooLarge or QueueFull."""
-        seq = self._new_sequence(request, now)
+        return self.enqueue(self.sequence(request, now), now)
+
+    def sequence(self, request: Request, now: float) -> Sequence:
+        """A request that may be queued. Raises InvalidRequest or RequestTooLarge."""
+        return Sequence.of(request, self.limits, next(self._arrivals), now)
+
+    def enqueue(self, seq: Sequence, now: float) -> Sequence:
+        """Let a new one wait. Raises InvalidRequest or QueueFull."""
+        request = seq.request
+        if request.id in self.open:
+            raise InvalidRequest(f"request '{request.id}' is open already", param="request_id")
         # Who has delivered tokens already is not turned away.
         if not request.emitted_ids and request.id != CANARY:
-            self.waiting.check_room(len(seq.tokens), self.limits, now)
+            tenant = self.tenants.known(request.tenant)
+            self.waiting.check_room(len(seq.tokens), tenant, request.weight, self.limits, now)
+        seq.tenant = self.tenants.join(request.tenant, request.weight)
         self.open[request.id] = seq
         self.waiting.add(seq)
         return seq
-
-    def _new_sequence(self, request: Request, now: float) -> Sequence:
-        tokens = [*request.prompt_ids, *request.emitted_ids]
-        if request.id in self.open:
-            raise InvalidRequest(f"request '{request.id}' is open already", param="request_id")
-        if not request.prompt_ids:
-            raise InvalidRequest("the prompt is empty", param="prompt_ids")
-        self.limits.check_tokens(tokens)
-        if request.max_tokens <= len(request.emitted_ids):
-            raise InvalidRequest("no tokens are left to emit", param="max_tokens")
-        return Sequence(
-            request=request,
-            tokens=array("I", tokens),
-            max_len=min(len(request.prompt_ids) + request.max_tokens, self.limits.max_request_len),
-            order=(now + request.priority * self.limits.priority_aging_s, next(self._arrivals)),
-            arrival=now,
-            chain=prefix.PrefixChain(request.cache_salt, self.limits.block_size),
-        )
 
     def abort(self, seq: Sequence) -> None:
         """Drop an open request. Its results in flight will be ignored."""
@@ -107,25 +113,33 @@ class SchedulerState:
             self.release(seq.tenancy)
         else:
             self.waiting.remove(seq)
+        self.tenants.leave(seq.tenant)
 
     # -- tenancies -----------------------------------------------------------------------------
 
-    def candidates(self) -> list[Sequence]:
-        """Requests that may move into the free slots, in their order."""
-        return self.waiting.first(len(self.free_slots), self.suspicion.allows)
+    @property
+    def headroom(self) -> int:
+        """Blocks that admissions leave: one of growth for each request that runs already."""
+        return len(self.running)
+
+    def lookup(self, seq: Sequence) -> Lookup:
+        """What is there for a waiting request, and what is not."""
+        cached, snapshot_id = self._match(seq)
+        cover = min(len(seq.tokens) + 1, seq.max_len - 1)
+        fresh = -(-cover // self.limits.block_size) - len(cached)
+        revived = self.pool.num_cached(cached)
+        missing = fresh + revived + self.headroom - self.pool.num_available
+        return Lookup(cached, snapshot_id, fresh, missing)
 
     def admit(self, seq: Sequence, now: float) -> Tenancy | None:
         """Move a waiting request into a slot with blocks for all its tokens, if there is room."""
-        size = self.limits.block_size
-        cached, snapshot_id = self._match(seq)
-        cover = min(len(seq.tokens) + 1, seq.max_len - 1)
-        missing = -(-cover // size) - len(cached)
-        revived = sum(map(self.pool.is_cached, cached))
-        headroom = len(self.running)  # one block of growth for each request that runs already
-        if not self.free_slots or missing + revived + headroom > self.pool.num_available:
+        found, size = self.lookup(seq), self.limits.block_size
+        if not self.free_slots or found.missing > 0:
             return None
+        cached = found.cached
+        shape = seq.shape(self.limits, usual=not self.suspicion.reshapes(seq.request.id))
         self.pool.acquire(cached)
-        self.snapshots.restore(snapshot_id, len(cached))
+        self.snapshots.restore(found.snapshot_id, len(cached))
         drafted = self.pool.num_drafted(cached)
         slot = self.free_slots.pop()
         self._slot_epochs[slot] += 1
@@ -136,15 +150,16 @@ class SchedulerState:
             num_cached=len(cached) * size,
             # The last of these positions may have another successor now: its row is made again.
             draft_valid=max(drafted * size - 1, 0),
-            snapshot_id=snapshot_id,
-            blocks=cached + self.pool.allocate(missing),
+            snapshot_id=found.snapshot_id,
+            blocks=cached + self.pool.allocate(found.fresh),
             stop_ids=seq.request.stop_ids,
+            max_chunk=shape.max_chunk,
         )
         self.slots.admit(
             tenancy,
             prefill_len=len(seq.tokens),
             max_len=seq.max_len,
-            draft_cap=self.limits.draft_cap(seq.request.draft_cap) if seq.may_draft else 0,
+            draft_cap=shape.draft_cap,
             capacity=len(tenancy.blocks) * size,
             publish_at=tenancy.num_cached + size,
             mark_at=(drafted + 1) * size,
@@ -158,6 +173,7 @@ class SchedulerState:
         self.waiting.remove(seq)
         self.waiting.started(seq, now)
         insort(self.running, tenancy, key=lambda t: t.seq.order)
+        seq.tenant.num_running += 1
         seq.tenancy = tenancy
         if seq.queue_s is None:
             seq.queue_s = now - seq.arrival
@@ -190,6 +206,8 @@ class SchedulerState:
 
     def _count(self, tenancy: Tenancy) -> None:
         seq, slots, slot = tenancy.seq, self.slots, tenancy.slot
+        seq.tenant.num_running -= 1
+        seq.computed_len = max(seq.computed_len, int(slots.len_hi[slot]))
         seq.num_steps += int(slots.num_steps[slot])
         seq.num_drafts += int(slots.num_drafts[slot])
         seq.num_accepted += int(slots.num_accepted[slot])
@@ -211,11 +229,16 @@ class SchedulerState:
         self.applied_step = plan.step
         self.snapshots.acknowledge(plan)
 
-    def preempt(self, tenancy: Tenancy) -> None:
-        """Finish a tenancy; its request waits for a new one, with all its tokens."""
+    def preempt(self, tenancy: Tenancy, *, displaced: bool = False) -> None:
+        """Finish a tenancy; its request waits for a new one, with all its tokens.
+
+        `displaced`: it makes room for the request of another tenant.
+        """
         self.release(tenancy)
         tenancy.seq.num_preemptions += 1
+        tenancy.seq.num_displaced += displaced
         self.counters.preemptions += 1
+        self.counters.displacements += displaced
         self._requeue(tenancy.seq)
 
     def retry(self, tenancy: Tenancy) -> None:
@@ -268,30 +291,6 @@ class SchedulerState:
         self.limits = limits
         self._reset_workers()
 
-    # -- invariants ----------------------------------------------------------------------------
-
     def check(self) -> None:
         """Assert that slots, blocks, queues and ledgers fit together. For tests."""
-        self.pool.check([t.blocks for t in [*self.running, *self.quarantine]])
-        self.snapshots.check(self.in_flight)
-        held = [t.slot for t in [*self.running, *self.quarantine]]
-        assert sorted(held + self.free_slots) == list(range(self.limits.num_slots)), "slots"
-        self.waiting.check()
-        assert self.running == sorted(self.running, key=lambda t: t.seq.order)
-        seqs = sorted([*self.waiting, *(t.seq for t in self.running)], key=id)
-        assert seqs == sorted(self.open.values(), key=id)
-        assert all(seq.tenancy is None for seq in self.waiting)
-        for tenancy in self.running:
-            assert tenancy.seq.tenancy is tenancy
-            self.slots.check(tenancy.slot)
-            committed = int(self.slots.committed[tenancy.slot])
-            known = len(tenancy.seq.tokens)
-            assert committed <= self.slots.prefill_len[tenancy.slot] or committed == known - 1
-            assert self.slots.capacity[tenancy.slot] == len(tenancy.blocks) * self.limits.block_size
-            pending = sum(
-                width
-                for plan in self.in_flight
-                for row, width in zip(plan.rows, plan.width, strict=True)
-                if row is tenancy
-            )
-            assert pending == self.slots.len_hi[tenancy.slot] - committed, "tokens in flight"
+        audit(self)

@@ -5,10 +5,12 @@ between what was committed and what they may have come to. After a first loss al
 admitted again. Those that are lost again over the same positions are suspects: one group of them is
 on trial, the others are held. A trial that ends with the workers is halved; when all of its
 requests got past those positions, the next group has its turn. A suspect left over is tried alone.
-Having ended the workers alone several times in a row, it is guilty if the canary, alone as well,
-then does not end them; if it does, nobody is to blame.
+Having ended the workers alone, it is tried in another shape: without drafts, its prompt in smaller
+chunks. If that gets past, the request goes on. If it does not, the request is guilty, unless the
+canary, alone as well, ends the workers too; then nobody is to blame.
 
-One such request among n is found within log2(n) + 4 losses. Those without suspicion go on.
+One such request among n is found within log2(n) + 4 losses. Those without suspicion go on. Losses
+that somebody else's signals explain count an eighth, so that a few of them accuse nobody.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from typing import NamedTuple
 
 from .sequence import CANARY
 
-_LONE_LOSSES = 2  # in a row; one may be chance
+# What a loss says of those under way, in eighths.
+NO_LOSS, OUTSIDE_LOSS, WHOLE_LOSS = 0, 1, 8
+
+_LONE_LOSSES = 2  # in a row, the second one in another shape
 
 
 class Window(NamedTuple):
@@ -44,6 +49,7 @@ class Suspicion:
         self._alone = False  # nobody else is admitted during this trial
         self._lone_losses = 0  # in a row
         self._canary_lives = False  # it got through instead of the suspect
+        self._eighths = 0  # of a loss that others' signals have made up so far
 
     @property
     def active(self) -> bool:
@@ -70,12 +76,23 @@ class Suspicion:
             return request_id in self._groups[-1]
         return not any(request_id in group for group in self._groups[:-1])
 
+    def reshapes(self, request_id: str) -> bool:
+        """The request is to run in another shape: what it did alone may have been the shape's."""
+        return self._alone and self._lone_losses > 0 and request_id in self._groups[-1]
+
     def num_losses(self, request_id: str) -> int:
         """Losses in which the request was under way, since it was accused first."""
         return self._num_losses[request_id]
 
-    def lost(self, under_way: Mapping[str, Window]) -> None:
-        """The workers are lost while these requests were somewhere in these windows."""
+    def lost(self, under_way: Mapping[str, Window], weight: int = WHOLE_LOSS) -> None:
+        """The workers are lost while these requests were somewhere in these windows.
+
+        `weight` is one of NO_LOSS, OUTSIDE_LOSS and WHOLE_LOSS.
+        """
+        self._eighths += weight
+        if self._eighths < WHOLE_LOSS:
+            return
+        self._eighths -= WHOLE_LOSS
         if self.needs_canary:
             self._acquit_all()
             return

@@ -51,7 +51,7 @@ class WorkerGroup:
 
     def start(self, tasks: asyncio.TaskGroup, wake: Callable[[], None]) -> None:
         """Open the step streams. The task group fails when one is lost; `wake` tells of results."""
-        self._calls = [stub.Run() for stub in self._stubs]
+        self._calls = [_run(channel) for channel in self._channels]
         for rank in range(len(self._calls)):
             tasks.create_task(self._read(rank, wake), name=f"rank {rank}")
 
@@ -65,8 +65,8 @@ class WorkerGroup:
             raise type(error)(f"rank {rank}: {error}") from error
         raise Unavailable(f"rank {rank} closed its stream")
 
-    async def send(self, plan: pb.StepPlan, timeout_s: float) -> None:
-        """Send a plan to every rank. Raises DeadlineExceeded when one does not take it.
+    async def send(self, plan: bytes, timeout_s: float) -> None:
+        """Send a StepPlan to every rank. Raises DeadlineExceeded when one does not take it.
 
         When a stream is lost the write does not tell why; its reader does.
         """
@@ -109,3 +109,10 @@ def check_alike(infos: Sequence[pb.WorkerInfo]) -> None:
                     f"rank {info.rank} ({info.model_path}) has another {field} than rank 0 "
                     f"({first.model_path}): {there}, not {here}"
                 )
+
+
+def _run(channel: Any) -> Any:
+    """A call of Run to which plans are written as bytes: a plan for all ranks is made once."""
+    run = pb.DESCRIPTOR.services_by_name["Worker"].methods_by_name["Run"]
+    name = f"/{run.containing_service.full_name}/{run.name}"
+    return channel.stream_stream(name, response_deserializer=pb.StepResult.FromString)()

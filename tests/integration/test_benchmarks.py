@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import fairness
 import launch
 import offline
 import online
@@ -45,6 +46,22 @@ async def test_online_prints_a_line_per_concurrency(
     assert num_errors == 0
     assert [(line["concurrency"], line["output_tokens"]) for line in lines] == [(1, 32), (2, 32)]
     assert lines[0]["machine"]["cores"] >= 1
+
+
+async def test_fairness_prints_a_line_per_question(
+    free_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://127.0.0.1:{free_port}"
+    quick = ["--prompts", "2", "--seconds", "0.2", "--settle", "0.1", "--tokens", "8"]
+    argv = ["--url", url, "--command", toy("openai", free_port), *quick]
+    await fairness.measure(fairness.parse(argv))
+    neighbour, words = map(json.loads, capsys.readouterr().out.splitlines())
+    assert neighbour["alone_s"] >= 0
+    assert neighbour["beside_longest_s"] >= neighbour["beside_s"] > 0
+    assert (neighbour["asked"], neighbour["refused"]) == (1, 0)
+    assert neighbour["load_tok_s_alone"] > 0
+    assert (words["answer"], words["stream"], words["stream_tokens"]) == (200, "whole", 8)
+    assert words["schedulers_replaced"] is None  # nobody says who they are
 
 
 async def test_peers_runs_every_server_in_every_round_and_one_at_a_time(

@@ -22,10 +22,15 @@ async def completions(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse()
     await response.prepare(request)
     for _ in range(body["max_tokens"]):
-        chunk = {"choices": [{"index": 0, "text": " a"}]}
+        chunk = {"choices": [{"index": 0, "text": " a", "token_ids": [7]}]}
         await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
     await response.write(b"data: [DONE]\n\n")
     return response
+
+
+async def health(_: web.Request) -> web.Response:
+    """Always well."""
+    return web.Response()
 
 
 async def models(_: web.Request) -> web.Response:
@@ -69,8 +74,9 @@ def main(kind: str, port: int) -> None:
     """Serve until killed."""
     if kind == "scheduler":
         asyncio.run(_serve_scheduler(port))
-    app = web.Application()
-    app.add_routes([web.post("/v1/completions", completions), web.get("/v1/models", models)])
+    app = web.Application(client_max_size=1 << 25)
+    routes = [web.get("/v1/models", models), web.get("/health", health)]
+    app.add_routes([web.post("/v1/completions", completions), *routes])
     web.run_app(app, host="127.0.0.1", port=port)
 
 

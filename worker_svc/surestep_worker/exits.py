@@ -68,6 +68,7 @@ class Exits:
                 age_s=now - exit_.at,
                 replaced_s=exit_.replaced_s,
                 signal=exit_.verdict.signal,
+                outside=exit_.verdict.outside,
             )
 
 

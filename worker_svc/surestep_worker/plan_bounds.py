@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from surestep_common.errors import InvalidRequest
-from surestep_common.sampling_ranges import check_sampling
+from surestep_common.sampling_ranges import check_sampling, check_vocab
 from surestep_proto import engine_pb2 as pb
 
 
@@ -46,7 +46,7 @@ class PlanBounds:
         ids = admission.token_ids
         _require(admission.slot < self.num_slots, "slot")
         _require(0 < len(ids) <= self.max_tokens, "token_ids")
-        _require(max(ids) < self.vocab_size, "token_ids")
+        check_vocab("token_ids", ids, self.vocab_size)
         _require(0 < admission.prompt_len <= len(ids), "prompt_len")
         _require(len(ids) <= admission.max_len <= self.max_tokens, "max_len")
         _require(admission.snapshot_id <= self.num_snapshots, "snapshot_id")

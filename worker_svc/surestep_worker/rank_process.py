@@ -27,12 +27,22 @@ _STACK_DUMP_S = 0.5  # most that a rank gets to write its stacks, behind which i
 _TERM_GRACE_S = 5.0
 
 
+# What a process does to itself, or its code makes the kernel do to it.
+_OWN_SIGNALS = frozenset(
+    {
+        *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
+        *(signal.SIGTRAP, signal.SIGSYS),
+    }
+)
+
+
 class Verdict(NamedTuple):
     """Why a process ended."""
 
     cause: pb.ExitCause
     reason: str
     signal: int = 0  # that came from elsewhere; 0 = none
+    outside: bool = False  # nothing that it computed explains it
 
 
 class Setback(NamedTuple):
@@ -51,6 +61,7 @@ class RankProcess:
         self._verdict: Verdict | None = None
         self.imported = False  # it has said so: what remains is quick
         self.setback: Setback | None = None  # it has said so, and ends
+        self.noted = asyncio.Event()  # its end is in the supervisor's books
         self.heartbeat = Heartbeat.unseen()
 
     @classmethod
@@ -101,7 +112,8 @@ class RankProcess:
         if self._verdict is not None:
             return self._verdict
         if code < 0:
-            return Verdict(pb.KILLED, f"signal {signal.Signals(-code).name}", -code)
+            name, outside = signal.Signals(-code).name, -code not in _OWN_SIGNALS
+            return Verdict(pb.KILLED, f"signal {name}", -code, outside)
         return Verdict(pb.EXITED, f"exit code {code}")
 
     def close(self) -> None:
@@ -115,8 +127,12 @@ class RankProcess:
         """
         state = state_of(self.pid)
         if state not in (DEAD, "Z"):
-            self._verdict = self._verdict or Verdict(cause, reason)
-            await self._kill(dump=state not in (STOPPED, TRACED))  # these handle no signal
+            stopped = state in (
+                STOPPED,
+                TRACED,
+            )  # by somebody else; such a process handles no signal
+            self._verdict = self._verdict or Verdict(cause, reason, outside=stopped)
+            await self._kill(dump=not stopped)
         await self._process.wait()
 
     async def _kill(self, *, dump: bool) -> None:

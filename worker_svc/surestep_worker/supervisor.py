@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -24,7 +25,8 @@ from .exits import Exits, report_beat
 from .held_weights import HeldWeights
 from .host_memory import room
 from .model_folder import fingerprint_of
-from .rank_process import RankProcess, Setback
+from .oom import OomKills
+from .rank_process import RankProcess, Setback, Verdict
 from .watch import POLL_S, Watch
 
 logger = logging.getLogger(__name__)
@@ -40,7 +42,9 @@ _LAST_WORDS_S = 0.5  # for what a rank said before its end
 class Supervisor(pb_grpc.SupervisorServicer):
     """Keeps one rank alive and one standby for it. `run` owns them; the RPCs only look and ask."""
 
-    def __init__(self, command: Sequence[str], settings: WorkerSettings) -> None:
+    def __init__(
+        self, command: Sequence[str], settings: WorkerSettings, oom: OomKills | None = None
+    ) -> None:
         """`command` starts a standby."""
         self._command = command
         self._settings = settings
@@ -48,6 +52,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         self._standby: RankProcess | None = None
         self._ready = asyncio.Event()
         self._exits = Exits()
+        self._oom = oom or OomKills()
         self._weights = HeldWeights()
         self._checkpoint = ""  # fingerprint of these weights; empty until a rank was ready
         self._memo = b""  # what a rank has measured: the next one need not
@@ -102,7 +107,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
                 tasks.create_task(self._watch(rank)),
                 tasks.create_task(self._keep_standby()),
             ]
-            verdict = await rank.wait()
+            verdict = self._explained(await rank.wait())
             await asyncio.wait([listening], timeout=_LAST_WORDS_S)
             for helper in helpers:
                 helper.cancel()
@@ -112,11 +117,18 @@ class Supervisor(pb_grpc.SupervisorServicer):
         logger.error("rank %d, pid %d, ended: %s", settings.rank, rank.pid, verdict.reason)
         was_ready = self._ready.is_set()
         self._exits.note(rank.pid, verdict, rank.heartbeat.read(), was_ready=was_ready)
+        rank.noted.set()
         if not was_ready:
             self._setback = rank.setback or Setback(Failure.PASSING, verdict.reason)
         self._ready.clear()
         self._rank = None
         await self._clean_up()
+
+    def _explained(self, verdict: Verdict) -> Verdict:
+        """The kernel kills as others do, and says so elsewhere."""
+        if verdict.signal == signal.SIGKILL and self._oom.happened():
+            return Verdict(pb.OUT_OF_MEMORY, "killed: the machine is out of memory", verdict.signal)
+        return verdict
 
     def _pause_s(self) -> float:
         """Before the next rank."""
@@ -171,7 +183,8 @@ class Supervisor(pb_grpc.SupervisorServicer):
     async def _watch(self, rank: RankProcess) -> None:
         """End the rank when its heartbeat stands still."""
         watch = Watch(rank.heartbeat, time.monotonic_ns())
-        while (late := watch.look(time.monotonic_ns())) is None:  # noqa: ASYNC110
+        while (late := watch.look(time.monotonic_ns())) is None:
+            self._oom.look(time.monotonic())
             await asyncio.sleep(POLL_S)
         logger.error("rank %d, pid %d, hangs: %s", self._settings.rank, rank.pid, late)
         await rank.end(pb.HUNG, f"hung: {late}")
@@ -238,7 +251,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
     async def Restart(
         self, request: pb.RestartRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RestartResponse:
-        """Dump stacks, kill. The `run` loop replaces the rank."""
+        """Dump stacks, kill. The `run` loop replaces the rank; Status tells how it ended then."""
         rank = self._rank
         if rank is None or request.expected_pid not in (0, rank.pid):
             return pb.RestartResponse(restarted=False)
@@ -246,6 +259,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             "rank %d, pid %d, is restarted: %s", self._settings.rank, rank.pid, request.reason
         )
         await rank.end(pb.REQUESTED, f"restart: {request.reason}")
+        await rank.noted.wait()
         return pb.RestartResponse(restarted=True)
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from surestep_kernels.choose import Chosen, DrawParams, RowStatus
+from surestep_kernels.choose import SATURATED, Chosen, DrawParams, RowStatus
 
 from .gumbel import gumbel, row_key
 from .nucleus import find_limits, is_finite, kept
@@ -22,6 +22,8 @@ _MAX_PARTS = 64  # programs that share a row
 _OK: tl.constexpr = tl.constexpr(int(RowStatus.OK))
 _NON_FINITE: tl.constexpr = tl.constexpr(int(RowStatus.NON_FINITE))
 _NO_CANDIDATE: tl.constexpr = tl.constexpr(int(RowStatus.NO_CANDIDATE))
+_SHAPING_OVERFLOW: tl.constexpr = tl.constexpr(int(RowStatus.SHAPING_OVERFLOW))
+_SATURATED: tl.constexpr = tl.constexpr(SATURATED)
 _NO_ID: tl.constexpr = tl.constexpr(2147483647)
 
 
@@ -134,6 +136,7 @@ def _finish_kernel(
             _, chosen = _best_of_parts(value_ptr, drawn_ptr, row, parts, BLOCK)
     status = tl.where(peak == float("-inf"), _NO_CANDIDATE, _NON_FINITE)
     status = tl.where(is_finite(peak), _OK, status)
+    status = tl.where(peak == _SATURATED, _SHAPING_OVERFLOW, status)
     tl.store(ids_ptr + row, tl.where(status == _OK, chosen, 0))
     tl.store(status_ptr + row, status)
 

@@ -7,15 +7,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from surestep_kernels.choose import SATURATED
 from surestep_kernels.shape_logits import Biases, Forbidden, Penalties, Positions, Shaping
 
 _BLOCK = 1024
+_SATURATED: tl.constexpr = tl.constexpr(SATURATED)
 
 
 @triton.jit
 def _unless_unusable(new, old):
-    """NaN where the old logit was NaN or +inf, whatever was asked for."""
-    return tl.where((old == old) & (old != float("inf")), new, float("nan"))
+    """NaN where the old logit was NaN or +inf, whatever was asked for; else finite or -inf."""
+    usable = (old == old) & (old != float("inf"))
+    return tl.where(usable, tl.minimum(new, _SATURATED), float("nan"))
 
 
 @triton.jit

@@ -2,11 +2,13 @@
 
 Methods of the worker are wrapped as their modules are imported. A wrapped method looks for a file
 named after its place and its rank (`forward-0`) in the folder that FAULT_TRIGGERS names; the file
-says what to do, in JSON, and is gone before it is done: one trigger, one fault. The product knows
-nothing of this. A method that is no longer there ends the process with an AttributeError.
+says what to do, in JSON, and is gone before it is done: one trigger, one fault. One with a "token"
+waits for the first forward pass over that token. The product knows nothing of this. A method that
+is no longer there ends the process with an AttributeError.
 
 FAULT_PACE_S seconds are added to every forward pass: tiny models are done before a client on a busy
-machine has seen half of their tokens, and a fault would find nobody.
+machine has seen half of their tokens, and a fault would find nobody. A forward pass over the token
+FAULT_FATAL_TOKEN ends the process, each time: the request whose prompt has it is what does it.
 """
 
 from __future__ import annotations
@@ -27,20 +29,22 @@ from typing import Any
 FOLDER = Path(os.environ.get("FAULT_TRIGGERS", "."))
 RANK = os.environ.get("SURESTEP_RANK", "0")
 PACE_S = float(os.environ.get("FAULT_PACE_S", "0"))
+FATAL_TOKEN = int(os.environ.get("FAULT_FATAL_TOKEN", "-1"))
 
 Order = dict[str, Any]
 Method = Callable[..., Any]
 
 
-def ordered(place: str) -> Order:
-    """The order for this place, taken away; empty when there is none."""
+def ordered(place: str, tokens: Sequence[int] = ()) -> Order:
+    """The order for this place, taken away; empty when there is none, or none for these tokens."""
     path = FOLDER / f"{place}-{RANK}"
     try:
-        text = path.read_text()
+        order: Order = json.loads(path.read_text())
+        if "token" in order and order["token"] not in tokens:
+            return {}
         path.unlink()
     except FileNotFoundError:
         return {}
-    order: Order = json.loads(text)
     return order
 
 
@@ -75,9 +79,13 @@ def wrap(owner: type, name: str, place: str) -> None:
     method: Method = getattr(owner, name)
 
     def faulty(*arguments: Any, **named: Any) -> Any:
-        order = ordered(place)
+        tokens: Sequence[int] = ()
         if place == "forward":
             time.sleep(PACE_S)
+            tokens = arguments[1].token_ids.tolist()
+            if FATAL_TOKEN in tokens:
+                os.abort()
+        order = ordered(place, tokens)
         suffer(order)
         return spoil(order, method(*arguments, **named))
 

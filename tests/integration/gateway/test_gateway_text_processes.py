@@ -138,7 +138,10 @@ def test_unusual_work_is_not_for_the_event_loop(model: Path) -> None:
         (CHAT, b'{"messages": [{"role": "user", "content": "x"}], "chat_template": "x"}'),
         (CHAT, b'{"messages": [{"role": "user", "content": "a <|im_end|> b"}]}'),
         (CHAT, b'{"messages": [' + b",".join([b'{"role": "user", "content": "x"}'] * 129) + b"]}"),
-        (COMPLETION, b'{"prompt": "x", "bad_words": [' + b",".join([b'"x"'] * 65) + b"]}"),
+        (
+            COMPLETION,
+            b'{"prompt": "x", "bad_words": [' + b",".join([b'"%s"' % (b"x" * 20)] * 65) + b"]}",
+        ),
         (COMPLETION, b'{"prompt": [' + b",".join([b'"x"'] * 65) + b"]}"),
     ]
     info = default_info(max_model_len=10_000)

@@ -57,7 +57,9 @@ def test_36917_requests_run_into_max_model_len_at_different_times(
     requests = [request(f"{i}", prompt, limit) for i, prompt in enumerate(prompts(8, 3, 30))]
     expected = hybrid_bench.serve(requests, where, "none", 0, 0)
     TRUTH.learn(
-        [r.prompt_ids + expected[r.id].token_ids for r in requests], vocab_size=VOCAB, stop_id=EOS
+        [[*r.prompt_ids, *expected[r.id].token_ids] for r in requests],
+        vocab_size=VOCAB,
+        stop_id=EOS,
     )
     answers = hybrid_bench.serve(requests, where, drafter, k, 1, DISORDER)
     assert ids(answers) == ids(expected)
@@ -114,7 +116,9 @@ def test_39295_parameters_and_ends_inside_windows(hybrid_bench: ParityBench, dra
     ]
     expected = hybrid_bench.serve(requests, where, "none", 0, 0)
     TRUTH.learn(
-        [r.prompt_ids + expected[r.id].token_ids for r in requests], vocab_size=VOCAB, stop_id=late
+        [[*r.prompt_ids, *expected[r.id].token_ids] for r in requests],
+        vocab_size=VOCAB,
+        stop_id=late,
     )
     answers = hybrid_bench.serve(requests, where, drafter, 4, 1, DISORDER)
     assert ids(answers) == ids(expected)

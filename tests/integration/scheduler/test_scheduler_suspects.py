@@ -81,7 +81,7 @@ async def test_two_at_once() -> None:
     answers, stats = await serve(fatal)
     check(answers, fatal)
     assert stats.num_poisoned_requests == 2
-    assert stats.num_epochs <= 1 + 2 * 8
+    assert stats.num_epochs <= 1 + 2 * 10  # they get in each other's way
 
 
 async def test_new_requests_go_on_during_the_search() -> None:

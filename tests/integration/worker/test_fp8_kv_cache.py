@@ -107,7 +107,7 @@ def test_speculation_changes_no_token(
     depth: int,
     conditions: Conditions,
 ) -> None:
-    full = [request.prompt_ids + alone[request.id].token_ids for request in REQUESTS]
+    full = [[*request.prompt_ids, *alone[request.id].token_ids] for request in REQUESTS]
     TRUTH.learn(full, vocab_size=VOCAB, stop_id=EOS)
     found = answers(dense, where, drafter, depth, conditions)
     assert tokens(found) == tokens(alone)

@@ -14,6 +14,7 @@ import pytest
 from stand_in_rank import MEMO, NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE
 from supervised import IDLE_S, STAND_IN, TIMEOUT_S, Supervised, supervising
 from surestep_proto import engine_pb2 as pb
+from surestep_worker.oom import OomKills
 
 
 @pytest.fixture
@@ -58,8 +59,23 @@ async def test_a_killed_rank_is_replaced(lone: Supervised) -> None:
     assert second.last_exit == f"pid {first.rank_pid}: signal SIGKILL"
     (end,) = second.exits
     assert (end.pid, end.cause, end.reason) == (first.rank_pid, pb.KILLED, "signal SIGKILL")
+    assert end.outside
     assert end.last.phase == pb.IDLE
     assert 0 < end.replaced_s < TIMEOUT_S
+
+
+async def test_a_rank_that_the_kernel_killed_for_memory(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], tmp_path: Path
+) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom 0\noom_kill 3\n")
+    async with supervising(monkeypatch, command, oom=OomKills([counter])) as running:
+        first = await running.ready(restarts=0)
+        counter.write_text("oom 1\noom_kill 4\n")
+        os.kill(first.rank_pid, signal.SIGKILL)
+        (end,) = (await running.ready(restarts=1)).exits
+    assert (end.cause, end.signal, end.outside) == (pb.OUT_OF_MEMORY, signal.SIGKILL, False)
+    assert "out of memory" in end.reason
 
 
 async def test_restart_kills_a_stopped_rank_without_waiting_for_its_stacks(
@@ -115,6 +131,7 @@ async def test_a_stopped_rank_is_found_although_it_is_idle(lone: Supervised) -> 
     assert IDLE_S / 2 < time.monotonic() - began < 2 * IDLE_S
     assert after.exits[0].cause == pb.HUNG
     assert after.exits[0].reason.startswith("hung: IDLE for 1.")
+    assert after.exits[0].outside
 
 
 async def test_a_quiet_rank_is_left_alone(lone: Supervised) -> None:

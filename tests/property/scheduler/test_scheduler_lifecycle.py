@@ -40,7 +40,14 @@ def live(
         adaptive=adaptive,
         faulty=rng.choice([0.0, 0.2]),
     )
-    weights = {"arrive": 6, "abort": 2, "preempt": 1, "fence": 0.3, "deliver_dead": 1}
+    weights = {
+        "arrive": 6,
+        "abort": 2,
+        "preempt": 1,
+        "displace": 1,
+        "fence": 0.3,
+        "deliver_dead": 1,
+    }
     weights |= {"plan": 30, "execute": 30, "deliver": 30, "draft_again": 5}
     for event in rng.choices(list(weights), list(weights.values()), k=num_events):
         if event == "arrive":
@@ -49,6 +56,8 @@ def live(
             machine.abort(rng.randrange(30), rng.random())
         elif event == "preempt" and machine.state.running:
             machine.preempt(rng.randrange(9))
+        elif event == "displace" and machine.state.running:
+            machine.displace(rng.randrange(9))
         elif event == "fence":
             machine.fence(chance=0)
         elif event == "deliver_dead" and machine.dead:
@@ -73,6 +82,8 @@ def wishes(rng: random.Random) -> dict[str, Any]:
         "prompt_logprobs": rng.random() < 0.2,
         "resume": rng.randrange(12),
         "broken": rng.random() < 0.2,  # only the second failure ends a request
+        "tenant": rng.choice(["", "", "first", "second"]),
+        "weight": rng.choice([1.0, 4.0]),
     }
 
 
@@ -95,7 +106,7 @@ def test_long_life(seed: int, kind: str, adaptive: bool, depth: int) -> None:
     least = min(("stop", "length", "abort", "error"), key=counters.finished.__getitem__)
     assert counters.finished[least] > 2, least
     assert counters.accepted_tokens > 20
-    assert counters.preemptions > 2
+    assert counters.preemptions > counters.displacements > 2
     assert counters.replayed_requests > 2
     if kind in ("recurrent", "both"):
         assert counters.snapshots_taken > 20

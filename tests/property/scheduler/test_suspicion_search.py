@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from surestep_scheduler.sequence import CANARY
-from surestep_scheduler.suspicion import Suspicion, Window
+from surestep_scheduler.suspicion import OUTSIDE_LOSS, WHOLE_LOSS, Suspicion, Window
 
 _CHUNK = 8  # tokens of a prompt that one step takes
 
@@ -24,6 +24,7 @@ class Job:
     prompt: int
     length: int  # when it has finished
     fatal: int | None  # the workers end when they come to this position
+    by_shape: bool = False  # and only in the usual shape
     known: int = 0
     committed: int = 0
 
@@ -39,6 +40,8 @@ class Plant:
     num_slots: int
     depth: int
     deaths: set[int]  # steps at which the workers end for no reason of ours
+    signals: float = 0.0  # share of the steps at which somebody kills the workers
+    rng: random.Random = field(default_factory=lambda: random.Random(5))
     broken_after: int | None = None  # executed steps of an epoch after which the machine fails
     suspicion: Suspicion = field(default_factory=Suspicion)
     failed: list[str] = field(default_factory=list)
@@ -65,12 +68,12 @@ class Plant:
                 return
             if not plans:
                 continue
-            if self.dies(plans[0], executed):
-                self.losses += 1
+            killed = self.rng.random() < self.signals
+            if killed or self.dies(plans[0], executed):
+                self.losses += not killed
                 under_way = {name for plan in plans for name in plan if name in self.jobs}
-                self.suspicion.lost(
-                    {n: Window(self.jobs[n].committed, running[n]) for n in sorted(under_way)}
-                )
+                windows = {n: Window(self.jobs[n].committed, running[n]) for n in sorted(under_way)}
+                self.suspicion.lost(windows, OUTSIDE_LOSS if killed else WHOLE_LOSS)
                 return
             self.apply(plans.popleft(), running)
         raise AssertionError("a request starves")
@@ -88,15 +91,20 @@ class Plant:
         plan = {}
         for name, upto in running.items():
             job = self.jobs[name]
-            end = min(upto + _CHUNK, job.known) if upto < job.known else upto + 1
+            chunk = _CHUNK // 3 if self.suspicion.reshapes(name) else _CHUNK
+            end = min(upto + chunk, job.known) if upto < job.known else upto + 1
             if end <= job.length:
                 plan[name] = running[name] = end
         return plan
 
     def dies(self, plan: dict[str, int], executed: int) -> bool:
-        planned = [(self.jobs[name], end) for name, end in plan.items() if name in self.jobs]
-        fatal = (job.fatal is not None and job.committed < job.fatal <= end for job, end in planned)
-        return any(fatal) or self.step in self.deaths or executed == self.broken_after
+        fatal = any(self.is_fatal(name, end) for name, end in plan.items() if name in self.jobs)
+        return fatal or self.step in self.deaths or executed == self.broken_after
+
+    def is_fatal(self, name: str, end: int) -> bool:
+        job = self.jobs[name]
+        harmless = job.by_shape and self.suspicion.reshapes(name)
+        return job.fatal is not None and job.committed < job.fatal <= end and not harmless
 
     def apply(self, plan: dict[str, int], running: dict[str, int]) -> None:
         for name, end in plan.items():
@@ -163,6 +171,41 @@ def test_many_random_deaths_convict_nobody(seed: int) -> None:
     plant.run(max_losses=1000)
     assert plant.failed == []
     assert len(plant.finished) == 60
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 1 << 32),
+    num=st.integers(1, 24),
+    num_fatal=st.integers(0, 2),
+    depth=st.integers(0, 2),
+    signals=st.sampled_from([0.0, 0.02, 0.1]),
+)
+def test_others_signals_neither_convict_nor_acquit(
+    seed: int, num: int, num_fatal: int, depth: int, signals: float
+) -> None:
+    """Somebody kills the workers every few steps: who is innocent finishes, who is not is found."""
+    made = jobs(random.Random(seed), num, num_fatal, 30)
+    fatal = sorted(name for name, job in made.items() if job.fatal is not None)
+    plant = Plant(made, 16, depth, set(), signals=signals, rng=random.Random(seed))
+    plant.run(max_losses=500)
+    assert sorted(plant.failed) == fatal
+    assert len(plant.finished) == num - len(fatal)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("num", [1, 2, 16])
+def test_what_only_one_shape_of_a_step_cannot_do_is_not_the_requests_fault(
+    num: int, depth: int
+) -> None:
+    made = {
+        f"r{i}": Job(0, 20, 30, 25 if i == num // 2 else None, by_shape=True) for i in range(num)
+    }
+    plant = Plant(made, 16, depth, set())
+    plant.run(max_losses=100)
+    assert plant.failed == []
+    assert len(plant.finished) == num
+    assert plant.losses <= math.log2(num) + 4
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])

@@ -26,7 +26,7 @@ def test_the_gateways_own_statuses() -> None:
     statuses = {
         errors.ClientTooSlow: 408,
         errors.UnsupportedMediaType: 415,
-        errors.Forbidden: 403,
+        errors.PermissionDenied: 403,
         errors.RequestTooLarge: 413,
     }
     assert {error: kind_of(error("x")).http_status for error in statuses} == statuses

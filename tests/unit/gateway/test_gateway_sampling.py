@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from fake_scheduler import default_info
 from surestep_common.errors import InvalidRequest
+from surestep_gateway.bad_words import bad_words
 from surestep_gateway.protocol import ChatBody, CompletionBody, GenerationBody
 from surestep_gateway.sampling import fit_prompt, max_tokens, sampling_params, sibling_seed
 from surestep_gateway.tokenizer import Tokenizer
@@ -22,7 +23,8 @@ def completion(**fields: Any) -> CompletionBody:
 
 
 def params(body: GenerationBody, tokenizer: Tokenizer) -> SamplingParams:
-    return sampling_params(body, INFO, tokenizer, max_logprobs=20)
+    words = bad_words(body.bad_words or (), tokenizer, 1)
+    return sampling_params(body, INFO, max_logprobs=20, bad_words=words)
 
 
 def test_nothing_given_means_neutral_values(tokenizer: Tokenizer) -> None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull
+from surestep_common.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    DrafterFault,
+    QueueFull,
+    SurestepError,
+)
+from surestep_common.invariants import DigestError, LedgerError
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.diagnosis import diagnose
+from surestep_scheduler.diagnosis import Diagnosis, OperatorRestart, diagnose
 from surestep_scheduler.incidents import Cause, Incident, IncidentLog, Replay
+from surestep_scheduler.non_finite import NonFiniteLogits
 
 
 def incident(epoch: int, at: float = 0.0) -> Incident:
@@ -56,55 +64,111 @@ def exit_(
     phase: pb.Phase = pb.FORWARD,
     age_s: float = 0.1,
     stood_s: float = 3,
+    *,
+    outside: bool = False,
 ) -> pb.RankExit:
     last = pb.Heartbeat(phase=phase, age_s=stood_s)
-    return pb.RankExit(pid=pid, cause=cause, reason=f"pid {pid}", last=last, age_s=age_s)
+    return pb.RankExit(
+        pid=pid, cause=cause, reason=f"pid {pid}", last=last, age_s=age_s, outside=outside
+    )
 
 
 RANKS = [pb.WorkerInfo(rank=0, pid=10), pb.WorkerInfo(rank=1, pid=11)]
+WHOLE, OUTSIDE, NONE = 8, 1, 0
+
+
+def diagnosed(error: SurestepError, *exits: pb.RankExit) -> Diagnosis:
+    statuses = [status(rank, exit_) for rank, exit_ in enumerate(exits)]
+    return diagnose(error, RANKS, statuses, supervised=True)
 
 
 @pytest.mark.parametrize(
-    ("exits", "cause", "reason"),
+    ("exits", "cause", "reason", "weight"),
     [
         # The one that ended first drew the other with it.
-        ([exit_(10, pb.EXITED), exit_(11, pb.KILLED, age_s=0.2)], "worker_exit", "rank 1: pid 11"),
-        ([exit_(10, pb.REQUESTED), exit_(11, pb.HUNG)], "worker_hang", "rank 1: pid 11"),
-        ([exit_(10, pb.HUNG, pb.DRAFTING), exit_(11, pb.REQUESTED)], "drafter", "rank 0: pid 10"),
-        # Those of earlier epochs tell nothing.
-        ([exit_(8, pb.KILLED), exit_(9, pb.HUNG)], "connection", "socket closed"),
+        ([exit_(10, pb.EXITED), exit_(11, pb.KILLED, age_s=0.2)], "worker_exit", "rank 1: pid 11", 8),
+        ([exit_(10, pb.REQUESTED), exit_(11, pb.HUNG)], "worker_hang", "rank 1: pid 11", 8),
+        ([exit_(10, pb.HUNG, pb.DRAFTING), exit_(11, pb.REQUESTED)], "drafter", "rank 0: pid 10", 0),
+        # Those of earlier epochs tell nothing: the supervisors that knew more are gone.
+        ([exit_(8, pb.KILLED), exit_(9, pb.HUNG)], "connection", "socket closed", 1),
         (
             [exit_(10, pb.REQUESTED, stood_s=0.4), exit_(11, pb.REQUESTED, stood_s=0.9)],
-            *("connection", "socket closed"),
+            *("connection", "socket closed", 8),
         ),
     ],
-)
+)  # fmt: skip
 def test_a_lost_stream_is_explained_by_the_exits(
-    exits: list[pb.RankExit], cause: str, reason: str
+    exits: list[pb.RankExit], cause: str, reason: str, weight: int
 ) -> None:
-    statuses = [status(rank, exit_) for rank, exit_ in enumerate(exits)]
-    assert diagnose(ConnectionLost("socket closed"), RANKS, statuses) == (cause, reason)
+    assert diagnosed(ConnectionLost("socket closed"), *exits) == (cause, reason, weight)
+
+
+@pytest.mark.parametrize("phase", [pb.PREPARING, pb.DRAFTING, pb.FORWARD, pb.SAMPLING, pb.IDLE])
+@pytest.mark.parametrize(
+    ("cause", "outside", "told"),
+    [
+        (pb.KILLED, True, "worker_exit"),
+        (pb.KILLED, False, "worker_exit"),
+        (pb.EXITED, False, "worker_exit"),
+        (pb.OUT_OF_MEMORY, False, "out_of_memory"),
+        (pb.HUNG, False, "worker_hang"),
+        (pb.HUNG, True, "worker_hang"),
+    ],
+)
+def test_what_a_death_says_of_those_under_way(
+    cause: pb.ExitCause, outside: bool, told: str, phase: pb.Phase
+) -> None:
+    """A crash is theirs, somebody's signal hardly, and what happens to an idle rank is not."""
+    death = exit_(10, cause, phase, outside=outside)
+    found = diagnosed(ConnectionLost("gone"), death, exit_(11, pb.REQUESTED))
+    drafters = phase == pb.DRAFTING and not outside and cause != pb.OUT_OF_MEMORY
+    assert found.cause == ("drafter" if drafters else told)
+    if drafters or (phase == pb.IDLE and cause != pb.HUNG):
+        assert found.weight == NONE
+    else:
+        assert found.weight == (OUTSIDE if outside else WHOLE)
 
 
 def test_a_missed_deadline_is_a_hang_and_maybe_the_drafters() -> None:
     late = DeadlineExceeded("no result within 3.0 s")
-    asked = [status(0, exit_(10, pb.REQUESTED)), status(1)]
-    cause, reason = diagnose(late, RANKS, asked)
-    assert cause is Cause.WORKER_HANG
+    cause, reason, weight = diagnosed(late, exit_(10, pb.REQUESTED))
+    assert (cause, weight) == (Cause.WORKER_HANG, WHOLE)
     assert reason == "no result within 3.0 s; rank 0 was in FORWARD for 3.0 s"
-    drafting = [status(0, exit_(10, pb.REQUESTED, pb.DRAFTING)), status(1)]
-    assert diagnose(late, RANKS, drafting).cause is Cause.DRAFTER
-    assert diagnose(late, RANKS, []) == (Cause.WORKER_HANG, str(late))
+    assert diagnosed(late, exit_(10, pb.REQUESTED, pb.DRAFTING))[::2] == (Cause.DRAFTER, NONE)
+    assert diagnosed(late) == (Cause.WORKER_HANG, str(late), WHOLE)
+    stopped = exit_(10, pb.REQUESTED, outside=True)
+    assert diagnosed(late, stopped)[::2] == (Cause.WORKER_HANG, OUTSIDE)
 
 
 def test_a_rank_that_did_not_answer_pings_because_it_stood_still_hangs() -> None:
-    lost = ConnectionLost("ping timeout")
-    statuses = [status(0, exit_(10, pb.REQUESTED, stood_s=2.1)), status(1)]
+    found = diagnosed(ConnectionLost("ping timeout"), exit_(10, pb.REQUESTED, stood_s=2.1))
     reason = "ping timeout; rank 0 was in FORWARD for 2.1 s"
-    assert diagnose(lost, RANKS, statuses) == (Cause.WORKER_HANG, reason)
+    assert found == (Cause.WORKER_HANG, reason, WHOLE)
+
+
+def test_without_supervisors_a_lost_stream_is_all_that_is_known() -> None:
+    lost = ConnectionLost("socket closed")
+    expected = (Cause.CONNECTION, "socket closed", WHOLE)
+    assert diagnose(lost, RANKS, [], supervised=False) == expected
+    assert diagnose(lost, RANKS, [], supervised=True).weight == OUTSIDE
+
+
+@pytest.mark.parametrize(
+    ("error", "weight"),
+    [
+        (LedgerError("wrong"), WHOLE),
+        (DigestError("differ"), WHOLE),
+        (NonFiniteLogits("all"), NONE),
+        (OperatorRestart("please"), NONE),
+        (DrafterFault("odd"), NONE),
+    ],
+)
+def test_causes_that_accuse(error: SurestepError, weight: int) -> None:
+    assert diagnosed(error).weight == weight
 
 
 def test_any_other_answer_is_the_workers_error() -> None:
-    slow = [status(0, exit_(10, pb.REQUESTED, stood_s=2.1))]
-    for statuses in ([], slow):
-        assert diagnose(QueueFull("too large"), RANKS, statuses).cause is Cause.WORKER_ERROR
+    slow = exit_(10, pb.REQUESTED, stood_s=2.1)
+    for exits in ([], [slow]):
+        found = diagnosed(QueueFull("too large"), *exits)
+        assert (found.cause, found.weight) == (Cause.WORKER_ERROR, WHOLE)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from fake_loop import FakeLoop
 from fake_model import FakeModel
-from surestep_common.errors import ModelFault
+from surestep_common.errors import InvalidRequest, ModelFault
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.non_finite import NonFiniteLogits
 from surestep_scheduler.sequence import Sequence
@@ -117,9 +117,21 @@ def test_far_apart_they_are_nothing_in_common() -> None:
     assert loop.state.counters.finished == {"length": 22}
 
 
-def test_masks_without_a_candidate_are_the_requests_fault() -> None:
-    loop = FakeLoop(MODEL, status_of=lambda name, known: pb.NO_CANDIDATE if known > 33 else pb.OK)
-    seq = loop.add(PROMPT, 20)
+@pytest.mark.parametrize("status", [pb.NO_CANDIDATE, pb.SHAPING_OVERFLOW])
+@pytest.mark.parametrize(
+    ("sampling", "error"),
+    [
+        (pb.SamplingParams(repetition_penalty=0.01), InvalidRequest),
+        (pb.SamplingParams(repetition_penalty=1, allowed_token_ids=[3]), InvalidRequest),
+        (pb.SamplingParams(repetition_penalty=1), ModelFault),  # it has asked for nothing
+    ],
+)
+def test_what_parameters_make_of_logits_is_the_requests_own_doing(
+    status: pb.RowStatus, sampling: pb.SamplingParams, error: type[Exception]
+) -> None:
+    """However many such requests there are, the workers stay."""
+    loop = FakeLoop(MODEL, status_of=lambda name, known: status if known > 33 else pb.OK)
+    seqs = [loop.add(PROMPT, 20, sampling=sampling) for _ in range(5)]
     loop.run()
-    assert errors(loop) == {"r1": ModelFault}
-    assert seq.num_non_finite == 0
+    assert errors(loop) == {f"r{i}": error for i in range(1, 6)}
+    assert [seq.num_non_finite for seq in seqs] == [0] * 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from surestep_scheduler.sequence import CANARY
-from surestep_scheduler.suspicion import Suspicion, Window
+from surestep_scheduler.suspicion import NO_LOSS, OUTSIDE_LOSS, Suspicion, Window
 
 NAMES = "abcdefgh"
 
@@ -120,3 +120,53 @@ def test_losses_at_different_positions_have_nothing_in_common() -> None:
     lose(suspicion, "e", 30, 40)
     lose(suspicion, "e", 30, 40)
     assert not suspicion.needs_canary
+
+
+def test_what_others_signals_did_counts_an_eighth() -> None:
+    suspicion = Suspicion()
+    for _ in range(7):
+        suspicion.lost({"a": Window(8, 10)}, OUTSIDE_LOSS)
+    assert suspicion.num_losses("a") == 0
+    for _ in range(8):
+        suspicion.lost({"a": Window(8, 10)}, OUTSIDE_LOSS)
+    assert suspicion.num_losses("a") == 1
+    lose(suspicion, "a")
+    assert suspicion.num_losses("a") == 2
+
+
+def test_what_no_step_explains_accuses_nobody() -> None:
+    suspicion = Suspicion()
+    for _ in range(99):
+        suspicion.lost({"a": Window(8, 10)}, NO_LOSS)
+    assert not suspicion.active
+
+
+def test_alone_it_is_tried_in_another_shape_before_it_is_blamed() -> None:
+    suspicion, shapes = Suspicion(), []
+    for _ in range(4):
+        assert not suspicion.needs_canary
+        lose(suspicion, "a")
+        shapes.append(suspicion.reshapes("a"))
+    assert shapes == [False, False, True, True]
+    assert suspicion.needs_canary
+    assert not suspicion.reshapes("x")
+
+
+def test_who_gets_past_in_another_shape_is_not_to_blame() -> None:
+    suspicion = Suspicion()
+    for _ in range(3):
+        lose(suspicion, "a")
+    assert suspicion.reshapes("a")
+    assert suspicion.applied({"a": 11}) is None
+    assert not suspicion.active
+    assert not suspicion.reshapes("a")
+
+
+def test_a_signal_during_a_lone_trial_is_no_verdict() -> None:
+    suspicion = Suspicion()
+    for _ in range(3):
+        lose(suspicion, "a")
+    for _ in range(7):
+        suspicion.lost({"a": Window(8, 10)}, OUTSIDE_LOSS)
+    assert not suspicion.needs_canary
+    assert allowed(suspicion) == "a"

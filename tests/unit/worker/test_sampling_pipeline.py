@@ -182,10 +182,28 @@ def test_masks_may_leave_nothing() -> None:
     assert got.ids.tolist() == [0, int(case.logits[1].argmax()), 0]
 
 
-def test_overflow_in_the_pipeline_is_not_a_token() -> None:
-    case = _case([params(repetition_penalty=1e-38, temperature=0.7)])
-    case.logits[:] = 30.0
-    assert _sample(case).status.tolist() == [pb.NON_FINITE]
+@pytest.mark.parametrize(
+    ("p", "logit", "status"),
+    [
+        (params(repetition_penalty=0.01, temperature=0.7), 3e37, pb.SHAPING_OVERFLOW),
+        (params(logit_bias=dict.fromkeys(range(V), 3.4e38)), 1e37, pb.SHAPING_OVERFLOW),
+        (params(logit_bias={5: 3.4e38}, repetition_penalty=100), 1e37, pb.OK),  # divided again
+        (params(repetition_penalty=100), -3e37, pb.NO_CANDIDATE),
+        (params(logit_bias={5: -3.4e38}, frequency_penalty=2), -1e37, pb.OK),
+        (params(logit_bias={5: 3.4e38}), math.inf, pb.NON_FINITE),
+        (params(repetition_penalty=100, bad_words=[[1]]), math.nan, pb.NON_FINITE),
+        (params(), 3e38, pb.OK),
+    ],
+)
+def test_it_is_told_whose_doing_unusable_logits_are(
+    p: pb.SamplingParams, logit: float, status: int
+) -> None:
+    """All tokens stand in the history, so that each of them is penalised."""
+    case = _case([p])
+    case.logits[:] = logit
+    case.tokens[:] = torch.arange(WIDTH) % V
+    case.length[:] = WIDTH - 1
+    assert _sample(case).status.tolist() == [status]
 
 
 @pytest.mark.parametrize("name", DRAWING)

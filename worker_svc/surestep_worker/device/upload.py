@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 Int32Array = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
 Column = npt.NDArray[Any]  # of 32-bit elements
 Tree = TypeVar("Tree", bound="tuple[Any, ...]")  # named tuples of columns and of named tuples
 

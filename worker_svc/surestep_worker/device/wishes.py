@@ -6,8 +6,7 @@ Everything is sent with every step: nothing about a request's wishes is kept on 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,7 +17,7 @@ from surestep_proto import engine_pb2 as pb
 
 from surestep_worker.plan import BoolArray, IntArray
 
-from .upload import Int32Array
+from .upload import FloatArray, Int32Array
 
 T = TypeVar("T")
 
@@ -42,35 +41,51 @@ class Wishes(NamedTuple):
 class _Wish(NamedTuple):
     """What a request asks of sampling, made ready when it comes; most ask for little."""
 
-    stops: Sequence[int]
-    bias_ids: Sequence[int]
-    bias_values: Sequence[float]
+    stops: Int32Array
+    bias_ids: Int32Array
+    bias_values: FloatArray
     only_those: bool  # no other token may be chosen
     penalties: tuple[float, float, float]  # repetition, presence, frequency
-    forbidden: Sequence[Sequence[int]]
-    until: Sequence[int]  # history length from which each is allowed
+    forbidden: Int32Array  # the ids of all sequences, behind each other
+    lengths: Int32Array  # of each sequence
+    until: Int32Array  # history length from which each is allowed
     prompt_len: int
 
     @classmethod
     def of(cls, params: pb.SamplingParams, prompt_len: int) -> _Wish:
-        ids = sorted(set(params.allowed_token_ids) or set(params.logit_bias))
-        early = [[i] for i in params.stop_token_ids] if params.min_tokens else []
-        words = [list(word.token_ids) for word in params.bad_words]
+        ids, values = _listed(params)
+        stops = _words(params.stop_token_ids)
+        early = stops if params.min_tokens else stops[:0]
+        counts = [len(word.token_ids) for word in params.bad_words]
         first_end = min(prompt_len + params.min_tokens, _NEVER)
         return cls(
-            stops=list(params.stop_token_ids),
+            stops=stops,
             bias_ids=ids,
-            bias_values=[params.logit_bias.get(i, 0.0) for i in ids],
+            bias_values=values,
             only_those=bool(params.allowed_token_ids),
             penalties=(
                 params.repetition_penalty,
                 params.presence_penalty,
                 params.frequency_penalty,
             ),
-            forbidden=early + words,
-            until=[first_end] * len(early) + [_NEVER] * len(words),
+            forbidden=_joined([early, *(_words(word.token_ids) for word in params.bad_words)]),
+            lengths=_words([1] * len(early) + counts),
+            until=_words([first_end] * len(early) + [_NEVER] * len(counts)),
             prompt_len=prompt_len,
         )
+
+
+def _listed(params: pb.SamplingParams) -> tuple[Int32Array, FloatArray]:
+    """Ids whose logits are changed or allowed, ascending, and what is added to each."""
+    biased = np.array(sorted(params.logit_bias), dtype=np.int32)
+    added = np.array([params.logit_bias[i] for i in biased.tolist()], dtype=np.float32)
+    if not params.allowed_token_ids:
+        return biased, added
+    ids = np.unique(_words(params.allowed_token_ids))
+    values = np.zeros(len(ids), dtype=np.float32)
+    _, place, kept = np.intersect1d(ids, biased, assume_unique=True, return_indices=True)
+    values[place] = added[kept]
+    return ids, values
 
 
 class WishBook:
@@ -100,13 +115,13 @@ class WishBook:
         self._wishes[slot] = wish = _Wish.of(params, prompt_len)
         self._biased[slot] = len(wish.bias_ids)
         self._penalised[slot] = wish.penalties != (1, 0, 0)
-        self._forbidden[slot] = len(wish.forbidden)
+        self._forbidden[slot] = len(wish.lengths)
         self._truncates[slot] = params.min_p > 0 or params.top_k > 0 or params.top_p < 1
         values = (
             params.temperature,
             _signed(params.seed & 0xFFFFFFFF),
             _signed(params.seed >> 32),
-            -math.log(params.min_p) if params.min_p > 0 else math.inf,
+            0.0 - math.log(params.min_p) if params.min_p > 0 else math.inf,  # never -0: bits count
             min(params.top_k or self._vocab_size, self._vocab_size),
             params.top_p if params.top_p < 1 else math.inf,
         )
@@ -145,35 +160,44 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def _words(values: Iterable[int]) -> Any:
-    return np.fromiter(values, dtype=np.int32)
+def _words(values: Any) -> Any:
+    """Whatever numpy makes an array of, a message's column at once."""
+    return np.array(values, dtype=np.int32)
 
 
-def _ragged(parts: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+def _joined(parts: Sequence[Any]) -> Any:
+    """Behind each other; no part at all makes words."""
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
+
+
+def _ragged(parts: Sequence[Int32Array]) -> tuple[Any, Any]:
     """cu i32[V+1] and the parts behind each other i32[..]."""
-    return _bounds(map(len, parts)), _words(chain.from_iterable(parts))
+    return _bounds([len(part) for part in parts]), _joined(parts)
 
 
-def _bounds(counts: Iterable[int]) -> Any:
-    return np.cumsum([0, *counts], dtype=np.int32)
+def _bounds(counts: Any) -> Any:
+    bounds = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=bounds[1:])
+    return bounds
 
 
 def _biases(which: Any, wishes: Sequence[_Wish]) -> Biases:
     cu, ids = _ragged([w.bias_ids for w in wishes])
-    values: Any = np.array([value for w in wishes for value in w.bias_values], dtype=np.float32)
-    return Biases(which, cu, ids, values, _words(w.only_those for w in wishes))
+    values = _joined([w.bias_values for w in wishes])
+    return Biases(which, cu, ids, values, _words([w.only_those for w in wishes]))
 
 
 def _penalties(which: Any, wishes: Sequence[_Wish]) -> Penalties:
     factors: Any = np.array([w.penalties for w in wishes], dtype=np.float32).T.copy()
-    return Penalties(which, _words(w.prompt_len for w in wishes), *factors)
+    return Penalties(which, _words([w.prompt_len for w in wishes]), *factors)
 
 
 def _forbid(which: Any, wishes: Sequence[_Wish]) -> Forbidden:
     return Forbidden(
         which,
-        _bounds(len(w.forbidden) for w in wishes),
-        *_ragged([sequence for w in wishes for sequence in w.forbidden]),
-        until=_words(end for w in wishes for end in w.until),
-        first=_words(w.prompt_len for w in wishes),
+        _bounds([len(w.lengths) for w in wishes]),
+        _bounds(_joined([w.lengths for w in wishes])),
+        _joined([w.forbidden for w in wishes]),
+        until=_joined([w.until for w in wishes]),
+        first=_words([w.prompt_len for w in wishes]),
     )

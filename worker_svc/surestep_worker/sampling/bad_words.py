@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -11,11 +13,23 @@ from .features import Rows
 
 
 class _Words(NamedTuple):
-    """The sequences of one request, split in front of their last token."""
+    """The B sequences of one request: what stands in front of their last tokens, F ids in all."""
 
-    prefix: torch.Tensor  # i64[B,M] right-aligned
-    prefix_len: torch.Tensor  # i64[B]
+    ids: torch.Tensor  # i64[F]
+    back: torch.Tensor  # i64[F] tokens from the end of the history at which each has to stand
+    cu: torch.Tensor  # i64[B+1] those of sequence b are ids[cu[b]:cu[b+1]]
     last: torch.Tensor  # i64[B]
+
+    @classmethod
+    def of(cls, words: Sequence[Sequence[int]]) -> _Words:
+        """Of sequences that are not empty."""
+        counts = [len(word) - 1 for word in words]
+        return cls(
+            ids=torch.tensor([token for word in words for token in word[:-1]]).long(),
+            back=torch.tensor([back for n in counts for back in range(n, 0, -1)]).long(),
+            cu=torch.tensor([0, *accumulate(counts)]),
+            last=torch.tensor([word[-1] for word in words]),
+        )
 
 
 class BadWords:
@@ -32,15 +46,8 @@ class BadWords:
     def admit(self, slot: int, params: pb.SamplingParams) -> None:
         if not params.bad_words:
             return
-        words = [list(word.token_ids) for word in params.bad_words]
-        assert all(words), "the gateway refuses empty bad words"
-        width = max(len(word) for word in words) - 1
-        self._words[slot] = _Words(
-            torch.tensor([[0] * (width + 1 - len(word)) + word[:-1] for word in words]).long(),
-            torch.tensor([len(word) - 1 for word in words]),
-            torch.tensor([word[-1] for word in words]),
-        )
-        self._words[slot] = _Words(*(part.to(self._device) for part in self._words[slot]))
+        words = _Words.of([word.token_ids[:] for word in params.bad_words])
+        self._words[slot] = _Words(*(part.to(self._device) for part in words))
         self.active[slot] = True
 
     def free(self, slot: int) -> None:
@@ -56,10 +63,9 @@ class BadWords:
 
 def _completable(words: _Words, rows: Rows) -> torch.Tensor:
     """Which sequences lack only their last token -> bool[N,B]. All rows are of one slot."""
-    width = words.prefix.shape[1]
-    back = torch.arange(width, 0, -1, device=rows.length.device)  # tokens from the end
-    tail = rows.tokens[rows.slot.unsqueeze(1), (rows.length.unsqueeze(1) - back).clamp(min=0)]
-    ignored = back > words.prefix_len.unsqueeze(1)
-    equal = ((tail.unsqueeze(1) == words.prefix) | ignored).all(dim=2)
-    output_len = (rows.length - rows.prompt_len).unsqueeze(1)
-    return equal & (words.prefix_len <= output_len)
+    place = rows.length.unsqueeze(1) - words.back
+    stands = rows.tokens[rows.slot.unsqueeze(1), place.clamp(min=0)] == words.ids
+    stands &= place >= rows.prompt_len.unsqueeze(1)
+    before = torch.nn.functional.pad(stands.cumsum(dim=1), (1, 0))
+    begin, end = words.cu[:-1], words.cu[1:]
+    return before[:, end] - before[:, begin] == end - begin

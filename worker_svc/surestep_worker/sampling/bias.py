@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from surestep_kernels.choose import SATURATED
 from surestep_proto import engine_pb2 as pb
 
 from .features import Rows
@@ -25,7 +27,7 @@ class TokenBias:
         bias = torch.zeros(self._vocab_size)
         if params.allowed_token_ids:
             bias.fill_(_NEVER)
-            bias[list(params.allowed_token_ids)] = 0.0
+            bias[torch.from_numpy(np.array(params.allowed_token_ids, dtype=np.int64))] = 0.0
         for token_id, value in params.logit_bias.items():
             bias[token_id] += value
         self._bias[slot] = bias.to(self._device)
@@ -38,3 +40,4 @@ class TokenBias:
     def apply(self, z: torch.Tensor, rows: Rows) -> None:
         slots, which = torch.unique(rows.slot, return_inverse=True)
         z += torch.stack([self._bias[slot] for slot in slots.tolist()])[which]
+        z.clamp_(max=SATURATED)

@@ -35,7 +35,10 @@ class Feature(Protocol):
         """Forget the tenant of `slot`."""
 
     def apply(self, z: torch.Tensor, rows: Rows) -> None:
-        """Change the logits z f32[N,V] of `rows`, all active, in place."""
+        """Change the logits z f32[N,V] of `rows`, all active, in place.
+
+        They are finite or -inf before, SATURATED at most afterwards: see surestep_kernels.choose.
+        """
 
 
 def apply_feature(feature: Feature, z: torch.Tensor, rows: Rows) -> None:

@@ -7,6 +7,7 @@ is recomputed cannot be wrong.
 from __future__ import annotations
 
 import torch
+from surestep_kernels.choose import SATURATED
 from surestep_proto import engine_pb2 as pb
 
 from .features import Rows
@@ -48,4 +49,4 @@ class Penalties:
         logits = torch.where(logits > 0, logits / repetition, logits * repetition)
         logits -= self._frequency[rows.slot].unsqueeze(1) * counts
         logits -= self._presence[rows.slot].unsqueeze(1) * (counts > 0)
-        z.scatter_(1, history, logits)
+        z.scatter_(1, history, logits.clamp_(max=SATURATED))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from surestep_kernels.argmax import argmax
+from surestep_kernels.choose import SATURATED
 from surestep_proto import engine_pb2 as pb
 
 from .features import Rows, apply_feature
@@ -71,4 +72,5 @@ def _best(z: torch.Tensor) -> Sampled:
     status = torch.full_like(peak, pb.NON_FINITE, dtype=torch.uint8)
     status[peak.isfinite()] = pb.OK
     status[peak == -torch.inf] = pb.NO_CANDIDATE
+    status[peak == SATURATED] = pb.SHAPING_OVERFLOW
     return Sampled(argmax(z).masked_fill_(status != pb.OK, 0), status)

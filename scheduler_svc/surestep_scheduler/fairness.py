@@ -1,0 +1,56 @@
+"""Shares of what is scarce between tenants: slots, blocks, tokens of a step, places in the queue.
+
+Everything here is a pure function of counts. A tenant alone may use all there is; whoever wants
+less than its share leaves the rest to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+_OVERFULL = 2  # times its bound that a queue may hold, for tenants below their share of it
+
+
+def fair_shares(
+    capacity: float, demands: Sequence[float] | FloatArray, weights: Sequence[float] | FloatArray
+) -> FloatArray:
+    """Max-min fair shares [T] of `capacity` by weight, none above its demand (water filling)."""
+    wanted, weight = np.asarray(demands, np.float64), np.asarray(weights, np.float64)
+    if wanted.sum() <= capacity:
+        return wanted
+    order = (wanted / weight).argsort(kind="stable")
+    level, left, heavy = 0.0, capacity, weight.sum()
+    for tenant in order.tolist():  # those that want least are satisfied first
+        level = left / heavy
+        if wanted[tenant] >= level * weight[tenant]:
+            break
+        left -= wanted[tenant]
+        heavy -= weight[tenant]
+    return np.minimum(wanted, level * weight)
+
+
+def entitlements(
+    capacity: int, demands: Sequence[float] | FloatArray, weights: Sequence[float] | FloatArray
+) -> list[int]:
+    """Whole places [T] to which each is entitled: its fair share, and one in any case.
+
+    Whoever has fewer may take one from whoever has more. Both are true for as long as the demands
+    stay what they are, so that nothing is taken back and forth.
+    """
+    return [max(1, int(share)) for share in fair_shares(capacity, demands, weights)]
+
+
+def may_queue(held: float, more: float, total: float, bound: float, share: float) -> bool:
+    """Whether a tenant that has `held` of `total` may have `more` in a queue with this bound.
+
+    Where the bound is reached, `share` of it, from 0 to 1, is still there for this tenant; and one
+    request, whatever its size, for a tenant that has nothing there.
+    """
+    if total + more <= bound:
+        return True
+    return total + more <= _OVERFULL * bound and (not held or held + more <= share * bound)

@@ -1,0 +1,43 @@
+"""What a plan may not use yet: whatever belongs to plans that are not answered."""
+
+from __future__ import annotations
+
+from surestep_scheduler.messages import Plan
+from surestep_scheduler.state import SchedulerState
+
+
+def check_reuse(state: SchedulerState, plan: Plan) -> None:
+    """Assert that slots, blocks and snapshots of plans in flight are left alone by this one."""
+    _nothing_in_flight_is_reused(state, plan)
+    _no_snapshot_in_flight_is_reused(state, plan)
+
+
+def _nothing_in_flight_is_reused(state: SchedulerState, plan: Plan) -> None:
+    """Invariant 8. The model worker cannot see it: it runs one step after the other."""
+    cached = {t.slot: t.num_cached // state.limits.block_size for t in plan.admissions}
+    given = {
+        block: extend.slot
+        for extend in plan.extends
+        for block in extend.blocks[cached.get(extend.slot, 0) :]
+    }
+    for earlier in state.in_flight:
+        for tenancy in earlier.rows if earlier is not plan else ():
+            assert tenancy.slot not in cached, "slot is still in use"
+            foreign = [block for block in tenancy.blocks if block in given]
+            running = state.slots.open[tenancy.slot]
+            assert all(running and given[block] == tenancy.slot for block in foreign)
+
+
+def _no_snapshot_in_flight_is_reused(state: SchedulerState, plan: Plan) -> None:
+    """The same for the ids of snapshots: one prefix each, and none restored while written."""
+    named = [
+        (int(snapshot), int(slot), int(length))
+        for other in state.in_flight
+        for slot, length, snapshot in zip(other.slot[other.arms.row], *other.arms[1:], strict=True)
+    ]
+    ids = [snapshot for snapshot, _, _ in set(named)]
+    assert len(ids) == len(set(ids)), "one snapshot for two states"
+    armed = set(plan.arms.id.tolist())
+    for other in state.in_flight:
+        for tenancy in other.admissions:
+            assert tenancy.snapshot_id not in armed, "overwritten before it is restored"

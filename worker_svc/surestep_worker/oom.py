@@ -1,0 +1,57 @@
+"""Whether the kernel's out-of-memory killer was at work: its signal looks like anybody's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_EVERY_S = 1.0
+_REMEMBERED = 10  # looks: a process with much memory takes its time to be gone
+
+
+class OomKills:
+    """Counts kills by the machine and by this process's cgroup; `look` now and then."""
+
+    def __init__(self, files: Sequence[Path] | None = None) -> None:
+        """`files` have lines `oom_kill N`; those that are not there say nothing."""
+        self._files = _files() if files is None else files
+        self._counts: deque[int] = deque([self._count()], maxlen=_REMEMBERED)
+        self._looked_at = 0.0
+
+    def look(self, now: float) -> None:
+        """Called often; reads every second. `now` in seconds of any clock that never goes back."""
+        if now - self._looked_at >= _EVERY_S:
+            self._looked_at = now
+            self._counts.append(self._count())
+
+    def happened(self) -> bool:
+        """There was one in the last seconds."""
+        return self._count() > self._counts[0]
+
+    def _count(self) -> int:
+        return sum(map(_kills, self._files))
+
+
+def _kills(path: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
+
+
+def _files() -> list[Path]:
+    memberships: Iterable[str] = ()
+    with contextlib.suppress(OSError):
+        memberships = Path("/proc/self/cgroup").read_text().splitlines()
+    found, cgroups = [Path("/proc/vmstat")], Path("/sys/fs/cgroup")
+    for line in memberships:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:  # version 2
+            found.append(cgroups / group.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
+            found.append(cgroups / "memory" / group.lstrip("/") / "memory.oom_control")
+    return found
