@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from fake_engine import FakeEngine
 from fake_model import Drafter, FakeModel, StatusOf
-from surestep_common.rpc import Server
+from surestep_common.rpc import Server, status_of
 from surestep_proto import engine_pb2 as pb
 from surestep_proto.engine_pb2_grpc import (
     SupervisorServicer,
@@ -63,6 +63,7 @@ class FakeWorker(WorkerServicer):
         self._perturb = perturb
         self._instance_id = uuid.uuid4().hex
         self._server: Server | None = None
+        self._ended: pb.StreamError | None = None
 
     async def start(self, address: str = "127.0.0.1:0") -> str:
         """Listen; returns host:port."""
@@ -106,12 +107,24 @@ class FakeWorker(WorkerServicer):
             last_step=self.engine.step,
             eos_token_ids=[0],
             model_fingerprint=model.fingerprint,
+            stream_error=self._ended,
         )
 
     async def Run(
         self, requests: AsyncIterator[pb.StepPlan], context: Any
     ) -> AsyncIterator[pb.StepResult]:
         """Execute plans until a newer stream takes over."""
+        try:
+            async for result in self._run(requests, context):
+                yield result
+        except Exception as error:
+            code, message = status_of(error)
+            self._ended = pb.StreamError(epoch=self.engine.epoch, code=code.name, message=message)
+            raise
+
+    async def _run(
+        self, requests: AsyncIterator[pb.StepPlan], context: Any
+    ) -> AsyncIterator[pb.StepResult]:
         self.num_streams += 1
         stream = self.num_streams
         first = True

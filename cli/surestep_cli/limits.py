@@ -7,6 +7,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from surestep_common.process import clients_within
+
 # Of gateway, scheduler, watchdog and launcher; of each rank with supervisor and standby; more with
 # every core.
 _TASKS, _TASKS_OF_RANK = 50, 30
@@ -18,7 +20,7 @@ def shortages(ranks: int, root: Path = _SYSTEM) -> Iterator[str]:
     """A line for each limit that is too low; `root` is where proc and sys are mounted."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < _FILES:
-        yield f"ulimit -n is {files}: at most about {max(files - 50, 0)} clients at once"
+        yield f"ulimit -n is {files}: at most about {clients_within(files)} clients at once"
     needed = _TASKS + _TASKS_OF_RANK * ranks + (os.cpu_count() or 1)
     for left, limit in _tasks_left(root):
         if left < needed:

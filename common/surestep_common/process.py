@@ -16,6 +16,7 @@ STOPPED, TRACED, DEAD = "T", "t", "X"  # states of a process
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # opened here: between fork and exec nothing should be
 _MOST_FILES = 1 << 20  # some systems allow any number, and some libraries count up to it
+_OTHER_FILES = 128  # that no client has
 _MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of control groups, v2 and v1
 
 
@@ -74,6 +75,11 @@ def raise_file_limit() -> int:
         return most
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return most
+
+
+def clients_within(files: int) -> int:
+    """Connections of clients that a process may have which may open so many files."""
+    return max(files - _OTHER_FILES, files // 4, 1)
 
 
 def memory_bytes() -> int:

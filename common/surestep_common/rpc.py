@@ -246,19 +246,24 @@ def _mapped(behaviour: Callable[..., Any]) -> Callable[..., Any]:
     return unary
 
 
+def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
+    """Code and message of the status that an exception becomes."""
+    kind = kind_of(error)
+    shown = kind.error is not InternalError or isinstance(error, InternalError)
+    return kind.code, str(error) if shown else INTERNAL_MESSAGE
+
+
 async def _abort(context: _Context, error: Exception) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):
         raise error
     kind = kind_of(error)
-    message = str(error)
     if kind.error is InternalError:
         logger.error("unexpected error in a handler", exc_info=error)
-        message = message if isinstance(error, InternalError) else INTERNAL_MESSAGE
     trailing = [(_ERROR_KEY, kind.error.__name__)]
     if isinstance(error, SurestepError):
         if error.param is not None:
             trailing.append((_PARAM_KEY, error.param))
         if error.retry_after is not None:
             trailing.append((_RETRY_AFTER_KEY, f"{error.retry_after:g}"))
-    await context.abort(kind.code, message, tuple(trailing))
+    await context.abort(*status_of(error), tuple(trailing))
     raise AssertionError("abort returned")

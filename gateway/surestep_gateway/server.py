@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
-from surestep_common.process import raise_file_limit
+from surestep_common.process import clients_within, raise_file_limit
 
 from .app import make_app, make_gateway
 from .config import GatewaySettings
@@ -22,7 +22,6 @@ from .listener import Listener, bind
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 2  # for idle connections
-_OTHER_FILES = 128  # descriptors that no client has
 
 
 class _Server(uvicorn.Server):
@@ -121,7 +120,7 @@ class GatewayServer:
 
 def _most_connections(wanted: int) -> int:
     """As many as wanted, if there are descriptors for them."""
-    possible = max(1, raise_file_limit() - _OTHER_FILES)
+    possible = clients_within(raise_file_limit())
     if possible < wanted:
         logger.warning("the limit on open files allows %d connections, not %d", possible, wanted)
     return min(possible, wanted)

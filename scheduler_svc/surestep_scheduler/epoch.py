@@ -70,7 +70,7 @@ class Epoch:
         self._monitor.open_epoch()
         try:
             async with asyncio.TaskGroup() as tasks:
-                group.start(tasks, self._wake.set)
+                group.start(tasks, self._wake.set, self._core.epoch)
                 await self._drive(group)
         except* SurestepError as lost:
             errors = [error for error in lost.exceptions if isinstance(error, SurestepError)]

@@ -9,7 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
-from surestep_common.errors import DeadlineExceeded, SurestepError, Unavailable
+from surestep_common.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    SurestepError,
+    Unavailable,
+    kind_of_code,
+)
 from surestep_common.rpc import connect, translate_errors
 from surestep_proto import engine_pb2 as pb
 from surestep_proto.engine_pb2_grpc import WorkerStub
@@ -17,6 +23,7 @@ from surestep_proto.engine_pb2_grpc import WorkerStub
 from .messages import Outcome
 from .plan import from_proto
 
+_TELL_S = 0.5  # for a rank to say what ended its stream
 # In which ranks of a group must not differ.
 _COMMON = (
     *("model_fingerprint", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size"),
@@ -34,6 +41,7 @@ class WorkerGroup:
             for channel in self._channels
         ]
         self._calls: list[Any] = []  # stub types know no aio calls
+        self._epoch = 0
         self._results: list[deque[pb.StepResult]] = [deque() for _ in addresses]
 
     async def infos(self, timeout_s: float) -> list[pb.WorkerInfo]:
@@ -49,8 +57,9 @@ class WorkerGroup:
                 )
         return list(infos)
 
-    def start(self, tasks: asyncio.TaskGroup, wake: Callable[[], None]) -> None:
+    def start(self, tasks: asyncio.TaskGroup, wake: Callable[[], None], epoch: int) -> None:
         """Open the step streams. The task group fails when one is lost; `wake` tells of results."""
+        self._epoch = epoch
         self._calls = [_run(channel) for channel in self._channels]
         for rank in range(len(self._calls)):
             tasks.create_task(self._read(rank, wake), name=f"rank {rank}")
@@ -62,8 +71,21 @@ class WorkerGroup:
                     self._results[rank].append(result)
                     wake()
         except SurestepError as error:
-            raise type(error)(f"rank {rank}: {error}") from error
+            told = await self._told(rank) if isinstance(error, ConnectionLost) else None
+            raise type(told or error)(f"rank {rank}: {told or error}") from error
         raise Unavailable(f"rank {rank} closed its stream")
+
+    async def _told(self, rank: int) -> SurestepError | None:
+        """What a rank says that ended its stream. None if it does not, or is gone.
+
+        A write that fails hides the status of its stream.
+        """
+        ask = self._stubs[rank].Info(pb.WorkerInfoRequest(), timeout=_TELL_S)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            ended = (await ask).stream_error
+            if ended.epoch == self._epoch:
+                return kind_of_code(grpc.StatusCode[ended.code]).error(ended.message)
+        return None
 
     async def send(self, plan: bytes, timeout_s: float) -> None:
         """Send a StepPlan to every rank. Raises DeadlineExceeded when one does not take it.

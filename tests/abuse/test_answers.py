@@ -64,7 +64,7 @@ async def test_log_probabilities_of_prompts_have_a_number(
     start_stack: StartStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack = await long_context(start_stack)
-    monkeypatch.setattr(prepare, "MAX_PROMPT_LOGPROBS", 100)
+    monkeypatch.setattr(prepare, "MAX_ALL_PROMPT_LOGPROBS", 100)
     ids = [70] * 20
     fields: list[tuple[dict[str, Any], str]] = [
         ({"prompt_logprobs": 5}, "prompt_logprobs"),

@@ -41,7 +41,7 @@ async def lose_rank_and_scheduler(server: Abused, tally: Tally) -> None:
 def test_few_files_and_addresses_are_enough(tmp_path: Path) -> None:
     limits = limited("-n 64", "-v 4000000", "-l 0", "-c 0")
     with abused(tmp_path, num_streams=4, max_tokens=60, within=limits) as server:
-        assert "Warning: ulimit -n is 64: at most about 14 clients at once" in server.console
+        assert "Warning: ulimit -n is 64: at most about 16 clients at once" in server.console
         server.survive(lambda tally: lose_rank_and_scheduler(server, tally), longest_s=90)
 
 

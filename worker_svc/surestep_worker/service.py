@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 import grpc
+from surestep_common import rpc
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
@@ -112,7 +113,12 @@ class WorkerService(pb_grpc.WorkerServicer):
                 tasks.create_task(self._write(results, context))
         except* Exception as group:  # noqa: BLE001  # the first one is raised again
             # The first failure is the cause; the others follow from the cancelled stream.
-            raise group.exceptions[0] from None
+            error = group.exceptions[0]
+            code, message = rpc.status_of(error)
+            self._facts.stream_error.CopyFrom(
+                pb.StreamError(epoch=self._epoch, code=code.name, message=message)
+            )
+            raise error from None
         finally:
             self._streams -= 1
 

@@ -1,0 +1,43 @@
+"""What a step stream says when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from fake_worker import fake_worker
+from surestep_common.errors import ConnectionLost, InternalError, SurestepError
+from surestep_proto import engine_pb2
+from surestep_scheduler.workers import WorkerGroup
+
+
+class Hidden:
+    """The call of a client whose write has failed before the status of the stream came."""
+
+    async def read(self) -> None:
+        none = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, none, none, "Internal error from Core")
+
+    def cancel(self) -> None:
+        """Nothing to cancel."""
+
+
+@pytest.mark.parametrize(("epoch", "kind"), [(1, InternalError), (2, ConnectionLost)])
+async def test_a_rank_says_what_ended_its_stream(epoch: int, kind: type[SurestepError]) -> None:
+    async def raises(plan: engine_pb2.StepPlan) -> None:
+        raise InternalError("illegal memory access")
+
+    async with fake_worker(before_step=raises) as address:
+        first, second = WorkerGroup([address]), WorkerGroup([address])
+        plan = engine_pb2.StepPlan(epoch=1, step=1).SerializeToString()
+        with pytest.raises(ExceptionGroup, match="TaskGroup") as lost:
+            async with asyncio.TaskGroup() as tasks:
+                first.start(tasks, lambda: None, 1)
+                await first.send(plan, 5)
+        assert isinstance(lost.value.exceptions[0], InternalError)
+        second._epoch, second._calls = epoch, [Hidden()]
+        with pytest.raises(kind, match="rank 0"):
+            await second._read(0, lambda: None)
+        await first.close()
+        await second.close()
