@@ -56,6 +56,7 @@ class RankProcess:
         self._control = end
         self._verdict: Verdict | None = None
         self.imported = False  # it has said so: what remains is quick
+        self.leaving = False  # it has said so: somebody's signal made it
         self.noted = asyncio.Event()  # its end is in the supervisor's books
         self.heartbeat = Heartbeat.unseen()
 
@@ -108,7 +109,7 @@ class RankProcess:
         if code < 0:
             name, outside = signal.Signals(-code).name, -code not in _OWN_SIGNALS
             return Verdict(pb.KILLED, f"signal {name}", -code, outside)
-        return Verdict(pb.EXITED, f"exit code {code}")
+        return Verdict(pb.EXITED, f"exit code {code}", outside=self.leaving)
 
     async def end(self, cause: pb.ExitCause, reason: str) -> None:
         """Have it dump its stacks, then kill it. The first reason that is given stays.
@@ -117,9 +118,10 @@ class RankProcess:
         """
         state = _state(self.pid)
         if state not in _DEAD:
-            stopped = state in _STOPPED  # it was somebody else's doing that it stood still
-            self._verdict = self._verdict or Verdict(cause, reason, outside=stopped)
-            await self._kill(dump=state not in _STOPPED)
+            stopped = state in _STOPPED
+            outside = stopped or self.leaving  # that it did not answer was somebody else's doing
+            self._verdict = self._verdict or Verdict(cause, reason, outside=outside)
+            await self._kill(dump=not stopped)
         await self._process.wait()
 
     async def _kill(self, *, dump: bool) -> None:
