@@ -206,15 +206,25 @@ class FakeSupervisor(SupervisorServicer):
         self._ready = True
 
     async def lose(
-        self, cause: pb.ExitCause = pb.KILLED, phase: pb.Phase = pb.FORWARD, why: str = "SIGKILL"
+        self,
+        cause: pb.ExitCause = pb.KILLED,
+        phase: pb.Phase = pb.FORWARD,
+        why: str = "SIGKILL",
+        *,
+        outside: bool = False,
     ) -> None:
         """The rank ends, and another takes its place. Returns when it is gone."""
         async with self._replacing:
-            await self._end(cause, phase, why)
+            await self._end(cause, phase, why, outside=outside)
 
-    async def _end(self, cause: pb.ExitCause, phase: pb.Phase, why: str) -> None:
+    async def _end(
+        self, cause: pb.ExitCause, phase: pb.Phase, why: str, *, outside: bool = False
+    ) -> None:
         last = pb.Heartbeat(epoch=self.worker.engine.epoch, phase=phase)
-        self.exits.insert(0, pb.RankExit(pid=self.worker.pid, cause=cause, reason=why, last=last))
+        self.exits.insert(
+            0,
+            pb.RankExit(pid=self.worker.pid, cause=cause, reason=why, last=last, outside=outside),
+        )
         self._ended_at.insert(0, time.monotonic())
         self._ready = False
         await self.worker.stop()

@@ -62,17 +62,16 @@ def diagnose(
     own = [death for death in deaths if death.exit.cause != pb.REQUESTED]
     if own:
         return _of_exit(max(own, key=lambda death: death.exit.age_s))
-    lost = isinstance(error, Unavailable)
+    lost, outside = isinstance(error, Unavailable), any(death.exit.outside for death in deaths)
     if isinstance(error, DeadlineExceeded) or (lost and any(map(_stood_still, deaths))):
         reason = "; ".join([str(error), *map(_last_sign, deaths)])
         if any(map(_drafting, deaths)):
             return Diagnosis(Cause.DRAFTER, reason, NO_LOSS)
-        outside = any(death.exit.outside for death in deaths)
         return Diagnosis(Cause.WORKER_HANG, reason, OUTSIDE_LOSS if outside else WHOLE_LOSS)
     if not lost:
         return Diagnosis(Cause.WORKER_ERROR, str(error))
-    unknown = supervised and len(deaths) < len(ranks)
-    return Diagnosis(Cause.CONNECTION, str(error), OUTSIDE_LOSS if unknown else WHOLE_LOSS)
+    outside |= supervised and len(deaths) < len(ranks)
+    return Diagnosis(Cause.CONNECTION, str(error), OUTSIDE_LOSS if outside else WHOLE_LOSS)
 
 
 _CAUSES = {pb.HUNG: Cause.WORKER_HANG, pb.OUT_OF_MEMORY: Cause.OUT_OF_MEMORY}

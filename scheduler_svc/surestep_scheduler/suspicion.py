@@ -9,8 +9,12 @@ Having ended the workers alone, it is tried in another shape: without drafts, it
 chunks. If that gets past, the request goes on. If it does not, the request is guilty, unless the
 canary, alone as well, ends the workers too; then nobody is to blame.
 
-One such request among n is found within log2(n) + 4 losses. Those without suspicion go on. Losses
-that somebody else's signals explain count an eighth, so that a few of them accuse nobody.
+One such request among n is found within log2(n) + 4 losses. Those without suspicion go on. Several
+may hide each other, for what one does changes where the others seem to be lost. After too many
+losses without a verdict, all who were under way are tried alone, one by one, until they are past
+everything that they had come to.
+
+Losses that somebody else's signals explain count an eighth, so that a few of them accuse nobody.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from .sequence import CANARY
 # What a loss says of those under way, in eighths.
 NO_LOSS, OUTSIDE_LOSS, WHOLE_LOSS = 0, 1, 8
 
-_LONE_LOSSES = 2  # in a row, the second one in another shape
+_LONE_LOSSES = 2  # in a row, all but the first in another shape
+_LONE_LOSSES_ONE_BY_ONE = 4  # as many as otherwise with those in company, which say nothing there
+_PATIENCE = 24  # losses without a verdict, after which suspects are tried one by one
 
 
 class Window(NamedTuple):
@@ -45,6 +51,9 @@ class Suspicion:
     def __init__(self) -> None:
         self._accused: dict[str, Window] = {}
         self._num_losses: Counter[str] = Counter()  # since it was accused first
+        self._reached: dict[str, int] = {}  # farthest that it may have come to at a loss
+        self._fruitless = 0  # losses since the last verdict
+        self._one_by_one = False  # for as long as there are suspects
         self._groups: list[list[str]] = []  # of suspects; the last one is on trial
         self._alone = False  # nobody else is admitted during this trial
         self._lone_losses = 0  # in a row
@@ -53,13 +62,14 @@ class Suspicion:
 
     @property
     def active(self) -> bool:
-        """Somebody is accused."""
-        return bool(self._accused)
+        """Somebody has not got past yet what it may have come to at a loss."""
+        return bool(self._reached)
 
     @property
     def needs_canary(self) -> bool:
         """Before there is a verdict, a canary has to show that the workers live without it."""
-        return self._lone_losses >= _LONE_LOSSES
+        enough = _LONE_LOSSES_ONE_BY_ONE if self._one_by_one else _LONE_LOSSES
+        return self._lone_losses >= enough
 
     @property
     def trial(self) -> Sequence[str]:
@@ -99,17 +109,29 @@ class Suspicion:
         rows = {name: window for name, window in under_way.items() if name != CANARY}
         if not rows:
             return
+        for name, window in rows.items():
+            self._reached[name] = max(self._reached.get(name, 0), window.high)
+        self._fruitless += 1
         was_alone = self._alone
         for name, window in rows.items():
             before = self._accused.get(name)
             if before is not None and before.common(window) is None:
-                self.close(name)  # whatever it was, it was not at one position
+                self._acquit(name)  # whatever it was, it was not at one position
         self._lone_losses = self._lone_losses + 1 if was_alone and self._alone else 0
         self._regroup(rows)
         self._alone = bool(self._groups) and len(self._groups[-1]) == 1
         self._num_losses.update(rows.keys())
         for name, window in rows.items():
             self._accused[name] = self._accused.get(name, window).common(window) or window
+        if self._fruitless >= _PATIENCE and not self._one_by_one:
+            self._separate()
+
+    def _separate(self) -> None:
+        """Begin a search in which nobody can hide behind another."""
+        self._accused = {name: Window(0, high) for name, high in self._reached.items()}
+        self._groups = [[name] for name in self._reached]
+        self._one_by_one = self._alone = True
+        self._lone_losses = self._fruitless = 0
 
     def _regroup(self, rows: Mapping[str, Window]) -> None:
         """The new trial is half of those on trial that were under way, or of fresh suspects."""
@@ -130,10 +152,14 @@ class Suspicion:
         Returns the request that is found guilty; the caller closes it.
         """
         if self._canary_lives:
+            self._fruitless = 0
             return self._groups[-1][0]
+        self._reached = {n: high for n, high in self._reached.items() if lengths.get(n, 0) <= high}
+        if not self._reached:
+            self._fruitless = 0
         past = [n for n, window in self._accused.items() if lengths.get(n, 0) > window.high]
         for name in past:
-            self.close(name)
+            self._acquit(name)
         return None
 
     def canary_lived(self) -> None:
@@ -141,17 +167,24 @@ class Suspicion:
         self._canary_lives = self.needs_canary
 
     def close(self, request_id: str) -> None:
-        """The request got past, or has ended: nothing is held against it."""
+        """The request has ended."""
+        self._reached.pop(request_id, None)
+        self._acquit(request_id)
+
+    def _acquit(self, request_id: str) -> None:
+        """Nothing is held against it."""
         if self._accused.pop(request_id, None) is None:
             return
         del self._num_losses[request_id]
         trial = self._groups[-1] if self._groups else None
         groups = [[n for n in group if n != request_id] for group in self._groups]
         self._groups = [group for group in groups if group]
-        if trial == [request_id]:  # the next group has its turn, in company
-            self._alone, self._lone_losses, self._canary_lives = False, 0, False
+        if trial == [request_id]:  # the next group has its turn, in company if that is possible
+            self._one_by_one = self._one_by_one and bool(self._groups)
+            self._alone, self._lone_losses, self._canary_lives = self._one_by_one, 0, False
 
     def _acquit_all(self) -> None:
-        for books in (self._accused, self._num_losses, self._groups):
+        for books in (self._accused, self._num_losses, self._reached, self._groups):
             books.clear()
+        self._fruitless, self._one_by_one = 0, False
         self._alone, self._lone_losses, self._canary_lives = False, 0, False

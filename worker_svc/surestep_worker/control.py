@@ -1,8 +1,8 @@
 """What a supervisor and its rank process tell each other, over the socket that is the rank's stdin.
 
-The rank says when it has imported everything, when it is ready, and why it cannot become so; the
-supervisor tells a standby to become the rank. A message is one packet of JSON; descriptors travel
-beside it. The end of the stream means that the other process is gone.
+The rank says when it has imported everything, when it is ready or why it cannot become so, and when
+a signal makes it leave; the supervisor tells a standby to become the rank. A message is one packet
+of JSON; descriptors travel beside it. The end of the stream means that the other process is gone.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Kind(StrEnum):
     ACTIVATE = "activate"  # be the rank; with the descriptors of heartbeat and weights
     READY = "ready"  # the service answers
     FAILED = "failed"  # it cannot be the rank, and ends
+    LEAVING = "leaving"  # somebody has sent it SIGTERM or SIGINT
 
 
 class Failure(StrEnum):

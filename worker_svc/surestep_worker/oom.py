@@ -12,7 +12,7 @@ _REMEMBERED = 10  # looks: a process with much memory takes its time to be gone
 
 
 class OomKills:
-    """Counts kills by the machine and by this process's cgroup; `look` now and then."""
+    """Kills on this machine and in this process's cgroup; `look` now and then."""
 
     def __init__(self, files: Sequence[Path] | None = None) -> None:
         """`files` have lines `oom_kill N`; those that are not there say nothing."""
@@ -26,9 +26,14 @@ class OomKills:
             self._looked_at = now
             self._counts.append(self._count())
 
-    def happened(self) -> bool:
-        """There was one in the last seconds."""
-        return self._count() > self._counts[0]
+    def explain(self) -> bool:
+        """There was one in the last seconds; it explains this death, and not the next one too."""
+        count = self._count()
+        found = count > self._counts[0]
+        if found:
+            self._counts.clear()
+            self._counts.append(count)
+        return found
 
     def _count(self) -> int:
         return sum(map(_kills, self._files))

@@ -158,6 +158,7 @@ class Rank:
             raise self._alone
         if control.is_closed(self._supervisor):
             raise Unavailable("the supervisor is gone")
+        control.send(self._supervisor, Message(Kind.LEAVING))
 
     async def _tick(self, service: WorkerService) -> None:
         """A sign of life on the way that plans take: through the loop and the step thread."""

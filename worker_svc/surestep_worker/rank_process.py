@@ -61,6 +61,7 @@ class RankProcess:
         self._verdict: Verdict | None = None
         self.imported = False  # it has said so: what remains is quick
         self.setback: Setback | None = None  # it has said so, and ends
+        self.leaving = False  # it has said so: somebody's signal made it
         self.noted = asyncio.Event()  # its end is in the supervisor's books
         self.heartbeat = Heartbeat.unseen()
 
@@ -114,7 +115,7 @@ class RankProcess:
         if code < 0:
             name, outside = signal.Signals(-code).name, -code not in _OWN_SIGNALS
             return Verdict(pb.KILLED, f"signal {name}", -code, outside)
-        return Verdict(pb.EXITED, f"exit code {code}")
+        return Verdict(pb.EXITED, f"exit code {code}", outside=self.leaving)
 
     def close(self) -> None:
         """Nobody listens any more."""
@@ -127,11 +128,9 @@ class RankProcess:
         """
         state = state_of(self.pid)
         if state not in (DEAD, "Z"):
-            stopped = state in (
-                STOPPED,
-                TRACED,
-            )  # by somebody else; such a process handles no signal
-            self._verdict = self._verdict or Verdict(cause, reason, outside=stopped)
+            stopped = state in (STOPPED, TRACED)  # such a process handles no signal
+            outside = stopped or self.leaving  # that it did not answer was somebody else's doing
+            self._verdict = self._verdict or Verdict(cause, reason, outside=outside)
             await self._kill(dump=not stopped)
         await self._process.wait()
 

@@ -107,8 +107,9 @@ class Supervisor(pb_grpc.SupervisorServicer):
                 tasks.create_task(self._watch(rank)),
                 tasks.create_task(self._keep_standby()),
             ]
-            verdict = self._explained(await rank.wait())
+            await rank.wait()
             await asyncio.wait([listening], timeout=_LAST_WORDS_S)
+            verdict = self._explained(await rank.wait())  # its last words count
             for helper in helpers:
                 helper.cancel()
         rank.close()
@@ -126,7 +127,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
 
     def _explained(self, verdict: Verdict) -> Verdict:
         """The kernel kills as others do, and says so elsewhere."""
-        if verdict.signal == signal.SIGKILL and self._oom.happened():
+        if verdict.signal == signal.SIGKILL and self._oom.explain():
             return Verdict(pb.OUT_OF_MEMORY, "killed: the machine is out of memory", verdict.signal)
         return verdict
 
@@ -179,6 +180,8 @@ class Supervisor(pb_grpc.SupervisorServicer):
                 after = f", {seconds:.2f} s after the end of the last one" if seconds else ""
                 logger.info("rank %d, pid %d, is ready%s", self._settings.rank, rank.pid, after)
                 self._ready.set()
+            elif message.kind is Kind.LEAVING:
+                rank.leaving = True
 
     async def _watch(self, rank: RankProcess) -> None:
         """End the rank when its heartbeat stands still."""

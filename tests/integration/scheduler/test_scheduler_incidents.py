@@ -54,6 +54,8 @@ def supervised(supervisor: str, **changes: Any) -> Any:
         (engine_pb2.HUNG, engine_pb2.SAMPLING, "worker_hang"),
         (engine_pb2.HUNG, engine_pb2.DRAFTING, "drafter"),
         (engine_pb2.KILLED, engine_pb2.DRAFTING, "drafter"),
+        (engine_pb2.OUT_OF_MEMORY, engine_pb2.DRAFTING, "out_of_memory"),
+        (engine_pb2.OUT_OF_MEMORY, engine_pb2.IDLE, "out_of_memory"),
     ],
 )
 async def test_the_supervisor_knows_the_cause(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import grpc
+import pytest
 from fake_model import FakeModel
 from fake_worker import FakeSupervisor, FakeWorker, fake_worker
 from scheduler_harness import (
@@ -22,6 +24,14 @@ from surestep_proto import generate_pb2 as pb
 MODEL = FakeModel()
 NUM = 16
 MESSAGES = [make_request(i, 1 + 2 * i, 40, stop_token_ids=[]) for i in range(NUM)]
+
+
+class Death(NamedTuple):
+    """How a rank ends, as its supervisor tells of it."""
+
+    cause: engine_pb2.ExitCause
+    phase: engine_pb2.Phase = engine_pb2.FORWARD
+    outside: bool = False
 
 
 class Poisoned(FakeWorker):
@@ -97,6 +107,88 @@ async def test_new_requests_go_on_during_the_search() -> None:
             assert (await client.generate(message)).tokens == expected(MODEL, message)
             index += 1
         assert poisoned.result().code() == grpc.StatusCode.DATA_LOSS
+
+
+class Doomed(FakeWorker):
+    """Stands still, for its end, in steps that may bring a request to some length."""
+
+    def __init__(self, at: int, doomed: asyncio.Queue[None], spared: asyncio.Event) -> None:
+        super().__init__(MODEL, before_step=self.look)
+        self._at, self._doomed, self._spared = at, doomed, spared
+
+    async def look(self, plan: engine_pb2.StepPlan) -> None:
+        names = {slot: s.admission.request_id for slot, s in self.engine.slots.items()}
+        names |= {admission.slot: admission.request_id for admission in plan.admissions}
+        rows = zip(plan.slot, plan.len_hi, plan.num_tokens, plan.k_cap, strict=True)
+        for slot, high, num_tokens, k_cap in rows:
+            here = high + max(num_tokens, k_cap + 1) >= self._at and names[slot] != "canary"
+            if here and not self._spared.is_set():
+                self._doomed.put_nowait(None)
+                await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("death", "fails"),
+    [
+        (Death(engine_pb2.OUT_OF_MEMORY), True),
+        (Death(engine_pb2.KILLED), True),  # by SIGSEGV, say
+        (Death(engine_pb2.KILLED, outside=True), False),
+        (Death(engine_pb2.EXITED, outside=True), False),
+        (Death(engine_pb2.OUT_OF_MEMORY, phase=engine_pb2.IDLE), False),
+    ],
+)
+async def test_what_four_deaths_at_one_spot_say_of_a_request(death: Death, fails: bool) -> None:
+    """Its own doing counts in full, somebody's signals hardly, and what idle ranks end of not."""
+    doomed, spared, num_deaths = asyncio.Queue[None](), asyncio.Event(), 4
+    supervisor = FakeSupervisor(lambda: Doomed(20, doomed, spared))
+
+    async def reap() -> None:
+        for left in reversed(range(num_deaths)):
+            await doomed.get()
+            if not left:
+                spared.set()
+            await supervisor.lose(death.cause, death.phase, outside=death.outside)
+
+    async with (
+        supervisor as address,
+        scheduler(make_settings([], supervisor_addresses=[address])) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(reap())
+        if fails:
+            error = await code_of(client.generate(MESSAGES[5]))
+            assert error.code() == grpc.StatusCode.DATA_LOSS
+            assert "this request ended the workers 4 times" in (error.details() or "")
+        else:
+            answer = await client.generate(MESSAGES[5])
+            assert answer.tokens == expected(MODEL, MESSAGES[5])
+        stats = await client.idle()
+    assert stats.num_poisoned_requests == fails
+    assert stats.num_epochs == 1 + num_deaths
+
+
+async def test_what_only_drafts_or_long_chunks_do_fails_nobody() -> None:
+    """A suspect that gets past in another shape goes on, with the right tokens."""
+
+    class Fragile(FakeWorker):
+        def __init__(self) -> None:
+            super().__init__(MODEL, before_step=self.look)
+
+        async def look(self, plan: engine_pb2.StepPlan) -> None:
+            if any(tokens > NUM for tokens in plan.num_tokens):
+                raise RuntimeError("no kernel for so many rows")
+
+    message = make_request(0, NUM + 20, 40, stop_token_ids=[])
+    supervisor = FakeSupervisor(Fragile)
+    async with (
+        supervisor as address,
+        scheduler(make_settings([], supervisor_addresses=[address])) as client,
+    ):
+        answer = await client.generate(message)
+        stats = await client.idle()
+    assert answer.tokens == expected(MODEL, message)
+    assert stats.num_poisoned_requests == 0
+    assert stats.num_epochs == 1 + 3
 
 
 async def test_workers_that_end_at_every_step_are_nobodys_fault() -> None:

@@ -17,10 +17,18 @@ class Hidden:
 
     async def read(self) -> None:
         none = grpc.aio.Metadata()
-        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, none, none, "Internal error from Core")
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.INTERNAL, none, none, "Internal error from Core", ""
+        )
 
     def cancel(self) -> None:
         """Nothing to cancel."""
+
+
+async def run(group: WorkerGroup, plan: bytes) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        group.start(tasks, lambda: None, 1)
+        await group.send(plan, 5)
 
 
 @pytest.mark.parametrize(("epoch", "kind"), [(1, InternalError), (2, ConnectionLost)])
@@ -32,9 +40,7 @@ async def test_a_rank_says_what_ended_its_stream(epoch: int, kind: type[Surestep
         first, second = WorkerGroup([address]), WorkerGroup([address])
         plan = engine_pb2.StepPlan(epoch=1, step=1).SerializeToString()
         with pytest.raises(ExceptionGroup, match="TaskGroup") as lost:
-            async with asyncio.TaskGroup() as tasks:
-                first.start(tasks, lambda: None, 1)
-                await first.send(plan, 5)
+            await run(first, plan)
         assert isinstance(lost.value.exceptions[0], InternalError)
         second._epoch, second._calls = epoch, [Hidden()]
         with pytest.raises(kind, match="rank 0"):

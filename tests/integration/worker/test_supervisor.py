@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
 from stand_in_rank import MEMO, NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE
 from supervised import IDLE_S, STAND_IN, TIMEOUT_S, Supervised, supervising
@@ -64,18 +65,50 @@ async def test_a_killed_rank_is_replaced(lone: Supervised) -> None:
     assert 0 < end.replaced_s < TIMEOUT_S
 
 
+@pytest.mark.parametrize(
+    ("kills", "number", "cause", "outside"),
+    [
+        (4, signal.SIGKILL, pb.OUT_OF_MEMORY, False),
+        (3, signal.SIGKILL, pb.KILLED, True),
+        (4, signal.SIGUSR1, pb.KILLED, True),  # that is not how the kernel does it
+        (4, signal.SIGSEGV, pb.KILLED, False),
+    ],
+)
 async def test_a_rank_that_the_kernel_killed_for_memory(
-    monkeypatch: pytest.MonkeyPatch, command: list[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    tmp_path: Path,
+    kills: int,
+    number: signal.Signals,
+    cause: pb.ExitCause,
+    outside: bool,
 ) -> None:
+    """The counter was 3 before this death, and is `kills` behind it."""
     counter = tmp_path / "memory.events"
     counter.write_text("oom 0\noom_kill 3\n")
     async with supervising(monkeypatch, command, oom=OomKills([counter])) as running:
         first = await running.ready(restarts=0)
-        counter.write_text("oom 1\noom_kill 4\n")
-        os.kill(first.rank_pid, signal.SIGKILL)
-        (end,) = (await running.ready(restarts=1)).exits
-    assert (end.cause, end.signal, end.outside) == (pb.OUT_OF_MEMORY, signal.SIGKILL, False)
-    assert "out of memory" in end.reason
+        counter.write_text(f"oom 1\noom_kill {kills}\n")
+        os.kill(first.rank_pid, number)
+        second = await running.ready(restarts=1)
+        os.kill(second.rank_pid, signal.SIGKILL)
+        next_end, end = (await running.ready(restarts=2)).exits
+    assert (end.cause, end.signal, end.outside) == (cause, number, outside)
+    assert ("out of memory" in end.reason) == (cause == pb.OUT_OF_MEMORY)
+    if cause == pb.OUT_OF_MEMORY:  # one kill by the kernel does not explain two deaths
+        assert (next_end.cause, next_end.outside) == (pb.KILLED, True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_rank_that_somebody_asks_to_leave(lone: Supervised, number: signal.Signals) -> None:
+    """Whatever is seen of it first: that its stream broke, that it ended, or that it is quiet."""
+    first = await lone.ready(restarts=0)
+    await lone.step(NOTHING, budget_ms=500)
+    os.kill(first.rank_pid, number)
+    assert await lone.call.code() != grpc.StatusCode.OK
+    await lone.restart(first.rank_pid)
+    (end,) = (await lone.ready(restarts=1)).exits
+    assert end.outside, end
 
 
 async def test_restart_kills_a_stopped_rank_without_waiting_for_its_stacks(

@@ -110,6 +110,7 @@ def test_a_lost_stream_is_explained_by_the_exits(
         (pb.KILLED, True, "worker_exit"),
         (pb.KILLED, False, "worker_exit"),
         (pb.EXITED, False, "worker_exit"),
+        (pb.EXITED, True, "worker_exit"),
         (pb.OUT_OF_MEMORY, False, "out_of_memory"),
         (pb.HUNG, False, "worker_hang"),
         (pb.HUNG, True, "worker_hang"),
@@ -144,6 +145,13 @@ def test_a_rank_that_did_not_answer_pings_because_it_stood_still_hangs() -> None
     found = diagnosed(ConnectionLost("ping timeout"), exit_(10, pb.REQUESTED, stood_s=2.1))
     reason = "ping timeout; rank 0 was in FORWARD for 2.1 s"
     assert found == (Cause.WORKER_HANG, reason, WHOLE)
+
+
+def test_who_was_asked_to_leave_by_a_signal_loses_its_stream() -> None:
+    """And may be restarted before it is gone."""
+    leaving = exit_(10, pb.REQUESTED, stood_s=0.1, outside=True)
+    found = diagnosed(ConnectionLost("cancelled"), leaving, exit_(11, pb.REQUESTED, stood_s=0.1))
+    assert found == (Cause.CONNECTION, "cancelled", OUTSIDE)
 
 
 def test_without_supervisors_a_lost_stream_is_all_that_is_known() -> None:

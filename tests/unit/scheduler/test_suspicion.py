@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+from fake_loop import FakeLoop
+from fake_model import FakeModel
+from surestep_scheduler.epoch import under_way
+from surestep_scheduler.policy import schedule
 from surestep_scheduler.sequence import CANARY
 from surestep_scheduler.suspicion import NO_LOSS, OUTSIDE_LOSS, Suspicion, Window
 
@@ -134,6 +139,43 @@ def test_what_others_signals_did_counts_an_eighth() -> None:
     assert suspicion.num_losses("a") == 2
 
 
+def test_signals_between_crashes_make_them_no_worse() -> None:
+    """Seven signals and a crash are one loss; the eighth signal makes the next."""
+    suspicion = Suspicion()
+    for _ in range(7):
+        suspicion.lost({"a": Window(8, 10)}, OUTSIDE_LOSS)
+    lose(suspicion, NAMES)
+    assert [suspicion.num_losses(name) for name in "ab"] == [1, 1]
+    assert allowed(suspicion) == NAMES
+    suspicion.lost({"a": Window(8, 10)}, OUTSIDE_LOSS)
+    assert [suspicion.num_losses(name) for name in "ab"] == [2, 1]
+    assert suspicion.trial == ["a"]
+
+
+@pytest.mark.parametrize("weight", [NO_LOSS, OUTSIDE_LOSS])
+def test_a_trial_is_where_it_was_when_somebody_else_ends_the_workers(weight: int) -> None:
+    suspicion = Suspicion()
+    lose(suspicion, NAMES)
+    lose(suspicion, NAMES)
+    for _ in range(7):
+        suspicion.lost(dict.fromkeys("abcd", Window(8, 10)), weight)
+        assert allowed(suspicion) == "abcd"
+    lose(suspicion, "abcd")
+    assert allowed(suspicion, "abcd") == "ab"
+
+
+@pytest.mark.parametrize("weight", [NO_LOSS, OUTSIDE_LOSS])
+def test_a_canary_that_somebody_else_ends_is_asked_again(weight: int) -> None:
+    suspicion = Suspicion()
+    for _ in range(4):
+        lose(suspicion, "a")
+    for _ in range(7):
+        suspicion.lost({CANARY: Window(0, 1)}, weight)
+        assert suspicion.needs_canary
+    suspicion.canary_lived()
+    assert suspicion.applied({}) == "a"
+
+
 def test_what_no_step_explains_accuses_nobody() -> None:
     suspicion = Suspicion()
     for _ in range(99):
@@ -160,6 +202,60 @@ def test_who_gets_past_in_another_shape_is_not_to_blame() -> None:
     assert suspicion.applied({"a": 11}) is None
     assert not suspicion.active
     assert not suspicion.reshapes("a")
+
+
+def test_past_the_spot_in_another_shape_it_is_like_anybody() -> None:
+    """And has to be found anew where it ends the workers later."""
+    suspicion = Suspicion()
+    for _ in range(3):
+        lose(suspicion, "a")
+    suspicion.applied({"a": 11})
+    shapes = []
+    for _ in range(4):
+        assert not suspicion.needs_canary
+        lose(suspicion, "a", 20, 22)
+        shapes.append(suspicion.reshapes("a"))
+    assert shapes == [False, False, True, True]
+    assert suspicion.num_losses("a") == 4
+
+
+def test_another_shape_has_no_drafts_and_short_chunks() -> None:
+    """In the plans of an epoch that no result comes from; until then a trial is as usual."""
+    loop, shapes = FakeLoop(FakeModel(max_draft_tokens=3)), []
+    loop.add(list(range(1, 31)), 40)
+    for _ in range(4):
+        plans = [schedule(loop.state, now=0.0) for _ in range(6)]
+        shapes.append(
+            [(int(plan.num_tokens[0]), int(plan.k_cap[0])) for plan in plans if plan is not None]
+        )
+        windows = under_way(loop.state)
+        loop.fence()
+        loop.state.suspicion.lost(windows)
+    usual, other = [(30, 0)] + 5 * [(0, 3)], 3 * [(10, 0)] + 3 * [(0, 0)]
+    assert shapes == [usual, usual, usual, other]
+
+
+def test_after_many_losses_in_vain_they_are_tried_one_by_one() -> None:
+    suspicion = Suspicion()
+    for number in range(24):
+        assert allowed(suspicion) != "c", number
+        lose(suspicion, "abc", 20 * (number % 2), 20 * (number % 2) + 10)  # nothing in common
+    assert allowed(suspicion, "abcx") == "c"
+    suspicion.applied({"c": 30})
+    assert allowed(suspicion, "abcx") == "c"  # not past all that it had come to
+    suspicion.applied({"c": 31})
+    assert allowed(suspicion, "abcx") == "b"
+    for _ in range(4):  # as many as a verdict takes otherwise
+        assert not suspicion.needs_canary
+        lose(suspicion, "b", 25, 35)
+    assert suspicion.needs_canary
+    suspicion.canary_lived()
+    assert suspicion.applied({}) == "b"
+    suspicion.close("b")
+    assert allowed(suspicion, "abcx") == "a"
+    suspicion.close("a")  # its client has gone
+    assert allowed(suspicion, "cx") == "cx"
+    assert not suspicion.active
 
 
 def test_a_signal_during_a_lone_trial_is_no_verdict() -> None:
