@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 STACK_DUMP_SIGNAL = signal.SIGUSR1
-STOPPED, TRACED, DEAD = "T", "t", "X"  # states of a process
+STOPPED, TRACED, ENDING, DEAD = "T", "t", "Z", "X"  # states of a process
+_FLAGS, _PF_EXITING = 6, 4  # behind the name in /proc/PID/stat
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # opened here: between fork and exec nothing should be
 _MOST_FILES = 1 << 20  # some systems allow any number, and some libraries count up to it
@@ -56,12 +57,14 @@ def prefer_as_victim(score: int) -> None:
 
 
 def state_of(pid: int) -> str:
-    """One letter, as in proc(5). DEAD for a process that is gone, "Z" for one nobody waited for."""
+    """One letter, as in proc(5). DEAD for a process that is gone, ENDING for one that will be."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return DEAD
-    return stat.rpartition(")")[2].split()[0]
+    fields = stat.rpartition(")")[2].split()
+    # Its connections are closed before it is a zombie, which may take a while.
+    return ENDING if int(fields[_FLAGS]) & _PF_EXITING else fields[0]
 
 
 def raise_file_limit() -> int:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from surestep_common.config import child_environ
 from surestep_common.errors import InvalidRequest
-from surestep_common.process import DEAD, STACK_DUMP_SIGNAL, STOPPED, TRACED, state_of
+from surestep_common.process import DEAD, ENDING, STACK_DUMP_SIGNAL, STOPPED, TRACED, state_of
 from surestep_proto import engine_pb2 as pb
 
 from . import control, memory
@@ -127,7 +127,7 @@ class RankProcess:
         One that is dead already, which nobody may have noticed yet, has a reason of its own.
         """
         state = state_of(self.pid)
-        if state not in (DEAD, "Z"):
+        if state not in (DEAD, ENDING):
             stopped = state in (STOPPED, TRACED)  # such a process handles no signal
             outside = stopped or self.leaving  # that it did not answer was somebody else's doing
             self._verdict = self._verdict or Verdict(cause, reason, outside=outside)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +41,19 @@ def test_memory_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Monkey
     ):
         limit.write_text(text)
         assert process.memory_bytes() == expected
+
+
+def test_states_of_a_process() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        assert process.state_of(child.pid) == process.STOPPED
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, and not waited for
+        assert process.state_of(child.pid) == process.ENDING
+    finally:
+        child.kill()
+        child.communicate()
+    assert process.state_of(child.pid) == process.DEAD
+    assert process.state_of(os.getpid()) == "R"
