@@ -65,6 +65,11 @@ _SHAPES: dict[str, tuple[str, Callable[[int], bytes]]] = {
     ),
     "unknown lists": (COMPLETIONS, lambda n: _completion(b'"x"', b'"y":' + _list(b"[]", n))),
     "unknown objects": (COMPLETIONS, lambda n: _completion(b'"x"', b'"y":' + _object(b"{}", n))),
+    "unknown options": (
+        COMPLETIONS,
+        lambda n: _completion(b'"x"', b'"stream":true,"stream_options":{"y":%b}' % _list(b"[]", n)),
+    ),
+    "long name": (COMPLETIONS, lambda n: _completion(b'"x"', b'"n":16,"user":"%b"' % (b"u" * n))),
     "unknown keys": (COMPLETIONS, lambda n: _object(b"1", n)),
     "nested": (COMPLETIONS, lambda n: _completion(b'"x"', b'"y":' + _nested(n))),
     "deep": (COMPLETIONS, lambda n: _completion(b'"x"', b'"y":' + b"[" * n)),

@@ -10,6 +10,7 @@ from surestep_common.errors import SurestepError
 
 from .admin import AdminRoutes
 from .admission import Admission
+from .answers import Answers
 from .bodies import Bodies, BodyLimits
 from .browsers import HostCheck, with_cors
 from .config import GatewaySettings
@@ -37,6 +38,7 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
         pool=SchedulerPool(settings.scheduler_url),
         metrics=metrics,
         admission=Admission(settings),
+        answers=Answers(settings),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .admission import Admission
+from .answers import Answers
 from .config import GatewaySettings
 from .metrics import Metrics
 from .pool import SchedulerPool
@@ -22,3 +23,4 @@ class Gateway:
     pool: SchedulerPool
     metrics: Metrics
     admission: Admission
+    answers: Answers

@@ -21,6 +21,10 @@ from .errors import error_content
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers, or the trailers of a body
 MAX_HEADERS = 128
+MAX_AHEAD = 128  # requests that wait behind one that is not answered yet
+_INVALID = 400, "Invalid HTTP request received."
+_HEAD_TOO_LARGE = 431, f"a head may have {MAX_HEADERS} headers and {MAX_HEAD_BYTES} bytes"
+_TOO_FAR_AHEAD = 400, f"at most {MAX_AHEAD} requests may be sent ahead"
 _RESET = struct.pack("ii", 1, 0)  # linger for no time
 
 
@@ -47,7 +51,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0  # of the head that is being read, about
         self._num_headers = 0
         self._in_head = False
-        self._too_large = False
+        self._complaint = _INVALID  # what to say of bytes that are not taken
         self._head_due = math.inf  # when the head of a request must be there
         self._send_due = math.inf  # when the client must have taken what waits to be sent
         self._running: RequestResponseCycle | None = None  # others may wait behind it
@@ -94,6 +98,8 @@ class HttpProtocol(HttpToolsProtocol):
             with contextlib.suppress(OSError):  # it is gone already
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
+        if self._running is not None:
+            self._running.disconnected = True  # what it says from now on is for nobody
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -108,10 +114,13 @@ class HttpProtocol(HttpToolsProtocol):
         if self._in_head and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:  # one header without an end
-                self._too_large = True
+                self._complaint = _HEAD_TOO_LARGE
                 self.send_400_response("")
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_AHEAD:
+            self._complaint = _TOO_FAR_AHEAD
+            raise ValueError("too many requests were sent ahead")  # to the parser, as below
         self._in_head = True
         self._head_bytes = self._num_headers = 0
         self._head_due = time.monotonic() + self._patience.head_s
@@ -146,15 +155,13 @@ class HttpProtocol(HttpToolsProtocol):
         """Raises ValueError, which the parser takes for the end of the connection."""
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
-            self._too_large = True
+            self._complaint = _HEAD_TOO_LARGE
             raise ValueError("the head is too large")
 
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be read, and close."""
-        status = 431 if self._too_large else 400
-        if self._too_large:
-            msg = f"a head may have {MAX_HEADERS} headers and {MAX_HEAD_BYTES} bytes"
-        body = orjson.dumps(error_content(msg, "invalid_request_error", None, status))
+        status, message = self._complaint
+        body = orjson.dumps(error_content(message, "invalid_request_error", None, status))
         lines = (
             b"content-type: application/json",
             b"content-length: %d" % len(body),

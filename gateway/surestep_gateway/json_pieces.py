@@ -11,8 +11,9 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from .answers import Answers
+
 _PIECE_BYTES = 256 << 10
-_LEAST_BYTES_PER_S = 64 << 10
 
 
 class RawJson:
@@ -71,17 +72,16 @@ class JsonPieces(Response):
 
     media_type = "application/json"
 
-    def __init__(self, pieces: Iterable[bytes | bytearray], send_timeout_s: float) -> None:
-        """A client has the timeout to take all of it, and longer by the number of bytes."""
+    def __init__(self, pieces: Iterable[bytes | bytearray], answers: Answers) -> None:
         self._pieces = [piece for piece in pieces if piece]
         super().__init__(None)
-        size = sum(map(len, self._pieces))
-        self.headers["content-length"] = str(size)
-        self._limit_s = send_timeout_s + size / _LEAST_BYTES_PER_S
+        self._answers = answers
+        self._size = sum(map(len, self._pieces))
+        self.headers["content-length"] = str(self._size)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with self._answers.sending(self._size):
                 await self._send_all(send)
         except TimeoutError:
             scope["state"]["abort"]()

@@ -118,14 +118,13 @@ def draft_tokenize(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) 
 
     def finish(encoded: Sequence[list[int]]) -> bytes:
         ids, tokenizer = encoded[0], side.tokenizer
-        return orjson.dumps(
-            {
-                "count": len(ids),
-                "max_model_len": info.max_model_len,
-                "tokens": ids,
-                "token_strs": list(map(tokenizer.token, ids)) if body.return_token_strs else None,
-            }
-        )
+        answer = {
+            "count": len(ids),
+            "max_model_len": info.max_model_len,
+            "tokens": ids,
+            "token_strs": list(map(tokenizer.token, ids)) if body.return_token_strs else None,
+        }
+        return _answer(side, answer)
 
     return Draft(texts, finish)
 
@@ -138,9 +137,17 @@ def draft_detokenize(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo
 
     def finish(encoded: Sequence[list[int]]) -> bytes:
         text = side.tokenizer.decode(body.tokens, skip_special_tokens=False)
-        return orjson.dumps({"prompt": text})
+        return _answer(side, {"prompt": text})
 
     return Draft(Texts([], add_special_tokens=False), finish)
+
+
+def _answer(side: TextSide, content: dict[str, Any]) -> bytes:
+    """JSON text. Raises InvalidRequest for more than an answer may have."""
+    answer, most = orjson.dumps(content), side.settings.max_answer_bytes
+    if len(answer) > most:
+        raise InvalidRequest(f"the answer is larger than {most} bytes: ask for less")
+    return answer
 
 
 def _check_countable(text: str, param: str, side: TextSide, info: SchedulerInfo) -> None:

@@ -31,6 +31,7 @@ from surestep_common.request_bounds import (
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_DRAFT_TOKENS = 16
+MAX_USER_CHARS = 4096
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARS = 256
 MAX_PROMPTS = 1024
@@ -59,12 +60,18 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
-class StreamOptions(Body):
+class Options(Body):
+    """Base of what stays with a request once its prompts are made: nothing but what is known."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class StreamOptions(Options):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class Speculative(Body):
+class Speculative(Options):
     """Ours: bounds on speculation for this request. The output does not depend on it."""
 
     num_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None = None  # per step; 0 = off
@@ -96,7 +103,7 @@ class GenerationBody(Body):
     ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None
 
     top_k: Annotated[int, Field(ge=-1, le=_UINT31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import Any, NamedTuple
 
+from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest
 
 from .limits import template_limits
@@ -110,8 +110,8 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
     arguments = call.function.arguments or {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
+            arguments = from_json(arguments)  # as bodies are read: neither deep nor half characters
+        except ValueError:
             arguments = {}
     shown = call.model_dump(exclude_unset=True)
     shown["function"]["arguments"] = arguments if isinstance(arguments, dict) else {}

@@ -60,7 +60,7 @@ async def json_answer(
 
     async with accounted(generation):
         pieces = await until_disconnect(receive, work(), gateway.admission)
-    return JsonPieces(pieces, gateway.settings.send_timeout_s)
+    return JsonPieces(pieces, gateway.answers)
 
 
 async def _whole_answer(

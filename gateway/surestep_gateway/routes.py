@@ -83,7 +83,7 @@ class OpenAIRoutes:
 
     async def _answer_with(self, job: Job[bytes], request: Request) -> Response:
         answer = await self._prepare(job, request, self._deadline())
-        return JsonPieces([answer], self._gateway.settings.send_timeout_s)
+        return JsonPieces([answer], self._gateway.answers)
 
     async def _answer(self, request: Request, generation: Generation, shape: Shape) -> Response:
         if generation.body.stream:

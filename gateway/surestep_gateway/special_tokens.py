@@ -155,7 +155,9 @@ def _longest_of(literals: set[str]) -> str:
     if not by_first:
         return "(?!)"
     branches = (
-        re.escape(first) + ("" if rest == {""} else _longest_of(rest))
+        re.escape(first + next(iter(rest)))
+        if len(rest) == 1
+        else re.escape(first) + _longest_of(rest)
         for first, rest in by_first.items()
     )
     pattern = f"(?:{'|'.join(branches)})"

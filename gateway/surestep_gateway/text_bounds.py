@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
+
 # Characters of a text that its normal form may have one of. Canonical composition joins at most
 # four (UAX #15: no canonical decomposition is longer).
 _NORMALIZERS = {
@@ -25,7 +27,7 @@ def longest_token(spec: dict[str, Any]) -> int | None:
     it, white space does not count: see `solid_length`.
     """
     shrinks = _shrinkage(spec["normalizer"])
-    if shrinks is None or _drops_text(spec["pre_tokenizer"]) or _joins_unknown(spec["model"]):
+    if shrinks is None or _drops_text(spec["pre_tokenizer"]) or _loses_unknown(spec):
         return None
     vocab = spec["model"]["vocab"]
     tokens = vocab if isinstance(vocab, dict) else (token for token, _ in vocab)
@@ -71,8 +73,13 @@ def _drops_text(pre_tokenizer: dict[str, Any] | None) -> bool:
     return dropped or pre_tokenizer["type"] not in _SPLITTERS
 
 
-def _joins_unknown(model: dict[str, Any]) -> bool:
-    """Whether a run of unknown characters becomes one token."""
+def _loses_unknown(spec: dict[str, Any]) -> bool:
+    """Whether a run of unknown characters becomes one token, or none."""
+    model = spec["model"]
     if model.get("byte_fallback"):
         return False
-    return model["type"] != "BPE" or bool(model["unk_token"] and model["fuse_unk"])
+    if model["type"] != "BPE":
+        return True
+    if model["unk_token"]:
+        return bool(model["fuse_unk"])
+    return b'"ByteLevel"' not in orjson.dumps([spec["normalizer"], spec["pre_tokenizer"]])

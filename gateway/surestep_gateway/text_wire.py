@@ -7,6 +7,7 @@ and of the body only what is needed after its prompts are made comes back.
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
@@ -76,7 +77,6 @@ def dump_prepared(prepared: Prepared) -> Parts:
     about = {
         "kind": kind.__name__,
         "body": orjson.Fragment(body),
-        "schemas": prepared.schemas,
         "opening": prepared.opening,
         "begun": prepared.begun,
         "texts": [prompt.text for prompt in prepared.prompts],
@@ -84,6 +84,7 @@ def dump_prepared(prepared: Prepared) -> Parts:
     ids = (GenerateRequest(prompt_ids=prompt.token_ids) for prompt in prepared.prompts)
     return [
         orjson.dumps(about),
+        json.dumps(prepared.schemas, ensure_ascii=False).encode(),  # integers of any size
         prepared.sampling.SerializeToString(),
         *(one.SerializeToString() for one in ids),
     ]
@@ -91,7 +92,7 @@ def dump_prepared(prepared: Prepared) -> Parts:
 
 def load_prepared(parts: Sequence[bytes]) -> Prepared:
     """The inverse of `dump_prepared`."""
-    about, sampling, *ids = orjson.loads(parts[0]), *parts[1:]
+    about, schemas, sampling, *ids = orjson.loads(parts[0]), *parts[1:]
     kind = ChatBody if about["kind"] == ChatBody.__name__ else CompletionBody
     return Prepared(
         body=kind.model_validate(about["body"]),
@@ -100,7 +101,7 @@ def load_prepared(parts: Sequence[bytes]) -> Prepared:
             for one, text in zip(ids, about["texts"], strict=True)
         ],
         sampling=SamplingParams.FromString(sampling),
-        schemas=about["schemas"],
+        schemas=json.loads(schemas),
         opening=about["opening"],
         begun=about["begun"],
     )

@@ -68,6 +68,8 @@ class WorkGate:
 
     def _let_in(self) -> None:
         for one in list(self._waiting):
+            if one.ready.done():  # given up just now, and about to leave by itself
+                continue
             if self._free and (one.size <= self._large or self._free_for_large):
                 self._waiting.remove(one)
                 self._take(one.size, 1)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_scheduler import default_info, start, tokens
 from gateway_stack import Stack, StartStack, stacks
+from slow_clients import connect, post, stop_reading
 from surestep_gateway import prepare
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
@@ -58,6 +59,42 @@ async def test_an_answer_has_a_size(start_stack: StartStack) -> None:
         assert "larger than 100000 bytes" in refusal(answer, None)
         await stack.scheduler.until(lambda fake: fake.num_open == 0)
     assert stack.scheduler.num_cancelled == 5
+
+
+async def test_answers_about_tokens_have_a_size_too(start_stack: StartStack) -> None:
+    stack = await start_stack(max_answer_bytes=10_000)
+    for count in (1_000, 100_000):  # on the event loop, and in a process
+        for path, body in (
+            ("/tokenize", {"prompt": "x" * count, "return_token_strs": True}),
+            ("/detokenize", {"tokens": [399] * count}),
+        ):
+            answer = await stack.client.post(path, json=body)
+            if answer.status_code == 200:
+                assert len(answer.content) <= 10_000
+            else:
+                assert "larger than 10000 bytes" in refusal(answer, None)
+    assert answer.status_code == 400
+
+
+async def test_answers_that_nobody_reads_do_not_add_up(start_stack: StartStack) -> None:
+    """Each may wait for long, as it is large; all of them have a bound."""
+    stack = await start_stack(max_answer_bytes=1_000_000, send_timeout_s=600)
+    host, _, port = stack.server.address.rpartition(":")
+    body = json.dumps({"prompt": "zq" * 150_000}).encode()
+    lazy = []
+    for _ in range(8):
+        stream = await connect((host, int(port)), receive_bytes=4096)
+        stop_reading(stream)
+        stream[1].write(post("/tokenize", body))
+        lazy.append(stream)
+    gateway = stack.server.gateway
+    begun = gateway.metrics.responses.labels("200")
+    async with asyncio.timeout(60):
+        while begun._value.get() < 8 or gateway.admission.num_open > 4:
+            await asyncio.sleep(0.01)
+    assert (await stack.post("/tokenize", body)).status_code == 200
+    for _, writer in lazy:
+        writer.close()
 
 
 async def test_log_probabilities_of_prompts_have_a_number(

@@ -71,7 +71,7 @@ async def watched(server: Server, path: str, body: bytes) -> tuple[httpx.Respons
 
 
 async def test_thirty_megabytes(server: Server) -> None:
-    warm = await server.client.post(COMPLETIONS, json={"prompt": "x", "user": "y" * 100_000})
+    warm = await server.client.post(COMPLETIONS, json={"prompt": "x", "metadata": "y" * 100_000})
     assert warm.status_code == 200
     sent = len(server.scheduler.requests)
     for path, body, param in REFUSED:
@@ -124,7 +124,7 @@ async def test_ids_are_counted_before_they_are_looked_at(start_stack: StartStack
 
 async def test_tokenizing_counts_as_an_open_request(start_stack: StartStack) -> None:
     stack = await start_stack(max_concurrent_requests=1, text_processes=1)
-    padded = {"prompt": "x", "user": "y" * 100_000}
+    padded = {"prompt": "x", "metadata": "y" * 100_000}
     assert (await stack.client.post("/tokenize", json=padded)).status_code == 200
     (text,) = [
         one
@@ -134,7 +134,7 @@ async def test_tokenizing_counts_as_an_open_request(start_stack: StartStack) -> 
     text.suspend()
     for path, body in (
         ("/tokenize", padded),
-        ("/detokenize", {"tokens": [5], "user": "y" * 100_000}),
+        ("/detokenize", {"tokens": [5], "metadata": "y" * 100_000}),
     ):
         waiting = asyncio.ensure_future(stack.client.post(path, json=body))
         async with asyncio.timeout(10):

@@ -61,6 +61,15 @@ async def test_pipelined_requests_are_answered_in_order(stack: Stack) -> None:
     assert kinds == [b"text_completion", b"token_strs"] * 5
 
 
+async def test_so_many_requests_may_be_sent_ahead(stack: Stack) -> None:
+    answers = await talk(stack, HEALTH * 100 + LAST)
+    assert statuses(answers) == [200] * 101
+    answers = await talk(stack, HEALTH * 1000)
+    assert 400 in statuses(answers)
+    assert len(statuses(answers)) < 500
+    assert b"sent ahead" in answers
+
+
 async def test_a_client_that_pipelines_and_leaves_is_noticed(stack: Stack) -> None:
     stack.scheduler.script = endless
     body = json.dumps({"prompt": "hello", "max_tokens": 250, "stream": True}).encode()
@@ -144,7 +153,7 @@ async def test_the_slowest_body_makes_room(start_stack: StartStack) -> None:
         reader, writer = await connect(address_of(stack))
         writer.write(OPEN_BODY + b"content-length: 900000\r\n\r\n" + b" " * 400_000)
         slow.append((reader, writer))
-    prompt = {"prompt": "x", "max_tokens": 1, "user": "y" * 700_000}
+    prompt = {"prompt": "x", "max_tokens": 1, "metadata": "y" * 700_000}
     for _ in range(3):
         answer = await stack.client.post("/v1/completions", json=prompt)
         assert answer.status_code == 200, answer.text
@@ -153,7 +162,7 @@ async def test_the_slowest_body_makes_room(start_stack: StartStack) -> None:
             assert b" 503 " in await reader.readline()
     for _, writer in slow:
         writer.close()
-    huge = await stack.client.post("/v1/completions", json=prompt | {"user": "y" * 1_100_000})
+    huge = await stack.client.post("/v1/completions", json=prompt | {"metadata": "y" * 1_100_000})
     assert huge.status_code == 413, huge.text
 
 
@@ -236,6 +245,21 @@ async def test_what_nobody_reads_ends(start_stack: StartStack, stream: bool) -> 
     await stack.scheduler.until(lambda fake: bool(fake.requests))
     await nothing_open(stack)
     assert stack.scheduler.num_cancelled == (1 if stream else 0)
+    writer.close()
+
+
+async def test_an_answer_that_nobody_reads_is_no_fault_of_the_server(
+    start_stack: StartStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What clients can cause at will is not logged as an error."""
+    stack = await start_stack(request_timeout_s=2)
+    stack.scheduler.script = endless
+    _, writer = stream = await connect(address_of(stack), receive_bytes=4096)
+    stop_reading(stream)
+    writer.write(never_read(stream=True, n=16))
+    await stack.scheduler.until(lambda fake: bool(fake.requests))
+    await nothing_open(stack)
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
     writer.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ from fake_scheduler import default_info, running
 from gateway_process import gateway, until_ready
 from gateway_stack import Stack, StartStack, stacks
 from ports import free_port
-from surestep_common.errors import SurestepError
+from surestep_common.errors import InvalidRequest, SurestepError
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.text import NeedsProcess, TextSide
 from surestep_gateway.text_jobs import BY_NAME, CHAT, COMPLETION, Job
@@ -29,6 +30,8 @@ PAD = {"metadata": "y" * INLINE_BYTES}  # whoever sends this is too large for th
 USER: Any = {"role": "user", "content": "hello"}
 CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+HUGE = {"type": "object", "properties": {"a": {"maximum": 1 << 70}}}  # an integer of JSON
+LARGER = [{"type": "function", "function": {"name": "f", "parameters": HUGE}}]
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": [USER]}),
     ("/v1/chat/completions", {"messages": [USER], "n": 3, "logprobs": True, "top_logprobs": 2}),
@@ -40,6 +43,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
         {"messages": [USER, {"role": "assistant", "content": "So", "tool_calls": [CALL]}]}
         | {"continue_final_message": True, "add_generation_prompt": False},
     ),
+    ("/v1/chat/completions", {"messages": [USER], "tools": LARGER}),
     ("/v1/completions", {"prompt": "hello", "echo": True, "logprobs": 1, "bad_words": ["dog"]}),
     ("/v1/completions", {"prompt": ["a", "bé"], "n": 2, "logit_bias": {"5": 1.5}, "top_k": 7}),
     ("/v1/completions", {"prompt": [5, 6, 7], "echo": True, "stop_token_ids": [9]}),
@@ -112,7 +116,7 @@ def test_what_comes_back_is_what_was_prepared(model: Path, job: Job[Any]) -> Non
     compared = 0
     for body in [body for where, body in BODIES if where == path]:
         try:
-            draft = job.draft(side, orjson.dumps(body), default_info())
+            draft = job.draft(side, json.dumps(body).encode(), default_info())
             there = draft.finish(side.tokenizer.encode(draft.texts))
         except SurestepError:
             continue
@@ -128,6 +132,21 @@ def test_what_comes_back_is_what_was_prepared(model: Path, job: Job[Any]) -> Non
         compared += 1
     assert compared >= 5
     assert BY_NAME[job.name] is job
+
+
+def test_little_comes_back_of_what_the_prompts_are_made_of(model: Path) -> None:
+    side = TextSide.restore(TextSide.load(GatewaySettings.model_validate({"model": model})).dump())
+    lists: list[Any] = [[]] * 10_000
+    options = {"include_usage": True, "unknown": lists}
+    body = {"prompt": "x", "stream": True, "stream_options": options, "unknown": lists}
+    raw = orjson.dumps(body | {"speculative": {"num_tokens": 2, "unknown": lists}})
+    draft = COMPLETION.draft(side, raw, default_info())
+    parts = COMPLETION.dump(draft.finish(side.tokenizer.encode(draft.texts)))
+    assert sum(map(len, parts)) < 1000
+    raw = orjson.dumps({"prompt": "x", "user": "u" * 10_000})
+    with pytest.raises(InvalidRequest) as refusal:
+        COMPLETION.draft(side, raw, default_info())
+    assert refusal.value.param == "user"
 
 
 def test_unusual_work_is_not_for_the_event_loop(model: Path) -> None:

@@ -56,6 +56,19 @@ async def test_calls_and_results_in_the_conversation(stack: Stack, thinking: Tok
     )
 
 
+@pytest.mark.parametrize("role", ["assistant", "user"])
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"a":' * 900 + "1" + "}" * 900])
+async def test_arguments_that_no_template_can_take(
+    stack: Stack, thinking: Tokenizer, arguments: str, role: str
+) -> None:
+    """Half a character, which no tokenizer reads, and more levels than Python goes down."""
+    call = {"type": "function", "function": {"name": "book", "arguments": arguments}}
+    messages = [*USER, {"role": role, "content": "", "tool_calls": [call]}]
+    answer = await stack.chat(messages=messages, max_tokens=1)
+    assert answer.status_code == 200, answer.text
+    assert "[book]" in prompt_of(stack, thinking)
+
+
 async def test_tools_that_must_not_be_called(stack: Stack, thinking: Tokenizer) -> None:
     script(stack, thinking, "</think>" + FORMATS["hermes"])
     choice = (await stack.chat(**ASK, tool_choice="none", skip_special_tokens=False)).json()

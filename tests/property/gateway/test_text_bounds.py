@@ -71,6 +71,7 @@ UNBOUNDED: list[Callable[[RustTokenizer], None]] = [
     lambda rust: setattr(rust, "normalizer", normalizers.Sequence([normalizers.StripAccents()])),
     lambda rust: setattr(rust, "pre_tokenizer", pre_tokenizers.Whitespace()),
     lambda rust: setattr(rust, "pre_tokenizer", pre_tokenizers.Split(" ", "removed")),
+    lambda rust: setattr(rust, "pre_tokenizer", pre_tokenizers.Metaspace()),  # é is no token, then
 ]
 
 

@@ -101,3 +101,15 @@ async def test_giving_up_at_the_last_moment_gives_the_place_back() -> None:
     await asyncio.wait([waiting])
     assert waiting.cancelled()
     await asyncio.wait_for(gate.enter(1), 1)
+
+
+async def test_giving_up_just_before_a_place_is_free_harms_nobody() -> None:
+    gate = WorkGate(1, large=LARGE)
+    await gate.enter(1)
+    first, second = (asyncio.ensure_future(gate.enter(1)) for _ in range(2))
+    await turns()
+    first.cancel()  # which it has not noticed
+    gate.leave(1)
+    await asyncio.wait_for(second, 1)
+    assert first.cancelled()
+    assert gate.num_waiting == 0

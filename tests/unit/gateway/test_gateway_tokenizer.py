@@ -57,6 +57,11 @@ def test_batches_encode_like_single_texts() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
+def test_added_tokens_may_be_long() -> None:
+    rust = tiny_tokenizer.build("<|" + "x" * 2000 + "|>")
+    assert len(Tokenizer(rust).special_ids) == 4
+
+
 def test_ids_beyond_the_tokenizer_are_empty_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.piece(tiny_tokenizer.VOCAB_SIZE + 5) == b""
     assert tokenizer.token(tiny_tokenizer.VOCAB_SIZE + 5) == ""
