@@ -145,9 +145,7 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
     beats = Listener()
     supervisors: list[str] = json.loads(environ[f"{ENV_PREFIX}SUPERVISOR_ADDRESSES"])
     return Services(
-        Service(
-            child("gateway", "surestep_gateway"), [Answer(f"{url}/health", settings.ssl_certfile)]
-        ),
+        Service(child("gateway", "surestep_gateway"), [Answer(f"{url}/health")]),
         Service(
             child("scheduler", *watched, "surestep_scheduler", NOTIFY_SOCKET=beats.address),
             [Health(scheduler), Beats(beats)],

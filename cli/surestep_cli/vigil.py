@@ -42,24 +42,29 @@ class Sign(Protocol):
 
 
 class Answer:
-    """The gateway answers, whatever it says."""
+    """The gateway answers, whatever it says, and whatever certificate it shows: the files may have
+    been renewed since it has started."""
 
-    def __init__(self, url: str, certificate: Path | None) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url
-        self._certificate = certificate
 
     async def seen(self) -> bool:
         """See Sign."""
         try:
-            await asyncio.to_thread(
-                call, self._url, timeout_s=_LOOK_S, certificate=self._certificate
-            )
-        except OSError:
-            return False
+            await asyncio.to_thread(call, self._url, timeout_s=_LOOK_S, verify=False)
+        except OSError as error:
+            return not _is_silence(error)
         return True
 
     async def close(self) -> None:
         """See Sign."""
+
+
+def _is_silence(error: OSError) -> bool:
+    """A connection that is closed is an answer too: there are too many. And what keeps this process
+    from asking, a name that is not found, say, is nobody's silence."""
+    reason = getattr(error, "reason", error)  # of an URLError
+    return isinstance(reason, TimeoutError | ConnectionRefusedError)
 
 
 class Health:

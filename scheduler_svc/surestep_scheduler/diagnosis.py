@@ -60,33 +60,34 @@ def diagnose(
             return Diagnosis(cause, str(error), NO_LOSS if not cause.accuses else WHOLE_LOSS)
     deaths = _deaths(ranks, statuses)
     own = [death for death in deaths if death.exit.cause != pb.REQUESTED]
+    unknown = supervised and len(deaths) < len(ranks)
     if own:
-        return _of_exit(max(own, key=lambda death: death.exit.age_s))
+        return _of_exit(max(own, key=lambda death: death.exit.age_s), unknown=unknown)
     lost, outside = isinstance(error, Unavailable), any(death.exit.outside for death in deaths)
     if isinstance(error, DeadlineExceeded) or (lost and any(map(_stood_still, deaths))):
         reason = "; ".join([str(error), *map(_last_sign, deaths)])
         if any(map(_drafting, deaths)):
             return Diagnosis(Cause.DRAFTER, reason, NO_LOSS)
         return Diagnosis(Cause.WORKER_HANG, reason, OUTSIDE_LOSS if outside else WHOLE_LOSS)
-    if not lost:
-        return Diagnosis(Cause.WORKER_ERROR, str(error))
-    outside |= supervised and len(deaths) < len(ranks)
-    return Diagnosis(Cause.CONNECTION, str(error), OUTSIDE_LOSS if outside else WHOLE_LOSS)
+    # Ranks that are left without another one say so first, by whatever error that is to them.
+    cause = Cause.CONNECTION if lost else Cause.WORKER_ERROR
+    return Diagnosis(cause, str(error), OUTSIDE_LOSS if outside or unknown else WHOLE_LOSS)
 
 
 _CAUSES = {pb.HUNG: Cause.WORKER_HANG, pb.OUT_OF_MEMORY: Cause.OUT_OF_MEMORY}
 
 
-def _of_exit(death: _Death) -> Diagnosis:
-    """Of the rank that ended first, not because it was asked to."""
+def _of_exit(death: _Death, *, unknown: bool) -> Diagnosis:
+    """Of the rank that ended first, not because it was asked to; `unknown`: of those known of."""
     cause = _CAUSES.get(death.exit.cause, Cause.WORKER_EXIT)
     reason, weight = f"rank {death.rank}: {death.exit.reason}", WHOLE_LOSS
     if _drafting(death):
         return Diagnosis(Cause.DRAFTER, reason, NO_LOSS)
-    if death.exit.outside:
+    if death.exit.outside or unknown:
         weight = OUTSIDE_LOSS
     if cause is not Cause.WORKER_HANG and death.exit.last.phase == pb.IDLE:
-        weight = NO_LOSS  # no step explains it
+        # No step explains it; but what a step has spoilt may show when it is over.
+        weight = NO_LOSS if weight == OUTSIDE_LOSS else OUTSIDE_LOSS
     return Diagnosis(cause, reason, weight)
 
 

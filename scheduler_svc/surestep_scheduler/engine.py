@@ -94,12 +94,20 @@ class Engine:
     # -- requests ------------------------------------------------------------------------------
 
     async def submit(self, request: Request) -> OpenRequest:
-        """Queue a request. Raises Unavailable, InvalidRequest, RequestTooLarge or QueueFull."""
+        """Queue a request.
+
+        Raises Unavailable, InvalidRequest, RequestTooLarge, QueueFull, or ModelChanged when the
+        model that it was checked for is not served any more.
+        """
         core = self._known_core()
-        seq = core.sequence(request, self._clock())
-        if core.limits.enable_prefix_caching and len(seq.tokens) > _HASHED_INLINE:
+        seq, limits = core.sequence(request, self._clock()), core.limits
+        if limits.enable_prefix_caching and len(seq.tokens) > _HASHED_INLINE:
+            model = self.model_fingerprint
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._hashing, seq.chain.extend, seq.tokens)
+            self.check_model(model)
+            if core.limits is not limits:  # the workers were replaced meanwhile
+                seq = core.sequence(request, self._clock())
         if self.engine_state == generate_pb2.DRAINING:
             raise _shutting_down()
         opened = self._requests.open(core.enqueue(seq, self._clock()))

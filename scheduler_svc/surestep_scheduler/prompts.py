@@ -46,7 +46,7 @@ def turns(state: SchedulerState, prompts: Seq[Sequence]) -> list[Turn]:
         Turn.of(state, tenant, list(seqs))
         for tenant, seqs in groupby(by_tenant, key=lambda seq: seq.tenant)
     ]
-    return sorted(made, key=lambda turn: turn.tenant.served)
+    return sorted(made, key=lambda turn: (turn.tenant.served, turn.prompts[0].order))
 
 
 def shares(turns: Seq[Turn], budget: int) -> list[int]:

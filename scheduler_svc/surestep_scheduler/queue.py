@@ -53,12 +53,12 @@ class WaitingQueue:
         """Of the requests of a tenant that wait."""
         return self._tokens.get(tenant, 0)
 
-    def add(self, seq: Sequence) -> None:
-        """Wherever its order puts it among those of its tenant."""
+    def add(self, seq: Sequence, level: float = 0.0) -> None:
+        """Wherever its order puts it among those of its tenant; `level` as of Tenants."""
         tenant = seq.tenant
         if tenant not in self._seqs:
             floor = min((other.served for other in self._seqs), default=self._last_served)
-            tenant.served = max(tenant.served, floor)
+            tenant.served = max(tenant.served, floor, level)
             self._seqs[tenant], self._tokens[tenant] = [], 0
         insort(self._seqs[tenant], seq, key=_order)
         self._tokens[tenant] += len(seq.tokens)
@@ -84,8 +84,10 @@ class WaitingQueue:
         """The next ones that are allowed, by their id.
 
         Tenants that run fewer requests than they are entitled to come first, then those that have
-        been served least; what was picked counts as served.
+        been served least, or wait longest; what was picked counts as served.
         """
+        if not count:
+            return []
         allowed = {t: filter(lambda seq: allows(seq.request.id), s) for t, s in self._seqs.items()}
         if len(allowed) == 1:
             (seqs,) = allowed.values()
@@ -94,9 +96,9 @@ class WaitingQueue:
         given = dict.fromkeys(allowed, 0)  # tokens
         number = {tenant: tenant.num_running for tenant in allowed}
 
-        def place(tenant: Tenant) -> tuple[bool, float, int, Tenant]:
+        def place(tenant: Tenant) -> tuple[bool, float, tuple[float, int], Tenant]:
             above = number[tenant] >= entitled.get(tenant, 0)
-            return above, tenant.after(given[tenant]), tenant.index, tenant
+            return above, tenant.after(given[tenant]), self._seqs[tenant][0].order, tenant
 
         heap = [place(tenant) for tenant in allowed]
         heapq.heapify(heap)

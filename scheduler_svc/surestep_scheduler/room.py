@@ -41,9 +41,11 @@ def make_room(state: SchedulerState, entitled: Entitled) -> None:
         return
     blocks = _Blocks(state)
     coming = len(state.free_slots) + len(state.quarantine)
+    served = [tenant.served for tenant in state.waiting.tenants if not tenant.num_running]
+    least = min(served, default=math.inf)
     for _ in range(_slots_wanted(state, entitled, blocks) - coming):
         victim = _displaceable(state, lambda tenant: tenant.num_running / entitled[tenant])
-        victim = victim or _after_its_turn(state)
+        victim = victim or _after_its_turn(state, least)
         if victim is None:
             break
         state.preempt(victim, displaced=True)
@@ -51,10 +53,9 @@ def make_room(state: SchedulerState, entitled: Entitled) -> None:
         _make_room_in_blocks(state, entitled, blocks)
 
 
-def _after_its_turn(state: SchedulerState) -> Tenancy | None:
-    """More tenants than slots: they take turns, and who has been served most gives way."""
-    served = [tenant.served for tenant in state.waiting.tenants if not tenant.num_running]
-    least = min(served, default=math.inf)
+def _after_its_turn(state: SchedulerState, least: float) -> Tenancy | None:
+    """More tenants than slots: they take turns, and who has been served most gives way to those
+    who run nothing, of whom one has been served `least`."""
     return _displaceable(state, lambda tenant: (tenant.served - least) / _TURN)
 
 
@@ -85,6 +86,8 @@ def _slots_wanted(state: SchedulerState, entitled: Entitled, blocks: _Blocks) ->
     """By tenants below their share, for as many requests as one step could begin with."""
     wanted, budget = 0, state.limits.max_num_batched_tokens
     for tenant, seqs in state.waiting.tenants.items():
+        if budget <= 0:
+            break
         for seq in seqs[: max(entitled[tenant] - tenant.num_running, 0)]:
             most = len(seq.tokens) // state.limits.block_size + 1
             has_blocks = most + state.headroom <= state.pool.num_available

@@ -92,7 +92,7 @@ class SchedulerState:
             self.waiting.check_room(len(seq.tokens), tenant, request.weight, self.limits, now)
         seq.tenant = self.tenants.join(request.tenant, request.weight)
         self.open[request.id] = seq
-        self.waiting.add(seq)
+        self.waiting.add(seq, self.tenants.level)
         return seq
 
     def abort(self, seq: Sequence) -> None:
@@ -252,7 +252,7 @@ class SchedulerState:
 
     def _requeue(self, seq: Sequence) -> None:
         seq.prompt_logprobs = None
-        self.waiting.add(seq)
+        self.waiting.add(seq, self.tenants.level)
 
     def extend(self, slot: IntArray, num_blocks: IntArray) -> list[Extend]:
         """Append blocks to running tenancies [R]. The caller checks that there are enough."""

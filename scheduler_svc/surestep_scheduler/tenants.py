@@ -2,7 +2,10 @@
 
 A tenant's counter is what it was given over its weight (virtual token counters: Sheng et al.,
 "Fairness in Serving Large Language Models", OSDI 2024). Whoever has the smallest is next. A tenant
-that begins to wait is lifted to the smallest of those that wait already, so that nobody saves up.
+that begins to wait is lifted to the smallest of those that wait already, so that nobody saves up;
+and to what each would have if all had been served alike, so that an endless row of tenants who are
+new keeps nobody waiting for ever (the virtual time of Parekh and Gallager, "A Generalized Processor
+Sharing Approach to Flow Control", 1993).
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ class Tenants:
     """Those with open requests, by name."""
 
     def __init__(self) -> None:
+        self.level = 0.0  # counter of one who always got its share, no more and no less
         self._by_name: dict[str, Tenant] = {}
         self._by_index: list[Tenant | None] = []
         self._past: OrderedDict[str, float] = OrderedDict()  # counters, latest last
@@ -85,6 +89,7 @@ class Tenants:
     def charge(self, index: npt.NDArray[np.int64], tokens: npt.NDArray[np.float64]) -> None:
         """Rows [R] of a plan: whose they are, and what each counts for."""
         sums = np.bincount(index, weights=tokens)
+        self.level += float(sums.sum()) / sum(tenant.weight for tenant in self)
         for place in sums.nonzero()[0].tolist():
             tenant = self._by_index[place]
             assert tenant is not None

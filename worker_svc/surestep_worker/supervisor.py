@@ -159,7 +159,8 @@ class Supervisor(pb_grpc.SupervisorServicer):
             return False
         try:
             found = await asyncio.to_thread(fingerprint_of, folder)
-        except InvalidRequest as error:
+        # Who fails again and again may do so for want of what it takes to look, too.
+        except (InvalidRequest, OSError, RuntimeError, MemoryError) as error:
             logger.warning("the weights in memory are kept, for there are no others: %s", error)
             return False
         if found != (self._checkpoint or found):

@@ -86,7 +86,7 @@ async def test_a_gateway_is_asked_over_http(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_address().rpartition(":")[2]
-    sign = Answer(f"http://127.0.0.1:{port}/health", None)
+    sign = Answer(f"http://127.0.0.1:{port}/health")
     arguments = stand_in_service.__file__, "serve", "gateway", str(tmp_path / "journal"), port
     async with watched(tmp_path, monkeypatch, sign, *arguments) as child:
         process = psutil.Process(child.pid)

@@ -194,7 +194,8 @@ async def test_workers_are_found_as_soon_as_they_are_ready() -> None:
         supervisor.may_start.clear()
         await supervisor.lose()
         await client.health(serving=False)
-        status = await status_of(client)
+        while not (status := await status_of(client)).incidents:  # the supervisor is asked first
+            pass
         assert status.state == pb.RECOVERING
         assert status.num_replaying_requests == status.incidents[0].num_replayed_requests > 0
         assert status.incidents[0].recover_s == 0

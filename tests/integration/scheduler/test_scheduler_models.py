@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,6 +26,7 @@ from scheduler_harness import (
     trailing,
 )
 from surestep_proto import generate_pb2 as pb
+from surestep_scheduler.prefix import PrefixChain
 
 MODEL = FakeModel()
 OTHER = FakeModel(fingerprint="other", salt=1)
@@ -182,3 +185,46 @@ async def test_a_resumed_request_says_which_model_began_it(begun_with: str, acce
         else:
             error = await code_of(client.generate(message))
             assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+LARGE = FakeModel(num_blocks=20_000, max_model_len=20_000, max_step_tokens=8192)
+
+
+@pytest.mark.parametrize(
+    ("after", "code"),
+    [
+        (LARGE, None),
+        (replace(LARGE, block_size=16), None),
+        (replace(LARGE, block_size=2), None),
+        (replace(LARGE, num_blocks=100), grpc.StatusCode.OUT_OF_RANGE),
+        (replace(LARGE, fingerprint="other", salt=1), grpc.StatusCode.FAILED_PRECONDITION),
+    ],
+)
+async def test_workers_may_change_while_a_prompt_is_hashed(
+    monkeypatch: pytest.MonkeyPatch, after: FakeModel, code: grpc.StatusCode | None
+) -> None:
+    reached, go_on, extend = threading.Event(), threading.Event(), PrefixChain.extend
+
+    def held(self: PrefixChain, tokens: array[int]) -> None:
+        reached.set()
+        assert go_on.wait(20)
+        extend(self, tokens)
+
+    monkeypatch.setattr(PrefixChain, "extend", held)
+    message, models = make_request(1, 17_000, 20), iter([LARGE, after])
+    supervisor = FakeSupervisor(lambda: FakeWorker(next(models)))
+    async with supervisor as address:
+        settings = make_settings([], supervisor_addresses=[address], max_num_batched_tokens=8192)
+        async with scheduler(settings) as client:
+            call = asyncio.ensure_future(outcome(client, message))
+            await asyncio.to_thread(reached.wait)
+            await supervisor.lose()
+            await client.until(lambda stats: stats.num_epochs == 2)
+            go_on.set()
+            answer = await call
+            if isinstance(answer, Answer):
+                assert (code, answer.tokens) == (None, expected(after, message))
+            else:
+                assert answer.code() == code
+            other = make_request(2)
+            assert (await client.generate(other)).tokens == expected(after, other)

@@ -72,6 +72,25 @@ async def test_weights_are_kept_while_there_are_no_others(setbacks: Setbacks) ->
     assert (now.failure, now.held_weight_bytes > 0) == ("", True)
 
 
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't start new thread"), PermissionError(13, "no"), MemoryError()]
+)
+async def test_weights_are_kept_when_nobody_can_look_for_others(
+    setbacks: Setbacks, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Such a supervisor goes on: with it the weights would be gone."""
+
+    def fails(folder: Path) -> str:
+        raise error
+
+    monkeypatch.setattr("surestep_worker.supervisor.fingerprint_of", fails)
+    setbacks.refuse("RuntimeError", "no luck")
+    await setbacks.lose()
+    assert (await setbacks.failed(6)).held_weight_bytes > 0
+    setbacks.allow()
+    assert (await setbacks.again()).held_weight_bytes > 0
+
+
 async def test_weights_are_kept_when_the_folder_holds_another_model(setbacks: Setbacks) -> None:
     make_tiny_checkpoint(setbacks.model, hidden=32, layers=1, seed=1)
     setbacks.refuse("RuntimeError", "no luck")

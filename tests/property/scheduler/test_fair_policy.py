@@ -128,6 +128,23 @@ def test_a_long_prompt_does_not_starve_behind_short_ones(depth: int, same: bool)
     assert loop.steps - began <= length / (0.8 * share) + 100
 
 
+def test_a_prompt_that_needs_many_blocks_does_not_starve_behind_new_tenants() -> None:
+    """Short requests always wait, each of a tenant of its own."""
+    loop = PacedLoop(num_slots=8, num_blocks=101, max_num_batched_tokens=BUDGET)
+    for number in range(12):
+        loop.add(f"{number}", 140, 40)
+    for _ in range(30):
+        loop.step()
+    seq = loop.add("large", 960, 4)
+    began, number = loop.steps, 0
+    while seq.queue_s is None:
+        while len(loop.state.waiting) < 4:
+            number += 1
+            loop.add(f"stranger {number}", 140, 40)
+        assert loop.step()
+        assert loop.steps - began < 600
+
+
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     weight=st.sampled_from([1.0, 2.0, 3.0]),

@@ -7,6 +7,7 @@ from surestep_common.errors import (
     ConnectionLost,
     DeadlineExceeded,
     DrafterFault,
+    InternalError,
     QueueFull,
     SurestepError,
 )
@@ -119,15 +120,33 @@ def test_a_lost_stream_is_explained_by_the_exits(
 def test_what_a_death_says_of_those_under_way(
     cause: pb.ExitCause, outside: bool, told: str, phase: pb.Phase
 ) -> None:
-    """A crash is theirs, somebody's signal hardly, and what happens to an idle rank is not."""
+    """A crash is theirs, somebody's signal hardly, and what happens to an idle rank less."""
     death = exit_(10, cause, phase, outside=outside)
     found = diagnosed(ConnectionLost("gone"), death, exit_(11, pb.REQUESTED))
     drafters = phase == pb.DRAFTING and not outside and cause != pb.OUT_OF_MEMORY
     assert found.cause == ("drafter" if drafters else told)
-    if drafters or (phase == pb.IDLE and cause != pb.HUNG):
+    if drafters:
         assert found.weight == NONE
+    elif phase == pb.IDLE and cause != pb.HUNG:
+        assert found.weight == (NONE if outside else OUTSIDE)
     else:
         assert found.weight == (OUTSIDE if outside else WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("exits", "weight"),
+    [
+        ([exit_(10, pb.REQUESTED), exit_(11, pb.REQUESTED)], WHOLE),
+        ([exit_(10, pb.REQUESTED), exit_(11, pb.REQUESTED, outside=True)], OUTSIDE),
+        # With its supervisor, which no request ends.
+        ([exit_(10, pb.REQUESTED)], OUTSIDE),
+        ([exit_(10, pb.EXITED)], OUTSIDE),
+        ([exit_(10, pb.EXITED, pb.IDLE)], NONE),
+    ],
+)
+def test_what_a_rank_says_that_was_left_alone(exits: list[pb.RankExit], weight: int) -> None:
+    """Its group is gone: an error like any other, told before the other stream is known to end."""
+    assert diagnosed(InternalError("rank 0: the collective failed"), *exits).weight == weight
 
 
 def test_a_missed_deadline_is_a_hang_and_maybe_the_drafters() -> None:
@@ -176,7 +195,6 @@ def test_causes_that_accuse(error: SurestepError, weight: int) -> None:
 
 
 def test_any_other_answer_is_the_workers_error() -> None:
-    slow = exit_(10, pb.REQUESTED, stood_s=2.1)
-    for exits in ([], [slow]):
-        found = diagnosed(QueueFull("too large"), *exits)
-        assert (found.cause, found.weight) == (Cause.WORKER_ERROR, WHOLE)
+    exits = exit_(10, pb.REQUESTED, stood_s=2.1), exit_(11, pb.REQUESTED)
+    found = diagnosed(QueueFull("too large"), *exits)
+    assert (found.cause, found.weight) == (Cause.WORKER_ERROR, WHOLE)
