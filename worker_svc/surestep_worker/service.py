@@ -114,10 +114,11 @@ class WorkerService(pb_grpc.WorkerServicer):
         except* Exception as group:  # noqa: BLE001  # the first one is raised again
             # The first failure is the cause; the others follow from the cancelled stream.
             error = group.exceptions[0]
-            code, message = rpc.status_of(error)
-            self._facts.stream_error.CopyFrom(
-                pb.StreamError(epoch=self._epoch, code=code.name, message=message)
-            )
+            if self._streams == 1:  # else the newest epoch may not be this stream's
+                code, message = rpc.status_of(error)
+                self._facts.stream_error.CopyFrom(
+                    pb.StreamError(epoch=self._epoch, code=code.name, message=message)
+                )
             raise error from None
         finally:
             self._streams -= 1
