@@ -50,6 +50,7 @@ class Launched:
 async def launched(command: str, log_path: Path) -> AsyncIterator[Launched]:
     """Run `command` with its output appended to `log_path`; on exit stop it and all it started."""
     started = time.monotonic()
+    log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *shlex.split(command), stdout=log, stderr=log, start_new_session=True
