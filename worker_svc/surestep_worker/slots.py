@@ -11,7 +11,7 @@ from .pages import zero_pages
 from .plan import IntArray
 
 NULL_BLOCK = 0
-_LOG_DEPTH = 8  # steps; more than any pipelining depth
+_LOG_DEPTH = 8  # steps with a row of a slot; more than any pipelining depth
 
 
 class Slots:
@@ -45,7 +45,7 @@ class Slots:
         self.folded = np.zeros(num_slots, dtype=np.int64)  # tokens that the recurrent state holds
         self.draft_upto = np.zeros(num_slots, dtype=np.int64)  # positions the drafter's state holds
         self.last_step = np.zeros(num_slots, dtype=np.int64)  # newest step that ran this tenancy
-        # The worker's half of the double entry: accepted counts by step, newest _LOG_DEPTH steps.
+        # The worker's half of the double entry: accepted counts of the newest steps of each slot.
         self._log_step = np.zeros((num_slots, _LOG_DEPTH), dtype=np.int64)
         self._log_accepted = np.zeros((num_slots, _LOG_DEPTH), dtype=np.int64)
 
@@ -117,7 +117,7 @@ class Slots:
         self.folded[slot] = folded
         self.committed[slot] += consumed
         self.known[slot] += emitted
-        entry = step % _LOG_DEPTH
+        entry = self._log_step[slot].argmin(axis=1)  # the oldest: a slot may have no row for long
         self._log_step[slot, entry] = step
         self._log_accepted[slot, entry] = accepted
 

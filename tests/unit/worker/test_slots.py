@@ -88,6 +88,16 @@ def test_the_log_answers_for_recent_steps_of_this_tenancy_only(slots: Slots) -> 
     assert slots.accepted_at(I(0), I(0)).tolist() == [0]  # nothing applied yet
 
 
+def test_the_log_keeps_the_step_before_however_long_ago_it_was(slots: Slots) -> None:
+    """A slot that had no row for some steps is planned on with the last one it had in mind."""
+    for since in range(1, 40):
+        slots.admit(admission(0, since, [7]))
+        for step, accepted in ((5, 2), (5 + since, 1)):
+            slots.commit(step, I(0), folded=I(0), consumed=I(1), accepted=I(accepted), emitted=I(1))
+        assert slots.accepted_at(I(0, 0), I(5, 5 + since)).tolist() == [2, 1]
+        slots.free(0, since)
+
+
 def test_drafts_stand_behind_known_tokens_and_are_overwritten(slots: Slots) -> None:
     slots.admit(admission(0, 1, [7, 8]))
     slots.admit(admission(1, 1, [5]))
