@@ -24,7 +24,7 @@ def pooled(states: Sequence[int], pooling: int) -> bytes:
     """A vector of two elements, given the KV content of the computed positions of a prompt."""
     states = states[-1:] if pooling == pb.LAST_TOKEN else states
     rows = np.array([(state >> 40, state & 0xFFFF) for state in states], dtype=np.float64)
-    return rows.mean(axis=0).astype("<f4").tobytes()
+    return bytes(rows.mean(axis=0).astype("<f4").tobytes())
 
 
 @dataclass(frozen=True, kw_only=True)

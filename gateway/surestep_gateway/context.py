@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .admission import Admission
 from .config import GatewaySettings
+from .embedding_config import EmbeddingConfig
 from .metrics import Metrics
 from .pool import SchedulerPool
 from .text_service import TextService
@@ -17,6 +18,7 @@ class Gateway:
     """The parts of one gateway."""
 
     settings: GatewaySettings
+    embedding: EmbeddingConfig
     tokenizer: Tokenizer
     text: TextService
     pool: SchedulerPool
