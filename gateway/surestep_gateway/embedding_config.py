@@ -110,7 +110,7 @@ def _told(folder: Path, overrides: HfOverrides) -> HfOverrides:
 
 
 def _warn_of_prompts(path: Path) -> None:
-    """Clients of sentence-transformers get a prompt put before their texts; ours write their own."""
+    """sentence-transformers puts a prompt before texts; our clients write their own."""
     name = _read(path).get("default_prompt_name") if path.exists() else None
     if name:
         logger.warning("%s: the default prompt '%s' is not put before texts", path, name)

@@ -157,9 +157,9 @@ def pooled_tokens(rows: Rows, row: IntArray, cu: IntArray, slots: Slots) -> Pool
     wanted = (rows.is_prefill & (pooling == pb.MEAN))[row]
     wanted[cu[1:][complete] - 1] = True  # the last token, whatever the pooling
     (token,), (last,) = wanted.nonzero(), complete.nonzero()
-    slot = rows.slot[last]
-    num_tokens = np.where(pooling[last] == pb.MEAN, slots.prompt_len[slot], 1)
-    return PooledTokens(rows.slot[row[token]], token, last, slot, num_tokens)
+    whole = rows.len_hi[last] + rows.num_tokens[last]  # prompts are consumed as planned
+    num_tokens = np.where(pooling[last] == pb.MEAN, whole, 1)
+    return PooledTokens(rows.slot[row[token]], token, last, rows.slot[last], num_tokens)
 
 
 def tokens_consumed(rows: Rows, n_drafts: IntArray) -> IntArray:
