@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
 import numpy as np
-from fake_model import ROOT, Drafter, FakeModel, StatusOf, advance, ragged
+from fake_model import ROOT, Drafter, FakeModel, StatusOf, advance, pooled, ragged
 from fake_state import DrafterRows, RecurrentStates, Slot, arms_of
 from surestep_common.invariants import (
     DECODE,
+    POOL,
     PREFILL,
     PREFILL_LAST,
     VERIFY,
@@ -133,6 +134,7 @@ class FakeEngine:
             capacity=_column(len(slot.blocks) * self.model.block_size for slot in slots),
             prefill_len=_column(len(slot.admission.token_ids) for slot in slots),
             max_len=_column(slot.admission.max_len for slot in slots),
+            pools=np.array([slot.admission.pooling > 0 for slot in slots]),
             logged_accepted=_column(slot.log.get(step, -1) for slot, step in logged),
             last_step=_column(slot.last_step for slot in slots),
         )
@@ -173,7 +175,7 @@ class FakeEngine:
             ends_with_stop=stop is not None,
             committed=before,
         )
-        if mode in (PREFILL, PREFILL_LAST):
+        if mode in (PREFILL, PREFILL_LAST, POOL):
             taken += self._states.run(slot, slot.length, arms)
         slot.tokens += emitted
         slot.log[plan.step] = accepted
@@ -206,7 +208,7 @@ class FakeEngine:
         start, sampling = slot.length, slot.admission.sampling
         if slot.status != pb.OK:
             return [], slot.status
-        if mode in (PREFILL, PREFILL_LAST):
+        if mode in (PREFILL, PREFILL_LAST, POOL):
             inputs = slot.tokens[start : start + num_tokens]
             if sampling.want_prompt_logprobs:
                 end = min(start + num_tokens + 1, slot.admission.prompt_len)
@@ -217,11 +219,16 @@ class FakeEngine:
             assert start + 1 == len(slot.tokens), "decode before the prompt is consumed"
             inputs = [slot.tokens[start], *drafts]
         states = self._forward(slot, start, inputs)
+        slot.states += states
         if mode == PREFILL:
             return [], pb.OK
         slot.status = self._status_of(slot.admission.request_id, len(slot.tokens))
         if slot.status != pb.OK:
             return [], slot.status
+        if mode == POOL:
+            result.pooled_rows.append(row)
+            result.pooled.append(pooled(slot.states, slot.admission.pooling))
+            return [], pb.OK
         if mode in (PREFILL_LAST, DECODE):
             return [self.model.choose(states[-1], sampling)], pb.OK
         emitted = []

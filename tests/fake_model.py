@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+import numpy as np
 from surestep_proto import engine_pb2 as pb
 
 _MASK = (1 << 64) - 1
@@ -16,6 +18,13 @@ def advance(state: int, token: int) -> int:
     """KV content of a position from that of its predecessor."""
     mixed = ((state ^ (token + 1)) * 0xBF58476D1CE4E5B9) & _MASK
     return mixed ^ (mixed >> 29)
+
+
+def pooled(states: Sequence[int], pooling: int) -> bytes:
+    """A vector of two elements, given the KV content of the computed positions of a prompt."""
+    states = states[-1:] if pooling == pb.LAST_TOKEN else states
+    rows = np.array([(state >> 40, state & 0xFFFF) for state in states], dtype=np.float64)
+    return bytes(rows.mean(axis=0).astype("<f4").tobytes())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +43,16 @@ class FakeModel:
     num_snapshots: int = 0
     fingerprint: str = "fake"
     salt: int = 0  # another one is another model
+    headless: bool = False
 
     def choose(self, state: int, sampling: pb.SamplingParams) -> int:
         """The next token, given the KV content of the newest one."""
         mixed = advance(state, sampling.seed & 0xFFFF) >> 17
         return (mixed + self.salt) % self.vocab_size
+
+    def vector(self, prompt: Sequence[int], pooling: int) -> bytes:
+        """What a request for a vector must get, by direct evaluation."""
+        return pooled(list(accumulate(prompt, advance, initial=ROOT))[1:], pooling)
 
     def complete(
         self, prompt: Sequence[int], max_tokens: int, sampling: pb.SamplingParams

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import struct
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from surestep_proto import generate_pb2, generate_pb2_grpc
 from surestep_proto.engine_pb2 import LogprobColumns
 from surestep_proto.generate_pb2 import (
     LENGTH,
+    POOLED,
     STOP,
     GenerateChunk,
     GenerateRequest,
@@ -43,6 +45,8 @@ def default_info(**changes: Any) -> SchedulerInfo:
         "device": "cpu",
         "block_size": 16,
         "num_blocks": 128,
+        "max_pooled_len": 256,
+        "hidden_size": 8,
     }
     return SchedulerInfo(**(facts | changes))
 
@@ -91,8 +95,27 @@ def emulated(request: GenerateRequest) -> list[int]:
     return [emulate(request, position) for position in range(first, end)]
 
 
+def emulated_vector(prompt_ids: Sequence[int], pooling: int) -> list[float]:
+    """Another one for every prompt and pooling, and not normalised."""
+    mixed = sum((place + 1) * token for place, token in enumerate(prompt_ids)) * 4 + pooling
+    return [float((mixed >> shift) % 97 - 40) for shift in range(8)]
+
+
+def pooled(request: GenerateRequest) -> GenerateChunk:
+    """The one chunk that answers a request for a vector."""
+    chunk = start()
+    vector = emulated_vector(request.prompt_ids, request.pooling)
+    chunk.pooled = struct.pack("<8f", *vector)
+    chunk.finish_reason = POOLED
+    chunk.end.CopyFrom(RequestEnd(num_steps=1))
+    return chunk
+
+
 async def emulating(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
     """The script that is used unless a test sets another: runs to max_tokens."""
+    if request.pooling:
+        yield pooled(request)
+        return
     sampling = request.sampling
     opening = start()
     if sampling.want_prompt_logprobs:
@@ -165,7 +188,7 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
         """Plays the script; a request id may be open only once."""
         self.requests.append(request)
         self.time_remaining.append(context.time_remaining() or 0.0)
-        if not request.prompt_ids or not request.max_tokens:
+        if not request.prompt_ids or bool(request.pooling) == bool(request.max_tokens):
             raise InvalidRequest("prompt_ids and max_tokens must be set", param="prompt_ids")
         self.num_open += 1
         await self._notify()

@@ -26,6 +26,7 @@ class Slot:
     last_step: int = 0
     status: pb.RowStatus = pb.OK  # once it failed, rows in flight fail too
     draft_upto: int = 0
+    states: list[int] = field(default_factory=list)  # KV content of the positions computed here
     folded: int = 0
     state: int = ROOT  # recurrent, after `folded` tokens
 

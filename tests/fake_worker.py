@@ -107,6 +107,8 @@ class FakeWorker(WorkerServicer):
             last_step=self.engine.step,
             eos_token_ids=[0],
             model_fingerprint=model.fingerprint,
+            hidden_size=2,
+            headless=model.headless,
             stream_error=self._ended,
         )
 

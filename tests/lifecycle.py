@@ -25,7 +25,7 @@ from surestep_scheduler.limits import Limits
 from surestep_scheduler.non_finite import NonFiniteLogits
 from surestep_scheduler.plan import from_proto, to_proto
 from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Output, Request, Sequence
+from surestep_scheduler.sequence import Finish, Output, Request, Sequence
 from surestep_scheduler.speculation import Alarm
 from surestep_scheduler.state import SchedulerState
 
@@ -73,6 +73,20 @@ def limits(model: FakeModel, depth: int, prefix_caching: bool, adaptive: bool) -
         max_queue_len=6,
         pipeline_depth=depth,
         enable_prefix_caching=prefix_caching,
+    )
+
+
+def _for_a_vector(request: Request, pooling: int) -> Request:
+    """The same prompt, of which a vector is wanted."""
+    return replace(
+        request,
+        pooling=pooling,
+        emitted_ids=[],
+        max_tokens=1,
+        stop_ids=frozenset(),
+        draft_cap=None,
+        want_prompt_logprobs=False,
+        sampling=None,
     )
 
 
@@ -126,6 +140,7 @@ class Lifecycle(RuleBasedStateMachine):
         broken=st.integers(0, 9).map(lambda n: n == 0),
         tenant=st.sampled_from(["", "", "first", "second"]),
         weight=st.sampled_from([1.0, 4.0]),
+        pooling=st.sampled_from([pb.NO_POOLING, pb.NO_POOLING, pb.LAST_TOKEN, pb.MEAN]),
     )
     def arrive(self, prompt: list[int], max_tokens: int, **wish: Any) -> None:
         self.count += 1
@@ -149,6 +164,8 @@ class Lifecycle(RuleBasedStateMachine):
             tenant=wish["tenant"],
             weight=wish["weight"],
         )
+        if wish["pooling"]:
+            request = _for_a_vector(request, wish["pooling"])
         full = self.has_no_room(request.tenant, request.weight)
         full &= not request.emitted_ids  # who has delivered tokens elsewhere is never refused
         if wish["broken"]:
@@ -248,6 +265,10 @@ class Lifecycle(RuleBasedStateMachine):
         if output.error is not None:
             assert isinstance(output.error, ModelFault)
             assert seq.request.id in self.broken
+            return
+        if seq.request.pooling:
+            assert output.finish is Finish.POOLED
+            assert output.pooled == MODEL.vector(seq.request.prompt_ids, seq.request.pooling)
             return
         expected = self.expected(seq)
         assert list(seq.tokens) == expected[: len(seq.tokens)]

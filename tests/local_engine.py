@@ -36,6 +36,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: Logprobs = field(default_factory=Logprobs)
     prompt_logprobs: Logprobs | None = None
+    pooled: bytes = b""
     finish: Finish | None = None
     error: SurestepError | None = None
     num_drafts: int = 0
@@ -78,6 +79,7 @@ class LocalEngine:
             num_snapshots=facts.num_snapshots,
             snapshot_interval=facts.block_size,
             enable_prefix_caching=enable_prefix_caching,
+            headless=facts.headless,
         )
         self.state = SchedulerState(limits)
         self.state.open_epoch(epoch, limits)
@@ -142,6 +144,7 @@ class LocalEngine:
             answer.logprobs.extend(output.logprobs)
         if output.prompt_logprobs is not None:
             answer.prompt_logprobs = output.prompt_logprobs
+        answer.pooled += output.pooled
         answer.finish, answer.error = output.finish, output.error
         seq = output.seq
         answer.num_drafts, answer.num_accepted = seq.num_drafts, seq.num_accepted

@@ -131,4 +131,5 @@ class PacedLoop:
             draft_non_finite_rows=[],
             logprobs={},
             prompt_logprobs={},
+            pooled={},
         )

@@ -47,7 +47,7 @@ def pack(rows: Sequence[Row], block_size: int) -> StepBatch:
             max_tokens=int(counts.max()),
         ),
         kv_slots=torch.tensor(kv_slots),
-        logits_index=torch.arange(int(counts.sum())),
+        hidden_index=torch.arange(int(counts.sum())),
         recurrent=RecurrentRows(
             slots=torch.tensor([row.slot for row in rows]),
             cu_rows=counts.cumsum(0).to(torch.int32),
@@ -70,7 +70,7 @@ def step(model: Model, kv: KVCache | Caches, rows: Sequence[Row]) -> list[Tensor
     """Forward all rows in one batch; returns each row's logits f32[num_tokens, V]."""
     caches = kv if isinstance(kv, Caches) else Caches(kv)
     batch = pack(rows, caches.kv.spec.block_size)
-    logits = model.logits(model.forward(batch, caches)[batch.logits_index])
+    logits = model.logits(model.forward(batch, caches)[batch.hidden_index])
     return list(torch.split(logits, [len(row.tokens) for row in rows]))
 
 

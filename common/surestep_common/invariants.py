@@ -21,6 +21,11 @@ PREFILL: Final = 1
 PREFILL_LAST: Final = 2
 DECODE: Final = 3
 VERIFY: Final = 4
+POOL: Final = 6
+
+# Those of Pooling.
+LAST_TOKEN: Final = 1
+MEAN: Final = 2
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -79,6 +84,7 @@ def check_plan_rows(
     capacity: IntArray,
     prefill_len: IntArray,
     max_len: IntArray,
+    pools: BoolArray,
     logged_accepted: IntArray,
     last_step: IntArray,
 ) -> None:
@@ -86,9 +92,9 @@ def check_plan_rows(
 
     The first eight arguments are the plan's columns. The rest is the caller's own knowledge of each
     row's slot, in tokens unless said: `length` committed, `capacity` covered by the slot's blocks,
-    `prefill_len` given at admission, `max_len` of the request, `logged_accepted` drafts it recorded
-    for the row's `accepted_step` (0 when that is 0; -1 when it has no such entry), `last_step` it
-    planned or ran for this tenancy (0 = none).
+    `prefill_len` given at admission, `max_len` of the request, `pools` whether it wants a vector,
+    `logged_accepted` drafts it recorded for the row's `accepted_step` (0 when that is 0; -1 when it
+    has no such entry), `last_step` it planned or ran for this tenancy (0 = none).
     """
     check_lengths(slot=slot, len_lo=len_lo, len_hi=len_hi, length=length)
     message = "plan says {} drafts were accepted, the log {}"
@@ -96,14 +102,14 @@ def check_plan_rows(
     message = "row continues step {}, but {} was the last one"
     require(depends_on_step == last_step, slot, message, depends_on_step, last_step)
 
-    verify, prefill_last = mode == VERIFY, mode == PREFILL_LAST
-    decoding, prefilling = verify | (mode == DECODE), prefill_last | (mode == PREFILL)
+    verify, last = mode == VERIFY, np.where(pools, mode == POOL, mode == PREFILL_LAST)
+    decoding, prefilling = (verify | (mode == DECODE)) & ~pools, last | (mode == PREFILL)
     require(decoding | prefilling, slot, "mode {} cannot be planned here", mode)
     end = len_hi + np.where(decoding, k_cap + 1, num_tokens)
     consistent = np.where(
         decoding,
         (num_tokens == 0) & (verify == (k_cap > 0)) & (len_hi >= prefill_len),
-        (num_tokens > 0) & (k_cap == 0) & (prefill_last == (end == prefill_len)),
+        (num_tokens > 0) & (k_cap == 0) & (last == (end == prefill_len)),
     )
     message = "mode {} with {} known tokens and k_cap {}, {} of {} prefilled"
     require(consistent, slot, message, mode, num_tokens, k_cap, len_hi, prefill_len)
@@ -138,15 +144,14 @@ def check_result_rows(
     message = "{} accepted of {} drafts of at most {}"
     require(ordered, slot, message, n_accepted, n_drafts, k_cap)
 
-    prefill, prefill_last = mode == PREFILL, mode == PREFILL_LAST
-    sampling = ok & (prefill_last | (mode == DECODE) | (mode == VERIFY))
+    sampling = ok & ((mode == PREFILL_LAST) | (mode == DECODE) | (mode == VERIFY))
     cut = ends_with_stop & (n_emitted > 0) & (n_emitted <= n_accepted)
     whole = n_emitted == n_accepted + 1
     message = "{} tokens emitted for {} accepted drafts"
     require(~sampling | whole | cut, slot, message, n_emitted, n_accepted)
     message = "{} tokens emitted by a failed row or by mode {}"
     require(sampling | (n_emitted == 0), slot, message, n_emitted, mode)
-    consumed = np.where(prefill | prefill_last, num_tokens, n_emitted)
+    consumed = np.where(consumes_known(mode), num_tokens, n_emitted)
     return np.where(ok, consumed, 0)
 
 
@@ -188,5 +193,10 @@ def folded_length(mode: IntArray, len_before: IntArray, advance: IntArray) -> In
     The tokens of a prefill row go into the state at once, those of a decoding row with the row
     that follows it.
     """
-    prefill = (mode == PREFILL) | (mode == PREFILL_LAST)
-    return np.where(prefill, len_before + advance, len_before)
+    return np.where(consumes_known(mode), len_before + advance, len_before)
+
+
+def consumes_known(mode: IntArray) -> BoolArray:
+    """Rows that consume tokens of a prompt, or of what was emitted before."""
+    mask: BoolArray = (mode == PREFILL) | (mode == PREFILL_LAST) | (mode == POOL)
+    return mask

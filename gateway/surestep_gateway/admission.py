@@ -16,7 +16,9 @@ from .tenants import may_open
 logger = logging.getLogger(__name__)
 
 # Requests that are counted while they are open, and bounded in number.
-COUNTED = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"})
+COUNTED = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"}
+)
 # Whoever looks whether the server lives has no key.
 _OPEN = frozenset({"/health", "/health/ready", "/ping", "/version", "/openapi.json"})
 _METRICS = frozenset({"/metrics", "/load"})

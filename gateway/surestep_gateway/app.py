@@ -15,6 +15,7 @@ from .bodies import Bodies, BodyLimits
 from .browsers import HostCheck, with_cors
 from .config import GatewaySettings
 from .context import Gateway
+from .embedding_config import EmbeddingConfig, HfOverrides, PoolerConfig
 from .errors import on_http_exception, on_surestep_error, on_unexpected_error
 from .metrics import Metrics
 from .middleware import RequestMiddleware
@@ -33,6 +34,11 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
     metrics = Metrics(settings.model_names()[0])
     return Gateway(
         settings=settings,
+        embedding=EmbeddingConfig.load(
+            settings.model,
+            PoolerConfig.model_validate(settings.pooler_config or {}),
+            HfOverrides.model_validate(settings.hf_overrides or {}),
+        ),
         tokenizer=side.tokenizer,
         text=TextService(side, metrics),
         pool=SchedulerPool(settings.scheduler_url),

@@ -22,6 +22,7 @@ from surestep_common.config import Names, split_names
 from surestep_common.registry import Registry
 
 from .clients import ApiKeys, plain_keys, read_keys
+from .embedding_config import HfOverrides, PoolerConfig
 from .parsers import REASONING_PARSERS, TOOL_PARSERS
 
 
@@ -118,6 +119,16 @@ class GatewaySettings(PeerSettings):
     allow_special_tokens_in_content: bool = Field(
         False, description="read special tokens as such also in messages of users and tools"
     )
+    pooler_config: dict[str, Any] | None = Field(
+        None,
+        description='JSON, how embeddings are made, e.g. {"pooling_type":"MEAN","normalize":true}; '
+        "default: as modules.json in the model's folder says, or the last token's, normalised",
+    )
+    hf_overrides: dict[str, Any] | None = Field(
+        None,
+        description="JSON, what config.json should say of embeddings: is_matryoshka, "
+        "matryoshka_dimensions",
+    )
     max_logprobs: int = Field(20, ge=0, description="alternatives a request may ask for per token")
     max_n: PositiveInt = Field(128, description="sequences a request may ask for per prompt")
     max_body_bytes: PositiveInt = Field(32 << 20, description="largest request body, in bytes")
@@ -199,6 +210,12 @@ class GatewaySettings(PeerSettings):
     def _calls_need_a_parser(self) -> Self:
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise ValueError("--enable-auto-tool-choice needs --tool-call-parser")
+        return self
+
+    @model_validator(mode="after")
+    def _embeddings_are_as_known(self) -> Self:
+        PoolerConfig.model_validate(self.pooler_config or {})
+        HfOverrides.model_validate(self.hf_overrides or {})
         return self
 
     def api_keys(self) -> ApiKeys:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .admission import Admission
 from .answers import Answers
 from .config import GatewaySettings
+from .embedding_config import EmbeddingConfig
 from .metrics import Metrics
 from .pool import SchedulerPool
 from .text_service import TextService
@@ -18,6 +19,7 @@ class Gateway:
     """The parts of one gateway."""
 
     settings: GatewaySettings
+    embedding: EmbeddingConfig
     tokenizer: Tokenizer
     text: TextService
     pool: SchedulerPool

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from surestep_proto.engine_pb2 import SamplingParams
+from surestep_proto.generate_pb2 import SchedulerInfo
 
 from .context import Gateway
 from .detokenize import Detokenizer, StopScanner, TextAssembler
@@ -115,8 +116,13 @@ async def _generation(
         prompts=prompts,
         sequences=sequences,
         usage=maker.usage,
-        max_open=max(1, min(gateway.pool.info.max_num_seqs, _MAX_OPEN_TOKENS // longest)),
+        max_open=most_open(gateway.pool.info, longest),
     )
+
+
+def most_open(info: SchedulerInfo, longest: int) -> int:
+    """Sequences of one request that are with the schedulers at once; its longest prompt counts."""
+    return max(1, min(info.max_num_seqs, _MAX_OPEN_TOKENS // longest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +140,8 @@ class _SequenceMaker:
 
     def make(self, index: int, prompt_ids: Sequence[int]) -> OutputSequence:
         journal, pool = self._journal(index, prompt_ids), self.gateway.pool
-        source = OpenRequest(pool, journal, self._patience(), self.deadline, self.siblings)
+        patience = Patience.of(self.gateway.settings)
+        source = OpenRequest(pool, journal, patience, self.deadline, self.siblings)
         timer = SequenceTimer(self.gateway.metrics, self.origin.arrived)
         eos_ids = self.gateway.pool.info.eos_token_ids
         return OutputSequence(
@@ -165,16 +172,6 @@ class _SequenceMaker:
             parser,
             min_tokens=self.sampling.min_tokens,
             include_stop=include_stop,
-        )
-
-    def _patience(self) -> Patience:
-        settings = self.gateway.settings
-        return Patience(
-            admission_s=settings.admission_timeout_s,
-            first_token_s=settings.first_token_timeout_s,
-            inter_token_s=settings.inter_token_timeout_s,
-            resume_s=settings.resume_timeout_s,
-            max_resumes=settings.max_resumes,
         )
 
 

@@ -9,10 +9,11 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass, field
 
 from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
-from surestep_proto.engine_pb2 import SamplingParams
+from surestep_proto.engine_pb2 import NO_POOLING, Pooling, SamplingParams
 from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest
 
 from .choice import prefix_key
+from .config import GatewaySettings
 from .link import GenerateCall, SchedulerLink
 from .losses import Record
 from .pool import SchedulerPool
@@ -29,7 +30,8 @@ class Journal:
     request_id: str
     prompt_ids: Sequence[int]  # quickest as a message's column, and shared by siblings
     max_tokens: int
-    sampling: SamplingParams  # shared by siblings
+    sampling: SamplingParams = field(default_factory=SamplingParams)  # shared by siblings
+    pooling: Pooling = NO_POOLING  # any other: a vector is wanted, and no tokens
     seed: int = 0  # of this sequence
     tenant: Tenant = ANYBODY
     priority: int = 0
@@ -50,7 +52,7 @@ class Journal:
             request_id=self.request_id + suffix,
             emitted_ids=self.emitted_ids,
             max_tokens=self.max_tokens,
-            sampling=self.sampling,
+            pooling=self.pooling,
             priority=self.priority,
             cache_salt=self.cache_salt,
             num_draft_tokens=self.num_draft_tokens,
@@ -59,10 +61,15 @@ class Journal:
             model_fingerprint=self.model_fingerprint,
         )
         request.prompt_ids.MergeFrom(self.prompt_ids)  # at the speed of memory if they are packed
-        request.sampling.seed = self.seed
-        if self.started:  # these came with the first chunk
-            request.sampling.want_prompt_logprobs = False
+        if not self.pooling:
+            self._set_sampling(request.sampling)
         return request
+
+    def _set_sampling(self, sampling: SamplingParams) -> None:
+        sampling.CopyFrom(self.sampling)
+        sampling.seed = self.seed
+        if self.started:  # these came with the first chunk
+            sampling.want_prompt_logprobs = False
 
     def record(self, chunk: GenerateChunk) -> None:
         """Note what a chunk delivers."""
@@ -85,6 +92,17 @@ class Patience:
     inter_token_s: float
     resume_s: float
     max_resumes: int  # without a token in between
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> Patience:
+        """As the operator has it."""
+        return cls(
+            admission_s=settings.admission_timeout_s,
+            first_token_s=settings.first_token_timeout_s,
+            inter_token_s=settings.inter_token_timeout_s,
+            resume_s=settings.resume_timeout_s,
+            max_resumes=settings.max_resumes,
+        )
 
 
 class OpenRequest:

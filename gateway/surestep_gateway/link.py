@@ -63,7 +63,7 @@ class GenerateCall:
             self._link.breaker.failed(self.number, time.monotonic())
             raise
         self._link.heard()
-        if chunk.token_ids:
+        if chunk.token_ids or chunk.pooled:
             self.has_tokens = True
             self._link.breaker.worked(self.number)
         return chunk

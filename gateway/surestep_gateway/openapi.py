@@ -12,6 +12,7 @@ from .protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeBody,
+    EmbeddingRequest,
     RestartBody,
     TokenizeBody,
     TokenizeChatBody,
@@ -73,6 +74,11 @@ _OPERATIONS = (
     _Operation(
         *("post", "/v1/completions", "Go on with a text.", (CompletionRequest,)),
         streams=True,
+        keys=True,
+        errors=_COUNTED,
+    ),
+    _Operation(
+        *("post", "/v1/embeddings", "Make vectors of texts.", (EmbeddingRequest,)),
         keys=True,
         errors=_COUNTED,
     ),

@@ -61,7 +61,7 @@ Kind = Callable[[TextSide, bytes | bytearray, SchedulerInfo], Draft[T]]
 def draft_chat(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> Draft[Prepared]:
     """POST /v1/chat/completions. Raises SurestepError."""
     request = parse(ChatRequest, raw)
-    _check_common(side, request)
+    _check_common(side, request, info)
     check_tool_choice(side.settings, request)
     schemas = _schemas(request)
     chat = render_chat(side, request)
@@ -90,7 +90,7 @@ def draft_completion(
 ) -> Draft[Prepared]:
     """POST /v1/completions. Raises SurestepError."""
     request = parse(CompletionRequest, raw)
-    _check_common(side, request)
+    _check_common(side, request, info)
     given, texts = completion_prompts(request, side.tokenizer, info)
     _check_number(request, len(given) + len(texts))
     side.only_apart(len(given) + len(texts) > INLINE_PROMPTS)
@@ -107,7 +107,7 @@ def draft_completion(
 def draft_tokenize(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> Draft[bytes]:
     """POST /tokenize: the answer's JSON. Raises SurestepError."""
     body = parse_tokenize(raw)
-    _check_model(side.settings, body.model)
+    check_model(side.settings, body.model)
     if isinstance(body, TokenizeChatBody):
         chat = render_chat(side, body)
         _check_countable(chat.text, "messages", side, info)
@@ -132,7 +132,7 @@ def draft_tokenize(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) 
 def draft_detokenize(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> Draft[bytes]:
     """POST /detokenize: the answer's JSON. Raises SurestepError."""
     body = parse(DetokenizeBody, raw)
-    _check_model(side.settings, body.model)
+    check_model(side.settings, body.model)
     check_vocab(body.tokens, "tokens", info.vocab_size)
 
     def finish(encoded: Sequence[list[int]]) -> bytes:
@@ -161,13 +161,16 @@ def _check_countable(text: str, param: str, side: TextSide, info: SchedulerInfo)
         )
 
 
-def _check_model(settings: GatewaySettings, name: str | None) -> None:
+def check_model(settings: GatewaySettings, name: str | None) -> None:
+    """Raise NotFound for a model that is not served."""
     if name is not None and name not in settings.model_names():
         raise NotFound(f"the model '{name}' does not exist", param="model")
 
 
-def _check_common(side: TextSide, request: GenerationBody) -> None:
-    _check_model(side.settings, request.model)
+def _check_common(side: TextSide, request: GenerationBody, info: SchedulerInfo) -> None:
+    check_model(side.settings, request.model)
+    if info.headless:
+        raise InvalidRequest("the model writes no text, it makes embeddings", param="model")
     n, most = request.n or 1, side.settings.max_n
     if n > most:
         raise InvalidRequest(f"n must be at most {most}, got {n}", param="n")

@@ -12,15 +12,16 @@ from starlette.routing import Route
 from surestep_common.errors import DeadlineExceeded, NotFound
 
 from .context import Gateway
+from .embeddings import Embedding
 from .errors import JsonResponse
 from .generation import Generation, Origin, chat_generation, completion_generation
 from .json_pieces import JsonPieces
 from .middleware import body_of
-from .protocol import GenerationBody
+from .protocol import EmbeddingBody, GenerationBody
 from .respond import EventStream, json_answer, until_disconnect
 from .shapes import ChatShape, CompletionShape, Shape
 from .tenants import Caller
-from .text_jobs import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Job
+from .text_jobs import CHAT, COMPLETION, DETOKENIZE, EMBEDDING, TOKENIZE, Job
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ class OpenAIRoutes:
         return [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{model:path}", self.model),
             Route("/tokenize", self.tokenize, methods=["POST"]),
@@ -60,6 +62,14 @@ class OpenAIRoutes:
         origin = _origin(request, prepared.body, arrived)
         generation = await completion_generation(self._gateway, prepared, origin, deadline)
         return await self._answer(request, generation, CompletionShape(self._gateway, generation))
+
+    async def embeddings(self, request: Request) -> Response:
+        """POST /v1/embeddings"""
+        arrived = time.perf_counter()
+        deadline = self._deadline()
+        prepared = await self._prepare(EMBEDDING, request, deadline)
+        origin = _origin(request, prepared.body, arrived)
+        return await Embedding(self._gateway, prepared, origin, deadline).answer(request.receive)
 
     def _deadline(self) -> float:
         """Of a request that came now, on the event loop's clock."""
@@ -123,7 +133,7 @@ class OpenAIRoutes:
         return await self._answer_with(DETOKENIZE, request)
 
 
-def _origin(request: Request, body: GenerationBody, arrived: float) -> Origin:
+def _origin(request: Request, body: GenerationBody | EmbeddingBody, arrived: float) -> Origin:
     """The header names a request before the body does."""
     state, caller = request.scope["state"], Caller.of(request.scope)
     if body.request_id is not None and not state["request_id_given"]:

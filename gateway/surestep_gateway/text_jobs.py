@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from . import text_wire
+from .embedding_inputs import PreparedInputs, draft_embedding
 from .prepare import Kind, draft_chat, draft_completion, draft_detokenize, draft_tokenize
 from .prompts import Prepared
 from .text_wire import Parts
@@ -36,5 +37,9 @@ COMPLETION: Job[Prepared] = Job(b"completion", draft_completion, *_PREPARED)
 TOKENIZE: Job[bytes] = Job(b"tokenize", draft_tokenize, _dump, _load)
 DETOKENIZE: Job[bytes] = Job(b"detokenize", draft_detokenize, _dump, _load)
 
-_ALL: tuple[Job[Any], ...] = (CHAT, COMPLETION, TOKENIZE, DETOKENIZE)
+EMBEDDING: Job[PreparedInputs] = Job(
+    b"embedding", draft_embedding, text_wire.dump_inputs, text_wire.load_inputs
+)
+
+_ALL: tuple[Job[Any], ...] = (CHAT, COMPLETION, TOKENIZE, DETOKENIZE, EMBEDDING)
 BY_NAME = {job.name: job for job in _ALL}

@@ -18,8 +18,9 @@ from surestep_common.errors import InternalError, SurestepError
 from surestep_proto.engine_pb2 import SamplingParams
 from surestep_proto.generate_pb2 import GenerateRequest
 
+from .embedding_inputs import PreparedInputs
 from .prompts import Prepared, Prompt
-from .protocol import ChatBody, CompletionBody
+from .protocol import ChatBody, CompletionBody, EmbeddingBody
 
 Parts = Sequence[bytes | bytearray]
 
@@ -104,6 +105,23 @@ def load_prepared(parts: Sequence[bytes]) -> Prepared:
         schemas=json.loads(schemas),
         opening=about["opening"],
         begun=about["begun"],
+    )
+
+
+def dump_inputs(prepared: PreparedInputs) -> Parts:
+    """A request for vectors as parts of a frame."""
+    fields = set(EmbeddingBody.model_fields)
+    body = prepared.body.model_dump_json(include=fields, exclude_none=True)
+    ids = (GenerateRequest(prompt_ids=one).SerializeToString() for one in prepared.inputs)
+    return [body.encode(), *ids]
+
+
+def load_inputs(parts: Sequence[bytes]) -> PreparedInputs:
+    """The inverse of `dump_inputs`."""
+    body, *ids = parts
+    return PreparedInputs(
+        body=EmbeddingBody.model_validate_json(body),
+        inputs=[GenerateRequest.FromString(one).prompt_ids for one in ids],
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,6 +77,16 @@ class Tokenizer:
         return [
             one.ids for one in rust.encode_batch_fast(list(texts.texts), add_special_tokens=add)
         ]
+
+    @cached_property
+    def ending(self) -> tuple[int, ...]:
+        """Ids that it puts behind every text whose special tokens are added."""
+        encoded = self._rust.encode("a", add_special_tokens=True)
+        added = takewhile(
+            lambda pair: pair[1],
+            zip(encoded.ids[::-1], encoded.special_tokens_mask[::-1], strict=True),
+        )
+        return tuple(id_ for id_, _ in added)[::-1]
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a short `text`, on the calling thread."""

@@ -53,6 +53,24 @@ _UNSUPPORTED = frozenset(
 )
 
 
+# In requests for embeddings.
+_NOT_EMBEDDED: Mapping[str, tuple[Any, ...]] = {
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "mm_processor_kwargs": (),
+    "prompt_embeds": (),
+    "stream": (),
+}
+
+
+def refuse_for_embeddings(body: Body) -> None:
+    """Raises InvalidRequest for the first parameter that asks for what is not implemented."""
+    extra = body.model_extra or {}
+    for name in sorted(_NOT_EMBEDDED.keys() & extra.keys()):
+        if extra[name] and extra[name] not in _NOT_EMBEDDED[name]:
+            raise InvalidRequest(f"'{name}' is not supported", param=name)
+
+
 def refuse_unsupported(body: Body, n: int) -> None:
     """Raises InvalidRequest for the first parameter whose effect is not implemented."""
     extra = body.model_extra or {}

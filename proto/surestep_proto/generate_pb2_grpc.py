@@ -65,7 +65,7 @@ class SchedulerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """One sequence of tokens. Errors by status: INVALID_ARGUMENT (details name the parameter),
+        """One sequence of tokens, or the vector of a prompt. Errors by status: INVALID_ARGUMENT (details name the parameter),
         RESOURCE_EXHAUSTED (queue full; trailing metadata `retry-after` in seconds), UNAVAILABLE
         (no worker, draining), DEADLINE_EXCEEDED, DATA_LOSS (the model's logits were not finite),
         FAILED_PRECONDITION (the request was begun with another model).

@@ -9,7 +9,6 @@ from itertools import compress
 import numpy as np
 from surestep_common.errors import InvalidRequest, ModelFault, SurestepError
 from surestep_common.invariants import (
-    DECODE,
     PREFILL_LAST,
     BoolArray,
     IntArray,
@@ -18,6 +17,7 @@ from surestep_common.invariants import (
     check_drafter_faults,
     check_result_rows,
     check_step,
+    consumes_known,
     drafter_watermark,
     folded_length,
     require,
@@ -174,6 +174,7 @@ def _emit(state: SchedulerState, outcome: Outcome, rows: LiveRows) -> list[Outpu
         outputs[row].finish = Finish.LENGTH
     for row in rows.stopped.nonzero()[0].tolist():
         outputs[row].finish = Finish.STOP
+    pooled = _pooled(outcome, rows, outputs)
     failed = ~rows.ok & ~rows.retry
     for row in failed.nonzero()[0].tolist():
         outputs[row].error = _failure(outcome.non_finite[rows.planned[row]], outputs[row].seq)
@@ -184,7 +185,18 @@ def _emit(state: SchedulerState, outcome: Outcome, rows: LiveRows) -> list[Outpu
     for row in (rows.mode == PREFILL_LAST).nonzero()[0].tolist():
         seq = rows.tenancies[row].seq
         outputs[row].prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
-    return list(compress(outputs, (emits | failed).tolist()))
+    return list(compress(outputs, (emits | pooled | failed).tolist()))
+
+
+def _pooled(outcome: Outcome, rows: LiveRows, outputs: list[Output]) -> BoolArray:
+    """Which of the rows [R] end with a vector, that their outputs now hold."""
+    if not outcome.pooled:
+        return np.zeros(len(rows.planned), dtype=np.bool_)
+    pooled = np.isin(rows.planned, list(outcome.pooled))
+    for row in pooled.nonzero()[0].tolist():
+        outputs[row].pooled = outcome.pooled[int(rows.planned[row])]
+        outputs[row].finish = Finish.POOLED
+    return pooled
 
 
 def _failure(non_finite: bool, seq: Sequence) -> SurestepError:
@@ -244,10 +256,11 @@ def _publish_snapshots(state: SchedulerState, plan: Plan, taken: BoolArray) -> N
     if not taken.any():
         return
     size, keys = state.limits.block_size, state.slots.snapshot_key
+    decoding = ~consumes_known(plan.mode)
     for row, length, snapshot in zip(*(c[taken].tolist() for c in plan.arms), strict=True):
         seq, slot, num_blocks = plan.rows[row].seq, plan.slot[row], length // size
         (key,) = seq.chain.keys(seq.tokens, num_blocks - 1, num_blocks)
         is_new = state.snapshots.publish(snapshot, key, num_blocks)
-        if is_new and plan.mode[row] >= DECODE:
+        if is_new and decoding[row]:
             state.snapshots.forget(keys[slot])
             keys[slot] = key

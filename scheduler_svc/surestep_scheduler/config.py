@@ -115,4 +115,5 @@ class SchedulerSettings(PeerSettings):
             snapshot_interval=self.snapshot_interval,
             enable_prefix_caching=self.enable_prefix_caching,
             priority_aging_s=self.priority_aging_s,
+            headless=info.headless,
         )

@@ -30,6 +30,7 @@ class Counters:
     aborted_requests: int = 0
     poisoned_requests: int = 0
     canaries: int = 0  # that ended well
+    canary_tokens: int = 0  # of generation_tokens, theirs, however they ended
     draft_tokens: int = 0
     drafter_faults: int = 0
     fenced_messages: int = 0  # results of epochs that were over

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 from surestep_common.errors import DeadlineExceeded, ModelFault, SurestepError
+from surestep_common.invariants import LAST_TOKEN
 from surestep_proto import engine_pb2
 
 from .commit import apply
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 5.0
 _VERDICT_TOKENS = 16  # of a canary on which a verdict rests
 _SEND_S = 1.0  # that workers get at least to take a plan
+_GREEDY = engine_pb2.SamplingParams(top_p=1, repetition_penalty=1)
 _OVERSLEPT_S = 0.25  # a timeout noticed so late tells of this process, not of the workers
 
 
@@ -127,7 +129,7 @@ class Epoch:
         sent, took_s = self._monitor.answered(1e-6 * outcome.gap_us, now)
         if sent.expected_us:
             core.speculation.overhead.observe(sent.expected_us, 1e6 * took_s)
-        if any(output.token_ids for output in outputs):
+        if any(output.token_ids or output.pooled for output in outputs):
             self._monitor.last_token_at = self._token_at = now
         self._requests.deliver(outputs)
         for incident in self._incidents.recovered(now):
@@ -167,14 +169,16 @@ class Epoch:
 
     def _send_canary(self, now: float) -> None:
         """An ordinary request, so that what it shows holds for the others."""
-        params = engine_pb2.SamplingParams(top_p=1, repetition_penalty=1)
+        length = _VERDICT_TOKENS if self._core.suspicion.needs_canary else 1
+        headless = self._core.limits.headless
         request = Request(
             id=CANARY,
-            prompt_ids=[0],
+            prompt_ids=[0] * (length if headless else 1),
             emitted_ids=[],
-            max_tokens=_VERDICT_TOKENS if self._core.suspicion.needs_canary else 1,
+            max_tokens=1 if headless else length,
+            pooling=LAST_TOKEN if headless else 0,
             draft_cap=0,
-            sampling=params,
+            sampling=None if headless else _GREEDY,
         )
         self._requests.open(self._core.add(request, now))
         self._token_at = now  # one at a time

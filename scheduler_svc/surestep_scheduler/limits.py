@@ -33,6 +33,7 @@ class Limits:
     enable_prefix_caching: bool = True
     priority_aging_s: float = 30.0  # seconds of waiting that outweigh one level of priority
     max_plan_bytes: int = MAX_PLAN_BYTES
+    headless: bool = False  # the model has no output head: every request must be pooled
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest for sizes that no request could be served with."""
@@ -53,18 +54,27 @@ class Limits:
         """Longest request: the newest token of a sequence needs no KV yet."""
         return min(self.max_model_len, (self.num_blocks - 1) * self.block_size + 1)
 
+    @property
+    def max_pooled_len(self) -> int:
+        """Longest prompt of which a vector can be made: it may fill the context."""
+        return min(self.max_model_len, (self.num_blocks - 1) * self.block_size)
+
+    def longest(self, pooling: int) -> int:
+        """Longest request, its output included; a vector counts as one token."""
+        return self.max_pooled_len + 1 if pooling else self.max_request_len
+
     def draft_cap(self, wanted: int | None) -> int:
         """Most drafts per step of a request that wants at most so many; None = any number."""
         return self.max_draft_tokens if wanted is None else min(self.max_draft_tokens, wanted)
 
-    def check_len(self, num_tokens: int) -> None:
+    def check_len(self, num_tokens: int, pooling: int) -> None:
         """Raise RequestTooLarge for what leaves no room for output."""
-        if num_tokens >= self.max_request_len:
-            raise RequestTooLarge(
-                f"{num_tokens} tokens leave no room for output: the limit is "
-                f"{self.max_request_len}",
-                param="prompt_ids",
-            )
+        if num_tokens < self.longest(pooling):
+            return
+        message = f"leave no room for output: the limit is {self.max_request_len}"
+        if pooling:
+            message = f"cannot be pooled: the limit is {self.max_pooled_len}"
+        raise RequestTooLarge(f"{num_tokens} tokens {message}", param="prompt_ids")
 
     def admission_bytes(self, num_tokens: int, sampling_bytes: int) -> int:
         """That the admission of a request takes in a plan, at most, once it knows so many ids."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from surestep_common.invariants import BoolArray, IntArray, LedgerError
+from surestep_common.invariants import POOL, BoolArray, IntArray, LedgerError
 
 from .messages import Outcome, Plan
 from .sequence import Tenancy
@@ -30,6 +30,9 @@ def check_columns(plan: Plan, outcome: Outcome, vocab_size: int) -> None:
         raise LedgerError(
             f"step {plan.step}: token id {outcome.token_ids.max()} of a vocabulary of {vocab_size}"
         )
+    pooled = ((plan.mode == POOL) & outcome.ok).nonzero()[0].tolist()
+    if list(outcome.pooled) != pooled:
+        raise LedgerError(f"step {plan.step}: vectors of {list(outcome.pooled)}, not of {pooled}")
 
 
 class LiveRows(NamedTuple):

@@ -89,3 +89,4 @@ class Outcome:
     draft_non_finite_rows: list[int]
     logprobs: dict[int, Logprobs]  # by row
     prompt_logprobs: dict[int, Logprobs]  # by row
+    pooled: dict[int, bytes]  # vectors by row

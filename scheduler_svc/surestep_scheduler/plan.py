@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from surestep_common.invariants import IntArray, LedgerError
@@ -57,6 +58,7 @@ def _admit(message: pb.Admission, tenancy: Tenancy) -> None:
     message.max_len = seq.max_len
     message.snapshot_id = tenancy.snapshot_id
     message.draft_valid = tenancy.draft_valid
+    message.pooling = cast("pb.Pooling", seq.request.pooling)
     if seq.request.sampling is not None:
         message.sampling.CopyFrom(seq.request.sampling)
 
@@ -88,7 +90,14 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
         draft_non_finite_rows=list(first.draft_non_finite_rows),
         logprobs=_by_row(first.logprobs),
         prompt_logprobs=_by_row(first.prompt_logprobs),
+        pooled=_pooled(first),
     )
+
+
+def _pooled(result: pb.StepResult) -> dict[int, bytes]:
+    if len(result.pooled_rows) != len(result.pooled):
+        raise LedgerError(f"{len(result.pooled)} vectors of {len(result.pooled_rows)} rows")
+    return dict(zip(result.pooled_rows, result.pooled, strict=True))
 
 
 def _column(values: object) -> IntArray:

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from surestep_common.invariants import (
     DECODE,
+    POOL,
     PREFILL,
     PREFILL_LAST,
     VERIFY,
@@ -213,7 +214,8 @@ class _Step:
         k_cap[:num_decodes] = self._caps
         num_tokens[num_decodes:] = self._chunks
         len_hi, prefill_len = slots.len_hi[slot], slots.prefill_len[slot]
-        mode = np.where(len_hi + num_tokens == prefill_len, PREFILL_LAST, PREFILL)
+        last = np.where(slots.pools[slot], POOL, PREFILL_LAST)
+        mode = np.where(len_hi + num_tokens == prefill_len, last, PREFILL)
         mode[:num_decodes] = np.where(self._caps > 0, VERIFY, DECODE)
         width = num_tokens + k_cap
         width[:num_decodes] += 1
@@ -271,6 +273,7 @@ def _check(plan: Plan, state: SchedulerState) -> None:
         capacity=slots.capacity[slot],
         prefill_len=slots.prefill_len[slot],
         max_len=slots.max_len[slot],
+        pools=slots.pools[slot],
         logged_accepted=slots.accepted[slot],
         last_step=slots.planned_step[slot],
     )

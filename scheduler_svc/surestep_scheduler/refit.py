@@ -30,7 +30,7 @@ def refit(core: SchedulerState, limits: Limits, *, same_model: bool) -> list[Ref
     for seq, _ in refused:
         core.end(seq, "error")
     for seq in core.open.values():
-        seq.max_len = min(seq.max_len, limits.max_request_len)
+        seq.max_len = min(seq.max_len, limits.longest(seq.request.pooling))
         if limits.block_size != core.limits.block_size:
             seq.chain = PrefixChain(seq.request.cache_salt, limits.block_size)
     return refused
@@ -39,9 +39,10 @@ def refit(core: SchedulerState, limits: Limits, *, same_model: bool) -> list[Ref
 def _refused(core: SchedulerState, limits: Limits, *, same_model: bool) -> Iterator[Refused]:
     same_vocabulary = limits.vocab_size == core.limits.vocab_size
     for seq in core.open.values():
-        begun = len(seq.tokens) > seq.prompt_len
-        if not same_vocabulary or (begun and not same_model):
+        begun, longest = len(seq.tokens) > seq.prompt_len, limits.longest(seq.request.pooling)
+        cannot_write = limits.headless and not seq.request.pooling
+        if not same_vocabulary or cannot_write or (begun and not same_model):
             yield Refused(seq, ModelChanged("the workers serve another model now"))
-        elif len(seq.tokens) >= limits.max_request_len:
+        elif len(seq.tokens) >= longest:
             message = f"{len(seq.tokens)} tokens leave no room for output: the workers came back"
-            yield Refused(seq, RequestTooLarge(f"{message} with room for {limits.max_request_len}"))
+            yield Refused(seq, RequestTooLarge(f"{message} with room for {longest}"))

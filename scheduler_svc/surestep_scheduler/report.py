@@ -36,6 +36,9 @@ def info(engine: Engine) -> pb.SchedulerInfo:
         block_size=first.block_size,
         num_blocks=first.num_blocks,
         model_fingerprint=first.model_fingerprint,
+        max_pooled_len=limits.max_pooled_len,
+        hidden_size=first.hidden_size,
+        headless=first.headless,
     )
 
 
@@ -95,7 +98,7 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_blocks_used=pool.num_used,
         num_slots_used=core.limits.num_slots - len(core.free_slots),
         prompt_tokens=counters.prompt_tokens,
-        generation_tokens=counters.generation_tokens - counters.canaries,  # one token each
+        generation_tokens=counters.generation_tokens - counters.canary_tokens,
         prefix_cache_queries=counters.prefix_cache_queries,
         prefix_cache_hits=counters.prefix_cache_hits,
         num_snapshot_queries=counters.snapshot_queries,

@@ -10,7 +10,7 @@ import numpy as np
 from surestep_common.errors import InvalidRequest
 from surestep_common.request_bounds import check_name, check_prompt_logprobs
 from surestep_common.sampling_ranges import check_sampling
-from surestep_proto import generate_pb2
+from surestep_proto import engine_pb2, generate_pb2
 
 from .sequence import CANARY, Finish, Request
 
@@ -26,18 +26,22 @@ def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Req
         raise InvalidRequest(f"'{CANARY}' is the scheduler's own", param="request_id")
     for name in ("request_id", "cache_salt", "tenant"):
         check_name(name, getattr(message, name))
-    if message.max_tokens < 1:
-        raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
     sampling = message.sampling
-    check_sampling(sampling, vocab_size)
-    check_prompt_logprobs(sampling, len(message.prompt_ids))
+    if message.pooling:
+        _check_pooled(message)
+    else:
+        if message.max_tokens < 1:
+            raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+        check_sampling(sampling, vocab_size)
+        check_prompt_logprobs(sampling, len(message.prompt_ids))
     prompt_ids, emitted_ids = _ids(message.prompt_ids), _ids(message.emitted_ids)
     message.prompt_ids.MergeFrom(message.emitted_ids)
     return Request(
         id=message.request_id,
         prompt_ids=prompt_ids,
         emitted_ids=emitted_ids,
-        max_tokens=message.max_tokens,
+        max_tokens=1 if message.pooling else message.max_tokens,
+        pooling=message.pooling,
         stop_ids=frozenset(sampling.stop_token_ids),
         priority=max(-MOST_PRIORITY, min(message.priority, MOST_PRIORITY)),
         cache_salt=message.cache_salt,
@@ -46,10 +50,20 @@ def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Req
         num_top_prompt_logprobs=sampling.num_top_prompt_logprobs,
         tenant=message.tenant,
         weight=_weight(message.tenant_weight),
-        sampling=sampling,
+        sampling=None if message.pooling else sampling,
         sampling_bytes=sampling.ByteSize(),
         wire_ids=message.prompt_ids,
     )
+
+
+def _check_pooled(message: generate_pb2.GenerateRequest) -> None:
+    """Raise InvalidRequest for what has no meaning where a vector is wanted."""
+    if message.pooling not in engine_pb2.Pooling.values():
+        raise InvalidRequest(f"pooling {message.pooling} is not known", param="pooling")
+    given = {field.name for field, _ in message.ListFields()}
+    for name in ("max_tokens", "emitted_ids", "sampling", "num_draft_tokens"):
+        if name in given:
+            raise InvalidRequest(f"{name} has no meaning with pooling", param=name)
 
 
 def _ids(column: Any) -> array[int]:

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, NamedTuple, Self
 
 from surestep_common.errors import InvalidRequest, SurestepError
+from surestep_common.invariants import MEAN
 from surestep_common.sampling_ranges import check_vocab
 
 from .limits import Limits
@@ -27,6 +28,7 @@ class Finish(Enum):
 
     STOP = 1
     LENGTH = 2
+    POOLED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,8 @@ class Request:
     id: str
     prompt_ids: Seq[int]
     emitted_ids: Seq[int]  # emitted before this scheduler saw the request
-    max_tokens: int
+    max_tokens: int  # a vector counts as one
+    pooling: int = 0  # how a vector is made of the prompt; 0 = tokens are wanted
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0  # lower runs earlier
     cache_salt: str = ""
@@ -107,10 +110,12 @@ class Sequence:
         prompt_len, emitted = len(request.prompt_ids), request.emitted_ids
         if not prompt_len:
             raise InvalidRequest("the prompt is empty", param="prompt_ids")
-        limits.check_len(prompt_len + len(emitted))
+        if limits.headless and not request.pooling:
+            raise InvalidRequest("the model has no output head: it writes no text", param="pooling")
+        limits.check_len(prompt_len + len(emitted), request.pooling)
         if request.max_tokens <= len(emitted):
             raise InvalidRequest("no tokens are left to emit", param="max_tokens")
-        max_len = min(prompt_len + request.max_tokens, limits.max_request_len)
+        max_len = min(prompt_len + request.max_tokens, limits.longest(request.pooling))
         limits.check_bytes(max_len, request.sampling_bytes)
         tokens = array("I")
         tokens.extend(request.prompt_ids)
@@ -148,13 +153,19 @@ class Sequence:
             chunk = max(1, min(chunk, positions))
         if not usual:
             return Shape(draft_cap=0, max_chunk=max(1, min(chunk, len(self.tokens)) // _PARTS))
-        drafts = limits.draft_cap(self.request.draft_cap) if self.may_draft else 0
+        may_draft = self.may_draft and not self.request.pooling
+        drafts = limits.draft_cap(self.request.draft_cap) if may_draft else 0
         return Shape(drafts, chunk)
 
     @property
     def needs_prompt_logprobs(self) -> bool:
         """They are wanted and were not delivered: the whole prompt must be computed."""
         return self.request.want_prompt_logprobs and self.num_steps == 0
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """No part of it may come from the prefix cache: something of every position is wanted."""
+        return self.needs_prompt_logprobs or self.request.pooling == MEAN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,5 +191,6 @@ class Output:
     token_ids: array[int]
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None  # with the first tokens only
+    pooled: bytes = b""  # the prompt's vector, of a request that wants one
     finish: Finish | None = None
     error: SurestepError | None = None

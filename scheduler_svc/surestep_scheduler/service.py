@@ -19,7 +19,7 @@ from .requests import ended, parse_request
 from .sequence import Finish, Logprobs, Output
 from .sequence import Sequence as TokenSequence
 
-_FINISH = {Finish.STOP: pb.STOP, Finish.LENGTH: pb.LENGTH}
+_FINISH = {Finish.STOP: pb.STOP, Finish.LENGTH: pb.LENGTH, Finish.POOLED: pb.POOLED}
 
 
 class SchedulerService(SchedulerServicer):
@@ -52,7 +52,10 @@ class SchedulerService(SchedulerServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncIterator[pb.GenerateChunk]:
-        """Tokens of one sequence as they are committed. Cancelling the call aborts the request."""
+        """Tokens of one sequence as they are committed, or the vector of its prompt.
+
+        Cancelling the call aborts the request.
+        """
         limits = self._engine.limits
         self._engine.check_model(request.model_fingerprint)
         parsed = parse_request(request, limits.vocab_size)
@@ -118,7 +121,7 @@ def _chunk(opened: OpenRequest, outputs: Sequence[Output], model: str) -> pb.Gen
         opened.started = True
         chunk.start.model_fingerprint = model
         _start(chunk, seq, outputs[0].prompt_logprobs)
-    finish = outputs[-1].finish
+    finish, chunk.pooled = outputs[-1].finish, outputs[-1].pooled
     if finish is not None:
         chunk.finish_reason = _FINISH[finish]
         _end(chunk, seq)

@@ -25,6 +25,7 @@ class SlotTable:
         self.prefill_len = np.zeros(num_slots, dtype=np.int64)  # known at admission
         self.max_len = np.zeros(num_slots, dtype=np.int64)  # of the request
         self.draft_cap = np.zeros(num_slots, dtype=np.int64)  # most drafts per row
+        self.pools = np.zeros(num_slots, dtype=np.bool_)  # a vector is wanted, no tokens
         self.tenant = np.zeros(num_slots, dtype=np.int64)  # index of whose it is
         self.paid_len = np.zeros(num_slots, dtype=np.int64)  # planned, and paid for, before it
         self.settled_at = np.zeros(num_slots, dtype=np.int64)  # committed: what it lost is made up
@@ -74,6 +75,7 @@ class SlotTable:
         self.prefill_len[slot] = prefill_len
         self.max_len[slot] = max_len
         self.draft_cap[slot] = draft_cap
+        self.pools[slot] = seq.request.pooling > 0
         self.capacity[slot] = capacity
         self.publish_at[slot] = publish_at
         self.planned_step[slot] = self.applied_step[slot] = self.accepted[slot] = 0

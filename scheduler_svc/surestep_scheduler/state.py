@@ -104,9 +104,11 @@ class SchedulerState:
         """Forget a request, wherever it is. Canaries count apart."""
         if seq.request.id != CANARY:
             self.counters.finished[reason] += 1
-        elif reason == "length":
-            self.counters.canaries += 1
-            self.suspicion.canary_lived()
+        else:
+            self.counters.canary_tokens += len(seq.tokens) - seq.prompt_len
+            if reason in ("length", "pooled"):
+                self.counters.canaries += 1
+                self.suspicion.canary_lived()
         self.suspicion.close(seq.request.id)
         del self.open[seq.request.id]
         if seq.tenancy is not None:
@@ -186,7 +188,7 @@ class SchedulerState:
     def _match(self, seq: Sequence) -> tuple[list[int], int]:
         """Blocks that hold a prefix already, and the id of the state behind it (0 = none)."""
         usable = self.limits.enable_prefix_caching and not seq.num_non_finite
-        if not usable or seq.needs_prompt_logprobs:
+        if not usable or seq.needs_whole_prompt:
             return [], 0
         blocks = prefix.match(self.pool, seq.chain, seq.tokens, self.limits.block_size)
         if not self.limits.recurrent:

@@ -62,6 +62,17 @@ REQUESTS = st.builds(
     priority=st.integers(-(1 << 31), (1 << 31) - 1),
     cache_salt=st.text(max_size=4),
     num_draft_tokens=st.none() | UINT32,
+    pooling=mostly(st.just(0), st.integers(0, 5)),
+)
+VECTORS = st.builds(
+    GenerateRequest,
+    request_id=st.just("a"),
+    prompt_ids=IDS,
+    emitted_ids=mostly(st.just([]), IDS),
+    max_tokens=mostly(st.just(0), UINT32),
+    sampling=mostly(st.none(), SAMPLING),
+    num_draft_tokens=mostly(st.none(), UINT32),
+    pooling=mostly(st.integers(1, 2), st.integers(0, 5)),
 )
 
 
@@ -75,13 +86,16 @@ def parsed(message: GenerateRequest) -> Request | None:
         return None
 
 
-@given(REQUESTS)
+@given(REQUESTS | VECTORS)
 def test_parsed_or_refused_by_name(message: GenerateRequest) -> None:
     request = parsed(message)
     if request is None:
         return
     sampling = request.sampling
     assert request.id
+    if request.pooling:
+        assert (sampling, request.sampling_bytes, len(request.emitted_ids)) == (None, 0, 0)
+        return
     assert request.max_tokens >= 1
     assert all(math.isfinite(v) for v in sampling.logit_bias.values())
     assert max([*sampling.stop_token_ids, *sampling.allowed_token_ids, 0]) < VOCAB

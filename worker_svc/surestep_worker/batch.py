@@ -17,5 +17,5 @@ class StepBatch:
     positions: Tensor  # i64[T] index of each token in its sequence
     rows: AttentionRows  # in block tables, NULL_BLOCK stands behind the last
     kv_slots: Tensor  # i64[T] block * block_size + offset that receives the token's key and value
-    logits_index: Tensor  # i64[N] tokens (indices into T) whose logits are wanted
+    hidden_index: Tensor  # i64[N] tokens (indices into T) whose final hidden states are wanted
     recurrent: RecurrentRows | None = None  # for models with recurrent layers

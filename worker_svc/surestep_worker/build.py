@@ -23,7 +23,8 @@ from .models.finite import non_finite_tensors
 from .models.weight_store import WeightStore
 from .models.weights import Progress
 from .parts import Parts
-from .rehearsal import check_drafter, logits_are_finite, measure_costs
+from .pooling import PoolingSums
+from .rehearsal import check_drafter, measure_costs, output_is_finite
 from .runner import Runner
 from .sampling import SamplingSlots
 from .slots import Slots
@@ -125,11 +126,12 @@ def _voice(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) 
 def _check_logits(built: Built, source: ModelSource, heartbeat: Heartbeat) -> None:
     """Raise InvalidRequest, naming the tensors at fault, when the model computes no numbers."""
     tp = built.runner.parts.tp
-    if bool(tp.broadcast(torch.tensor([logits_are_finite(built.runner)])).item()):
+    if bool(tp.broadcast(torch.tensor([output_is_finite(built.runner)])).item()):
         return
     broken = non_finite_tensors(source.entries, lambda: heartbeat.progress(pb.LOADING))
     reason = "; ".join(broken) or "although every weight that could be read is"
-    raise InvalidRequest(f"the model's logits are not finite: {reason}", param="model")
+    what = "logits" if built.runner.parts.model.has_head else "hidden states"
+    raise InvalidRequest(f"the model's {what} are not finite: {reason}", param="model")
 
 
 def _take_gpu(settings: WorkerSettings) -> None:
@@ -197,16 +199,17 @@ def assemble(
     slots = Slots(settings.max_num_seqs, max_model_len, max_drafts, settings.block_size)
     sampling = SamplingSlots(settings.max_num_seqs, config.vocab_size)
     target = Target(model, caches, slots, sampling, tp, kernels)
-    drafter = _drafter(speculation, target)
+    drafter, device = _drafter(speculation, target), torch.device(settings.device)
     parts = Parts(
         model=model,
         caches=caches,
         slots=slots,
         sampling=sampling,
+        pooling=PoolingSums(slots.num_slots, config.hidden_size, model.hidden_bound, device),
         drafter=drafter,
         max_draft_tokens=max_drafts,
         tp=tp,
-        device=torch.device(settings.device),
+        device=device,
         heartbeat=heartbeat or Heartbeat.unseen(),
         step_ops=kernels.step,
         use_graphs=not settings.enforce_eager,
@@ -234,6 +237,8 @@ def assemble(
         recurrent=recurrent is not None,
         num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
         state_bytes_per_slot=recurrent.slot_bytes if recurrent is not None else 0,
+        hidden_size=config.hidden_size,
+        headless=not model.has_head,
     )
     _log_facts(facts)
     return Built(Runner(parts), facts)
@@ -248,7 +253,12 @@ def _speculation(settings: WorkerSettings) -> SpeculativeConfig | None:
 
 
 def _drafter(config: SpeculativeConfig | None, target: Target) -> Drafter | None:
-    return DRAFTERS.get(config.method)(config, target) if config is not None else None
+    if config is None:
+        return None
+    if not target.model.has_head:
+        message = "the model has no output head: there is nothing to draft"
+        raise InvalidRequest(message, param="speculative_config")
+    return DRAFTERS.get(config.method)(config, target)
 
 
 def _show_progress(heartbeat: Heartbeat) -> Progress:

@@ -48,6 +48,16 @@ class PromptPositions:
     predictor: IntArray  # [P] index into the batch's tokens of the token before
 
 
+class PooledTokens(NamedTuple):
+    """Which tokens of a batch go into vectors, and whose vectors are complete."""
+
+    slot: IntArray  # [Q] of each token
+    token: IntArray  # [Q] its index into the batch's tokens
+    row: IntArray  # [K] index into the plan's rows of the complete ones, ascending
+    row_slot: IntArray  # [K] slot of each
+    num_tokens: IntArray  # [K] that each is the mean of
+
+
 @dataclass(frozen=True, slots=True)
 class Gathered:
     """One step's forward input and what is needed to make sense of its output."""
@@ -56,6 +66,7 @@ class Gathered:
     consumed: IntArray  # [R] input tokens per row
     windows: Windows
     prompt: PromptPositions  # their logits stand behind those of the windows
+    pooled: PooledTokens  # their hidden states stand behind those of windows and prompts
 
 
 def gather(
@@ -79,6 +90,7 @@ def gather(
     token_slot = rows.slot[row]
     sampled = sampled_positions(rows, cu, n_drafts)
     prompt = prompt_positions(rows, row, positions, slots, wants_prompt)
+    pooled = pooled_tokens(rows, row, cu, slots)
     block_size = slots.block_size
     blocks = slots.block_tables[token_slot, positions // block_size].astype(np.int64)
     max_tokens = int(consumed.max(initial=0))
@@ -105,10 +117,10 @@ def gather(
             max_tokens=max_tokens,
         ),
         kv_slots=tensor(blocks * block_size + positions % block_size),
-        logits_index=tensor(np.concatenate((sampled.token, prompt.predictor))),
+        hidden_index=tensor(np.concatenate((sampled.token, prompt.predictor, pooled.token))),
         recurrent=RecurrentRows._make([*(tensor(c) for c in state), max_tokens]) if state else None,
     )
-    return Gathered(batch, consumed, windows, prompt)
+    return Gathered(batch, consumed, windows, prompt, pooled)
 
 
 def sampled_positions(rows: Rows, cu: IntArray, n_drafts: IntArray) -> Sampled:
@@ -136,6 +148,18 @@ def prompt_positions(
         token_id=slots.ids_at(slot, positions[predictor] + 1),
         predictor=predictor,
     )
+
+
+def pooled_tokens(rows: Rows, row: IntArray, cu: IntArray, slots: Slots) -> PooledTokens:
+    """Those of a batch whose tokens [T] belong to `row`; row r owns tokens cu[r]:cu[r+1]."""
+    pooling = slots.pooling[rows.slot]
+    complete = rows.mode == pb.POOL
+    wanted = (rows.is_prefill & (pooling == pb.MEAN))[row]
+    wanted[cu[1:][complete] - 1] = True  # the last token, whatever the pooling
+    (token,), (last,) = wanted.nonzero(), complete.nonzero()
+    whole = rows.len_hi[last] + rows.num_tokens[last]  # prompts are consumed as planned
+    num_tokens = np.where(pooling[last] == pb.MEAN, whole, 1)
+    return PooledTokens(rows.slot[row[token]], token, last, rows.slot[last], num_tokens)
 
 
 def tokens_consumed(rows: Rows, n_drafts: IntArray) -> IntArray:

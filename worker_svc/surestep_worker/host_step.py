@@ -11,11 +11,18 @@ from surestep_proto import engine_pb2 as pb
 
 from .digest import fingerprint
 from .drafting import Drafting
-from .gather import Gathered, gather, offsets, tokens_consumed
+from .gather import Gathered, PooledTokens, gather, offsets, tokens_consumed
 from .parts import Parts
 from .pending import Done
 from .plan import IntArray, Rows, read_snapshots
-from .result import StepOutcome, digest, fill_logprobs, fill_rows
+from .result import (
+    StepOutcome,
+    digest,
+    fill_logprobs,
+    fill_rows,
+    fill_vectors,
+    judge_vectors,
+)
 from .sampling import Verdict, sample, verify
 from .spec import Drafts
 from .state_rows import StateRows, state_rows
@@ -78,16 +85,20 @@ class HostStep:
         )
         clock.prepare_us = clock.lap()
         hidden = self._forward(gathered)
-        logits = self.parts.model.logits(hidden).float() if len(hidden) else hidden
+        scored = hidden[: len(hidden) - len(gathered.pooled.token)]
+        logits = self.parts.model.logits(scored).float() if len(scored) else scored
+        vectors = self._pool(gathered.pooled, hidden[len(scored) :])
         clock.forward_us = clock.lap()
         self.parts.heartbeat.enter(pb.SAMPLING)
         verdict = self._choose(gathered, drafts, logits)
-        outcome = self._commit(plan.step, rows, gathered, drafts, verdict, state)
+        outcome = self._commit(plan.step, rows, gathered, drafts, verdict, vectors, state)
         result = self._report(plan, rows, gathered, outcome, verdict, hidden, logits)
         recurrent = self.parts.caches.recurrent
         if recurrent is not None and state is not None:
             recurrent.taken(state.snapshot_ids, state.snapshot_lens)
             result.snapshot_ids_taken.extend(state.snapshot_ids.tolist())
+        if self.parts.tp.rank == 0:
+            fill_vectors(result, outcome, gathered.pooled, vectors)
         result.drafter_faults = self._drafting.faults
         result.drafter_skipped = drafted.skipped
         result.draft_non_finite_rows.extend(drafted.non_finite_rows.tolist())
@@ -106,7 +117,7 @@ class HostStep:
         return state_rows(rows, consumed, offsets(consumed), self._slots, armed)
 
     def _forward(self, gathered: Gathered) -> torch.Tensor:
-        """Final hidden states [N, H] of the positions whose logits are wanted."""
+        """Final hidden states [N, H] of the positions that are scored, then of those pooled."""
         batch = gathered.batch
         if not len(batch.token_ids):  # the plan only frees slots
             return torch.empty(0, 0)
@@ -114,7 +125,16 @@ class HostStep:
         hidden = self.parts.model.forward(batch, caches)
         if caches.kv.spec.hidden_size:  # what a drafter with state will draft from
             caches.kv.hidden[batch.kv_slots] = hidden
-        return hidden[batch.logits_index]
+        return hidden[batch.hidden_index]
+
+    def _pool(self, pooled: PooledTokens, hidden: torch.Tensor) -> torch.Tensor:
+        """Vectors [K, H], on the host, of the rows that complete one; all ranks have the same."""
+        if not len(pooled.token):
+            return torch.empty(0, 0)
+        columns = pooled.slot, pooled.row_slot, pooled.num_tokens
+        slot, row_slot, num_tokens = (torch.from_numpy(c).to(hidden.device) for c in columns)
+        self.parts.pooling.add(slot, hidden)
+        return self.parts.pooling.mean(row_slot, num_tokens).cpu()
 
     def _choose(self, gathered: Gathered, drafts: Drafts, logits: torch.Tensor) -> Verdict:
         """Sample every position, accept drafts that equal the choice. Rank 0 decides for all."""
@@ -153,6 +173,7 @@ class HostStep:
         gathered: Gathered,
         drafts: Drafts,
         verdict: Verdict,
+        vectors: torch.Tensor,
         state: StateRows | None,
     ) -> StepOutcome:
         """State advances by what was emitted, never by what was hoped for."""
@@ -161,6 +182,7 @@ class HostStep:
             len_before=self._slots.committed[rows.slot], n_drafts=drafts.counts.numpy()
         )
         outcome.status[windows.row] = verdict.status.numpy()
+        judge_vectors(outcome, gathered.pooled, vectors)
         outcome.n_accepted[windows.row] = verdict.n_accepted.numpy()
         outcome.n_emitted[windows.row] = verdict.n_emitted.numpy()
         consumed: IntArray = np.where(rows.is_prefill, gathered.consumed, outcome.n_emitted)

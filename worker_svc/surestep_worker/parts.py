@@ -11,6 +11,7 @@ from surestep_kernels.step_ops import StepOps
 from .caches import Caches
 from .heartbeat import Heartbeat
 from .models import Model
+from .pooling import PoolingSums
 from .sampling import SamplingSlots
 from .slots import Slots
 from .spec import Drafter
@@ -24,6 +25,7 @@ class Parts(NamedTuple):
     caches: Caches
     slots: Slots
     sampling: SamplingSlots
+    pooling: PoolingSums
     drafter: Drafter | None
     max_draft_tokens: int
     tp: TensorParallel

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from surestep_common.errors import InvalidRequest
+from surestep_common.invariants import consumes_known
 from surestep_proto import engine_pb2 as pb
 
-_MODES = frozenset((pb.PREFILL, pb.PREFILL_LAST, pb.DECODE, pb.VERIFY))
+_MODES = frozenset((pb.PREFILL, pb.PREFILL_LAST, pb.DECODE, pb.VERIFY, pb.POOL))
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -49,13 +50,12 @@ class Rows:
     @cached_property
     def is_prefill(self) -> BoolArray:
         """Rows that consume known tokens named by `num_tokens`."""
-        mask: BoolArray = (self.mode == pb.PREFILL) | (self.mode == pb.PREFILL_LAST)
-        return mask
+        return consumes_known(self.mode)
 
     @cached_property
     def is_sampled(self) -> BoolArray:
         """Rows that choose at least one token."""
-        mask: BoolArray = self.mode != pb.PREFILL
+        mask: BoolArray = (self.mode != pb.PREFILL) & (self.mode != pb.POOL)
         return mask
 
 

@@ -25,6 +25,7 @@ class PlanBounds:
     max_blocks_per_slot: int
     vocab_size: int
     num_snapshots: int
+    headless: bool  # the model has no output head
 
     def check(self, plan: pb.StepPlan, blocks_held: Iterable[int]) -> None:
         """Raises InvalidRequest; `blocks_held` counts the blocks of each slot before the plan."""
@@ -50,7 +51,13 @@ class PlanBounds:
         _require(0 < admission.prompt_len <= len(ids), "prompt_len")
         _require(len(ids) <= admission.max_len <= self.max_tokens, "max_len")
         _require(admission.snapshot_id <= self.num_snapshots, "snapshot_id")
-        check_sampling(admission.sampling, self.vocab_size)
+        _require(admission.pooling in pb.Pooling.values(), "pooling")
+        if admission.pooling:
+            _require(not admission.HasField("sampling"), "sampling")
+            _require(admission.pooling != pb.MEAN or not admission.num_cached, "num_cached")
+        else:
+            _require(not self.headless, "pooling")
+            check_sampling(admission.sampling, self.vocab_size)
 
     def _check_blocks(self, plan: pb.StepPlan, held: list[int]) -> None:
         if not plan.block_ids:

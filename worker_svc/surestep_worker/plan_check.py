@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from surestep_common.invariants import VERIFY, check_plan_rows, require
+from surestep_proto import engine_pb2 as pb
 
 from .plan import Rows
 from .slots import Slots
@@ -29,6 +30,7 @@ def check_rows(rows: Rows, slots: Slots, max_draft_tokens: int) -> None:
         capacity=slots.num_blocks[slot] * slots.block_size,
         prefill_len=slots.admitted_len[slot],
         max_len=slots.max_len[slot],
+        pools=slots.pooling[slot] != pb.NO_POOLING,
         logged_accepted=slots.accepted_at(slot, rows.accepted_step),
         last_step=slots.last_step[slot],
     )

@@ -66,8 +66,11 @@ def measure_costs(runner: Runner) -> pb.StepCosts:
     return costs
 
 
-def logits_are_finite(runner: Runner) -> bool:
-    """Whether the model makes logits that are numbers of a few short texts. Rank 0 knows."""
+def output_is_finite(runner: Runner) -> bool:
+    """Whether the model makes logits, or vectors, that are numbers of a few short texts.
+
+    Rank 0 knows.
+    """
     result = _Rehearsal(runner.twin()).read_prompts()
     return all(status == pb.OK for status in result.status)
 
@@ -161,7 +164,12 @@ class _Rehearsal:
         for slot in range(rows):
             ids = [(slot * length + i) * vocab // (rows * length) for i in range(length)]
             _admit(plan, slot, ids, [1 + slot], slots.tokens.shape[1])
-            _add_row(plan, slot, pb.PREFILL_LAST, 0, num_tokens=length)
+            if self.parts.model.has_head:
+                _add_row(plan, slot, pb.PREFILL_LAST, 0, num_tokens=length)
+            else:
+                plan.admissions[-1].ClearField("sampling")
+                plan.admissions[-1].pooling = pb.LAST_TOKEN
+                _add_row(plan, slot, pb.POOL, 0, num_tokens=length)
         return self._run(plan)
 
     def admit(self, slots: Iterable[int], context: int) -> None:

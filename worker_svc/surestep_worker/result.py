@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from surestep_proto import engine_pb2 as pb
 
-from .gather import Gathered
+from .gather import Gathered, PooledTokens
 from .plan import IntArray, Rows
 from .sampling import Verdict, emitted_logprobs, token_logprobs
 from .sampling.wants import LogprobWants
@@ -54,6 +54,25 @@ def fill_rows(result: pb.StepResult, rows: Rows, outcome: StepOutcome, verdict: 
     result.n_accepted.extend(outcome.n_accepted.tolist())
     result.n_emitted.extend(outcome.n_emitted.tolist())
     result.token_ids.extend(_emitted_ids(verdict).tolist())
+
+
+def judge_vectors(outcome: StepOutcome, pooled: PooledTokens, vectors: torch.Tensor) -> None:
+    """Rows whose vectors [K, H] are no numbers have failed."""
+    if not len(vectors):
+        return
+    finite = vectors.isfinite().all(dim=1).numpy()
+    outcome.status[pooled.row[~finite]] = pb.NON_FINITE
+
+
+def fill_vectors(
+    result: pb.StepResult, outcome: StepOutcome, pooled: PooledTokens, vectors: torch.Tensor
+) -> None:
+    """Vectors [K, H] of the rows that have not failed."""
+    if not len(vectors):
+        return
+    ok = outcome.status[pooled.row] == pb.OK
+    result.pooled_rows.extend(pooled.row[ok].tolist())
+    result.pooled.extend(vector.astype("<f4").tobytes() for vector in vectors.numpy()[ok])
 
 
 def fill_logprobs(

@@ -97,7 +97,10 @@ class Runner:
         for admission in plan.admissions:
             self._slots.admit(admission)
             self._restore(admission)
-            self.parts.sampling.admit(admission.slot, admission.sampling, admission.prompt_len)
+            if admission.pooling:
+                self.parts.pooling.admit(admission.slot)
+            else:
+                self.parts.sampling.admit(admission.slot, admission.sampling, admission.prompt_len)
         self._extend(plan)
         rows = read_rows(plan)
         check_rows(rows, self._slots, self.parts.max_draft_tokens)
@@ -136,4 +139,5 @@ def _bounds(parts: Parts) -> PlanBounds:
         max_blocks_per_slot=slots.block_tables.shape[1],
         vocab_size=parts.model.config.vocab_size,
         num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
+        headless=not parts.model.has_head,
     )

@@ -38,6 +38,8 @@ class Slots:
         self.committed = np.zeros(num_slots, dtype=np.int64)  # tokens whose KV is valid
         self.known = np.zeros(num_slots, dtype=np.int64)  # tokens whose id is known
         self.prompt_len = np.zeros(num_slots, dtype=np.int64)
+        # pb.Pooling: how a vector is made of the prompt. The line behind the slots' is NULL slot's.
+        self.pooling = np.zeros(num_slots + 1, dtype=np.int64)
         self.admitted_len = np.zeros(num_slots, dtype=np.int64)  # tokens known at admission
         self.max_len = np.zeros(num_slots, dtype=np.int64)
         self.folded = np.zeros(num_slots, dtype=np.int64)  # tokens that the recurrent state holds
@@ -65,6 +67,7 @@ class Slots:
         self.draft_upto[slot] = admission.draft_valid
         self.prompt_len[slot] = admission.prompt_len
         self.max_len[slot] = admission.max_len
+        self.pooling[slot] = admission.pooling
         self._forget(slot)
 
     def free(self, slot: int, tenancy: int) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from mutants import PERTURBED_STEP
 from parity import NEIGHBOURS, Conditions, ParityBench, serve
 from ports import free_address
 from surestep_common.invariants import LedgerError
+from surestep_proto import engine_pb2 as pb
+from surestep_scheduler.sequence import Request
 from two_ranks import RankFailed, RankSetup, two_ranks
 
 WHERE = NEIGHBOURS["near max_model_len"]
@@ -59,6 +62,28 @@ def test_two_gpus_answer_as_one_cpu_does(bench: ParityBench, drafter: str, k: in
         answers = serve(step, facts, bench.requests, WHERE, depth=1)
     for name, expected in bench.expected.items():
         assert answers[name].token_ids == expected.token_ids, name
+
+
+def test_two_ranks_make_one_vector(bench: ParityBench) -> None:
+    """Every rank sums the same hidden states; the digests would tell otherwise."""
+    requests = [
+        Request(
+            id=f"{pooling} {index}",
+            prompt_ids=[*request.prompt_ids],
+            emitted_ids=[],
+            max_tokens=1,
+            pooling=pooling,
+        )
+        for index, request in enumerate(bench.requests[:6])
+        for pooling in (pb.LAST_TOKEN, pb.MEAN)
+    ]
+    alone = bench.serve(requests, WHERE, "none", 0, depth=1)
+    with two_ranks(setup_of(bench, "none", 0)) as (step, facts):
+        answers = serve(step, facts, requests, WHERE, depth=1)
+    for name, answer in answers.items():
+        one, two = (np.frombuffer(a.pooled, "<f4") for a in (alone[name], answer))
+        assert len(two) > 0
+        assert np.allclose(one, two, atol=1e-4), name
 
 
 def test_a_changed_bit_is_found_in_its_own_step(bench: ParityBench) -> None:

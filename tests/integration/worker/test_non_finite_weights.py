@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from surestep_common.errors import InvalidRequest
 from surestep_worker.build import Built, build_runner
 from surestep_worker.config import WorkerSettings
-from surestep_worker.rehearsal import logits_are_finite
+from surestep_worker.rehearsal import output_is_finite
 from tiny import make_tiny_checkpoint
 
 NAN, INF = float("nan"), float("inf")
@@ -94,7 +94,7 @@ def test_few_tensors_are_named_of_many(tmp_path: Path) -> None:
 def test_any_size_leaves_room_to_look(tmp_path: Path, sizes: dict[str, int], tokens: int) -> None:
     path = make_tiny_checkpoint(tmp_path, layers=1)
     built = build(path, max_num_batched_tokens=tokens, **sizes)
-    assert logits_are_finite(built.runner)
+    assert output_is_finite(built.runner)
     spoiled = make_tiny_checkpoint(tmp_path / "spoiled", layers=1)
     spoil(spoiled, "model.norm.weight", NAN)
     with pytest.raises(InvalidRequest, match=r"model\.norm\.weight"):
@@ -107,7 +107,7 @@ def test_what_a_rank_before_has_seen_is_not_looked_at_again(tmp_path: Path) -> N
     spoil(path, "model.norm.weight", NAN)
     settings = {"kv_cache_memory": 0.001, "max_num_seqs": 4}
     again = build_runner(WorkerSettings.model_validate({"model": path, **settings}), memo=memo)
-    assert not logits_are_finite(again.runner)
+    assert not output_is_finite(again.runner)
 
 
 def test_the_fingerprint_tells_of_the_kind_of_numbers(tmp_path: Path) -> None:

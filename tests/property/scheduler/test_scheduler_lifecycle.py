@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from lifecycle import MODEL, PREFIXES, Lifecycle
 from surestep_common.invariants import LedgerError
+from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.messages import Plan
 from surestep_scheduler.sequence import Sequence, Tenancy
 from surestep_scheduler.snapshots import SnapshotCache
@@ -74,6 +75,7 @@ def wishes(rng: random.Random) -> dict[str, Any]:
     suffix = [rng.randrange(MODEL.vocab_size) for _ in range(rng.randint(1, 14))]
     return {
         "prompt": rng.choice(PREFIXES) + suffix,
+        "pooling": rng.choice([pb.NO_POOLING, pb.NO_POOLING, pb.LAST_TOKEN, pb.MEAN]),
         "max_tokens": rng.randint(1, 40),
         "stop_ids": set(rng.sample(range(MODEL.vocab_size), rng.randrange(3))),
         "priority": rng.randint(-1, 1),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from surestep_common.invariants import (
     DECODE,
+    POOL,
     PREFILL,
     PREFILL_LAST,
     VERIFY,
@@ -32,6 +33,7 @@ PLAN: dict[str, list[int]] = {
     "capacity": [16, 16, 16, 16],
     "prefill_len": [10, 10, 10, 10],
     "max_len": [30, 30, 14, 17],
+    "pools": [False, False, False, False],
     "logged_accepted": [0, 0, 1, 2],
     "last_step": [0, 3, 4, 4],
 }
@@ -64,6 +66,8 @@ def advance(row: int = 0, **changes: Any) -> IntArray:
 
 def test_a_right_plan_passes() -> None:
     check_plan_rows(**columns(PLAN))
+    check_plan_rows(**columns(PLAN, 0, pools=True))
+    check_plan_rows(**columns(PLAN, 1, mode=POOL, pools=True))
     check_plan_rows(**{name: array[:0] for name, array in columns(PLAN).items()})
 
 
@@ -77,6 +81,11 @@ def test_a_right_plan_passes() -> None:
         (3, {"last_step": 5}, "slot 6: row continues step 4, but 5 was the last one"),
         (1, {"mode": 5}, "slot 5: mode 5 cannot be planned here"),
         (1, {"mode": 0}, "slot 5: mode 0 cannot be planned here"),
+        (1, {"mode": POOL}, "slot 5: mode 6 cannot be planned here"),
+        (1, {"pools": True}, "slot 5: mode 2 cannot be planned here"),
+        (2, {"pools": True}, "slot 8: mode 3 cannot be planned here"),
+        (3, {"pools": True}, "slot 6: mode 4 cannot be planned here"),
+        (0, {"mode": POOL, "pools": True}, "slot 7: mode 6 with 4 known tokens and k_cap 0, 0 of"),
         (2, {"num_tokens": 1}, "slot 8: mode 3 with 1 known tokens"),
         (2, {"k_cap": 1}, "slot 8: mode 3 with 0 known tokens and k_cap 1"),
         (3, {"k_cap": 0}, "slot 6: mode 4 with 0 known tokens and k_cap 0"),
@@ -98,6 +107,9 @@ def test_a_wrong_plan_is_refused(row: int, changes: dict[str, int], message: str
 
 def test_slots_advance_by_what_was_consumed() -> None:
     assert advance().tolist() == [4, 6, 1, 3]
+    assert advance(1, mode=POOL, n_emitted=0).tolist() == [4, 6, 1, 3]
+    with pytest.raises(LedgerError, match="1 tokens emitted by a failed row or by mode 6"):
+        advance(1, mode=POOL)
     assert advance(3, n_emitted=1, ends_with_stop=True).tolist() == [4, 6, 1, 1]
     assert advance(3, ok=False, n_accepted=0, n_emitted=0).tolist() == [4, 6, 1, 0]
     assert advance(0, ok=False).tolist() == [0, 6, 1, 3]

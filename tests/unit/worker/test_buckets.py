@@ -69,7 +69,7 @@ def test_padding_stands_behind_and_belongs_to_the_null_slot() -> None:
     assert np.asarray(geometry.rows.cu_rows).tolist() == [0, 4, 8, 12, 16]
     assert geometry.window_row.tolist() == [0, 1, 2]
     assert geometry.window_slot.tolist() == [2, 1, 0, 9]
-    assert geometry.logits_index.tolist() == list(range(16))
+    assert geometry.hidden_index.tolist() == list(range(16))
 
 
 class Inner(NamedTuple):

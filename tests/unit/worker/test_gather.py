@@ -50,7 +50,7 @@ def test_gather_equals_the_row_by_row_definition() -> None:
         gathered = gather(
             rows, n_drafts, slots, np.zeros(6, dtype=np.bool_), None, torch.device("cpu")
         )
-        tokens, positions, kv_slots, logits_index, lengths = (list[int]() for _ in range(5))
+        tokens, positions, kv_slots, hidden_index, lengths = (list[int]() for _ in range(5))
         for row, slot in enumerate(rows.slot):
             start = int(slots.committed[slot])
             prefill = rows.mode[row] in (pb.PREFILL, pb.PREFILL_LAST)
@@ -62,7 +62,7 @@ def test_gather_equals_the_row_by_row_definition() -> None:
                     rows.mode[row] == pb.PREFILL_LAST and position == start + width - 1
                 )
                 if sampled:
-                    logits_index.append(len(tokens))
+                    hidden_index.append(len(tokens))
                     lengths.append(position + 1)
                 tokens.append(int(slots.tokens[slot, position]))
                 positions.append(position)
@@ -71,7 +71,7 @@ def test_gather_equals_the_row_by_row_definition() -> None:
         assert batch.token_ids.tolist() == tokens
         assert batch.positions.tolist() == positions
         assert batch.kv_slots.tolist() == kv_slots
-        assert batch.logits_index.tolist() == logits_index
+        assert batch.hidden_index.tolist() == hidden_index
         assert gathered.windows.length.tolist() == lengths
         assert batch.rows.start.tolist() == slots.committed[rows.slot].tolist()
         assert gathered.windows.cu[-1] == len(lengths)

@@ -10,7 +10,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.model_folder import ConfigFiles
 from surestep_worker.models import MODELS, ModelConfig
-from surestep_worker.models.config import DENSE_ARCHITECTURES, resolve_dtype
+from surestep_worker.models.config import BACKBONES, DENSE_ARCHITECTURES, resolve_dtype
 from surestep_worker.models.hybrid_config import HYBRID_ARCHITECTURES
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -50,7 +50,8 @@ def read(path: Path, generation: dict[str, Any] | None = None, **changes: Any) -
 
 
 def test_every_known_architecture_is_registered() -> None:
-    assert MODELS.names() == sorted({*DENSE_ARCHITECTURES, *HYBRID_ARCHITECTURES})
+    known = {*DENSE_ARCHITECTURES, *BACKBONES, *HYBRID_ARCHITECTURES}
+    assert MODELS.names() == sorted(known)
 
 
 def test_fields_and_their_defaults(tmp_path: Path) -> None:

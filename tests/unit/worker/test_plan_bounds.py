@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from surestep_common.errors import InvalidRequest
@@ -17,6 +19,7 @@ BOUNDS = PlanBounds(
     max_blocks_per_slot=4,
     vocab_size=50,
     num_snapshots=2,
+    headless=False,
 )
 
 
@@ -33,6 +36,29 @@ def plan() -> pb.StepPlan:
         extend_counts=[2, 4],
         block_ids=[1, 2, 3, 4, 5, 9],
     )
+
+
+def pooled(pooling: int = pb.MEAN, **changes: Any) -> pb.StepPlan:
+    """The same plan, but of the prompt a vector is wanted."""
+    wanted = plan()
+    wanted.admissions[0].ClearField("sampling")
+    wanted.admissions[0].MergeFrom(pb.Admission(pooling=pooling, **changes))  # type: ignore[arg-type]
+    return wanted
+
+
+def test_a_prompt_to_be_pooled_has_no_sampling() -> None:
+    for bounds in (BOUNDS, dataclasses.replace(BOUNDS, headless=True)):
+        bounds.check(pooled(), [0, 0, 3, 0])
+        bounds.check(pooled(pb.LAST_TOKEN, num_cached=1), [0, 0, 3, 0])
+    for wrong, column in (
+        (pooled(sampling=pb.SamplingParams(top_p=1)), "sampling"),
+        (pooled(num_cached=1), "num_cached"),
+        (pooled(3), "pooling"),
+    ):
+        with pytest.raises(InvalidRequest, match=f"the plan's {column} cannot be"):
+            BOUNDS.check(wrong, [0, 0, 3, 0])
+    with pytest.raises(InvalidRequest, match="the plan's pooling cannot be"):
+        dataclasses.replace(BOUNDS, headless=True).check(plan(), [0, 0, 3, 0])
 
 
 def test_what_fits_is_accepted() -> None:

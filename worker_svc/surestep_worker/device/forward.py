@@ -25,11 +25,11 @@ from .mtp import DraftShape, MtpInputs
 
 
 class PassInputs(NamedTuple):
-    """What the host sends for R rows, N sampled positions and P positions of prompts."""
+    """What the host sends for R rows, N sampled, P positions of prompts, Q pooled ones."""
 
     rows: StepRows
     k_cap: Tensor  # i32[R]
-    logits_index: Tensor  # i32[N + P] into the step's tokens
+    hidden_index: Tensor  # i32[N + P + Q] into the step's tokens
     mtp: MtpInputs | None
 
 
@@ -48,7 +48,7 @@ class PassOutputs(NamedTuple):
     non_finite: Tensor  # i32[R] 1: drafting met logits that were not finite
     failed: bool  # the drafter did, and there are no drafts
     inputs: StepInputs
-    hidden: Tensor  # [N + P, H] final, of the positions whose logits are wanted
+    hidden: Tensor  # [N + P + Q, H] final, of the positions that are scored or pooled
     error: Tensor  # i32[1], see slot_state
 
 
@@ -71,17 +71,17 @@ class ForwardPass:
         inputs = self._ops.gather_step(
             rows, drafted.drafts, self._state, error, kv.spec.block_size, kv.num_blocks
         )
-        hidden = self._forward(rows, inputs, sent.logits_index, shape.max_tokens)
+        hidden = self._forward(rows, inputs, sent.hidden_index, shape.max_tokens)
         return PassOutputs(
             rows, drafted.drafts, drafted.non_finite, drafted.failed, inputs, hidden, error
         )
 
     def _forward(
-        self, rows: StepRows, inputs: StepInputs, logits_index: Tensor, max_tokens: int
+        self, rows: StepRows, inputs: StepInputs, hidden_index: Tensor, max_tokens: int
     ) -> Tensor:
         if not len(inputs.token_ids):  # the plan only frees slots
             return torch.empty(0, 1, device=self._parts.device)
-        caches, index = self._parts.caches, logits_index.long()
+        caches, index = self._parts.caches, hidden_index.long()
         batch = _batch(rows, inputs, index, max_tokens)
         hidden = self._parts.model.forward(batch, caches)
         if caches.kv.spec.hidden_size:  # what a drafter with state will draft from
@@ -89,13 +89,13 @@ class ForwardPass:
         return hidden[index]
 
 
-def _batch(rows: StepRows, inputs: StepInputs, logits_index: Tensor, max_tokens: int) -> StepBatch:
+def _batch(rows: StepRows, inputs: StepInputs, hidden_index: Tensor, max_tokens: int) -> StepBatch:
     return StepBatch(
         token_ids=inputs.token_ids,
         positions=inputs.positions,
         rows=AttentionRows(inputs.block_tables, rows.cu_rows, inputs.start, max_tokens),
         kv_slots=inputs.kv_slots,
-        logits_index=logits_index,
+        hidden_index=hidden_index,
         recurrent=RecurrentRows(
             slots=inputs.slots,
             cu_rows=rows.cu_rows,

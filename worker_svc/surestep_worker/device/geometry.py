@@ -10,8 +10,10 @@ from surestep_kernels.slot_state import StepRows
 from surestep_proto import engine_pb2 as pb
 
 from surestep_worker.gather import (
+    PooledTokens,
     PromptPositions,
     offsets,
+    pooled_tokens,
     prompt_positions,
     sampled_positions,
     tokens_consumed,
@@ -38,8 +40,9 @@ class Geometry:
     window_row: IntArray  # [V] row of each window; of those that are no padding
     window_slot: IntArray  # [V]
     position_window: Any  # i32[N]
-    logits_index: Any  # i32[N + P] tokens whose logits are wanted
+    hidden_index: Any  # i32[N + P + Q] tokens whose hidden states are wanted
     prompt: PromptPositions  # P of them
+    pooled: PooledTokens  # Q of them
 
     @classmethod
     def of(
@@ -67,6 +70,7 @@ class Geometry:
         length, line = np.zeros((2, slots.num_slots + 1), dtype=np.int64)
         length[armed.slot], line[armed.slot] = armed.length, armed.id - 1
         prompt = _prompt(rows, cu, token_row, slots, wants_prompt)
+        pooled = pooled_tokens(rows, token_row, cu, slots)
         columns = StepRows(
             slot=_words(rows.slot),
             cu_rows=_words(cu),
@@ -87,8 +91,9 @@ class Geometry:
             window_row=sampled.row[sampled.row < num_rows],
             window_slot=rows.slot[sampled.row],
             position_window=_words(sampled.window),
-            logits_index=_words(np.concatenate((sampled.token, prompt.predictor))),
+            hidden_index=_words(np.concatenate((sampled.token, prompt.predictor, pooled.token))),
             prompt=prompt,
+            pooled=pooled,
         )
 
 

@@ -163,6 +163,6 @@ class DeviceMtp:
     ) -> Tensor:
         rows = AttentionRows(tables, runs.cu_rows, runs.start, max_tokens)
         none = torch.zeros(0, dtype=torch.int64, device=hidden.device)
-        batch = StepBatch(*tokens[:2], rows=rows, kv_slots=tokens.kv_slots, logits_index=none)
+        batch = StepBatch(*tokens[:2], rows=rows, kv_slots=tokens.kv_slots, hidden_index=none)
         embedded = self._parts.model.embed(tokens.token_ids)
         return self._drafter.head.forward(embedded, hidden, batch, self._parts.caches)

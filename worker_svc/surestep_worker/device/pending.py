@@ -15,7 +15,13 @@ from surestep_proto import engine_pb2 as pb
 from surestep_worker.parts import Parts
 from surestep_worker.plan import ArmedSnapshots, IntArray, Rows
 from surestep_worker.plan_check import check_caught_up
-from surestep_worker.result import StepOutcome, digest, fill_rows
+from surestep_worker.result import (
+    StepOutcome,
+    digest,
+    fill_rows,
+    fill_vectors,
+    judge_vectors,
+)
 from surestep_worker.sampling import Verdict
 from surestep_worker.sampling.logprobs import Score
 
@@ -59,18 +65,21 @@ class DevicePending:
 
     def finish(self) -> pb.StepResult:
         """See Pending."""
-        report, error, fingerprint, non_finite, *scores = self._words.tensors()
+        report, error, fingerprint, non_finite, vectors, *scores = self._words.tensors()
         if int(error):
             raise InternalError("the device met a slot, block or position that does not exist")
         num_rows = len(self._launched.rows)  # padding stands behind them
         words = Report.of(report[:num_rows].long())
-        outcome = self._outcome(words)
+        outcome, pooled = self._outcome(words), self._launched.geometry.pooled
+        judge_vectors(outcome, pooled, vectors)
         taken = self._taken(words.folded.numpy())
         self._commit(outcome, words)
         verdict = self._verdict(words)
         result = self._result(outcome, verdict, int(fingerprint))
         result.draft_non_finite_rows.extend(non_finite[:num_rows].nonzero().flatten().tolist())
         self._tell_snapshots(result, taken)
+        if self._parts.tp.rank == 0:
+            fill_vectors(result, outcome, pooled, vectors)
         logprobs = self._launched.logprobs
         if logprobs is not None and self._parts.tp.rank == 0:
             emitted = verdict.n_emitted.numpy()

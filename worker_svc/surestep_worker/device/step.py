@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from surestep_proto import engine_pb2 as pb
 from torch import Tensor
 
 from surestep_worker.digest import row_fingerprints
+from surestep_worker.gather import PooledTokens
 from surestep_worker.parts import Parts
 from surestep_worker.plan import NOTHING_ARMED, ArmedSnapshots, Rows, read_snapshots
 
@@ -37,6 +38,22 @@ from .wishes import WishBook, Wishes
 logger = logging.getLogger(__name__)
 
 
+class _PooledColumns(NamedTuple):
+    """See PooledTokens."""
+
+    slot: Tensor  # i32[Q]
+    row_slot: Tensor  # i32[K]
+    num_tokens: Tensor  # i32[K]
+
+    @classmethod
+    def of(cls, pooled: PooledTokens) -> _PooledColumns | None:
+        """Arrays; None when nothing is pooled."""
+        if not len(pooled.token):
+            return None
+        columns: Any = pooled.slot, pooled.row_slot, pooled.num_tokens
+        return cls._make(column.astype(np.int32) for column in columns)
+
+
 class _Columns(NamedTuple):
     """All that a step needs from the host."""
 
@@ -44,6 +61,7 @@ class _Columns(NamedTuple):
     position_window: Tensor  # i32[N]
     wishes: Wishes
     scored: ScoredPositions | None
+    pooled: _PooledColumns | None
     differences: Runs | None  # of the slots, to be applied first
 
 
@@ -72,13 +90,14 @@ class DeviceStep:
     def prepare(self) -> None:
         """Run, on padding, whatever may have to be compiled; capture a pass for every bucket."""
         began, parts = time.perf_counter(), self.parts
-        steps = warm_up_steps(parts.slots, parts.max_step_tokens, parts.max_draft_tokens)
+        sizes, has_head = (parts.max_step_tokens, parts.max_draft_tokens), parts.model.has_head
+        steps = warm_up_steps(parts.slots, *sizes, has_head=has_head)
         for rows, wishes in steps:
             self._wishes.imagine(wishes)
             self._run(rows, self._memory.no_difference(), NOTHING_ARMED)
             parts.heartbeat.progress(pb.WARMING_UP)
         self._wishes.imagine(None)
-        if parts.use_graphs:
+        if parts.use_graphs and has_head:
             self._capture()
         seconds, shapes = time.perf_counter() - began, len(self._graphs.buckets)
         logger.info("compiled kernels and captured %d shapes of step in %.1f s", shapes, seconds)
@@ -100,7 +119,8 @@ class DeviceStep:
         """See Execution."""
         began = time.perf_counter_ns()
         for admission in plan.admissions:
-            self._wishes.admit(admission)
+            if not admission.pooling:
+                self._wishes.admit(admission)
         skipped = self._drafting.skips(plan.drafter_faults)
         asked = _without_drafts(rows) if skipped else rows
         armed = self._armed(plan)
@@ -120,7 +140,8 @@ class DeviceStep:
         wishes = self._wishes.of(geometry.window_slot, geometry.position_window)
         scored = logprobs.positions if logprobs is not None else None
         inputs = self._inputs(geometry, bucket)
-        host = _Columns(inputs, geometry.position_window, wishes, scored, differences)
+        pooled = _PooledColumns.of(geometry.pooled)
+        host = _Columns(inputs, geometry.position_window, wishes, scored, pooled, differences)
         sent, words = upload(host, parts.device)
         if sent.differences is not None:
             self._ops.write_runs(self._memory.words, sent.differences)
@@ -144,16 +165,17 @@ class DeviceStep:
         """Arrays."""
         rows, mtp = geometry.rows, self._drafting.mtp
         if mtp is None:
-            return PassInputs(rows, geometry.k_cap, geometry.logits_index, None)
+            return PassInputs(rows, geometry.k_cap, geometry.hidden_index, None)
         slot, catch_up = np.asarray(rows.slot), np.asarray(rows.catch_up)
         room = catch_up if bucket is None else np.full(bucket.rows, bucket.window)
         own = mtp.inputs(slot, geometry.k_cap, room, self._wishes.draw(slot))
-        return PassInputs(rows, geometry.k_cap, geometry.logits_index, own)
+        return PassInputs(rows, geometry.k_cap, geometry.hidden_index, own)
 
     def _sample(self, sent: _Columns, outputs: PassOutputs, logprobs: LogprobPlan | None) -> Words:
         """Logits, choice, commit, and the copy of what is reported."""
-        hidden = outputs.hidden
-        logits = self.parts.model.logits(hidden).float() if len(hidden) else hidden
+        num_pooled = len(sent.pooled.slot) if sent.pooled is not None else 0
+        scored, pooled = outputs.hidden.split((len(outputs.hidden) - num_pooled, num_pooled))
+        logits = self.parts.model.logits(scored).float() if len(scored) else scored
         raw = logits.clone() if logprobs is not None else logits
         chosen = self._choose(sent, outputs, logits)
         report = self._ops.commit_step(
@@ -162,7 +184,17 @@ class DeviceStep:
         scores = () if logprobs is None or sent.scored is None else score_positions(
             raw, chosen.ids, sent.scored, logprobs.width
         )  # fmt: skip
-        return Words([report, outputs.error, _fingerprint(outputs), outputs.non_finite, *scores])
+        vectors = self._pool(sent.pooled, pooled)
+        facts = report, outputs.error, _fingerprint(outputs), outputs.non_finite, vectors
+        return Words([*facts, *scores])
+
+    def _pool(self, columns: _PooledColumns | None, hidden: Tensor) -> Tensor:
+        """Vectors f32[K, H] of the rows that complete one."""
+        if columns is None:
+            return torch.empty(0, 0, device=hidden.device)
+        slot, row_slot, num_tokens = (column.long() for column in columns)
+        self.parts.pooling.add(slot, hidden)
+        return self.parts.pooling.mean(row_slot, num_tokens)
 
     def _choose(self, sent: _Columns, outputs: PassOutputs, logits: Tensor) -> Chosen:
         """Rank 0 decides for all."""

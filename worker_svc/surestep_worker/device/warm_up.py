@@ -32,21 +32,24 @@ _EVERYTHING = pb.SamplingParams(
 
 
 def warm_up_steps(
-    slots: Slots, max_tokens: int, max_drafts: int
+    slots: Slots, max_tokens: int, max_drafts: int, *, has_head: bool
 ) -> Iterator[tuple[Rows, pb.SamplingParams]]:
     """Rows, and what they ask of sampling: windows of all parameters, prompts of all sizes.
 
-    The largest have a row in every slot, and all `max_tokens` of a step.
+    The largest have a row in every slot, and all `max_tokens` of a step. Without a head there are
+    prompts alone, and they are pooled.
     """
     null_slot, longest = slots.num_slots, min(max_tokens, slots.tokens.shape[1])
-    for params in (_GREEDY, _DRAWN, _EVERYTHING):
+    for params in (_GREEDY, _DRAWN, _EVERYTHING) if has_head else ():
         for k_cap in range(max_drafts + 1):
             yield _rows(null_slot, 1, pb.VERIFY, k_cap=k_cap), params
-    yield _rows(null_slot, slots.num_slots, pb.VERIFY, k_cap=max_drafts), _GREEDY
+    if has_head:
+        yield _rows(null_slot, slots.num_slots, pb.VERIFY, k_cap=max_drafts), _GREEDY
+    last = pb.PREFILL_LAST if has_head else pb.POOL
     for power in range(longest.bit_length()):
-        yield _rows(null_slot, 1, pb.PREFILL_LAST, num_tokens=1 << power), _GREEDY
+        yield _rows(null_slot, 1, last, num_tokens=1 << power), _GREEDY
     prompts = min(slots.num_slots, -(-max_tokens // longest))
-    yield _rows(null_slot, prompts, pb.PREFILL_LAST, num_tokens=longest), _GREEDY
+    yield _rows(null_slot, prompts, last, num_tokens=longest), _GREEDY
 
 
 def _rows(

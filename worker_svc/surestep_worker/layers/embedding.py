@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from surestep_worker.models.config import ModelConfig
 
 
-def vocabulary_table(prefix: str, config: ModelConfig, shard: Sharding) -> dict[str, Parameter]:
-    """Parameters of a model whose decoder's tensors begin with `prefix`."""
+def vocabulary_table(
+    prefix: str, config: ModelConfig, shard: Sharding, *, head: bool
+) -> dict[str, Parameter]:
+    """Parameters of a model whose decoder's tensors begin with `prefix`; `head`: an untied one."""
     sizes = config.vocab_size, config.hidden_size
     table = {"embedding": shard.vocabulary(f"{prefix}embed_tokens.weight", *sizes)}
-    if not config.tie_word_embeddings:
+    if head:
         table["lm_head"] = shard.vocabulary("lm_head.weight", *sizes)
     return table
 
@@ -38,13 +40,14 @@ class Vocabulary:
         self._linear = kernels.linear
         self._tp = tp
         self._embedding = weights.take("embedding")
-        tied = config.tie_word_embeddings
+        tied = config.tie_word_embeddings and not config.is_backbone
+        self.has_head = tied or "lm_head" in weights
 
         def pack(checkpoint: CheckpointWeights) -> PackedLinear:
             own = weights.in_host_memory("embedding") if tied else checkpoint.take("lm_head")
             return kernels.pack_linear(own, None)
 
-        self._head = weights.take_packed("lm_head", pack)
+        self._head = weights.take_packed("lm_head", pack) if self.has_head else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -62,6 +65,7 @@ class Vocabulary:
         return tp.all_reduce(rows.masked_fill(elsewhere[:, None], 0))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
+        """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank, with a head only."""
+        assert self._head is not None
         local = self._linear(hidden, self._head, out_dtype=torch.float32)
         return self._tp.all_gather(local)[:, : self._size].contiguous()

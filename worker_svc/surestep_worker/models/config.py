@@ -47,6 +47,10 @@ DENSE_ARCHITECTURES: Mapping[str, Traits] = {
     "Qwen2ForCausalLM": Traits(qkv_bias=True, window_switch="use_sliding_window"),
     "Qwen3ForCausalLM": Traits(qk_norm=True, window_switch="use_sliding_window"),
 }
+# The decoders alone, without an output head: what embedding models are saved as.
+BACKBONES: Mapping[str, Traits] = {
+    name.replace("ForCausalLM", "Model"): traits for name, traits in DENSE_ARCHITECTURES.items()
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +83,7 @@ class ModelConfig:
         """Raises InvalidRequest naming what is missing, unknown, out of bounds or not served."""
         raw = Fields(files.config)
         architecture = architecture_of(files.config)
-        traits = lookup(architecture, DENSE_ARCHITECTURES)
+        traits = lookup(architecture, {**DENSE_ARCHITECTURES, **BACKBONES})
         refuse_unserved(raw)
         attention_bias = raw.flag("attention_bias", default=False)
         return cls(
@@ -97,6 +101,11 @@ class ModelConfig:
             checkpoint_dtype=read_dtype(raw),
             quantization=read_quantization(raw),
         )
+
+    @property
+    def is_backbone(self) -> bool:
+        """It has no output head, whatever else the configuration says."""
+        return self.architecture in BACKBONES
 
     @property
     def max_length(self) -> int:
@@ -161,6 +170,9 @@ def refuse_unserved(raw: Fields) -> None:
     factor = raw.number("partial_rotary_factor", 1.0, default=1.0)
     if factor != 1.0:
         raise InvalidRequest(f"partial_rotary_factor {factor} is not supported", param="model")
+    both_ways = raw.flag("use_bidirectional_attention", default=False)
+    if both_ways or not raw.flag("is_causal", default=True):
+        raise InvalidRequest("attention in both directions is not supported", param="model")
 
 
 def read_sizes(raw: Fields) -> dict[str, Any]:

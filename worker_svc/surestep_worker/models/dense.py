@@ -11,6 +11,7 @@ from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
 from surestep_worker.kv_cache import KVSpec
 from surestep_worker.layers.embedding import Vocabulary
+from surestep_worker.layers.norm import output_bound
 from surestep_worker.tp import TensorParallel
 
 from .config import ModelConfig
@@ -40,6 +41,8 @@ class DenseModel:
         self._vocabulary = Vocabulary(config, weights, kernels, tp)
         self._layers = [take_layer(f"{i}.", weights, kernels) for i in range(config.num_layers)]
         self._norm = weights.take("norm", torch.float32)
+        self.hidden_bound = output_bound(self._norm)
+        self.has_head = self._vocabulary.has_head
         self.mtp: MtpHead | None = None
         self.weight_bytes = weights.nbytes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import NamedTuple
 
 import torch
@@ -17,12 +18,26 @@ from .config import ModelConfig
 from .prepared import Weights
 from .weights import Parameter
 
-_BUFFERS = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
+_BUFFERS = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
 
 def ignored(config: ModelConfig) -> tuple[str, ...]:
     """Regular expressions of checkpoint tensors that hold nothing of their own."""
     return (*_BUFFERS, r"lm_head\.weight") if config.tie_word_embeddings else _BUFFERS
+
+
+class Layout(NamedTuple):
+    """How a checkpoint names its tensors, and whether it has an output head of its own."""
+
+    prefix: str  # of the decoder's tensors
+    head: bool
+
+    @classmethod
+    def of(cls, config: ModelConfig, names: Container[str]) -> Layout:
+        """A decoder that was saved by itself, as embedding models are, has no prefix."""
+        bare = "embed_tokens.weight" in names
+        head = not (config.is_backbone or config.tie_word_embeddings)
+        return cls("" if bare else "model.", head and not (bare and "lm_head.weight" not in names))
 
 
 class Layer(NamedTuple):
@@ -37,13 +52,15 @@ class Layer(NamedTuple):
     mlp: GatedMlp
 
 
-def parameter_table(config: ModelConfig, tp: TensorParallel) -> dict[str, Parameter]:
+def parameter_table(
+    config: ModelConfig, tp: TensorParallel, layout: Layout
+) -> dict[str, Parameter]:
     """Which checkpoint tensors fill which parameter of this rank."""
-    shard = Sharding(tp)
-    table = vocabulary_table("model.", config, shard)
-    table["norm"] = shard.whole("model.norm.weight", config.hidden_size)
+    shard, prefix = Sharding(tp), layout.prefix
+    table = vocabulary_table(prefix, config, shard, head=layout.head)
+    table["norm"] = shard.whole(f"{prefix}norm.weight", config.hidden_size)
     for i in range(config.num_layers):
-        table |= _layer_table(f"{i}.", f"model.layers.{i}.", config, shard)
+        table |= _layer_table(f"{i}.", f"{prefix}layers.{i}.", config, shard)
     return table
 
 

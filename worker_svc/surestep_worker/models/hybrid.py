@@ -16,7 +16,7 @@ from surestep_worker.layers.gated_delta_net import GatedDeltaNet
 from surestep_worker.layers.linear import Sharding
 from surestep_worker.layers.mlp import GatedMlp
 from surestep_worker.layers.moe import SparseMoe
-from surestep_worker.layers.norm import take_zero_centred
+from surestep_worker.layers.norm import output_bound, take_zero_centred
 from surestep_worker.recurrent import RecurrentSpec
 
 from .hybrid_config import HybridConfig
@@ -46,6 +46,8 @@ class HybridModel:
             self._layer(f"{i}.", self._mixer(i, weights), weights) for i in range(config.num_layers)
         ]
         self._norm = take_zero_centred(weights, "norm")
+        self.hidden_bound = output_bound(self._norm)
+        self.has_head = self._vocabulary.has_head
         self.mtp = self._mtp(weights) if "mtp.norm" in weights else None
         self.weight_bytes = weights.nbytes
 

@@ -40,7 +40,7 @@ def parameter_table(
     `names` are those of the checkpoint: they tell how it keeps its experts.
     """
     prefix = config.traits.prefix
-    table = vocabulary_table(prefix, config, shard)
+    table = vocabulary_table(prefix, config, shard, head=not config.tie_word_embeddings)
     table["norm"] = shard.whole(f"{prefix}norm.weight", config.hidden_size)
     for i, kind in enumerate(config.layer_types):
         at = f"{prefix}layers.{i}."

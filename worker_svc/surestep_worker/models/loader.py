@@ -20,7 +20,7 @@ from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.recurrent import RecurrentSpec
 from surestep_worker.tp import TensorParallel
 
-from .config import DENSE_ARCHITECTURES, ModelConfig, resolve_dtype
+from .config import BACKBONES, DENSE_ARCHITECTURES, ModelConfig, resolve_dtype
 from .hybrid_config import HYBRID_ARCHITECTURES, HybridConfig
 from .mtp import MtpHead
 from .prepared import prepared
@@ -37,6 +37,8 @@ class Model(Protocol):
 
     weight_bytes: int  # of this rank's parameters
     mtp: MtpHead | None  # if it was asked for
+    hidden_bound: float  # no element of a normed hidden state is greater
+    has_head: bool  # it makes logits
 
     def kv_spec(self, block_size: int) -> KVSpec:
         """What this rank's KV cache must hold."""
@@ -51,7 +53,7 @@ class Model(Protocol):
         """Consume T tokens, advancing the caches; returns the normed hidden [T, H]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
+        """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank, with a head only."""
 
 
 _ROTARY_BYTES = 12  # an element while the table is made: angles, cosines and sines of them, both
@@ -114,7 +116,7 @@ def _load_dense(
     source: ModelSource, tp: TensorParallel, kernels: KernelSet, options: LoadOptions
 ) -> Model:
     from .dense import DenseModel
-    from .dense_weights import ignored, parameter_table
+    from .dense_weights import Layout, ignored, parameter_table
 
     config = source.config
     _check(config, tp, options)
@@ -122,7 +124,8 @@ def _load_dense(
         raise InvalidRequest(f"{config.architecture} has no MTP head", param="speculative_config")
 
     def checkpoint() -> CheckpointWeights:
-        return _open(source, parameter_table(config, tp), ignored(config), options)
+        layout = Layout.of(config, source.entries)
+        return _open(source, parameter_table(config, tp, layout), ignored(config), options)
 
     with prepared(source, kernels, options.device, checkpoint) as weights:
         rotary = _rotary(config, config.head_dim, options)
@@ -190,7 +193,7 @@ def _require_room(what: str, nbytes: int, param: str) -> None:
         raise OutOfMemory(message, param=param)
 
 
-for _architecture in DENSE_ARCHITECTURES:
+for _architecture in (*DENSE_ARCHITECTURES, *BACKBONES):
     MODELS.register(_architecture)(_load_dense)
 for _architecture in HYBRID_ARCHITECTURES:
     MODELS.register(_architecture)(_load_hybrid)

@@ -138,7 +138,7 @@ class MtpDrafter:
                 max_tokens=int(np.diff(cu).max()),
             ),
             kv_slots=torch.from_numpy(blocks * size + position % size),
-            logits_index=torch.zeros(0, dtype=torch.int64),
+            hidden_index=torch.zeros(0, dtype=torch.int64),
         )
 
 

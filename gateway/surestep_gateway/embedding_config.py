@@ -1,0 +1,172 @@
+"""How a model's vectors are made: what its folder says, and what the operator says.
+
+The folder of an embedding model is laid out by sentence-transformers: modules.json lists what a
+text goes through, and the folder of its Pooling module says how. A folder without that file is a
+model that writes text: its vector is the normalised hidden state of the last token.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from surestep_common.errors import InvalidRequest
+from surestep_proto.engine_pb2 import LAST_TOKEN, MEAN, Pooling
+
+_MODES: Mapping[str, Pooling] = {"lasttoken": LAST_TOKEN, "mean_tokens": MEAN, "mean": MEAN}
+_MODE = "pooling_mode"
+_TOLD = ("is_matryoshka", "matryoshka_dimensions")  # of config.json
+
+logger = logging.getLogger(__name__)
+
+
+class PoolerConfig(BaseModel):
+    """`--pooler-config`, with vLLM's key names. None: as the model's folder says."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pooling_type: Literal["LAST", "MEAN"] | None = Field(
+        None, validation_alias=AliasChoices("pooling_type", "seq_pooling_type")
+    )
+    normalize: bool | None = Field(
+        None, validation_alias=AliasChoices("normalize", "use_activation")
+    )
+    dimensions: PositiveInt | None = None  # of vectors whose request names none
+
+
+class HfOverrides(BaseModel):
+    """`--hf-overrides`: what config.json should have said, as far as vectors are concerned."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    is_matryoshka: bool | None = None
+    matryoshka_dimensions: list[PositiveInt] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingConfig:
+    """What becomes of hidden states."""
+
+    pooling: Pooling
+    normalize: bool
+    is_matryoshka: bool  # leading parts of a vector are vectors of less precision
+    dimensions: tuple[int, ...]  # of these parts; empty = any number
+    default_dimensions: int | None  # None: all there are
+
+    @classmethod
+    def load(cls, folder: Path, pooler: PoolerConfig, overrides: HfOverrides) -> EmbeddingConfig:
+        """Raises InvalidRequest, naming the file, for what is not served."""
+        told = _told(folder, overrides)
+        modules = _modules(folder)
+        pooling = {"LAST": LAST_TOKEN, "MEAN": MEAN}.get(pooler.pooling_type or "")
+        if pooling is None:
+            pooling = _pooling(folder, modules)
+        normalize = "Normalize" in modules if modules else True
+        made = cls(
+            pooling=pooling,
+            normalize=normalize if pooler.normalize is None else pooler.normalize,
+            is_matryoshka=bool(told.is_matryoshka or told.matryoshka_dimensions),
+            dimensions=tuple(told.matryoshka_dimensions or ()),
+            default_dimensions=pooler.dimensions,
+        )
+        if pooler.dimensions is not None and not made.is_matryoshka:
+            raise InvalidRequest(
+                "--pooler-config: dimensions need a model that was trained for them, as far as its "
+                "config.json says (is_matryoshka, matryoshka_dimensions)"
+            )
+        _warn_of_prompts(folder / "config_sentence_transformers.json")
+        return made
+
+    def check(self, wanted: int, hidden_size: int) -> None:
+        """Raise InvalidRequest unless vectors can have `wanted` dimensions."""
+        if wanted > hidden_size:
+            message = f"at most {hidden_size}, got {wanted}"
+        elif not self.is_matryoshka and wanted != hidden_size:
+            message = (
+                f"{hidden_size}: the model was not trained for other numbers, as far as its "
+                "config.json says (is_matryoshka, matryoshka_dimensions)"
+            )
+        elif self.dimensions and wanted not in (*self.dimensions, hidden_size):
+            message = f"one of {sorted({*self.dimensions, hidden_size})}, got {wanted}"
+        else:
+            return
+        raise InvalidRequest(f"dimensions must be {message}", param="dimensions")
+
+
+def _told(folder: Path, overrides: HfOverrides) -> HfOverrides:
+    """What config.json says; what is wrong with the file otherwise, the worker tells."""
+    path = folder / "config.json"
+    config = _read(path) if path.exists() else {}
+    config |= overrides.model_dump(exclude_none=True)
+    try:
+        return HfOverrides.model_validate({name: config.get(name) for name in _TOLD})
+    except ValidationError as error:
+        raise InvalidRequest(f"{path}: {' or '.join(_TOLD)}: {error.errors()[0]['msg']}") from error
+
+
+def _warn_of_prompts(path: Path) -> None:
+    """sentence-transformers puts a prompt before texts; our clients write their own."""
+    name = _read(path).get("default_prompt_name") if path.exists() else None
+    if name:
+        logger.warning("%s: the default prompt '%s' is not put before texts", path, name)
+
+
+def _modules(folder: Path) -> dict[str, str]:
+    """Kinds of module, and the folder of each; empty without modules.json."""
+    path = folder / "modules.json"
+    if not path.exists():
+        return {}
+    listed = _parse(path)
+    if not isinstance(listed, list):
+        raise InvalidRequest(f"{path}: must be a list of modules")
+    modules: dict[str, str] = {}
+    for module in listed:
+        kind = module.get("type") if isinstance(module, dict) else None
+        if not isinstance(kind, str) or not isinstance(module.get("path", ""), str):
+            raise InvalidRequest(f"{path}: a module must have a type and a path")
+        modules[kind.rpartition(".")[2]] = module.get("path", "")
+    unknown = modules.keys() - {"Transformer", "Pooling", "Normalize"}
+    if unknown:
+        raise InvalidRequest(
+            f"{path}: modules of type {', '.join(sorted(unknown))} are not supported"
+        )
+    return modules
+
+
+def _pooling(folder: Path, modules: Mapping[str, str]) -> Pooling:
+    if "Pooling" not in modules:
+        return LAST_TOKEN
+    path = folder / modules["Pooling"] / "config.json"
+    config = _read(path)
+    modes = [
+        key.removeprefix(f"{_MODE}_")
+        for key, on in config.items()
+        if key != _MODE and on is True and key.startswith(_MODE)
+    ]
+    if isinstance(named := config.get(_MODE), str):
+        modes.append(named)
+    if len(modes) != 1 or modes[0] not in _MODES:
+        raise InvalidRequest(
+            f"{path}: pooling by {' and '.join(sorted(modes)) or 'nothing'} is not supported, only "
+            "by the last token or the mean; --pooler-config overrides it"
+        )
+    return _MODES[modes[0]]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = _parse(path)
+    if not isinstance(content, dict):
+        raise InvalidRequest(f"{path}: must be a JSON object")
+    return content
+
+
+def _parse(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"cannot read {path}: {error}") from error

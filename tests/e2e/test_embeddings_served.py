@@ -1,0 +1,97 @@
+"""An embedding checkpoint and a model that writes text, both asked for vectors over HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from e2e.conftest import FLAGS
+from embedders import make_tiny_embedder, vectors_by_transformers
+from openai import BadRequestError, OpenAI
+from stack import Stack, serve
+from transformers import AutoTokenizer
+
+pytestmark = pytest.mark.timeout(180)
+
+TOLERANCE = 1e-5
+TEXTS = [f"text {i} " + "the quick brown fox jumps " * i for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As Qwen3-Embedding: named a model that writes text, saved without its head."""
+    return make_tiny_embedder(tmp_path_factory.mktemp("embedder") / "tiny", mean=True)
+
+
+@pytest.fixture(scope="module")
+def embedder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    flags = (*FLAGS, "--hf-overrides", '{"is_matryoshka": true}')
+    with serve(folder, tmp_path_factory.mktemp("logs"), *flags) as running:
+        yield running
+
+
+def client_of(stack: Stack) -> OpenAI:
+    return OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0, timeout=90)
+
+
+def embed(stack: Stack, texts: list[str] | list[list[int]], **options: int) -> np.ndarray:
+    """Vectors [N, H] of one request."""
+    answer = client_of(stack).embeddings.create(model="tiny", input=texts, **options)  # type: ignore[arg-type]
+    assert [one.index for one in answer.data] == list(range(len(texts)))
+    return np.array([one.embedding for one in answer.data], dtype=np.float32)
+
+
+def token_ids(folder: Path) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return [tokenizer(text)["input_ids"] for text in TEXTS]
+
+
+def test_vectors_are_those_of_transformers(embedder: Stack, folder: Path) -> None:
+    ids = token_ids(folder)
+    theirs = vectors_by_transformers(folder, ids, mean=True).numpy()
+    ours = embed(embedder, TEXTS)
+    assert np.abs(ours - theirs).max() < TOLERANCE
+    assert np.array_equal(embed(embedder, ids), ours)  # what langchain sends
+    short = embed(embedder, TEXTS, dimensions=16)
+    assert np.allclose(short, ours[:, :16] / np.linalg.norm(ours[:, :16], axis=1, keepdims=True))
+
+
+def test_one_by_one_or_together_the_bits_are_the_same(embedder: Stack) -> None:
+    together = embed(embedder, TEXTS)
+    with ThreadPoolExecutor(4) as threads:
+        alone = list(threads.map(lambda text: embed(embedder, [text])[0], TEXTS))
+    assert np.array_equal(np.stack(alone), together)
+
+
+def test_a_model_without_head_writes_nothing(embedder: Stack) -> None:
+    with pytest.raises(BadRequestError, match="it makes embeddings"):
+        client_of(embedder).completions.create(model="tiny", prompt="x")
+    assert embedder.get("/health/ready") is not None or embedder.is_ready()
+
+
+def test_a_killed_worker_costs_no_vector(embedder: Stack) -> None:
+    """Every request that was open starts over."""
+    before = embed(embedder, TEXTS)
+    restarts = embedder.metric("surestep:worker_restarts_total")
+    with ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(embed, embedder, TEXTS * 20) for _ in range(4)]
+        embedder.wait_until(
+            lambda: embedder.status()["scheduler"]["num_open_requests"] > 0, "requests"
+        )
+        os.kill(embedder.status()["scheduler"]["ranks"][0]["pid"], signal.SIGKILL)
+        for call in calls:
+            assert np.array_equal(call.result(), np.tile(before, (20, 1)))
+    assert embedder.metric("surestep:worker_restarts_total") > restarts
+
+
+def test_a_model_that_writes_text_makes_vectors_too(stack: Stack, tiny_model: Path) -> None:
+    ids = token_ids(tiny_model)
+    theirs = vectors_by_transformers(tiny_model, ids, mean=False).numpy()
+    assert np.abs(embed(stack, TEXTS) - theirs).max() < TOLERANCE
+    text = client_of(stack).completions.create(model="tiny", prompt="x", max_tokens=3)
+    assert text.choices[0].text

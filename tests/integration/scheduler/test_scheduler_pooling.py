@@ -1,0 +1,145 @@
+"""Requests for vectors through a real scheduler and fake workers over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from fake_model import FakeModel
+from fake_worker import FakeSupervisor, FakeWorker, fake_worker
+from scheduler_harness import code_of, make_request, make_settings, scheduler, trailing
+from surestep_proto import engine_pb2
+from surestep_proto import generate_pb2 as pb
+
+MODEL = FakeModel()
+LONGEST = MODEL.max_model_len
+
+
+def for_a_vector(
+    index: int, length: int = 10, pooling: engine_pb2.Pooling = engine_pb2.MEAN, **changes: Any
+) -> pb.GenerateRequest:
+    """The prompt of `make_request`, pooled."""
+    message = make_request(index, length)
+    fields: dict[str, Any] = {"max_tokens": 0, "sampling": None} | changes
+    values = {"request_id": f"v{index}", "prompt_ids": message.prompt_ids, "pooling": pooling}
+    return pb.GenerateRequest(**(values | fields))
+
+
+def both(index: int) -> engine_pb2.Pooling:
+    return engine_pb2.MEAN if index % 2 else engine_pb2.LAST_TOKEN
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+async def test_vectors_come_beside_tokens(depth: int) -> None:
+    vectors = [for_a_vector(i, 1 + i * 3, both(i)) for i in range(40)]
+    texts = [make_request(i, 1 + i % 40, 1 + i % 50) for i in range(20)]
+    async with (
+        fake_worker(MODEL) as worker,
+        scheduler(make_settings([worker], pipeline_depth=depth)) as client,
+    ):
+        answers = await asyncio.gather(*map(client.generate, [*vectors, *texts]))
+        stats = await client.idle()
+    for message, answer in zip(vectors, answers, strict=False):
+        (chunk,) = answer.chunks
+        assert chunk.pooled == MODEL.vector(message.prompt_ids, message.pooling)
+        assert chunk.finish_reason == pb.POOLED
+        assert chunk.start.model_fingerprint
+        assert answer.end
+        assert not chunk.token_ids
+    assert stats.finished_requests["pooled"] == len(vectors)
+    assert stats.num_blocks_used == 0
+    emitted = sum(len(answer.tokens) for answer in answers[len(vectors) :])
+    assert stats.generation_tokens == emitted
+
+
+async def test_vectors_survive_the_workers() -> None:
+    """A rank dies in the middle of every prompt; each starts over."""
+
+    async def dies(plan: engine_pb2.StepPlan) -> None:
+        if (plan.epoch, plan.step) == (1, 4):
+            raise RuntimeError("illegal memory access")
+
+    messages = [for_a_vector(i, 100, both(i)) for i in range(8)]
+    async with (
+        FakeSupervisor(lambda: FakeWorker(MODEL, before_step=dies)) as address,
+        scheduler(make_settings([], supervisor_addresses=[address])) as client,
+    ):
+        answers = await asyncio.gather(*map(client.generate, messages))
+        stats = await client.idle()
+    for message, answer in zip(messages, answers, strict=True):
+        assert answer.chunks[0].pooled == MODEL.vector(message.prompt_ids, message.pooling)
+    assert stats.num_replayed_requests > 0
+
+
+async def test_a_prompt_may_fill_the_context() -> None:
+    async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
+        info = await client.stub.Info(pb.SchedulerInfoRequest(), timeout=5)
+        assert (info.max_pooled_len, info.hidden_size, info.headless) == (LONGEST, 2, False)
+        whole = for_a_vector(1, LONGEST)
+        answer = await client.generate(whole)
+        assert answer.chunks[0].pooled == MODEL.vector(whole.prompt_ids, whole.pooling)
+        error = await code_of(client.generate(for_a_vector(2, LONGEST + 1)))
+    assert error.code() is grpc.StatusCode.OUT_OF_RANGE
+    assert "cannot be pooled: the limit is 128" in (error.details() or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"max_tokens": 1}, "max_tokens"),
+        ({"emitted_ids": [1]}, "emitted_ids"),
+        ({"sampling": engine_pb2.SamplingParams(top_p=1)}, "sampling"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens"),
+        ({"pooling": 3}, "pooling"),
+        ({"prompt_ids": []}, "prompt_ids"),
+    ],
+)
+async def test_what_has_no_meaning_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
+    async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
+        error = await code_of(client.generate(for_a_vector(1, **changes)))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert trailing(error)["surestep-param"] == param
+
+
+async def test_a_model_without_head_serves_vectors_alone_and_shows_that_it_lives() -> None:
+    async with (
+        fake_worker(FakeModel(headless=True, max_draft_tokens=0)) as worker,
+        scheduler(make_settings([worker], canary_interval_s=0.01)) as client,
+    ):
+        error = await code_of(client.generate(make_request(1)))
+        assert trailing(error)["surestep-param"] == "pooling"
+        stats = await client.until(lambda stats: stats.num_canaries > 1)
+        message = for_a_vector(1)
+        answer = await client.generate(message)
+    assert answer.chunks[0].pooled == MODEL.vector(message.prompt_ids, message.pooling)
+    assert stats.generation_tokens == 0
+
+
+async def test_a_prompt_that_ends_the_workers_is_found() -> None:
+    """Among others that want vectors; they get theirs."""
+
+    class Poisoned(FakeWorker):
+        def __init__(self) -> None:
+            super().__init__(MODEL, before_step=self.look)
+
+        async def look(self, plan: engine_pb2.StepPlan) -> None:
+            names = {slot: s.admission.request_id for slot, s in self.engine.slots.items()}
+            names |= {admission.slot: admission.request_id for admission in plan.admissions}
+            if any(names[slot] == "v3" for slot in plan.slot):
+                raise RuntimeError("illegal memory access")
+
+    messages = [for_a_vector(i, 60, both(i)) for i in range(8)]
+    async with (
+        FakeSupervisor(Poisoned) as address,
+        scheduler(make_settings([], supervisor_addresses=[address])) as client,
+    ):
+        answers = await asyncio.gather(*map(client.generate, messages), return_exceptions=True)
+    for index, (message, answer) in enumerate(zip(messages, answers, strict=True)):
+        if index == 3:
+            assert isinstance(answer, grpc.aio.AioRpcError)
+            assert answer.code() is grpc.StatusCode.DATA_LOSS
+        else:
+            assert not isinstance(answer, BaseException)
+            assert answer.chunks[0].pooled == MODEL.vector(message.prompt_ids, message.pooling)
