@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from surestep_common.sampling_defaults import neutral
 from surestep_proto import engine_pb2 as pb
 
 _MASK = (1 << 64) - 1
@@ -34,6 +35,8 @@ class FakeModel:
     num_snapshots: int = 0
     fingerprint: str = "fake"
     salt: int = 0  # another one is another model
+    eos_token_ids: tuple[int, ...] = ()
+    defaults: pb.SamplingDefaults = field(default_factory=neutral)
 
     def choose(self, state: int, sampling: pb.SamplingParams) -> int:
         """The next token, given the KV content of the newest one."""

@@ -105,7 +105,8 @@ class FakeWorker(WorkerServicer):
             num_snapshots=model.num_snapshots,
             last_epoch=self.engine.epoch,
             last_step=self.engine.step,
-            eos_token_ids=[0],
+            eos_token_ids=model.eos_token_ids,
+            defaults=model.defaults,
             model_fingerprint=model.fingerprint,
             stream_error=self._ended,
         )

@@ -36,6 +36,7 @@ def info(engine: Engine) -> pb.SchedulerInfo:
         block_size=first.block_size,
         num_blocks=first.num_blocks,
         model_fingerprint=first.model_fingerprint,
+        defaults=first.defaults,
     )
 
 

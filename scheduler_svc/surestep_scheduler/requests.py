@@ -19,7 +19,10 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e3
 
 
 def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Request:
-    """The request in the core's terms. Raises InvalidRequest naming the parameter."""
+    """A request that leaves nothing open, in the core's terms; see `resolve`.
+
+    Raises InvalidRequest or RequestTooLarge naming the parameter.
+    """
     if not message.request_id:
         raise InvalidRequest("a request needs an id", param="request_id")
     if message.request_id == CANARY:
@@ -30,6 +33,11 @@ def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Req
         raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
     sampling = message.sampling
     check_sampling(sampling, vocab_size)
+    if sampling.min_tokens > message.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens={sampling.min_tokens} exceeds max_tokens={message.max_tokens}",
+            param="min_tokens",
+        )
     check_prompt_logprobs(sampling, len(message.prompt_ids))
     prompt_ids, emitted_ids = _ids(message.prompt_ids), _ids(message.emitted_ids)
     message.prompt_ids.MergeFrom(message.emitted_ids)
