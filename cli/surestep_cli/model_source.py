@@ -85,7 +85,9 @@ def _recommend(file: Path, console: Console) -> None:
         fresh.write_text(json.dumps(said | _DEFAULT_SAMPLING, indent=2) + "\n")
         fresh.replace(file)  # a reader sees the old file or the new one
     except (OSError, ValueError) as error:
-        line = f"Warning: {DEFAULT_MODEL} is sampled at temperature 1: cannot change {file}: {error}"
+        line = (
+            f"Warning: {DEFAULT_MODEL} is sampled at temperature 1: cannot change {file}: {error}"
+        )
         console.print(line, markup=False, soft_wrap=True)
 
 

@@ -85,7 +85,8 @@ async def test_the_end_of_a_sequence_ends_a_request_unless_it_is_ignored() -> No
 
 
 async def test_the_operators_limit() -> None:
-    model = FakeModel(defaults=SamplingDefaults(**PLAIN, max_tokens=5, max_tokens_limit=9))
+    model = FakeModel()
+    model.defaults.MergeFrom(SamplingDefaults(max_tokens=5, max_tokens_limit=9))
     async with fake_worker(model) as worker, scheduler(make_settings([worker])) as client:
         assert len((await client.generate(bare("a"))).tokens) == 5
         assert len((await client.generate(bare("b", max_tokens=7))).tokens) == 7
@@ -96,15 +97,11 @@ async def test_the_operators_limit() -> None:
     assert error.details() == "min_tokens=10 exceeds max_tokens=9"
 
 
-PLAIN = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
-
-
 @pytest.mark.parametrize("cut", [1, 4, 10])
 async def test_a_request_goes_on_elsewhere_as_it_began(cut: int) -> None:
     """Two schedulers with the same model and other defaults."""
-    other = FakeModel(
-        defaults=SamplingDefaults(**PLAIN, max_tokens=3, max_tokens_limit=4), max_model_len=100
-    )
+    other = FakeModel(max_model_len=100)
+    other.defaults.MergeFrom(SamplingDefaults(max_tokens=3, max_tokens_limit=4))
     here, there = Seen(), Seen()
     async with (
         serving(FakeWorker(MODEL, before_step=here)) as one,
