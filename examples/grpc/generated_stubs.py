@@ -70,7 +70,7 @@ def main(address: str, *prompt: str) -> int:
                 print(token, end=" ", flush=True)
         except grpc.RpcError as error:
             trailing = error.trailing_metadata() or ()
-            wrong = next((value for key, value in trailing if key == "surestep-param"), "")
+            wrong = next((entry.value for entry in trailing if entry.key == "surestep-param"), "")
             print(f"{error.code().name} {wrong}: {error.details()}", file=sys.stderr)
             return 1
     print()
