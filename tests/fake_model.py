@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
+from surestep_common.sampling_defaults import neutral
 from surestep_proto import engine_pb2 as pb
 
 _MASK = (1 << 64) - 1
@@ -44,6 +45,8 @@ class FakeModel:
     fingerprint: str = "fake"
     salt: int = 0  # another one is another model
     headless: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    defaults: pb.SamplingDefaults = field(default_factory=neutral)
 
     def choose(self, state: int, sampling: pb.SamplingParams) -> int:
         """The next token, given the KV content of the newest one."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_common.rpc import Server
+from surestep_common.sampling_defaults import neutral
 from surestep_proto import generate_pb2, generate_pb2_grpc
 from surestep_proto.engine_pb2 import LogprobColumns
 from surestep_proto.generate_pb2 import (
@@ -47,6 +48,7 @@ def default_info(**changes: Any) -> SchedulerInfo:
         "num_blocks": 128,
         "max_pooled_len": 256,
         "hidden_size": 8,
+        "defaults": neutral(),
     }
     return SchedulerInfo(**(facts | changes))
 
@@ -91,7 +93,8 @@ def emulate(request: GenerateRequest, position: int) -> int:
 def emulated(request: GenerateRequest) -> list[int]:
     """Tokens that `request` still has to emit until its length is reached."""
     first = len(request.prompt_ids) + len(request.emitted_ids)
-    end = len(request.prompt_ids) + request.max_tokens
+    unsaid = default_info().max_model_len - len(request.prompt_ids)
+    end = len(request.prompt_ids) + (request.max_tokens or unsaid)
     return [emulate(request, position) for position in range(first, end)]
 
 
@@ -188,8 +191,8 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
         """Plays the script; a request id may be open only once."""
         self.requests.append(request)
         self.time_remaining.append(context.time_remaining() or 0.0)
-        if not request.prompt_ids or bool(request.pooling) == bool(request.max_tokens):
-            raise InvalidRequest("prompt_ids and max_tokens must be set", param="prompt_ids")
+        if not request.prompt_ids:
+            raise InvalidRequest("prompt_ids must be set", param="prompt_ids")
         self.num_open += 1
         await self._notify()
         try:

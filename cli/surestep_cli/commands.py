@@ -6,8 +6,10 @@ import contextlib
 import os
 import secrets
 import tempfile
+from importlib.resources import files
 from pathlib import Path
 
+import surestep_proto
 from rich.console import Console
 from surestep_common.errors import InvalidRequest, Unavailable
 
@@ -77,6 +79,31 @@ def new_secret(path: Path) -> None:
                 os.link(scratch.name, path)  # whole, or not at all
     except OSError as error:
         raise Unavailable(f"cannot write {path}: {error.strerror}") from error
+
+
+def proto(folder: Path | None) -> None:
+    """Print the .proto files on stdout, or write them below `folder` as they import each other.
+
+    Raises Unavailable when they cannot be written.
+    """
+    package = files(surestep_proto)
+    texts = {
+        f"{package.name}/{file.name}": file.read_text()
+        for file in sorted(package.iterdir(), key=lambda entry: entry.name)
+        if file.name.endswith(".proto")
+    }
+    if folder is None:
+        out = Console(soft_wrap=True, highlight=False)
+        for name, text in texts.items():
+            out.print(f"// {name}\n{text}", markup=False, emoji=False)
+        return
+    try:
+        for name, text in texts.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    except OSError as error:
+        raise Unavailable(f"cannot write into {folder}: {error.strerror}") from error
 
 
 def _point(link: Path, target: Path) -> None:

@@ -145,6 +145,21 @@ class NewSecret(Settings):
         return 0
 
 
+class Proto(Settings):
+    """Print the protocol, for clients in other languages, or write its files into a folder."""
+
+    folder: CliPositionalArg[Path | None] = Field(
+        default=None, description="folder to write surestep_proto/*.proto into; none = stdout"
+    )
+
+    def run(self, console: Console) -> int:
+        """Exit status."""
+        from .commands import proto
+
+        proto(self.folder)
+        return 0
+
+
 class Bench(ServerUrl):
     """Send requests to a running server and report throughput and latencies."""
 
@@ -199,6 +214,7 @@ class Surestep(BaseSettings):
     new_secret: CliSubCommand[NewSecret] = Field(
         description="draw a secret for services that are started one by one"
     )
+    proto: CliSubCommand[Proto] = Field(description="print or write the .proto files")
     bench: CliSubCommand[Bench] = Field(description="measure a running server")
 
     @classmethod
@@ -231,7 +247,7 @@ def run(arguments: list[str]) -> int:
         console.print("surestep: which command? `surestep --help` lists them")
         return USAGE_ERROR
     assert isinstance(
-        command, Serve | ImportGguf | Fetch | Status | RestartWorkers | NewSecret | Bench
+        command, Serve | ImportGguf | Fetch | Status | RestartWorkers | NewSecret | Proto | Bench
     )
     try:
         return command.run(console)

@@ -158,8 +158,9 @@ def translate_errors() -> Iterator[None]:
         raise from_rpc_error(error) from error
 
 
-def from_rpc_error(error: grpc.aio.AioRpcError) -> SurestepError:
-    """The SurestepError that a failed call stands for."""
+def from_rpc_error(error: grpc.aio.AioRpcError | grpc.RpcError) -> SurestepError:
+    """The SurestepError that a failed call stands for, with or without an event loop."""
+    assert isinstance(error, grpc.aio.AioRpcError | grpc.Call)  # as all that come from a call
     metadata: dict[str, str | bytes] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]  # stubs
     if _ERROR_KEY not in metadata and error.code() in _LOST_CODES:
         return ConnectionLost(error.details() or error.code().name)

@@ -95,7 +95,7 @@ class Embedding:
         """Run to the end. Raises SurestepError."""
         async with self._logged():
             entries = await until_disconnect(receive, self._entries(), self._gateway.admission)
-        return JsonPieces(self._whole(entries), self._gateway.settings.send_timeout_s)
+        return JsonPieces(self._whole(entries), self._gateway.answers)
 
     async def _entries(self) -> list[bytes]:
         tasks = []
@@ -142,7 +142,6 @@ class Embedding:
         return Journal(
             request_id=f"{self._call_id}-{index}",
             prompt_ids=ids,
-            max_tokens=0,
             pooling=self._gateway.embedding.pooling,
             tenant=self._origin.caller.tenant(self._body.user),
             priority=self._body.priority or 0,

@@ -156,6 +156,7 @@ class _SequenceMaker:
             prompt_ids=prompt_ids,
             max_tokens=max_tokens(body, len(prompt_ids), self.gateway.pool.info),
             sampling=self.sampling,
+            ignore_eos=bool(body.ignore_eos),
             seed=sibling_seed(self.seed, index % (body.n or 1)),
             tenant=self.origin.caller.tenant(body.user),
             priority=body.priority or 0,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
 from surestep_proto.engine_pb2 import NO_POOLING, Pooling, SamplingParams
-from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest
+from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest, ResolvedParams
 
 from .choice import prefix_key
 from .config import GatewaySettings
@@ -29,8 +29,9 @@ class Journal:
 
     request_id: str
     prompt_ids: Sequence[int]  # quickest as a message's column, and shared by siblings
-    max_tokens: int
+    max_tokens: int | None = None  # None = the model's default
     sampling: SamplingParams = field(default_factory=SamplingParams)  # shared by siblings
+    ignore_eos: bool = False
     pooling: Pooling = NO_POOLING  # any other: a vector is wanted, and no tokens
     seed: int = 0  # of this sequence
     tenant: Tenant = ANYBODY
@@ -40,6 +41,7 @@ class Journal:
     emitted_ids: list[int] = field(default_factory=list)
     started: bool = False  # a scheduler has run this request
     model_fingerprint: str = ""  # of the model that began the answer
+    resolved: ResolvedParams | None = None  # what it was begun with
     num_calls: int = 0  # that were opened for it
     num_resumes: int = 0  # calls that were lost and made up for
     num_resumed_tokens: int = 0  # that were sent again for it, prompts included
@@ -59,6 +61,8 @@ class Journal:
             tenant=self.tenant.name,
             tenant_weight=self.tenant.weight,
             model_fingerprint=self.model_fingerprint,
+            ignore_eos=self.ignore_eos,
+            resolved=self.resolved,
         )
         request.prompt_ids.MergeFrom(self.prompt_ids)  # at the speed of memory if they are packed
         if not self.pooling:
@@ -73,6 +77,9 @@ class Journal:
 
     def record(self, chunk: GenerateChunk) -> None:
         """Note what a chunk delivers."""
+        if not self.started and chunk.start.HasField("resolved"):
+            self.resolved = ResolvedParams()
+            self.resolved.CopyFrom(chunk.start.resolved)  # the chunk itself may be large
         self.started = True
         self.model_fingerprint = self.model_fingerprint or chunk.start.model_fingerprint
         self.emitted_ids.extend(chunk.token_ids)

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from surestep_common.errors import DeadlineExceeded, NotFound
+from surestep_common.sampling_defaults import shown
 
 from .context import Gateway
 from .embeddings import Embedding
@@ -122,6 +123,7 @@ class OpenAIRoutes:
             "root": info.model_path or str(self._gateway.settings.model),
             "parent": None,
             "max_model_len": info.max_model_len,
+            "default_sampling_params": shown(info.defaults),
         }
 
     async def tokenize(self, request: Request) -> Response:

@@ -13,6 +13,7 @@ from .protocol import ChatBody, GenerationBody
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_COMPLETION_TOKENS = 16  # of a completion that does not say, in OpenAI's API
 
 
 def sampling_params(
@@ -23,20 +24,20 @@ def sampling_params(
     bad_words: Sequence[TokenSequence] = (),
     num_sequences: int = 1,
 ) -> SamplingParams:
-    """Everything but the seed, for all sequences of a request.
+    """Everything but the seed, for all sequences of a request; what is not asked for stays open.
 
     Raises InvalidRequest or RequestTooLarge naming the parameter.
     """
     params = SamplingParams(
-        temperature=_default(body.temperature, 1.0),
-        top_k=max(0, body.top_k or 0),
-        top_p=_default(body.top_p, 1.0),
-        min_p=_default(body.min_p, 0.0),
-        repetition_penalty=_default(body.repetition_penalty, 1.0),
-        presence_penalty=_default(body.presence_penalty, 0.0),
-        frequency_penalty=_default(body.frequency_penalty, 0.0),
-        min_tokens=body.min_tokens or 0,
-        stop_token_ids=_stop_ids(body, info),
+        temperature=body.temperature,
+        top_k=None if body.top_k is None else max(0, body.top_k),
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        min_tokens=body.min_tokens,
+        stop_token_ids=sorted({*_ids(body.stop_token_ids, "stop_token_ids", info.vocab_size)}),
         logit_bias=_logit_bias(body, info.vocab_size),
         allowed_token_ids=_ids(body.allowed_token_ids, "allowed_token_ids", info.vocab_size),
         bad_words=bad_words,
@@ -44,16 +45,6 @@ def sampling_params(
     _set_logprobs(params, body, max_logprobs)
     check_entries(params, num_sequences)
     return params
-
-
-def _default(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-def _stop_ids(body: GenerationBody, info: SchedulerInfo) -> list[int]:
-    given = _ids(body.stop_token_ids, "stop_token_ids", info.vocab_size)
-    eos = () if body.ignore_eos else info.eos_token_ids
-    return sorted({*given, *eos})
 
 
 def _ids(ids: Iterable[int] | None, param: str, vocab_size: int) -> list[int]:
@@ -142,14 +133,19 @@ def fit_prompt(ids: list[int], body: GenerationBody, info: SchedulerInfo, param:
     return ids
 
 
-def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> int:
-    """Tokens to emit at most. Raises InvalidRequest when more are asked for than fit."""
+def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> int | None:
+    """Tokens to emit at most; None = the model's default.
+
+    Raises InvalidRequest when more are asked for than fit.
+    """
     room = info.max_model_len - prompt_len
     param, asked = "max_tokens", body.max_tokens
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
         param, asked = "max_completion_tokens", body.max_completion_tokens
     if asked is None:
-        asked = room if isinstance(body, ChatBody) else min(16, room)
+        if isinstance(body, ChatBody):
+            return None
+        asked = min(_COMPLETION_TOKENS, room)
     if asked > room:
         raise InvalidRequest(
             f"{param}={asked} and the prompt's {prompt_len} tokens exceed the model's context of "

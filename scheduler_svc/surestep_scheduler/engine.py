@@ -72,6 +72,12 @@ class Engine:
         return self._known_core().limits
 
     @property
+    def model(self) -> engine_pb2.WorkerInfo:
+        """What is served, as rank 0 says. Raises Unavailable before the workers were reached."""
+        self._known_core()
+        return self.infos[0]
+
+    @property
     def model_fingerprint(self) -> str:
         """Of the model that is served, or was before the workers were lost."""
         return self.infos[0].model_fingerprint if self.infos else ""

@@ -39,6 +39,7 @@ def info(engine: Engine) -> pb.SchedulerInfo:
         max_pooled_len=limits.max_pooled_len,
         hidden_size=first.hidden_size,
         headless=first.headless,
+        defaults=first.defaults,
     )
 
 

@@ -19,7 +19,10 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e3
 
 
 def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Request:
-    """The request in the core's terms. Raises InvalidRequest naming the parameter."""
+    """A request that leaves nothing open, in the core's terms; see `resolve`.
+
+    Raises InvalidRequest or RequestTooLarge naming the parameter.
+    """
     if not message.request_id:
         raise InvalidRequest("a request needs an id", param="request_id")
     if message.request_id == CANARY:
@@ -30,9 +33,8 @@ def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Req
     if message.pooling:
         _check_pooled(message)
     else:
-        if message.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
         check_sampling(sampling, vocab_size)
+        _check_min_tokens(message)
         check_prompt_logprobs(sampling, len(message.prompt_ids))
     prompt_ids, emitted_ids = _ids(message.prompt_ids), _ids(message.emitted_ids)
     message.prompt_ids.MergeFrom(message.emitted_ids)
@@ -64,6 +66,12 @@ def _check_pooled(message: generate_pb2.GenerateRequest) -> None:
     for name in ("max_tokens", "emitted_ids", "sampling", "num_draft_tokens"):
         if name in given:
             raise InvalidRequest(f"{name} has no meaning with pooling", param=name)
+
+
+def _check_min_tokens(message: generate_pb2.GenerateRequest) -> None:
+    least, most = message.sampling.min_tokens, message.max_tokens
+    if least > most:
+        raise InvalidRequest(f"min_tokens={least} exceeds max_tokens={most}", param="min_tokens")
 
 
 def _ids(column: Any) -> array[int]:

@@ -16,6 +16,7 @@ from .engine import Engine
 from .open_requests import OpenRequest
 from .plan import logprob_columns
 from .requests import ended, parse_request
+from .resolve import resolve
 from .sequence import Finish, Logprobs, Output
 from .sequence import Sequence as TokenSequence
 
@@ -58,10 +59,11 @@ class SchedulerService(SchedulerServicer):
         """
         limits = self._engine.limits
         self._engine.check_model(request.model_fingerprint)
+        resolved = resolve(request, self._engine.model, limits.max_request_len)
         parsed = parse_request(request, limits.vocab_size)
         finish = ended(parsed, limits.max_request_len)
         if finish is not None:
-            yield _ended_chunk(finish)
+            yield _ended_chunk(finish, resolved)
             return
         with self._counted():
             opened = await self._engine.submit(parsed)
@@ -72,11 +74,23 @@ class SchedulerService(SchedulerServicer):
                     done = outputs[-1].finish is not None
                     tokens = [output for output in outputs if output.error is None]
                     if tokens:
-                        yield _chunk(opened, tokens, self._engine.model_fingerprint)
+                        chunk = _chunk(opened, tokens)
+                        if not opened.started:
+                            opened.started = True
+                            self._start(chunk, opened.seq, tokens[0].prompt_logprobs)
+                            chunk.start.resolved.CopyFrom(resolved)
+                        yield chunk
                     if outputs[-1].error is not None:
                         raise outputs[-1].error
             finally:
                 self._engine.close(opened)
+
+    def _start(self, chunk: pb.GenerateChunk, seq: TokenSequence, prompt: Logprobs | None) -> None:
+        chunk.start.model_fingerprint = self._engine.model_fingerprint
+        chunk.start.num_cached_tokens = min(seq.num_cached, seq.prompt_len)
+        chunk.start.queue_s = seq.queue_s or 0.0
+        if prompt is not None:
+            chunk.prompt_logprobs.CopyFrom(logprob_columns(prompt, first_row=1))
 
     async def Info(self, request: pb.SchedulerInfoRequest, context: Any) -> pb.SchedulerInfo:
         """Facts of the served model. Raises Unavailable until every rank is ready."""
@@ -107,9 +121,8 @@ async def _within(opened: OpenRequest, time_remaining: float | None) -> list[Out
         raise DeadlineExceeded("the request's deadline has passed") from error
 
 
-def _chunk(opened: OpenRequest, outputs: Sequence[Output], model: str) -> pb.GenerateChunk:
-    """One chunk for outputs of consecutive steps; `model` is the fingerprint of what made them."""
-    seq = opened.seq
+def _chunk(opened: OpenRequest, outputs: Sequence[Output]) -> pb.GenerateChunk:
+    """One chunk for outputs of consecutive steps."""
     chunk = pb.GenerateChunk(token_ids=[id_ for output in outputs for id_ in output.token_ids])
     logprobs = Logprobs()
     for output in outputs:
@@ -117,22 +130,11 @@ def _chunk(opened: OpenRequest, outputs: Sequence[Output], model: str) -> pb.Gen
             logprobs.extend(output.logprobs)
     if logprobs.token_id:
         chunk.logprobs.CopyFrom(logprob_columns(logprobs, first_row=0))
-    if not opened.started:
-        opened.started = True
-        chunk.start.model_fingerprint = model
-        _start(chunk, seq, outputs[0].prompt_logprobs)
     finish, chunk.pooled = outputs[-1].finish, outputs[-1].pooled
     if finish is not None:
         chunk.finish_reason = _FINISH[finish]
-        _end(chunk, seq)
+        _end(chunk, opened.seq)
     return chunk
-
-
-def _start(chunk: pb.GenerateChunk, seq: TokenSequence, prompt: Logprobs | None) -> None:
-    chunk.start.num_cached_tokens = min(seq.num_cached, seq.prompt_len)
-    chunk.start.queue_s = seq.queue_s or 0.0
-    if prompt is not None:
-        chunk.prompt_logprobs.CopyFrom(logprob_columns(prompt, first_row=1))
 
 
 def _end(chunk: pb.GenerateChunk, seq: TokenSequence) -> None:
@@ -147,9 +149,9 @@ def _end(chunk: pb.GenerateChunk, seq: TokenSequence) -> None:
     )
 
 
-def _ended_chunk(finish: Finish) -> pb.GenerateChunk:
+def _ended_chunk(finish: Finish, resolved: pb.ResolvedParams) -> pb.GenerateChunk:
     return pb.GenerateChunk(
-        start=pb.RequestStart(),
+        start=pb.RequestStart(resolved=resolved),
         finish_reason=_FINISH[finish],
         end=pb.RequestEnd(),
     )

@@ -18,6 +18,7 @@ PACKAGES = {
     "surestep_scheduler": "scheduler_svc",
     "surestep_worker": "worker_svc",
     "surestep_cli": "cli",
+    "surestep": "client",
 }
 
 

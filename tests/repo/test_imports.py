@@ -17,6 +17,7 @@ _MAY_IMPORT = {
     "surestep_scheduler": _SHARED,
     "surestep_worker": _SHARED | {"surestep_kernels"},
     "surestep_cli": set(PACKAGES) - {"surestep_kernels"},
+    "surestep": _SHARED,
 }
 _NO_TORCH = {
     "surestep_proto",
@@ -24,6 +25,7 @@ _NO_TORCH = {
     "surestep_gateway",
     "surestep_scheduler",
     "surestep_cli",
+    "surestep",
 }
 # The policy core decides from its arguments alone: no I/O, no clock, no tensors.
 _PURE = {
@@ -92,6 +94,10 @@ def test_settings_load_without_tensors(module: str) -> None:
 
 def test_the_command_line_is_light() -> None:
     _assert_light("surestep_cli.main", {"torch", "transformers", "fastapi", "aiohttp"})
+
+
+def test_the_client_is_light() -> None:
+    _assert_light("surestep.client", {"torch", "transformers", "fastapi", "aiohttp", "uvloop"})
 
 
 def _assert_light(module: str, heavy: set[str]) -> None:

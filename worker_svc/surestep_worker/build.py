@@ -15,6 +15,7 @@ from surestep_proto import engine_pb2 as pb
 
 from .cache_budget import CacheBudget
 from .config import WorkerSettings
+from .generation_config import sampling_defaults
 from .heartbeat import Heartbeat
 from .host_memory import GIB
 from .kv_cache import CACHE_DTYPES, bytes_per_block
@@ -78,8 +79,10 @@ def build_runner(
         raise InvalidRequest("no model folder given", param="model")
     speculation = _speculation(settings)
     _take_gpu(settings)
-    source = ModelSource(
-        settings.model, WeightStore(weights_fd) if weights_fd is not None else None
+    store = WeightStore(weights_fd) if weights_fd is not None else None
+    source = ModelSource(settings.model, store, settings.generation_folder)
+    defaults = sampling_defaults(
+        source.generation, settings.generation_config, settings.override_generation_config or {}
     )
     kernels = _kernels(settings, source)
     kernels.set_num_threads(settings.cpu_threads or _share_of_cores(settings))
@@ -105,6 +108,7 @@ def build_runner(
     )
     built = assemble(settings, model, tp, kernels, heartbeat, known)
     built.facts.model_fingerprint = _voice(source, settings, built.facts)
+    built.facts.defaults.CopyFrom(defaults)
     heartbeat.progress(pb.WARMING_UP)
     built.runner.prepare()
     if known is not None:

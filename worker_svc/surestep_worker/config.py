@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 from surestep_common.access import PeerSettings
+
+from .generation_config import AUTO, NEUTRAL, check_override
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 HOST_PORT = r"^[^\s:]+:\d{1,5}$"
@@ -35,6 +37,16 @@ class WorkerSettings(PeerSettings):
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="of weights and KV cache; auto = the checkpoint's"
+    )
+    generation_config: str = Field(
+        default="auto",
+        min_length=1,
+        description="where defaults of requests come from: auto = generation_config.json of the "
+        "model, vllm = neutral values, or another folder with such a file",
+    )
+    override_generation_config: dict[str, Any] | None = Field(
+        default=None,
+        description='JSON, e.g. {"temperature":0.6,"max_new_tokens":512}; beats that file',
     )
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = Field(
         default="auto",
@@ -94,6 +106,18 @@ class WorkerSettings(PeerSettings):
     tp_master: str = Field(
         default="127.0.0.1:50081", pattern=HOST_PORT, description="host:port where the ranks meet"
     )
+
+    @field_validator("override_generation_config")
+    @classmethod
+    def _overrides_are_known(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        check_override(given or {})
+        return given
+
+    @property
+    def generation_folder(self) -> Path | None:
+        """Whose generation config counts in place of the model's; None: nobody else's."""
+        source = self.generation_config
+        return None if source in (AUTO, NEUTRAL) else Path(source)
 
     @property
     def rank_address(self) -> str:

@@ -70,13 +70,21 @@ class Fields:
         return value
 
     def number(
-        self, key: str, most: float, *, above: float = 0.0, default: float | None = None
+        self,
+        key: str,
+        most: float,
+        *,
+        above: float = 0.0,
+        least: float | None = None,
+        default: float | None = None,
     ) -> float:
-        """A finite number that is greater than `above` and at most `most`."""
+        """A finite number that is at most `most`, and greater than `above` or at least `least`."""
         value = self._given(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             self._refuse(key, "a number")
-        if not above < value <= most:  # which NaN is not either
+        if least is not None and not least <= value <= most:  # which NaN is not either
+            self._refuse(key, f"from {least:g} to {most:g}")
+        if least is None and not above < value <= most:
             self._refuse(key, f"more than {above:g} and at most {most:g}")
         return float(value)
 

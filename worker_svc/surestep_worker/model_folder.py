@@ -17,6 +17,7 @@ from surestep_common.errors import InvalidRequest
 from .json_fields import read_json
 from .safetensors_header import Entry, read_header, shown
 
+GENERATION_CONFIG = "generation_config.json"
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _SAMPLES = 1 << 14  # of a checkpoint in all, as far as every tensor has one
@@ -34,13 +35,15 @@ class ConfigFiles(NamedTuple):
     generation: Mapping[str, Any]  # generation_config.json; empty without one
 
     @classmethod
-    def read(cls, folder: Path) -> ConfigFiles:
-        """Raises InvalidRequest when config.json is missing, or either is no JSON object."""
-        generation = folder / "generation_config.json"
-        return cls(
-            read_json(folder / "config.json"),
-            read_json(generation) if generation.exists() else {},
-        )
+    def read(cls, folder: Path, generation_folder: Path | None = None) -> ConfigFiles:
+        """The generation config of another folder, if one is given, takes the place of the model's.
+
+        Raises InvalidRequest when config.json is missing, or the other one where it was asked for,
+        or when either is no JSON object.
+        """
+        generation = (generation_folder or folder) / GENERATION_CONFIG
+        wanted = generation_folder is not None or generation.exists()
+        return cls(read_json(folder / "config.json"), read_json(generation) if wanted else {})
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
@@ -105,9 +108,9 @@ def fingerprint(files: ConfigFiles, entries: Mapping[str, Entry]) -> str:
     return digest.hexdigest()[:32]
 
 
-def fingerprint_of(folder: Path) -> str:
+def fingerprint_of(folder: Path, generation_folder: Path | None = None) -> str:
     """The same of what lies in a folder now. Raises InvalidRequest when that is no checkpoint."""
-    return fingerprint(ConfigFiles.read(folder), read_entries(folder))
+    return fingerprint(ConfigFiles.read(folder, generation_folder), read_entries(folder))
 
 
 def _samples(entry: Entry, count: int) -> Iterator[tuple[int, int]]:

@@ -158,7 +158,8 @@ class Supervisor(pb_grpc.SupervisorServicer):
         if folder is None:
             return False
         try:
-            found = await asyncio.to_thread(fingerprint_of, folder)
+            generation = self._settings.generation_folder
+            found = await asyncio.to_thread(fingerprint_of, folder, generation)
         # Who fails again and again may do so for want of what it takes to look, too.
         except (InvalidRequest, OSError, RuntimeError, MemoryError) as error:
             logger.warning("the weights in memory are kept, for there are no others: %s", error)

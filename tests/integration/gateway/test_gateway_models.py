@@ -11,7 +11,8 @@ from fake_scheduler import FakeScheduler, Script, default_info, emulated, start,
 from gateway_stack import Stack, StartStack
 from surestep_common.errors import ConnectionLost, ModelChanged
 from surestep_common.healthcheck import trouble
-from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
+from surestep_proto.engine_pb2 import SamplingDefaults
+from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest, ResolvedParams
 
 BODY = {"prompt": "the quick brown", "max_tokens": 12, "seed": 4, "return_token_ids": True}
 
@@ -55,6 +56,60 @@ async def test_a_resumed_request_names_the_model_that_began_it(stack: Stack) -> 
     first, second = stack.scheduler.requests
     assert (first.model_fingerprint, second.model_fingerprint) == ("", "a")
     assert len(second.emitted_ids) == 5
+
+
+async def test_a_resumed_request_goes_on_as_it_was_begun(stack: Stack) -> None:
+    """The body says nothing; what the first scheduler made of that holds at the next one."""
+    begun = ResolvedParams(temperature=0.5, top_p=0.75, seed=4, max_tokens=9)
+
+    async def script(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        opening = start()
+        opening.start.resolved.CopyFrom(begun)
+        begun.temperature += 1  # nobody should note what later calls say
+        yield opening
+        if not request.emitted_ids:
+            yield tokens([3, 4])
+            raise ConnectionLost("gone")
+        yield tokens([5], finish=LENGTH)
+
+    stack.scheduler.script = script
+    answer = await stack.chat(seed=4)
+    assert answer.status_code == 200
+    first, second = stack.scheduler.requests
+    assert not first.HasField("resolved")
+    assert not first.HasField("max_tokens")
+    assert not first.sampling.HasField("temperature")
+    assert second.resolved == ResolvedParams(temperature=0.5, top_p=0.75, seed=4, max_tokens=9)
+    assert second.sampling == first.sampling
+
+
+@pytest.mark.parametrize("given", [None, False, True])
+async def test_the_scheduler_is_told_whether_eos_counts(stack: Stack, given: bool | None) -> None:
+    body = BODY | {"ignore_eos": given, "stop_token_ids": [7]}
+    assert (await stack.client.post("/v1/completions", json=body)).status_code == 200
+    (request,) = stack.scheduler.requests
+    assert request.ignore_eos == bool(given)
+    assert list(request.sampling.stop_token_ids) == [7]  # the scheduler adds the model's own
+
+
+async def test_cards_show_what_holds_for_requests_that_do_not_say(stack: Stack) -> None:
+    plain = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
+    (card,) = (await stack.client.get("/v1/models")).json()["data"]
+    assert card["default_sampling_params"] == plain
+    defaults = SamplingDefaults(
+        temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.05, max_tokens=9
+    )
+    stack.scheduler.info = default_info(defaults=defaults)
+    await learn(stack)
+    card = (await stack.client.get(f"/v1/models/{card['id']}")).json()
+    assert card["default_sampling_params"] == {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.1,
+        "repetition_penalty": 1.05,
+        "max_tokens": 9,
+    }
 
 
 async def test_an_answer_does_not_go_on_with_another_model(stack: Stack) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -35,6 +37,38 @@ def test_the_default_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.Mo
     cached = tmp_path / "surestep" / "models" / DEFAULT_MODEL
     cached.mkdir(parents=True)
     assert resolve(None, QUIET) == (DEFAULT_MODEL, cached)
+
+
+@pytest.mark.parametrize(
+    ("said", "temperature"),
+    [(None, 0.2), ({"eos_token_id": [2]}, 0.2), ({"eos_token_id": [2], "temperature": 0.9}, 0.9)],
+)
+def test_the_default_is_sampled_as_recommended_unless_its_file_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any] | None, temperature: float
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cached = tmp_path / "surestep" / "models" / DEFAULT_MODEL
+    cached.mkdir(parents=True)
+    file = cached / "generation_config.json"
+    if said is not None:
+        file.write_text(json.dumps(said))
+    for _ in range(2):
+        resolve(None, QUIET)
+        now = json.loads(file.read_text())
+        assert now["temperature"] == temperature
+        assert now.items() >= (said or {}).items()
+    assert [path.name for path in cached.iterdir()] == [file.name]
+
+
+def test_a_default_that_cannot_be_told_so_is_served_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cached = tmp_path / "surestep" / "models" / DEFAULT_MODEL
+    cached.mkdir(parents=True)
+    (cached / "generation_config.json").write_text("[]")
+    assert resolve(None, Console()).path == cached
+    assert "is sampled at temperature 1" in capsys.readouterr().out
 
 
 def test_the_default_without_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,10 +27,15 @@ def params(body: GenerationBody, tokenizer: Tokenizer) -> SamplingParams:
     return sampling_params(body, INFO, max_logprobs=20, bad_words=words)
 
 
-def test_nothing_given_means_neutral_values(tokenizer: Tokenizer) -> None:
-    assert params(chat(), tokenizer) == SamplingParams(
-        temperature=1, top_p=1, repetition_penalty=1, stop_token_ids=[2]
-    )
+def test_nothing_given_stays_open_for_the_scheduler(tokenizer: Tokenizer) -> None:
+    assert params(chat(), tokenizer) == SamplingParams()
+
+
+def test_neutral_values_that_are_given_are_sent(tokenizer: Tokenizer) -> None:
+    given = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
+    got = params(chat(**given), tokenizer)
+    assert {name: getattr(got, name) for name in given} == given
+    assert all(got.HasField(name) for name in given)
 
 
 def test_explicit_nulls_mean_the_same_as_nothing(tokenizer: Tokenizer) -> None:
@@ -99,7 +104,7 @@ def test_an_echo_with_logprobs_wants_those_of_the_prompt(tokenizer: Tokenizer) -
 def test_default_length() -> None:
     assert max_tokens(completion(), 10, INFO) == 16
     assert max_tokens(completion(), 250, INFO) == 6
-    assert max_tokens(chat(), 10, INFO) == 246
+    assert max_tokens(chat(), 10, INFO) is None  # the scheduler knows
     assert max_tokens(chat(max_tokens=5, max_completion_tokens=7), 10, INFO) == 7
 
 

@@ -31,15 +31,21 @@ class ModelSource:
     model by now.
     """
 
-    def __init__(self, folder: Path, store: WeightStore | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: WeightStore | None = None,
+        generation_folder: Path | None = None,
+    ) -> None:
         """Raises InvalidRequest for a folder that holds no model that is served."""
         self.store = store or WeightStore.private()
         self.folder = folder
+        self._generation_folder = generation_folder
         facts = self.store.facts
         if self.store.sealed:
             self._files = ConfigFiles(facts["config"], facts["generation"])
         else:
-            self._files = ConfigFiles.read(folder)
+            self._files = ConfigFiles.read(folder, generation_folder)
         hybrid = architecture_of(self._files.config) in HYBRID_ARCHITECTURES
         self.config = (HybridConfig if hybrid else ModelConfig).parse(self._files)
         self.entries: Mapping[str, Entry] = {}  # of the checkpoint; not needed once it is loaded
@@ -48,6 +54,18 @@ class ModelSource:
         else:
             self.entries = read_entries(folder)
             self.fingerprint = fingerprint(self._files, self.entries)
+
+    @property
+    def generation(self) -> Mapping[str, Any]:
+        """The generation config."""
+        return self._files.generation
+
+    def lies_in_folder(self) -> str:
+        """Fingerprint of what the folder holds now; empty when that is no checkpoint."""
+        try:
+            return fingerprint_of(self.folder, self._generation_folder)
+        except InvalidRequest:
+            return ""
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -67,13 +85,6 @@ def check_alike(source: ModelSource, tp: TensorParallel) -> None:
     strangers = [rank for rank, other in enumerate(prints) if other != source.fingerprint]
     if not strangers:
         return
-    if source.store.sealed and _lies_in(source.folder) in prints:
+    if source.store.sealed and source.lies_in_folder() in prints:
         raise StaleWeights(f"{source.folder} holds another model now, as the other ranks have it")
     raise Unavailable(f"rank {strangers[0]} has another checkpoint than {source.folder}")
-
-
-def _lies_in(folder: Path) -> str:
-    try:
-        return fingerprint_of(folder)
-    except InvalidRequest:
-        return ""

@@ -1,0 +1,35 @@
+"""A whole answer, put together from its chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from surestep_proto.engine_pb2 import LogprobColumns
+from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, RequestEnd, RequestStart
+
+
+@dataclass(slots=True)
+class Completion:
+    """What a request got."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: Literal["stop", "length", ""] = ""  # empty while it is not complete
+    logprobs: LogprobColumns = field(default_factory=LogprobColumns)  # row = index into token_ids
+    prompt_logprobs: LogprobColumns = field(default_factory=LogprobColumns)  # row = position
+    start: RequestStart = field(default_factory=RequestStart)
+    end: RequestEnd = field(default_factory=RequestEnd)  # of the call that ended it
+
+    def add(self, chunk: GenerateChunk) -> None:
+        """The next chunk."""
+        if chunk.HasField("start"):
+            self.start.CopyFrom(chunk.start)
+            self.prompt_logprobs.CopyFrom(chunk.prompt_logprobs)
+        rows = [row + len(self.token_ids) for row in chunk.logprobs.row]
+        num_known = len(self.logprobs.row)
+        self.logprobs.MergeFrom(chunk.logprobs)
+        self.logprobs.row[num_known:] = rows
+        self.token_ids += chunk.token_ids
+        if chunk.finish_reason:
+            self.finish_reason = "length" if chunk.finish_reason == LENGTH else "stop"
+            self.end.CopyFrom(chunk.end)

@@ -1,0 +1,52 @@
+"""How a client reaches its server: address, key, certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from surestep_common.rpc import CHANNEL_OPTIONS
+
+Metadata = tuple[tuple[str, str], ...]
+Options = Sequence[tuple[str, str | int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """PEM files."""
+
+    ca: Path | str | None = None  # that signed the server's certificate; None = the system's
+    cert: Path | str | None = None  # of this client, where the server asks for one
+    key: Path | str | None = None  # of that certificate
+    server_name: str | None = None  # in the server's certificate, where it is not the host called
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For a channel. Raises OSError."""
+        return grpc.ssl_channel_credentials(
+            root_certificates=_read(self.ca),
+            private_key=_read(self.key),
+            certificate_chain=_read(self.cert),
+        )
+
+
+def _read(path: Path | str | None) -> bytes | None:
+    return Path(path).read_bytes() if path is not None else None
+
+
+def target(address: str) -> str:
+    """`host:port`, with or without `grpc://`."""
+    return address.removeprefix("grpc://")
+
+
+def options(tls: Tls | None) -> Options:
+    """Of a channel: keepalive that notices a server that hangs, room for large messages."""
+    if tls is None or tls.server_name is None:
+        return CHANNEL_OPTIONS
+    return (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", tls.server_name))
+
+
+def metadata(api_key: str | None) -> Metadata:
+    """What goes with every call."""
+    return (("authorization", f"Bearer {api_key}"),) if api_key is not None else ()
