@@ -22,9 +22,12 @@ def for_a_vector(
 ) -> pb.GenerateRequest:
     """The prompt of `make_request`, pooled."""
     message = make_request(index, length)
-    fields: dict[str, Any] = {"max_tokens": 0, "sampling": None} | changes
-    values = {"request_id": f"v{index}", "prompt_ids": message.prompt_ids, "pooling": pooling}
-    return pb.GenerateRequest(**(values | fields))
+    values: dict[str, Any] = {
+        "request_id": f"v{index}",
+        "prompt_ids": message.prompt_ids,
+        "pooling": pooling,
+    }
+    return pb.GenerateRequest(**(values | changes))
 
 
 def both(index: int) -> engine_pb2.Pooling:
