@@ -21,13 +21,13 @@ from surestep_common.errors import Cancelled, InvalidRequest, ModelChanged
 from surestep_proto.generate_pb2 import SchedulerInfo
 
 from .context import Gateway
+from .embedding_body import EmbeddingBody
 from .embedding_config import EmbeddingConfig
 from .embedding_inputs import PreparedInputs
 from .generation import Origin, most_open
 from .journal import Journal, OpenRequest, Patience
 from .json_pieces import JsonPieces
 from .metrics import SequenceTimer
-from .protocol import EmbeddingBody
 from .respond import until_disconnect
 from .sequence import first_error
 from .siblings import Siblings
