@@ -44,7 +44,6 @@ class FakeEngine:
         self.model = model
         self.rank = rank
         self.slots: dict[int, Slot] = {}
-        self.epoch = self.step = 0
         self._drafter = drafter or ragged(0.7)
         self._status_of = status_of or (lambda request_id, known: pb.OK)
         self._drafter_fails = drafter_fails
@@ -226,8 +225,8 @@ class FakeEngine:
         if slot.status != pb.OK:
             return [], slot.status
         if mode == POOL:
-            result.pooled_rows.append(row)
-            result.pooled.append(pooled(slot.states, slot.admission.pooling))
+            vector = pooled(slot.states, slot.admission.pooling)
+            result.MergeFrom(pb.StepResult(pooled_rows=[row], pooled=[vector]))
             return [], pb.OK
         if mode in (PREFILL_LAST, DECODE):
             return [self.model.choose(states[-1], sampling)], pb.OK
@@ -261,9 +260,8 @@ class FakeEngine:
         return states
 
     def _draft(self, slot: Slot, k_cap: int) -> list[int]:
-        right = self.model.complete(
-            slot.tokens, k_cap, pb.SamplingParams(seed=slot.admission.sampling.seed)
-        )
+        params = pb.SamplingParams(seed=slot.admission.sampling.seed)
+        right = self.model.complete(slot.tokens, k_cap, params)
         drafts = self._drafter(self._rng, right)
         assert len(drafts) <= k_cap
         return [token % self.model.vocab_size for token in drafts]
@@ -274,9 +272,8 @@ class FakeEngine:
         return int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
 
     def _digest_only(self, result: pb.StepResult) -> pb.StepResult:
-        return pb.StepResult(
-            epoch=result.epoch, step=result.step, rank=self.rank, digest=result.digest
-        )
+        told = {"epoch": result.epoch, "step": result.step, "digest": result.digest}
+        return pb.StepResult(rank=self.rank, **told)
 
 
 def _column(values: Iterable[int]) -> IntArray:

@@ -28,6 +28,7 @@ from surestep_scheduler.policy import schedule
 from surestep_scheduler.sequence import Finish, Output, Request, Sequence
 from surestep_scheduler.speculation import Alarm
 from surestep_scheduler.state import SchedulerState
+from vector_requests import for_a_vector
 
 MODEL = FakeModel(
     vocab_size=13,
@@ -73,20 +74,6 @@ def limits(model: FakeModel, depth: int, prefix_caching: bool, adaptive: bool) -
         max_queue_len=6,
         pipeline_depth=depth,
         enable_prefix_caching=prefix_caching,
-    )
-
-
-def _for_a_vector(request: Request, pooling: int) -> Request:
-    """The same prompt, of which a vector is wanted."""
-    return replace(
-        request,
-        pooling=pooling,
-        emitted_ids=[],
-        max_tokens=1,
-        stop_ids=frozenset(),
-        draft_cap=None,
-        want_prompt_logprobs=False,
-        sampling=None,
     )
 
 
@@ -165,7 +152,7 @@ class Lifecycle(RuleBasedStateMachine):
             weight=wish["weight"],
         )
         if wish["pooling"]:
-            request = _for_a_vector(request, wish["pooling"])
+            request = for_a_vector(request, wish["pooling"])
         full = self.has_no_room(request.tenant, request.weight)
         full &= not request.emitted_ids  # who has delivered tokens elsewhere is never refused
         if wish["broken"]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from surestep_common.errors import InvalidRequest
 from surestep_proto.generate_pb2 import SchedulerInfo
 
+from .embedding_body import EmbeddingBody, EmbeddingRequest
 from .parse import parse
 from .prepare import INLINE_PROMPTS, MAX_SENT_IDS, Draft, check_model
 from .prompts import packed
-from .protocol import EmbeddingBody, EmbeddingRequest
 from .sampling import check_vocab
 from .text import TextSide
 from .tokenizer import Texts, Tokenizer

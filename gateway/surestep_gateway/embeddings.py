@@ -17,17 +17,17 @@ import numpy.typing as npt
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive
-from surestep_common.errors import Cancelled, InvalidRequest
+from surestep_common.errors import Cancelled, InvalidRequest, ModelChanged
 from surestep_proto.generate_pb2 import SchedulerInfo
 
 from .context import Gateway
+from .embedding_body import EmbeddingBody
 from .embedding_config import EmbeddingConfig
 from .embedding_inputs import PreparedInputs
 from .generation import Origin, most_open
 from .journal import Journal, OpenRequest, Patience
 from .json_pieces import JsonPieces
 from .metrics import SequenceTimer
-from .protocol import EmbeddingBody
 from .respond import until_disconnect
 from .sequence import first_error
 from .siblings import Siblings
@@ -88,6 +88,7 @@ class Embedding:
         self._call_id = f"{self._id}-{secrets.token_hex(4)}"
         self._siblings = Siblings()
         self._size = 0  # of what is written, bytes
+        self._model = ""  # fingerprint of the model that made the first vector
         longest = max(map(len, prepared.inputs))
         self._slots = asyncio.Semaphore(most_open(gateway.pool.info, longest))
 
@@ -129,6 +130,7 @@ class Embedding:
                 async for chunk in chunks:
                     timer.started(chunk.start.queue_s)
                     timer.tokens()
+                    self._check_model(chunk.start.model_fingerprint)
                     pooled, reason = chunk.pooled, "stop"
         except asyncio.CancelledError:
             reason = "abort"
@@ -138,11 +140,18 @@ class Embedding:
             timer.finished(reason, len(ids), 0)
         return pooled
 
+    def _check_model(self, fingerprint: str) -> None:
+        """Vectors of two models cannot be compared: they must not stand in one answer."""
+        self._model = self._model or fingerprint
+        if fingerprint != self._model:
+            raise ModelChanged("the model changed while the inputs were embedded; send them again")
+
     def _journal(self, index: int, ids: Sequence[int]) -> Journal:
         return Journal(
             request_id=f"{self._call_id}-{index}",
             prompt_ids=ids,
             pooling=self._gateway.embedding.pooling,
+            model_fingerprint=self._model,
             tenant=self._origin.caller.tenant(self._body.user),
             priority=self._body.priority or 0,
             cache_salt=self._body.cache_salt or "",

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from pydantic.json_schema import models_json_schema
 
+from .embedding_body import EmbeddingRequest
 from .protocol import (
     Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeBody,
-    EmbeddingRequest,
     RestartBody,
     TokenizeBody,
     TokenizeChatBody,

@@ -35,16 +35,15 @@ MAX_USER_CHARS = 4096
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARS = 256
 MAX_PROMPTS = 1024
-MAX_INPUTS = 2048  # of a request for embeddings, as at OpenAI
 MAX_MESSAGES = 4096
 MAX_TOOLS = 256
-_UINT31 = (1 << 31) - 1
+UINT31 = (1 << 31) - 1
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-Positive = Annotated[int, Field(ge=1, le=_UINT31)]
+Positive = Annotated[int, Field(ge=1, le=UINT31)]
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
-Natural = Annotated[int, Field(ge=0, le=_UINT31)]
+Natural = Annotated[int, Field(ge=0, le=UINT31)]
 
 
 def _at_most(count: int) -> Callable[[Any], Any]:
@@ -107,7 +106,7 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     user: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None
 
-    top_k: Annotated[int, Field(ge=-1, le=_UINT31)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=UINT31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION, le=MOST_REPETITION)] | None = (
         None
@@ -128,7 +127,7 @@ class GenerationBody(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None  # no effect on the tokenizers we read
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_UINT31)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=UINT31)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -227,31 +226,7 @@ class CompletionBody(GenerationBody):
     logprobs: Annotated[int, Field(ge=0)] | None = None
 
 
-def _refused_chat(value: Any) -> None:
-    if value:
-        raise ValueError("chats are not supported here: write them into 'input'")
-
-
-class EmbeddingBody(Body):
-    """What a request for embeddings asks for besides its inputs. None means the default."""
-
-    model: str | None = None
-    messages: Annotated[None, BeforeValidator(_refused_chat)] = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Positive | None = None
-    user: str | None = None
-
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_UINT31)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    add_special_tokens: bool | None = None
-    normalize: bool | None = None
-    use_activation: bool | None = None  # the same, by its newer name
-    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    request_id: RequestId | None = None
-
-
-def _kind_of_prompt(prompt: Any) -> str:
+def kind_of_prompt(prompt: Any) -> str:
     """Which of the four it is, by its first element: to try them all would take several times."""
     if not isinstance(prompt, list):
         return "str"
@@ -271,21 +246,7 @@ class CompletionRequest(CompletionBody):
         | Annotated[
             list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True), Tag("list[list[int]]")
         ],
-        Discriminator(_kind_of_prompt),
-    ]
-
-
-class EmbeddingRequest(EmbeddingBody):
-    """POST /v1/embeddings"""
-
-    input: Annotated[
-        Annotated[str, Tag("str")]
-        | Annotated[TokenIds, Tag("list[int]")]
-        | Annotated[list[str], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("list[str]")]
-        | Annotated[
-            list[TokenIds], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("list[list[int]]")
-        ],
-        Discriminator(_kind_of_prompt),
+        Discriminator(kind_of_prompt),
     ]
 
 

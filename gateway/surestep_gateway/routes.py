@@ -13,12 +13,13 @@ from surestep_common.errors import DeadlineExceeded, NotFound
 from surestep_common.sampling_defaults import shown
 
 from .context import Gateway
+from .embedding_body import EmbeddingBody
 from .embeddings import Embedding
 from .errors import JsonResponse
 from .generation import Generation, Origin, chat_generation, completion_generation
 from .json_pieces import JsonPieces
 from .middleware import body_of
-from .protocol import EmbeddingBody, GenerationBody
+from .protocol import GenerationBody
 from .respond import EventStream, json_answer, until_disconnect
 from .shapes import ChatShape, CompletionShape, Shape
 from .tenants import Caller

@@ -18,9 +18,10 @@ from surestep_common.errors import InternalError, SurestepError
 from surestep_proto.engine_pb2 import SamplingParams
 from surestep_proto.generate_pb2 import GenerateRequest
 
+from .embedding_body import EmbeddingBody
 from .embedding_inputs import PreparedInputs
 from .prompts import Prepared, Prompt
-from .protocol import ChatBody, CompletionBody, EmbeddingBody
+from .protocol import ChatBody, CompletionBody
 
 Parts = Sequence[bytes | bytearray]
 

@@ -71,13 +71,12 @@ def test_one_by_one_or_together_the_bits_are_the_same(embedder: Stack) -> None:
 def test_a_model_without_head_writes_nothing(embedder: Stack) -> None:
     with pytest.raises(BadRequestError, match="it makes embeddings"):
         client_of(embedder).completions.create(model="tiny", prompt="x")
-    assert embedder.get("/health/ready") is not None or embedder.is_ready()
 
 
 def test_a_killed_worker_costs_no_vector(embedder: Stack) -> None:
     """Every request that was open starts over."""
     before = embed(embedder, TEXTS)
-    restarts = embedder.metric("surestep:worker_restarts_total")
+    epoch = embedder.status()["scheduler"]["epoch"]
     with ThreadPoolExecutor(4) as threads:
         calls = [threads.submit(embed, embedder, TEXTS * 20) for _ in range(4)]
         embedder.wait_until(
@@ -86,7 +85,7 @@ def test_a_killed_worker_costs_no_vector(embedder: Stack) -> None:
         os.kill(embedder.status()["scheduler"]["ranks"][0]["pid"], signal.SIGKILL)
         for call in calls:
             assert np.array_equal(call.result(), np.tile(before, (20, 1)))
-    assert embedder.metric("surestep:worker_restarts_total") > restarts
+    assert embedder.status()["scheduler"]["epoch"] > epoch
 
 
 def test_a_model_that_writes_text_makes_vectors_too(stack: Stack, tiny_model: Path) -> None:

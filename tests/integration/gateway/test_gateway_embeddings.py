@@ -238,6 +238,19 @@ async def test_a_lost_scheduler_is_made_up_for(stack: Stack) -> None:
     assert 'vllm:request_prompt_tokens_sum{engine="0",model_name="tiny"} 2.0' in metrics
 
 
+async def test_vectors_of_two_models_stand_in_no_answer(stack: Stack) -> None:
+    async def changing(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        async for chunk in emulating(request):
+            chunk.start.model_fingerprint = str(request.prompt_ids[0])
+            yield chunk
+
+    stack.scheduler.script = changing
+    assert vectors(await embed(stack, input=[[5], [5, 6]]))
+    response = await embed(stack, input=[[5], [6]])
+    assert response.status_code == 503
+    assert response.json()["error"]["type"] == "model_changed_error"
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [

@@ -34,8 +34,8 @@ from surestep_scheduler.state import SchedulerState
 from surestep_worker.models import Model
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
+from vector_requests import POOLINGS, for_vectors
 
-POOLINGS = {"last": pb.LAST_TOKEN, "mean": pb.MEAN}
 TOLERANCE = 1e-5
 ALONE = Neighbours(num_slots=1, step_tokens=256)  # every prompt in one step
 CROWDED = {
@@ -54,21 +54,6 @@ def make_prompts() -> list[list[int]]:
 
 
 PROMPTS = make_prompts()
-
-
-def for_vectors(prompts: Sequence[Sequence[int]] = PROMPTS) -> list[Request]:
-    """Every prompt with every pooling."""
-    return [
-        Request(
-            id=f"{name} {index}",
-            prompt_ids=list(prompt),
-            emitted_ids=[],
-            max_tokens=1,
-            pooling=pooling,
-        )
-        for index, prompt in enumerate(prompts)
-        for name, pooling in POOLINGS.items()
-    ]
 
 
 def pooled_by(
@@ -117,7 +102,7 @@ def test_vectors_are_those_of_transformers(tmp_path: Path, architecture: str, ti
     folder = make_tiny_embedder(tmp_path, architecture=architecture, family=family, tie=tie)
     model = load(folder, TensorParallel())
     assert model.has_head == (tie and architecture == "Qwen3ForCausalLM")
-    found = pooled_by(model, for_vectors(), CROWDED["small steps"])
+    found = pooled_by(model, for_vectors(PROMPTS), CROWDED["small steps"])
     for name, pooling in POOLINGS.items():
         ours = np.stack([np.frombuffer(found[f"{name} {i}"], "<f4") for i in range(len(PROMPTS))])
         ours /= np.linalg.norm(ours, axis=1, keepdims=True)
@@ -142,7 +127,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def alone(model: Model) -> dict[str, bytes]:
     """Vectors of prompts that are computed one by one, each in one step and from nothing."""
     vectors: dict[str, bytes] = {}
-    for request in for_vectors():
+    for request in for_vectors(PROMPTS):
         vectors |= pooled_by(model, [request], ALONE, depth=0)
     return vectors
 
@@ -162,7 +147,7 @@ def test_company_and_cuts_change_no_bit(
     model: Model, alone: dict[str, bytes], where: str, conditions: Conditions
 ) -> None:
     """Among requests that write text and draft, with cached prefixes and under preemption."""
-    everyone = [*for_vectors(), *strangers(12)]
+    everyone = [*for_vectors(PROMPTS), *strangers(12)]
     random.Random(where).shuffle(everyone)
     found = pooled_by(model, everyone, CROWDED[where], conditions, drafter=("ngram", 3))
     assert found == alone
@@ -187,9 +172,9 @@ def test_without_an_output_head_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="it writes no text"):
         pooled_by(model, strangers(1), ALONE)
     with pytest.raises(InvalidRequest, match="nothing to draft"):
-        pooled_by(model, for_vectors(), ALONE, drafter=("ngram", 3))
+        pooled_by(model, for_vectors(PROMPTS), ALONE, drafter=("ngram", 3))
     on_device = Conditions(step_ops=STEP_REFERENCE, graphs=True)
     where = CROWDED["mixed"]
-    assert pooled_by(model, for_vectors(), where, on_device) == pooled_by(
-        model, for_vectors(), where
+    assert pooled_by(model, for_vectors(PROMPTS), where, on_device) == pooled_by(
+        model, for_vectors(PROMPTS), where
     )

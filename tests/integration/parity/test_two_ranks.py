@@ -9,9 +9,8 @@ from mutants import PERTURBED_STEP
 from parity import NEIGHBOURS, Conditions, ParityBench, serve
 from ports import free_address
 from surestep_common.invariants import LedgerError
-from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.sequence import Request
 from two_ranks import RankFailed, RankSetup, two_ranks
+from vector_requests import for_vectors
 
 WHERE = NEIGHBOURS["near max_model_len"]
 
@@ -66,17 +65,7 @@ def test_two_gpus_answer_as_one_cpu_does(bench: ParityBench, drafter: str, k: in
 
 def test_two_ranks_make_one_vector(bench: ParityBench) -> None:
     """Every rank sums the same hidden states; the digests would tell otherwise."""
-    requests = [
-        Request(
-            id=f"{pooling} {index}",
-            prompt_ids=[*request.prompt_ids],
-            emitted_ids=[],
-            max_tokens=1,
-            pooling=pooling,
-        )
-        for index, request in enumerate(bench.requests[:6])
-        for pooling in (pb.LAST_TOKEN, pb.MEAN)
-    ]
+    requests = for_vectors([request.prompt_ids for request in bench.requests[:6]])
     alone = bench.serve(requests, WHERE, "none", 0, depth=1)
     with two_ranks(setup_of(bench, "none", 0)) as (step, facts):
         answers = serve(step, facts, requests, WHERE, depth=1)

@@ -1,0 +1,49 @@
+"""The bodies of requests for embeddings: OpenAI's fields and vLLM's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from .protocol import UINT31, Body, Positive, RequestId, TokenIds, kind_of_prompt
+
+MAX_INPUTS = 2048  # as at OpenAI
+
+
+def _refused_chat(value: Any) -> None:
+    if value:
+        raise ValueError("chats are not supported here: write them into 'input'")
+
+
+class EmbeddingBody(Body):
+    """What a request for embeddings asks for besides its inputs. None means the default."""
+
+    model: str | None = None
+    messages: Annotated[None, BeforeValidator(_refused_chat)] = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Positive | None = None
+    user: str | None = None
+
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=UINT31)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None  # the same, by its newer name
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    request_id: RequestId | None = None
+
+
+class EmbeddingRequest(EmbeddingBody):
+    """POST /v1/embeddings"""
+
+    input: Annotated[
+        Annotated[str, Tag("str")]
+        | Annotated[TokenIds, Tag("list[int]")]
+        | Annotated[list[str], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("list[str]")]
+        | Annotated[
+            list[TokenIds], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("list[list[int]]")
+        ],
+        Discriminator(kind_of_prompt),
+    ]

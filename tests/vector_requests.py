@@ -1,0 +1,40 @@
+"""Requests that want a vector, as the scheduler's core knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from surestep_proto import engine_pb2 as pb
+from surestep_scheduler.sequence import Request
+
+POOLINGS = {"last": pb.LAST_TOKEN, "mean": pb.MEAN}
+
+
+def for_a_vector(request: Request, pooling: int) -> Request:
+    """The same prompt of the same tenant, of which a vector is wanted."""
+    return replace(
+        request,
+        pooling=pooling,
+        emitted_ids=[],
+        max_tokens=1,
+        stop_ids=frozenset(),
+        draft_cap=None,
+        want_prompt_logprobs=False,
+        sampling=None,
+    )
+
+
+def for_vectors(prompts: Sequence[Sequence[int]]) -> list[Request]:
+    """Every prompt with every pooling."""
+    return [
+        Request(
+            id=f"{name} {index}",
+            prompt_ids=list(prompt),
+            emitted_ids=[],
+            max_tokens=1,
+            pooling=pooling,
+        )
+        for index, prompt in enumerate(prompts)
+        for name, pooling in POOLINGS.items()
+    ]
