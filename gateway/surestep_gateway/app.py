@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,7 +18,7 @@ from .config import GatewaySettings
 from .context import Gateway
 from .errors import on_http_exception, on_surestep_error, on_unexpected_error
 from .metrics import Metrics
-from .middleware import RequestMiddleware
+from .middleware import RequestMiddleware, RootPath
 from .ops import OperatorRoutes
 from .pool import SchedulerPool
 from .routes import OpenAIRoutes
@@ -37,12 +39,18 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
         pool=SchedulerPool(settings.scheduler_url),
         metrics=metrics,
         admission=Admission(settings),
+        seeds=_seeds(settings.seed),
     )
+
+
+def _seeds(seed: int | None) -> random.Random:
+    """Drawn by the system, unless they are to be the same in every run."""
+    return random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311  # no secrets
 
 
 def make_app(gateway: Gateway, address: str) -> ASGIApp:
     """All endpoints. `address` is host:port of this server, as `/status` shows it."""
-    app = Starlette(
+    app: ASGIApp = Starlette(
         routes=[
             *OpenAIRoutes(gateway).routes(),
             *OperatorRoutes(gateway, address).routes(),
@@ -63,4 +71,5 @@ def make_app(gateway: Gateway, address: str) -> ASGIApp:
             Exception: on_unexpected_error,
         },
     )
-    return with_cors(app, gateway.settings)  # outside of all, so that errors have headers too
+    app = with_cors(app, gateway.settings)  # outside of all, so that errors have headers too
+    return RootPath(app, gateway.settings.root_path) if gateway.settings.root_path else app

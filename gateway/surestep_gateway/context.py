@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from .admission import Admission
@@ -22,3 +23,4 @@ class Gateway:
     pool: SchedulerPool
     metrics: Metrics
     admission: Admission
+    seeds: random.Random  # of requests that bring none

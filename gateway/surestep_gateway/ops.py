@@ -50,11 +50,16 @@ class OperatorRoutes:
             Route("/health/ready", self.ready),
             Route("/ping", self.health, methods=["GET", "POST"]),
             Route("/version", self.version),
-            Route("/openapi.json", self.openapi),
+            *self._documents(),
             Route("/metrics", self.metrics),
             Route("/load", self.load),
             Route("/status", self.status),
         ]
+
+    def _documents(self) -> list[Route]:
+        if self._gateway.settings.disable_fastapi_docs:
+            return []
+        return [Route("/openapi.json", self.openapi)]
 
     async def health(self, request: Request) -> Response:
         """Alive: this process answers."""
@@ -79,7 +84,8 @@ class OperatorRoutes:
 
     async def openapi(self, request: Request) -> Response:
         """The endpoints as an OpenAPI document."""
-        return JsonResponse(document(self._version, admin=self._admin))
+        root = self._gateway.settings.root_path
+        return JsonResponse(document(self._version, root, admin=self._admin))
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text; the gateway's own part even when no scheduler answers."""
