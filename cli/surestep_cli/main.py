@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import Field, FilePath, SecretStr
 from pydantic_settings import (
@@ -28,6 +29,8 @@ from .keys import one_key
 from .serve_settings import ServeSettings
 
 _ERROR = 1  # exit status
+_URL = r"^(https?|unix)://"
+_URL_IS = "address of the gateway; unix://PATH with %2F for / in it: a Unix socket"
 
 
 class Serve(ServeSettings):
@@ -79,9 +82,7 @@ class Fetch(Settings):
 class ServerUrl(Settings):
     """What commands need that talk to a running server."""
 
-    url: str = Field(
-        default="http://127.0.0.1:8000", pattern=r"^https?://", description="address of the gateway"
-    )
+    url: str = Field(default="http://127.0.0.1:8000", pattern=_URL, description=_URL_IS)
     api_key: SecretStr | None = Field(
         default=None, description="key that the server asks for, if it does"
     )
@@ -111,9 +112,7 @@ class Status(ServerUrl):
 class RestartWorkers(Settings):
     """Replace the workers of a running server, one scheduler after the other; requests go on."""
 
-    url: str = Field(
-        default="http://127.0.0.1:8000", pattern=r"^https?://", description="address of the gateway"
-    )
+    url: str = Field(default="http://127.0.0.1:8000", pattern=_URL, description=_URL_IS)
     admin_api_key: SecretStr | None = Field(
         default=None, description="the server's --admin-api-key"
     )
@@ -221,8 +220,10 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit status. SystemExit for `--help` and wrong flags."""
-    top = load(Surestep, arguments)
     console = Console(stderr=True, highlight=False)
+    if arguments[:1] == ["serve"]:
+        return _run(Serve.load(arguments[1:]), console)
+    top = load(Surestep, arguments)
     if top.version:
         Console(highlight=False).print(f"surestep {_version()}")
         return 0
@@ -230,9 +231,15 @@ def run(arguments: list[str]) -> int:
     if command is None:
         console.print("surestep: which command? `surestep --help` lists them")
         return USAGE_ERROR
-    assert isinstance(
-        command, Serve | ImportGguf | Fetch | Status | RestartWorkers | NewSecret | Bench
-    )
+    assert isinstance(command, ImportGguf | Fetch | Status | RestartWorkers | NewSecret | Bench)
+    return _run(command, console)
+
+
+class _Command(Protocol):
+    def run(self, console: Console) -> int: ...
+
+
+def _run(command: _Command, console: Console) -> int:
     try:
         return command.run(console)
     except SurestepError as error:
