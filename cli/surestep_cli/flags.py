@@ -177,7 +177,8 @@ class Asked:
         elif flag.verdict is Verdict.NO_EFFECT:
             self.without_effect[shown] = flag.why
         else:
-            self._problems.append(f"{shown} is {flag.verdict} supported: {flag.why}")
+            yet = " yet" if flag.verdict is Verdict.NOT_YET else ""
+            self._problems.append(f"{shown} is not supported{yet}: {flag.why}")
 
     def _set(self, target: str, value: Any) -> None:
         setting, _, key = target.partition(".")

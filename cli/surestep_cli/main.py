@@ -6,6 +6,7 @@ wrong flags are answered without loading anything heavy.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -222,7 +223,7 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit status. SystemExit for `--help` and wrong flags."""
     console = Console(stderr=True, highlight=False)
     if arguments[:1] == ["serve"]:
-        return _run(Serve.load(arguments[1:]), console)
+        return _serve(arguments[1:], console)
     top = load(Surestep, arguments)
     if top.version:
         Console(highlight=False).print(f"surestep {_version()}")
@@ -233,6 +234,17 @@ def run(arguments: list[str]) -> int:
         return USAGE_ERROR
     assert isinstance(command, ImportGguf | Fetch | Status | RestartWorkers | NewSecret | Bench)
     return _run(command, console)
+
+
+def _serve(arguments: list[str], console: Console) -> int:
+    for word in arguments:
+        if word in ("-h", "--help") or word.startswith("--help="):
+            from .help import help_text
+
+            topic = word.partition("=")[2] or None
+            sys.stdout.write(help_text(Serve, topic, shutil.get_terminal_size().columns))
+            return 0
+    return _run(Serve.load(arguments), console)
 
 
 class _Command(Protocol):

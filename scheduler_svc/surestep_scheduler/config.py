@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 from surestep_common.access import PeerSettings
 from surestep_common.config import Count, Names
 from surestep_proto import engine_pb2
 
-from .draft_length import StepCosts
-from .limits import Limits
+if TYPE_CHECKING:
+    from .limits import Limits
 
 
 class SchedulerSettings(PeerSettings):
@@ -87,6 +89,9 @@ class SchedulerSettings(PeerSettings):
 
     def limits(self, info: engine_pb2.WorkerInfo) -> Limits:
         """These settings within the workers' sizes. Raises InvalidRequest where they do not fit."""
+        from .draft_length import StepCosts  # numpy, which settings alone do not need
+        from .limits import Limits
+
         tokens = min(self.max_num_batched_tokens, info.max_step_tokens)
         slots = min(info.num_slots, tokens - 1)
         if self.max_num_seqs is not None:

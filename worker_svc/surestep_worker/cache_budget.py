@@ -62,7 +62,10 @@ class CacheBudget:
     def _num_blocks(
         self, spec: KVSpec, kernels: KernelSet, max_model_len: int, others: int = 0
     ) -> int:
-        """Blocks for the memory given, of which other caches take `others` bytes, but no more than all slots at full length could use."""
+        """Blocks for the memory given, but no more than all slots at full length could use.
+
+        Other caches are to take `others` bytes of a GPU.
+        """
         if self._known is not None:
             return self._known.num_blocks
         settings, wanted = self._settings, self._kv_bytes(others)
