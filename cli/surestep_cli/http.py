@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 
 class Answer(NamedTuple):
@@ -50,6 +51,12 @@ def call(
     except urllib.error.HTTPError as error:
         with error:
             return Answer(error.code, _parse(error.read()))
+
+
+def unix_socket(url: str) -> str | None:
+    """The path of the socket that a unix:// URL names; None for other URLs."""
+    parts = urlsplit(url)
+    return unquote(parts.netloc) if parts.scheme == "unix" else None
 
 
 class _UnixHandler(urllib.request.AbstractHTTPHandler):
