@@ -143,7 +143,7 @@ class Asked:
         try:
             if kind is Kind.SWITCH:
                 value = truth(value) == name.on
-            elif kind is Kind.MAPPING:
+            elif kind is Kind.MAPPING and (flag is None or flag.acted_on):
                 value = self._known_keys(name.name, mapping(value))
             elif kind in (Kind.REPEATED, Kind.MANY):
                 value = names(value)

@@ -24,6 +24,7 @@ from surestep_common.config import ENV_PREFIX, child_environ, state_dir
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.notify import ALIVE, READY, STOPPING, Listener, Notifier
 from surestep_common.process import raise_file_limit
+from surestep_worker.config import gpu_is_here
 
 from .child import Child, ChildFailedError, Command
 from .fetch import fetch
@@ -55,7 +56,7 @@ def launch(settings: ServeSettings) -> int:
         raise Unavailable(
             f"port {settings.port} of {settings.host} is taken; --port takes another, 0 any"
         )
-    for line in (*shortages(settings.tensor_parallel_size), *_in_vain(settings)):
+    for line in (*shortages(settings.tensor_parallel_size), *_remarks(settings)):
         console.print(f"Warning: {line}", markup=False, soft_wrap=True)
     model, tokenizer = fetch(settings, console)
     log_dir = _log_folder(settings.log_dir)
@@ -65,8 +66,10 @@ def launch(settings: ServeSettings) -> int:
     return asyncio.run(_serve(settings, environ, log_dir, console))
 
 
-def _in_vain(settings: ServeSettings) -> Iterator[str]:
-    """One line for all flags and variables that do nothing, by reason."""
+def _remarks(settings: ServeSettings) -> Iterator[str]:
+    """One line for all flags and variables that do nothing, by reason; one for an idle GPU."""
+    if "device" not in settings.model_fields_set and gpu_is_here():
+        yield "the model runs on CPUs, although there is a GPU: --device cuda takes it"
     reasons: dict[str, list[str]] = {}
     for name, why in settings.without_effect.items():
         reasons.setdefault(why, []).append(name)

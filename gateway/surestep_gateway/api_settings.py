@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from surestep_common.access import PeerSettings
 
 _UINT64 = (1 << 64) - 1
@@ -46,7 +46,9 @@ class ApiSettings(PeerSettings):
     enable_log_requests: bool = Field(
         False, description="log each request's parameters, and at level DEBUG its prompt"
     )
-    max_log_len: PositiveInt | None = Field(
-        None, description="characters of parameters, and of a prompt, that are logged; none = all"
+    max_log_len: int | None = Field(
+        None,
+        ge=0,
+        description="characters of parameters, and of a prompt, that are logged; none = all",
     )
     disable_fastapi_docs: bool = Field(False, description="do not serve /openapi.json and /docs")

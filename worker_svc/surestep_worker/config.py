@@ -26,6 +26,17 @@ def _attention(value: Any) -> Any:
     return _ATTENTION.get(name, name)
 
 
+def gpu_is_here() -> bool:
+    """Whether this machine has an NVIDIA GPU and its driver."""
+    return Path("/dev/nvidiactl").exists()
+
+
+def _device(value: Any) -> Any:
+    if value == "auto":
+        return "cuda" if gpu_is_here() else "cpu"
+    return value
+
+
 def _dtype(value: Any) -> Any:
     return _DTYPES.get(value, value)
 
@@ -36,7 +47,9 @@ class WorkerSettings(PeerSettings):
     model_config = SettingsConfigDict(cli_prog_name="surestep-worker")
 
     model: Path | None = Field(default=None, description="folder in Hugging Face format")
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="where the model runs")
+    device: Annotated[Literal["cpu", "cuda"], BeforeValidator(_device)] = Field(
+        default="cpu", description="where the model runs; auto = cuda where there is an NVIDIA GPU"
+    )
     attention_backend: Annotated[
         Literal["auto", "flash_attn", "torch_varlen", "triton", "torch"],
         BeforeValidator(_attention),

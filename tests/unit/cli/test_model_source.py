@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from surestep_cli.commands import fetch
-from surestep_cli.model_source import DEFAULT_MODEL, resolve
+from surestep_cli.model_source import (
+    DEFAULT_MODEL,
+    Source,
+    check_quantization,
+    resolve,
+    resolve_tokenizer,
+)
 from surestep_common.errors import InvalidRequest, NotFound, Unavailable
 
 QUIET = Console(quiet=True)
@@ -85,3 +93,38 @@ def test_a_cache_that_cannot_be_made_is_named(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(Unavailable, match=f"cannot keep {DEFAULT_MODEL} in .*Errno 20"):
         resolve(None, QUIET)
+
+
+def test_what_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def download(model: str, **options: Any) -> str:
+        asked[model] = options
+        (tmp_path / "tokenizer.json").touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    source = Source("v2", tmp_path / "cache", "token")
+    assert resolve("some/model", QUIET, source) == ("some/model", tmp_path)
+    assert resolve_tokenizer("some/tokenizer", QUIET, source) == tmp_path
+    for options in asked.values():
+        assert (options["revision"], options["token"]) == ("v2", "token")
+        assert options["cache_dir"] == tmp_path / "cache"
+    assert "*.safetensors" in asked["some/model"]["allow_patterns"]
+    assert "*.safetensors" not in asked["some/tokenizer"]["allow_patterns"]
+
+
+def test_a_tokenizer_that_is_none(folder: Path) -> None:
+    with pytest.raises(NotFound, match=r"holds no tokenizer\.json"):
+        resolve_tokenizer(str(folder), QUIET)
+
+
+def test_quantisation_is_the_checkpoints(folder: Path) -> None:
+    with pytest.raises(InvalidRequest, match="--quantization fp8: the checkpoint is not quantised"):
+        check_quantization(folder, "fp8")
+    about = {"quantization_config": {"quant_method": "awq"}}
+    (folder / "config.json").write_text(json.dumps(about))
+    for name in ("awq", "awq_marlin"):
+        check_quantization(folder, name)
+    with pytest.raises(InvalidRequest, match="quantised by 'awq'"):
+        check_quantization(folder, "fp8")

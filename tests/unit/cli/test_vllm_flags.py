@@ -221,6 +221,32 @@ def test_a_list_does_not_swallow_the_model(capsys: pytest.CaptureFixture[str]) -
     assert "give the model first" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "values"),
+    [
+        (["--max-model-len", "auto"], {"max_model_len": None}),
+        (["--max-model-len", "-1"], {"max_model_len": None}),
+        (["--max-num-batched-tokens", "8k"], {"max_num_batched_tokens": 8000}),
+        (["--dtype", "half"], {"dtype": "float16"}),
+        (["--dtype", "float"], {"dtype": "float32"}),
+        (["--attention-backend", "TRITON_ATTN"], {"attention_backend": "triton"}),
+        (["--attention-backend", "FLASH_ATTN"], {"attention_backend": "flash_attn"}),
+        (["--async-scheduling"], {"pipeline_depth": 1}),
+        (["--no-async-scheduling"], {"pipeline_depth": 0}),
+        (["--shutdown-timeout", "5"], {"drain_timeout_s": 5.0}),
+        (["--max-num-queued-tokens", "1M"], {"max_queue_tokens": 1 << 20}),
+        (["--log-level", "debug"], {"log_level": "DEBUG"}),
+        (["--device-memory-utilization", "0.5"], {"gpu_memory_utilization": 0.5}),
+        (["--limit-mm-per-prompt", "image=0"], {}),
+        (["--compilation-config", "3"], {}),
+        (["--structured-outputs-config.backend", "xgrammar"], {}),
+    ],
+)
+def test_values_of_vllm(flags: list[str], values: dict[str, Any]) -> None:
+    settings = Serve.load(["m", *flags])
+    assert {name: getattr(settings, name) for name in values} == values
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
