@@ -61,6 +61,7 @@ def types_of(annotation: Any) -> Iterable[Any]:
 
 
 def truth(value: Any) -> bool:
+    """Of a switch. Raises ValueError."""
     if isinstance(value, bool):
         return value
     if (known := TRUTH.get(str(value).lower())) is None:
@@ -75,7 +76,7 @@ def names(value: Any) -> list[str]:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """JSON, or key=value with commas between."""
+    """JSON, or key=value with commas between. Raises ValueError."""
     if isinstance(value, dict):
         return value
     text = str(value).strip()

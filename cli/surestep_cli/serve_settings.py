@@ -86,7 +86,7 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
         asked.check()
         _in_vain.set(asked.without_effect)
         settings = cls(**asked.values)
-        settings._without_effect = _in_vain.get()
+        settings._without_effect = asked.without_effect
         if settings.model is None and asked.swallowed is not None:
             raise SettingsError(
                 f"{asked.swallowed} takes every value up to the next flag: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 from surestep_cli.commands import fetch
+from surestep_cli.fetch import fetch as fetch_all
+from surestep_cli.main import Serve
 from surestep_cli.model_source import (
     DEFAULT_MODEL,
     Source,
@@ -128,3 +131,22 @@ def test_quantisation_is_the_checkpoints(folder: Path) -> None:
         check_quantization(folder, name)
     with pytest.raises(InvalidRequest, match="quantised by 'awq'"):
         check_quantization(folder, "fp8")
+
+
+def test_revisions(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tokenizer also where it is the model's own; of a folder there are none."""
+    asked = []
+
+    def download(model: str, *, revision: str | None, **options: Any) -> str:
+        asked.append((model, revision))
+        (tmp_path / "tokenizer.json").touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    flags = ["--revision", "v1", "--tokenizer-revision", "v2"]
+    _, tokenizer = fetch_all(Serve.load(["some/model", *flags]), QUIET)
+    assert (asked, tokenizer) == ([("some/model", "v1"), ("some/model", "v2")], tmp_path)
+    told = Console(file=io.StringIO(), width=200)
+    assert fetch_all(Serve.load([str(folder), *flags]), told) == (("my-model", folder), None)
+    assert isinstance(told.file, io.StringIO)
+    assert told.file.getvalue().count("does nothing") == 2

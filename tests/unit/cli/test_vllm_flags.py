@@ -154,7 +154,8 @@ def test_no_setting_of_ours_has_another_fate_in_the_table() -> None:
         (["m", "--api-key", "a", "b", "--port", "1"], {"api_key": ["a", "b"]}),
         (["--api-key", "a,b", "--api-key", "c"], {"api_key": ["a", "b", "c"]}),
         (["--allowed-origins", '["x", "y"]', "m"], {"allowed_origins": ["x", "y"], "model": "m"}),
-        (["--hf-token", "--port", "1"], {"port": "1"}),
+        (["--hf-token", "--port", "1"], {"port": "1", "hf_token": None}),
+        (["--hf-token", "x", "m"], {"hf_token": "x", "model": "m"}),
         (["--kv-cache-memory-bytes", "1536M"], {"kv_cache_memory": 1.5}),
         (["--no-async-scheduling"], {"pipeline_depth": False}),
         (
