@@ -50,16 +50,11 @@ class OperatorRoutes:
             Route("/health/ready", self.ready),
             Route("/ping", self.health, methods=["GET", "POST"]),
             Route("/version", self.version),
-            *self._documents(),
+            Route("/openapi.json", self.openapi),
             Route("/metrics", self.metrics),
             Route("/load", self.load),
             Route("/status", self.status),
         ]
-
-    def _documents(self) -> list[Route]:
-        if self._gateway.settings.disable_fastapi_docs:
-            return []
-        return [Route("/openapi.json", self.openapi)]
 
     async def health(self, request: Request) -> Response:
         """Alive: this process answers."""

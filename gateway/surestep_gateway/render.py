@@ -53,8 +53,8 @@ def render_chat(side: TextSide, body: TemplateFields) -> RenderedChat:
     tools = _tools(side.settings, body)
     messages = [_template_message(body, index) for index in range(len(body.messages))]
     if _takes_parts(side, body, with_tools=tools is not None):
-        for message, given in zip(messages, body.messages, strict=True):
-            message["content"] = _parts(given, message["content"])
+        for index, message in enumerate(messages):
+            message["content"] = _parts(body.messages[index], index)
     hidden = None
     if not side.settings.allow_special_tokens_in_content and side.tokenizer.special.untrusted(
         messages
@@ -100,11 +100,17 @@ def _takes_parts(side: TextSide, body: TemplateFields, *, with_tools: bool) -> b
     return side.template.takes_parts(tools=with_tools, source=body.chat_template)
 
 
-def _parts(message: Message, text: str) -> str | list[dict[str, Any]]:
-    """The content as a list; `text` is what it says."""
+def _parts(message: Message, index: int) -> str | list[dict[str, Any]]:
+    """The content as a list, for templates that go through it; nothing stays nothing."""
     if isinstance(message.content, list):
-        return message.content
-    return [{"type": "text", "text": text}] if text else text
+        texts = [
+            _text_part(part, f"messages[{index}].content[{n}]")
+            for n, part in enumerate(message.content)
+        ]
+    else:
+        text = _content(message, index)
+        texts = [text] if text else []
+    return [{"type": "text", "text": text} for text in texts] or ""
 
 
 def _limits(side: TextSide) -> contextlib.AbstractContextManager[None]:
