@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from ports import free_port
+from surestep_cli.http import call
 
 START_S = 90.0
 STOP_S = 30.0
@@ -57,8 +59,8 @@ class Stack:
 
     def is_ready(self) -> bool:
         """Whether /health/ready says so."""
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(self.url + "/health/ready", timeout=2).is_success
+        with contextlib.suppress(OSError):
+            return call(f"{self.url}/health/ready").status == 200
         return False
 
     def tail(self) -> str:
@@ -78,17 +80,18 @@ def serve(
     variables: Mapping[str, str] | None = None,
     within: Sequence[str] = (),
     console: Path | None = None,
+    uds: Path | None = None,
 ) -> Iterator[Stack]:
     """Start, wait until ready, yield, stop with SIGINT, and insist on a clean exit.
 
     `variables` join the environment; a PYTHONPATH among them comes before ours. `within` is a
     command that becomes the one behind it. `console` is where the launcher's output goes, if not
-    to the logs.
+    to the logs. `uds` is a socket to listen on, in place of a port.
     """
     port = free_port()
     logs.mkdir(parents=True, exist_ok=True)
     command = [*within, sys.executable, "-m", "surestep_cli", "serve", str(model)]
-    command += ["--port", str(port)]
+    command += ["--port", str(port)] if uds is None else ["--uds", str(uds)]
     with (console or logs / "console.log").open("wb") as console_file:
         process = subprocess.Popen(
             [*command, "--log-dir", str(logs), *flags],
@@ -97,7 +100,8 @@ def serve(
             env=environment(variables or {}),
             start_new_session=True,
         )
-    stack = Stack(process, f"http://127.0.0.1:{port}", logs)
+    url = f"http://127.0.0.1:{port}" if uds is None else f"unix://{quote(str(uds), safe='')}"
+    stack = Stack(process, url, logs)
     try:
         stack.wait_until(stack.is_ready, "readiness")
         yield stack

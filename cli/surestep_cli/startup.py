@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from surestep_common.rpc import connect
 from surestep_proto import engine_pb2 as pb
 from surestep_proto.engine_pb2_grpc import SupervisorStub
 
-from .http import call
+from .http import call, unix_socket
 from .output import unbreakable
 
 _POLL_S = 0.1
@@ -101,10 +102,13 @@ class Startup:
         body = {"model": self._name, "messages": [{"role": "user", "content": "Say hello."}]}
         flags = "-H 'Content-Type: application/json'"
         flags += ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
+        root, socket = self._url, unix_socket(self._url)
+        if socket is not None:
+            root, flags = "http://localhost", f"--unix-socket {shlex.quote(socket)} {flags}"
         out = Console(file=unbreakable(sys.stdout), highlight=False, soft_wrap=True)
         for line in (
             f"Serving {self._name} at {self._url}/v1",
-            f"Try:  curl {self._url}/v1/chat/completions {flags} -d '{json.dumps(body)}'",
+            f"Try:  curl {root}/v1/chat/completions {flags} -d '{json.dumps(body)}'",
             f"Logs: {self._workers[0].log.parent}",
             "Stop: Ctrl-C",
         ):

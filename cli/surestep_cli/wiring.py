@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from pathlib import Path
 
 from pydantic import SecretStr
 from surestep_common.config import ENV_PREFIX
@@ -24,7 +25,9 @@ def with_secret(settings: ServeSettings) -> ServeSettings:
     )
 
 
-def wiring(settings: ServeSettings, model: ModelFolder) -> dict[str, str]:
+def wiring(
+    settings: ServeSettings, model: ModelFolder, tokenizer: Path | None = None
+) -> dict[str, str]:
     """Variables for all services: the user's settings, and free addresses where there are none."""
     ranks = settings.tensor_parallel_size
     free = free_addresses(
@@ -47,6 +50,8 @@ def wiring(settings: ServeSettings, model: ModelFolder) -> dict[str, str]:
         "scheduler_url": ",".join(urls or (listen["scheduler_listen"],)),
         "supervisor_addresses": json.dumps(consecutive(listen["supervisor_listen"], ranks)),
     }
+    if tokenizer is not None:
+        wired["tokenizer"] = str(tokenizer)
     return {**settings.environ(), **{ENV_PREFIX + k.upper(): v for k, v in wired.items()}}
 
 

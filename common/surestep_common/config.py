@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
@@ -33,7 +35,8 @@ PARENT_PID = f"{ENV_PREFIX}PARENT_PID"
 USAGE_ERROR = 2  # exit status
 
 S = TypeVar("S", bound=BaseSettings)
-LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+T = TypeVar("T")
+_DIGITS = re.compile(r"\d+(\.\d+)?")
 
 
 def split_names(value: Any) -> Any:
@@ -45,20 +48,57 @@ def split_names(value: Any) -> Any:
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
+_SUFFIXES = {letter: 10 ** (3 * n) for n, letter in enumerate("kmgt", 1)}
+_SUFFIXES |= {letter: 1 << (10 * n) for n, letter in enumerate("KMGT", 1)}
+
+
+def human_int(text: str) -> int:
+    """A whole number as people write it: 32768, 32k (thousands), 32K (of 1024), 25.6k.
+
+    Raises ValueError.
+    """
+    number, factor = text.strip(), _SUFFIXES.get(text.strip()[-1:])
+    if factor is None:
+        return int(number)
+    product = Decimal(number[:-1]) * factor if _DIGITS.fullmatch(number[:-1]) else None
+    if product is None or product != int(product):
+        raise ValueError(f"{text!r} is no whole number")
+    return int(product)
+
+
+def _count(value: Any) -> Any:
+    return human_int(value) if isinstance(value, str) else value
+
+
+Count = Annotated[int, BeforeValidator(_count)]  # of tokens, say
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_names)]
+
+
+def _level(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
+LogLevel = Annotated[
+    Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_level)
+]
 
 
 def load(cls: type[S], argv: Sequence[str] | None = None) -> S:
     """`Settings.load` for any settings class, such as one that only lists subcommands."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    return or_exit(cls, lambda: CliApp.run(cls, cli_args=arguments))
+
+
+def or_exit(cls: type[BaseSettings], read: Callable[[], T]) -> T:
+    """What `read` returns; wrong settings end the process, with a line for each on stderr."""
     try:
-        return CliApp.run(cls, cli_args=arguments)
+        return read()
     except ValidationError as error:
         message = "; ".join(_describe(details) for details in error.errors())
     except SettingsError as error:
         message = str(error)
     program = cls.model_config.get("cli_prog_name") or Path(sys.argv[0]).name
-    sys.stderr.write(f"{program}: {message}\n")
+    sys.stderr.writelines(f"{program}: {line}\n" for line in message.splitlines())
     raise SystemExit(USAGE_ERROR)
 
 
@@ -103,6 +143,11 @@ class Settings(BaseSettings):
         """Flags arrive through `init_settings` or in front of it."""
         return init_settings, env_settings, _ConfigFile(settings_cls)
 
+    @classmethod
+    def from_file(cls, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Values by the names of fields, for the keys of a config file. Raises SettingsError."""
+        return {str(key).replace("-", "_"): value for key, value in content.items()}
+
     def environ(self) -> dict[str, str]:
         """The values that were set explicitly, as environment variables for a child process.
 
@@ -124,8 +169,8 @@ class _ConfigFile(PydanticBaseSettingsSource):
         if path is None:
             return {}
         # A mapping given by flag or variable replaces the file's; it is not merged with it.
-        keys = {str(key).replace("-", "_"): value for key, value in _read_yaml(Path(path)).items()}
-        return {key: value for key, value in keys.items() if key not in self.current_state}
+        values = cast(type[Settings], self.settings_cls).from_file(_read_yaml(Path(path)))
+        return {key: value for key, value in values.items() if key not in self.current_state}
 
     def get_field_value(self, field: object, field_name: str) -> tuple[Any, str, bool]:
         raise AssertionError("the file is read as a whole")
@@ -185,6 +230,11 @@ def child_environ(values: Mapping[str, str]) -> dict[str, str]:
     own = (ENV_PREFIX, NOTIFY_SOCKET)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(own)}
     return {**inherited, **values}
+
+
+def variables(prefix: str) -> dict[str, str]:
+    """What the environment has under names that begin so."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
 
 
 def notify_address() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Iterator, Mapping
 
 from surestep_common.errors import QueueFull, Unauthenticated, Unavailable
@@ -21,6 +22,7 @@ COUNTED = frozenset(
 )
 # Whoever looks whether the server lives has no key.
 _OPEN = frozenset({"/health", "/health/ready", "/ping", "/version", "/openapi.json"})
+_PROBES = frozenset({"/health", "/health/ready", "/ping"})
 _METRICS = frozenset({"/metrics", "/load"})
 _OPERATORS = _METRICS | {"/status"}  # the admin key opens these too
 _ADMIN = "/admin/"  # which asks for its own key
@@ -35,6 +37,7 @@ class Admission:
         self._drain_s = settings.drain_timeout_s
         self._keys, self._admin_keys = settings.api_keys(), settings.admin_keys()
         self._protect_metrics = settings.protect_metrics
+        self._needs_certificate = settings.ssl_cert_reqs == ssl.CERT_REQUIRED
         self._open: dict[asyncio.Task[object], str] = {}  # and who called
         self.draining = False
         self.aborting = False
@@ -54,6 +57,11 @@ class Admission:
             raise QueueFull(
                 f"more than {self._limit} requests are open at this server", retry_after=1.0
             )
+
+    def check_certificate(self, path: str, *, certified: bool) -> None:
+        """Raises Unauthenticated without a certificate that the client needs."""
+        if self._needs_certificate and not certified and path not in _PROBES:
+            raise Unauthenticated("a client certificate is needed")
 
     def identify(self, path: str, headers: Mapping[bytes, bytes]) -> Client | None:
         """Who asks, None where nobody has to say. Raises Unauthenticated.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,13 +20,15 @@ from .context import Gateway
 from .embedding_config import EmbeddingConfig, HfOverrides, PoolerConfig
 from .errors import on_http_exception, on_surestep_error, on_unexpected_error
 from .metrics import Metrics
-from .middleware import RequestMiddleware
+from .middleware import RequestMiddleware, RootPath
 from .ops import OperatorRoutes
 from .pool import SchedulerPool
 from .routes import OpenAIRoutes
 from .text import TextSide
 from .text_service import TextService
 from .vocabulary import check_vocabulary
+
+_DOCUMENTS = frozenset({"/openapi.json", "/docs"})
 
 
 def make_gateway(settings: GatewaySettings) -> Gateway:
@@ -45,17 +49,25 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
         metrics=metrics,
         admission=Admission(settings),
         answers=Answers(settings),
+        seeds=_seeds(settings.seed),
     )
+
+
+def _seeds(seed: int | None) -> random.Random:
+    """Drawn by the system, unless they are to be the same in every run."""
+    return random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311  # no secrets
 
 
 def make_app(gateway: Gateway, address: str) -> ASGIApp:
     """All endpoints. `address` is host:port of this server, as `/status` shows it."""
-    app = Starlette(
-        routes=[
-            *OpenAIRoutes(gateway).routes(),
-            *OperatorRoutes(gateway, address).routes(),
-            *AdminRoutes(gateway).routes(),
-        ],
+    routes = [
+        *OpenAIRoutes(gateway).routes(),
+        *OperatorRoutes(gateway, address).routes(),
+        *AdminRoutes(gateway).routes(),
+    ]
+    hidden = _DOCUMENTS if gateway.settings.disable_fastapi_docs else ()
+    app: ASGIApp = Starlette(
+        routes=[route for route in routes if route.path not in hidden],
         middleware=[
             Middleware(
                 RequestMiddleware,
@@ -71,4 +83,5 @@ def make_app(gateway: Gateway, address: str) -> ASGIApp:
             Exception: on_unexpected_error,
         },
     )
-    return with_cors(app, gateway.settings)  # outside of all, so that errors have headers too
+    app = with_cors(app, gateway.settings)  # outside of all, so that errors have headers too
+    return RootPath(app, gateway.settings.root_path) if gateway.settings.root_path else app

@@ -53,7 +53,9 @@ class HostCheck:
 
     def __init__(self, settings: GatewaySettings) -> None:
         origins = settings.allowed_origins
-        self._needed = is_loopback(settings.host) and "*" not in origins
+        # No browser reaches a Unix socket; the proxy that does has names of its own.
+        on_loopback = settings.uds is None and is_loopback(settings.host)
+        self._needed = on_loopback and "*" not in origins
         self._hosts = {urlsplit(origin).hostname for origin in origins}
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:

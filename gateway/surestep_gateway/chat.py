@@ -10,6 +10,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.nodes
 import jinja2.sandbox
 from surestep_common.errors import InvalidRequest
 
@@ -36,10 +37,12 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._default = self._compile(source) if source is not None else None
         self._with_tools = self._compile(tool_source) if tool_source is not None else self._default
+        self._parts = [self._goes_through_parts(each) for each in (source, tool_source or source)]
 
     @classmethod
-    def load(cls, folder: Path, override: Path | None = None) -> ChatTemplate:
-        """Template and special tokens of a folder; `override` is a file with another template.
+    def load(cls, folder: Path, override: str | None = None) -> ChatTemplate:
+        """Template and special tokens of a folder; `override` is a file with another template, or
+        the template itself.
 
         Raises InvalidRequest naming where a broken one comes from.
         """
@@ -47,12 +50,25 @@ class ChatTemplate:
         special = _read_json(folder / "special_tokens_map.json") | config
         tokens = {name: _token_text(special.get(name)) for name in _SPECIAL_TOKENS}
         try:
-            sources = {"default": override.read_text()} if override else _sources(folder, config)
+            sources = {"default": _given(override)} if override else _sources(folder, config)
             known = {name: text for name, text in tokens.items() if text is not None}
             return cls(sources.get("default"), known, tool_source=sources.get("tool_use"))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidRequest) as error:
-            where = override or folder
+            where = "--chat-template" if override else folder
             raise InvalidRequest(f"{where}: {error}", param="chat_template") from error
+
+    def takes_parts(self, *, tools: bool, source: str | None = None) -> bool:
+        """Whether a template goes through the parts of a message; `source` is one of a request."""
+        return self._parts[tools] if source is None else self._goes_through_parts(source)
+
+    def _goes_through_parts(self, source: str | None) -> bool:
+        if source is None:
+            return False
+        try:
+            loops = self._environment.parse(source).find_all(jinja2.nodes.For)
+        except Exception:  # noqa: BLE001  # who renders it complains
+            return False
+        return any(_is_content(loop.iter) for loop in loops)
 
     def _compile(self, source: str) -> jinja2.Template:
         try:
@@ -137,8 +153,24 @@ def _strftime_now(layout: str) -> str:
     return datetime.datetime.now().strftime(layout)  # the templates mean local time
 
 
+def _is_content(node: jinja2.nodes.Node) -> bool:
+    """Whether an expression of a template is called `content`, filtered or not."""
+    match node:
+        case jinja2.nodes.Filter(node=inner):
+            return isinstance(inner, jinja2.nodes.Node) and _is_content(inner)
+        case jinja2.nodes.Name(name=name) | jinja2.nodes.Getattr(attr=name):
+            return bool(name == "content")
+        case jinja2.nodes.Getitem(arg=jinja2.nodes.Const(value=name)):
+            return bool(name == "content")
+    return False
+
+
 def _mark_end(chat: list[dict[str, Any]]) -> None:
     content = chat[-1].get("content")
+    if isinstance(content, list) and content:
+        last = content[-1]
+        chat[-1]["content"] = [*content[:-1], {**last, "text": last["text"] + _CONTINUE_MARK}]
+        return
     if not isinstance(content, str) or not content:
         raise InvalidRequest("the final message has no text to continue", param="messages")
     chat[-1]["content"] = content + _CONTINUE_MARK
@@ -152,6 +184,11 @@ def _cut_at_mark(text: str) -> str:
         )
     trimmed = not text.startswith(_CONTINUE_MARK, end)
     return text[:end].rstrip() if trimmed else text[:end]
+
+
+def _given(template: str) -> str:
+    """The text of a template that is given as a file, or as it is."""
+    return template if "{" in template else Path(template).read_text()
 
 
 def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -44,10 +44,10 @@ def _new_call(index: int, name: str) -> Json:
     }
 
 
-def whole_message(events: Sequence[Event], *, reasoning: bool) -> Json:
+def whole_message(events: Sequence[Event], role: str, *, reasoning: bool) -> Json:
     """The `message`. With `reasoning` its keys are there, null where there was none."""
     delta = message_delta(coalesce(events))
-    message: Json = {"role": "assistant", "content": delta.get("content"), "refusal": None}
+    message: Json = {"role": role, "content": delta.get("content"), "refusal": None}
     if reasoning:
         thought = delta.get("reasoning")
         message |= {"reasoning": thought, "reasoning_content": thought}

@@ -17,10 +17,10 @@ from pydantic import (
     model_validator,
 )
 from pydantic_settings import NoDecode, SettingsConfigDict
-from surestep_common.access import PeerSettings
 from surestep_common.config import Names, split_names
 from surestep_common.registry import Registry
 
+from .api_settings import ApiSettings
 from .clients import ApiKeys, plain_keys, read_keys
 from .embedding_config import HfOverrides, PoolerConfig
 from .parsers import REASONING_PARSERS, TOOL_PARSERS
@@ -53,7 +53,7 @@ def _known(registry: Registry[Any]) -> Callable[[str], str]:
     return check
 
 
-class GatewaySettings(PeerSettings):
+class GatewaySettings(ApiSettings):
     """Each field is a flag, a `SURESTEP_*` variable and a key of the config file."""
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-gateway")
@@ -65,8 +65,28 @@ class GatewaySettings(PeerSettings):
     ssl_keyfile: FilePath | None = Field(
         None, description="PEM file: private key of that certificate"
     )
+    ssl_ca_certs: FilePath | None = Field(
+        None, description="PEM file: authorities whose certificates clients may show"
+    )
+    ssl_cert_reqs: int = Field(
+        0,
+        ge=0,
+        le=2,
+        description="certificates of clients: 0 = not asked for, 1 = optional, 2 = "
+        "needed for everything but health checks",
+    )
+    ssl_ciphers: str | None = Field(None, description="ciphers of TLS 1.2, as OpenSSL names them")
     port: int = Field(8000, ge=0, le=65535, description="port of the HTTP server; 0 = any free one")
+    uds: Path | None = Field(
+        None, description="Unix socket the HTTP server listens on, in place of host and port"
+    )
+    root_path: str = Field(
+        "", pattern="^(/.*[^/])?$", description="path under which a proxy serves the API, e.g. /llm"
+    )
     model: Path = Field(description="folder with tokenizer.json and the chat template")
+    tokenizer: Path | None = Field(
+        None, description="folder of another tokenizer and its chat template"
+    )
     served_model_name: Names = Field(
         (), description="names clients may use, comma separated; default: the folder's name"
     )
@@ -90,8 +110,8 @@ class GatewaySettings(PeerSettings):
     protect_metrics: bool = Field(
         False, description="/metrics and /load need a key as well, an API key or the admin key"
     )
-    chat_template: Path | None = Field(
-        None, description="file whose template replaces the checkpoint's"
+    chat_template: str | None = Field(
+        None, description="file with a template, or a template, that replaces the checkpoint's"
     )
     trust_request_chat_template: bool = Field(
         False, description="accept a `chat_template` field in requests"
@@ -195,6 +215,12 @@ class GatewaySettings(PeerSettings):
     def _certificate_has_its_key(self) -> Self:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("--ssl-certfile and --ssl-keyfile need each other")
+        if self.ssl_certfile is None and (self.ssl_ca_certs or self.ssl_ciphers):
+            raise ValueError("--ssl-ca-certs and --ssl-ciphers need --ssl-certfile")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ValueError("--ssl-cert-reqs needs --ssl-ca-certs")
+        if self.uds is not None and self.ssl_certfile is not None:
+            raise ValueError("--uds and --ssl-certfile exclude each other")
         return self
 
     @model_validator(mode="after")

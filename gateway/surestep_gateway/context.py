@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from .admission import Admission
@@ -26,3 +27,4 @@ class Gateway:
     metrics: Metrics
     admission: Admission
     answers: Answers
+    seeds: random.Random  # of requests that bring none

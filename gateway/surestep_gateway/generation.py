@@ -92,7 +92,7 @@ async def _generation(
         # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
         call_id=f"{generation_id}-{secrets.token_hex(4)}",
         sampling=prepared.sampling,
-        seed=secrets.randbits(64) if body.seed is None else body.seed,
+        seed=gateway.seeds.getrandbits(64) if body.seed is None else body.seed,
         origin=origin,
         new_parser=new_parser,
         deadline=deadline,

@@ -39,7 +39,7 @@ class HttpProtocol(HttpToolsProtocol):
     """uvicorn's, which bounds neither the size of a head nor the time that anything takes.
 
     What is no HTTP gets an error in the shape of all others. `abort` in the state of a request's
-    scope ends the connection at once.
+    scope ends the connection at once, `certified` says whether the client has shown a certificate.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_headers = 0
         self._in_head = False
         self._complaint = _INVALID  # what to say of bytes that are not taken
+        self._certified = False
         self._head_due = math.inf  # when the head of a request must be there
         self._send_due = math.inf  # when the client must have taken what waits to be sent
         self._running: RequestResponseCycle | None = None  # others may wait behind it
@@ -59,6 +60,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        tls = transport.get_extra_info("ssl_object")
+        self._certified = tls is not None and tls.getpeercert(binary_form=True) is not None
         self._all.opened(self)
         self._wait_for_head()
 
@@ -126,6 +129,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_due = time.monotonic() + self._patience.head_s
         super().on_message_begin()
         self.scope["state"]["abort"] = self.abort
+        self.scope["state"]["certified"] = self._certified
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))

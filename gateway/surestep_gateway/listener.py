@@ -9,6 +9,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 
 import orjson
 from surestep_common.errors import Unavailable
@@ -55,6 +56,32 @@ def bind(host: str, port: int, send_timeout_s: float) -> socket.socket:
         raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
     listener.setblocking(False)
     return listener
+
+
+def bind_path(path: Path) -> socket.socket:
+    """A bound Unix socket, in place of one that an earlier gateway has left. Raises Unavailable."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_abandoned(path):
+            path.unlink()
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise Unavailable(f"cannot listen on {path}: {error.strerror or error}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether it is a socket on which nobody listens."""
+    if not path.is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+    return False
 
 
 class Listener:

@@ -53,6 +53,7 @@ class RequestMiddleware:
         answer = self._numbered(send, request_id)
         try:
             self._hosts.check(headers)
+            self._admission.check_certificate(path, certified=state.get("certified", False))
             state["client"] = self._admission.identify(path, headers)
             caller = Caller.of(scope)
             self._admission.check(path, caller.name)
@@ -88,6 +89,20 @@ class RequestMiddleware:
             await send(message)
 
         return numbered
+
+
+class RootPath:
+    """For a proxy that serves the API under a path: requests may come with or without it."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == self._root or path.startswith(f"{self._root}/"):
+            scope = {**scope, "path": path.removeprefix(self._root) or "/"}
+        await self._app(scope, receive, send)
 
 
 def body_of(request: Request) -> Body:

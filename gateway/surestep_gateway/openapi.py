@@ -110,14 +110,16 @@ _RESTART = _Operation(
 )
 
 
-def document(version: str, *, admin: bool) -> dict[str, Any]:
-    """The OpenAPI 3.1 document; with the admin endpoints only where there are any."""
+def document(version: str, root: str = "", *, admin: bool) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of a server whose paths begin with `root`; with the admin endpoints
+    only where there are any."""
     operations = (*_OPERATIONS, _RESTART) if admin else _OPERATIONS
     bodies = [(body, "validation") for operation in operations for body in operation.bodies]
     _, schemas = models_json_schema(bodies, ref_template=_REF + "{model}")  # type: ignore[arg-type]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Surestep", "version": version},
+        "servers": [{"url": root or "/"}],
         "paths": {one.path: {one.method: _describe(one)} for one in operations},
         "components": {
             "schemas": schemas["$defs"] | {"Error": _ERROR},

@@ -79,7 +79,8 @@ class OperatorRoutes:
 
     async def openapi(self, request: Request) -> Response:
         """The endpoints as an OpenAPI document."""
-        return JsonResponse(document(self._version, admin=self._admin))
+        root = self._gateway.settings.root_path
+        return JsonResponse(document(self._version, root, admin=self._admin))
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text; the gateway's own part even when no scheduler answers."""

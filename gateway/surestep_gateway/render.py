@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 from surestep_common.errors import InvalidRequest
 
+from .api_settings import ApiSettings
 from .limits import template_limits
-from .protocol import Message, TemplateFields, ToolCall
+from .protocol import ChatBody, Message, TemplateFields, ToolCall
 from .special_tokens import Hidden
 from .text import TextSide
 from .tokenizer import Texts
@@ -48,11 +49,12 @@ def render_chat(side: TextSide, body: TemplateFields) -> RenderedChat:
             param="continue_final_message",
         )
     side.only_apart(body.chat_template is not None or len(body.messages) > INLINE_MESSAGES)
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    variables = _variables(side.settings, body)
+    tools = _tools(side.settings, body)
     messages = [_template_message(body, index) for index in range(len(body.messages))]
-    tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None
+    if _takes_parts(side, body, with_tools=tools is not None):
+        for index, message in enumerate(messages):
+            message["content"] = _parts(body.messages[index], index)
     hidden = None
     if not side.settings.allow_special_tokens_in_content and side.tokenizer.special.untrusted(
         messages
@@ -72,6 +74,43 @@ def render_chat(side: TextSide, body: TemplateFields) -> RenderedChat:
     if hidden is None:
         return RenderedChat(text, text, None)
     return RenderedChat(hidden.shown(text), text, hidden)
+
+
+def _variables(settings: ApiSettings, body: TemplateFields) -> dict[str, Any]:
+    """What the template is told besides the messages."""
+    variables = {**(settings.default_chat_template_kwargs or {})}
+    variables |= body.chat_template_kwargs or {}
+    effort = body.reasoning_effort
+    if effort is not None and "reasoning_effort" not in (body.chat_template_kwargs or {}):
+        variables["reasoning_effort"] = (settings.reasoning_effort_map or {}).get(effort, effort)
+    return variables
+
+
+def _tools(settings: ApiSettings, body: TemplateFields) -> list[dict[str, Any]] | None:
+    left_out = isinstance(body, ChatBody) and body.tool_choice == "none"
+    if left_out and settings.exclude_tools_when_tool_choice_none:
+        return None
+    return [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None
+
+
+def _takes_parts(side: TextSide, body: TemplateFields, *, with_tools: bool) -> bool:
+    wanted = side.settings.chat_template_content_format
+    if wanted != "auto":
+        return wanted == "openai"
+    return side.template.takes_parts(tools=with_tools, source=body.chat_template)
+
+
+def _parts(message: Message, index: int) -> str | list[dict[str, Any]]:
+    """The content as a list, for templates that go through it; nothing stays nothing."""
+    if isinstance(message.content, list):
+        texts = [
+            _text_part(part, f"messages[{index}].content[{n}]")
+            for n, part in enumerate(message.content)
+        ]
+    else:
+        text = _content(message, index)
+        texts = [text] if text else []
+    return [{"type": "text", "text": text} for text in texts] or ""
 
 
 def _limits(side: TextSide) -> contextlib.AbstractContextManager[None]:

@@ -85,14 +85,21 @@ class EventStream(Response):
     success.
     """
 
-    def __init__(self, generation: Generation, shape: Shape, admission: Admission) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        shape: Shape,
+        admission: Admission,
+        *,
+        force_usage: bool = False,  # on every event
+    ) -> None:
         super().__init__()
         self._admission = admission
         options = generation.body.stream_options
         self._generation = generation
         self._shape = shape
-        self._usage_at_end = bool(options and options.include_usage)
-        self._usage_always = bool(options and options.continuous_usage_stats)
+        self._usage_at_end = force_usage or bool(options and options.include_usage)
+        self._usage_always = force_usage or bool(options and options.continuous_usage_stats)
         self._head = _envelope(generation, shape.chunk_name)
         self._opened: set[int] = set()
         self._started = False

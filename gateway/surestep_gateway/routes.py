@@ -20,6 +20,7 @@ from .generation import Generation, Origin, chat_generation, completion_generati
 from .json_pieces import JsonPieces
 from .middleware import body_of
 from .protocol import GenerationBody
+from .request_log import log_request
 from .respond import EventStream, json_answer, until_disconnect
 from .shapes import ChatShape, CompletionShape, Shape
 from .tenants import Caller
@@ -98,8 +99,11 @@ class OpenAIRoutes:
         return JsonPieces([answer], self._gateway.answers)
 
     async def _answer(self, request: Request, generation: Generation, shape: Shape) -> Response:
+        if self._gateway.settings.enable_log_requests:
+            log_request(self._gateway, generation)
         if generation.body.stream:
-            return EventStream(generation, shape, self._gateway.admission)
+            force = self._gateway.settings.enable_force_include_usage
+            return EventStream(generation, shape, self._gateway.admission, force_usage=force)
         return await json_answer(generation, shape, request.receive, self._gateway)
 
     async def models(self, request: Request) -> Response:

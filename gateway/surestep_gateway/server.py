@@ -7,7 +7,9 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import uvicorn
 from surestep_common.process import clients_within, raise_file_limit
@@ -17,7 +19,7 @@ from .config import GatewaySettings
 from .connections import Connections
 from .context import Gateway
 from .http_protocol import HttpProtocol, Patience
-from .listener import Listener, bind
+from .listener import Listener, bind, bind_path
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +45,7 @@ class GatewayServer:
     def __init__(self, settings: GatewaySettings) -> None:
         """Raises Unavailable when the address is taken, InvalidRequest for a bad model folder."""
         self.gateway: Gateway = make_gateway(settings)
-        listening = bind(settings.host, settings.port, settings.send_timeout_s)
-        host, port = listening.getsockname()[:2]
-        self.address = f"{host}:{port}"
-        self.url = f"{'https' if settings.ssl_certfile else 'http'}://{self.address}"
+        listening, self.address, self.url = _listen(settings)
         self._connections = Connections(self.gateway.metrics)
         self._patience = Patience(settings.head_timeout_s, settings.send_timeout_s)
         config = uvicorn.Config(
@@ -60,6 +59,10 @@ class GatewayServer:
             server_header=False,
             ssl_certfile=settings.ssl_certfile,
             ssl_keyfile=settings.ssl_keyfile,
+            # Health checks need no certificate, so that the handshake cannot insist on one.
+            ssl_cert_reqs=min(settings.ssl_cert_reqs, ssl.CERT_OPTIONAL),
+            ssl_ca_certs=str(settings.ssl_ca_certs) if settings.ssl_ca_certs else None,
+            ssl_ciphers=settings.ssl_ciphers,
             timeout_graceful_shutdown=_CLOSE_S,
         )
         config.load()
@@ -116,6 +119,17 @@ class GatewayServer:
         await self.gateway.admission.drain()
         listening.cancel()
         self._server.should_exit = True
+
+
+def _listen(settings: GatewaySettings) -> tuple[socket.socket, str, str]:
+    """The socket, where it is in short, and as a URL. Raises Unavailable."""
+    if settings.uds is not None:
+        address = str(settings.uds)
+        return bind_path(settings.uds), address, f"unix://{quote(address, safe='')}"
+    listening = bind(settings.host, settings.port, settings.send_timeout_s)
+    host, port = listening.getsockname()[:2]
+    scheme = "https" if settings.ssl_certfile else "http"
+    return listening, f"{host}:{port}", f"{scheme}://{host}:{port}"
 
 
 def _most_connections(wanted: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from surestep_proto.engine_pb2 import LogprobColumns
 
+from .api_settings import ApiSettings
 from .chat_message import message_delta, whole_message
 from .context import Gateway
 from .detokenize import Detokenizer
@@ -27,6 +28,7 @@ from .logprobs import (
 )
 from .parsers import Event, Reasoning, coalesce, content_of
 from .prompts import Prompt
+from .protocol import GenerationBody, TemplateFields
 from .sequence import Delta, OutputSequence
 
 _MANY_EVENTS = 512  # are made fewer before there are more
@@ -95,13 +97,14 @@ class ChatShape:
 
     def __init__(self, gateway: Gateway, generation: Generation) -> None:
         self._generation = generation
+        self._role = _role(gateway.settings, generation.body)
         self._speller = _speller(gateway, generation)
         self._token_ids = bool(generation.body.return_token_ids)
         self._show_reasoning = getattr(generation.body, "include_reasoning", None) is not False
 
     async def opening(self, sequence: OutputSequence) -> Json | None:
         """The role."""
-        delta = {"role": "assistant", "content": ""}
+        delta = {"role": self._role, "content": ""}
         return {"index": sequence.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
@@ -137,7 +140,7 @@ class ChatShape:
         reasoning = sequence.num_reasoning_tokens is not None
         choice: Json = {
             "index": sequence.index,
-            "message": whole_message(self._shown(gathered.events), reasoning=reasoning),
+            "message": whole_message(self._shown(gathered.events), self._role, reasoning=reasoning),
             "logprobs": gathered.logprobs.finish() if wanted else None,
             "finish_reason": gathered.finish_reason,
             "stop_reason": gathered.stop_reason,
@@ -258,6 +261,14 @@ class CompletionShape:
         return self._generation.prompt_of(sequence).text or ""
 
 
+def _role(settings: ApiSettings, body: GenerationBody) -> str:
+    """Whose message the answer is; one that goes on with the last message is its author's."""
+    if isinstance(body, TemplateFields):
+        goes_on = body.continue_final_message or body.add_generation_prompt is False
+        return body.messages[-1].role if goes_on else settings.response_role
+    return settings.response_role
+
+
 async def _ids(prompt: Prompt) -> RawJson:
     lists = GrowingLists()
     for at in range(0, len(prompt.token_ids), _SLICE_IDS):
@@ -276,5 +287,7 @@ async def _prompt_logprobs(found: LogprobColumns, speller: TokenSpeller) -> RawJ
 
 
 def _speller(gateway: Gateway, generation: Generation) -> TokenSpeller:
-    as_ids = bool(generation.body.return_tokens_as_token_ids)
+    as_ids = generation.body.return_tokens_as_token_ids
+    if as_ids is None:
+        as_ids = gateway.settings.return_tokens_as_token_ids
     return TokenSpeller(gateway.tokenizer, as_ids=as_ids)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import orjson
 from tokenizers import Tokenizer as RustTokenizer
 
+from .api_settings import ApiSettings
 from .chat import ChatTemplate
 from .config import GatewaySettings
 from .tokenizer import Tokenizer
@@ -16,6 +17,7 @@ _NEEDED = {  # of the settings, in a text process; no keys, and no files
     *("model", "trust_request_chat_template", "chat_template_timeout_s", "text_memory_bytes"),
     *("reasoning_parser", "tool_call_parser", "enable_auto_tool_choice", "max_n", "max_logprobs"),
     *("allow_special_tokens_in_content", "max_answer_bytes", "log_level", "log_json"),
+    *ApiSettings.__annotations__,
 }
 
 
@@ -35,10 +37,11 @@ class TextSide:
     @classmethod
     def load(cls, settings: GatewaySettings) -> TextSide:
         """Read the model folder. Raises InvalidRequest."""
+        folder = settings.tokenizer or settings.model
         return cls(
             settings=settings,
-            tokenizer=Tokenizer.load(settings.model),
-            template=ChatTemplate.load(settings.model, settings.chat_template),
+            tokenizer=Tokenizer.load(folder),
+            template=ChatTemplate.load(folder, settings.chat_template),
         )
 
     def dump(self) -> list[bytes]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 from surestep_common.access import PeerSettings
-from surestep_common.config import Names
+from surestep_common.config import Count, Names
 from surestep_proto import engine_pb2
 
-from .draft_length import StepCosts
-from .limits import Limits
+if TYPE_CHECKING:
+    from .limits import Limits
 
 
 class SchedulerSettings(PeerSettings):
@@ -28,14 +30,14 @@ class SchedulerSettings(PeerSettings):
     supervisor_addresses: list[str] = Field(
         default=[], description="host:port of each rank's supervisor; empty = nobody restarts ranks"
     )
-    max_num_batched_tokens: int = Field(
+    max_num_batched_tokens: Count = Field(
         default=2048, ge=2, description="tokens of one step, drafts included"
     )
     max_num_seqs: int | None = Field(
         default=None, ge=1, description="requests that run at once; default: the workers' slots"
     )
     max_queue_len: int = Field(default=1024, ge=0, description="requests that may wait")
-    max_queue_tokens: int = Field(
+    max_queue_tokens: Count = Field(
         default=1 << 20, ge=0, description="tokens of requests that may wait; 0 = any number"
     )
     enable_prefix_caching: bool = Field(
@@ -87,6 +89,9 @@ class SchedulerSettings(PeerSettings):
 
     def limits(self, info: engine_pb2.WorkerInfo) -> Limits:
         """These settings within the workers' sizes. Raises InvalidRequest where they do not fit."""
+        from .draft_length import StepCosts  # numpy, which settings alone do not need
+        from .limits import Limits
+
         tokens = min(self.max_num_batched_tokens, info.max_step_tokens)
         slots = min(info.num_slots, tokens - 1)
         if self.max_num_seqs is not None:

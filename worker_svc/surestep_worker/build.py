@@ -78,6 +78,8 @@ def build_runner(
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
     speculation = _speculation(settings)
+    if settings.dtype == "float16":
+        logger.warning("--dtype float16: computing in bfloat16, which has its size and more range")
     _take_gpu(settings)
     store = WeightStore(weights_fd) if weights_fd is not None else None
     source = ModelSource(settings.model, store, settings.generation_folder)

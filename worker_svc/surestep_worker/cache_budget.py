@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _SNAPSHOTS_PER_SLOT = 8  # more would outlive the blocks of their prefixes
 # Of the memory that is left: the rest is for activations, a standby and whatever else runs here.
 _SHARES = {"kv_cache_memory": 0.6, "snapshot_memory": 0.2}
+_SHARE_OF_PART = 0.85  # the same where somebody says what part of a GPU is ours
 Field = Literal["kv_cache_memory", "snapshot_memory"]
 
 
@@ -36,6 +37,11 @@ class CacheBudget:
         self._tp = tp
         self._known = known
         self._room = free_memory(settings.device)
+        if settings.device == "cpu" and settings.gpu_memory_utilization is not None:
+            logger.warning(
+                "--gpu-memory-utilization does nothing on CPUs: --kv-cache-memory and "
+                "--snapshot-memory say how large the caches are"
+            )
 
     def allocate(
         self, model: Model, kernels: KernelSet, max_model_len: int, max_drafts: int
@@ -47,20 +53,48 @@ class CacheBudget:
         spec = replace(model.kv_spec(settings.block_size), cache_dtype=cache_dtype)
         if cache_dtype is not None:
             logger.info("KV cache of %s, not scaled", cache_dtype)
-        num_blocks = self._num_blocks(spec, kernels, max_model_len)
+        recurrent, window = model.recurrent_spec(), max_drafts + 1
+        others = self._recurrent_bytes(recurrent, window)
+        num_blocks = self._num_blocks(spec, kernels, max_model_len, others)
         kv = KVCache(spec, num_blocks, kernels, settings.device)
-        return Caches(kv, self._recurrent(model.recurrent_spec(), max_drafts + 1))
+        return Caches(kv, self._recurrent(recurrent, window))
 
-    def _num_blocks(self, spec: KVSpec, kernels: KernelSet, max_model_len: int) -> int:
-        """Blocks for the memory given, but no more than all slots at full length could use."""
+    def _num_blocks(
+        self, spec: KVSpec, kernels: KernelSet, max_model_len: int, others: int = 0
+    ) -> int:
+        """Blocks for the memory given, but no more than all slots at full length could use.
+
+        Other caches are to take `others` bytes of a GPU.
+        """
         if self._known is not None:
             return self._known.num_blocks
-        settings = self._settings
+        settings, wanted = self._settings, self._kv_bytes(others)
         useful = 1 + settings.max_num_seqs * -(-max_model_len // settings.block_size)
-        fit = blocks_that_fit(int(settings.kv_cache_memory * GIB), spec, kernels)
+        fit = blocks_that_fit(wanted, spec, kernels)
         wanted = min(fit, useful) * bytes_per_block(spec, kernels)
-        budget = self._within_room("kv_cache_memory", wanted)
+        budget = wanted if self._part_of_gpu else self._within_room("kv_cache_memory", wanted)
         return self._least(min(blocks_that_fit(budget, spec, kernels), useful))
+
+    def _kv_bytes(self, others: int) -> int:
+        """For KV blocks, as the settings say. Raises OutOfMemory."""
+        if self._part_of_gpu is None:
+            return int(self._settings.kv_cache_memory * GIB)
+        free, total = torch.cuda.mem_get_info()
+        return kv_part(self._part_of_gpu, free - others, total)
+
+    @property
+    def _part_of_gpu(self) -> float | None:
+        """What of the GPU's memory this rank may take, if that says how large the KV cache is."""
+        settings = self._settings
+        sized = "kv_cache_memory" in settings.model_fields_set
+        return None if sized or settings.device == "cpu" else settings.gpu_memory_utilization
+
+    def _recurrent_bytes(self, spec: RecurrentSpec | None, window: int) -> int:
+        """Of states and snapshots, at most."""
+        if spec is None:
+            return 0
+        states = (self._settings.max_num_seqs + 1) * spec.slot_bytes(window)
+        return states + int(self._settings.snapshot_memory * GIB)
 
     def _recurrent(self, spec: RecurrentSpec | None, window: int) -> RecurrentCache | None:
         """A state and the records of a window per slot, and snapshots for the memory given."""
@@ -106,6 +140,21 @@ class CacheBudget:
     def _least(self, count: int) -> int:
         """What every rank of the group has room for."""
         return int(self._tp.all_gather(torch.tensor([count])).min())
+
+
+def kv_part(part: float, free: int, total: int) -> int:
+    """Bytes for KV blocks on a GPU that holds the weights, of which a rank may take `part`.
+
+    A part of what is left is for activations. Raises OutOfMemory.
+    """
+    left = int(part * total) - (total - free)
+    if left <= 0:
+        raise OutOfMemory(
+            f"--gpu-memory-utilization {part:g}: {(total - free) / GIB:.2f} of {total / GIB:.2f} "
+            "GiB are taken by weights and recurrent state",
+            param="gpu_memory_utilization",
+        )
+    return int(left * _SHARE_OF_PART)
 
 
 def free_memory(device: str) -> Room:

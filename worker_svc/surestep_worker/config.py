@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import SettingsConfigDict
 from surestep_common.access import PeerSettings
+from surestep_common.config import Count
 
 from .generation_config import AUTO, NEUTRAL, check_override
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 HOST_PORT = r"^[^\s:]+:\d{1,5}$"
+
+_ATTENTION = {"triton_attn": "triton", "torch_sdpa": "torch"}  # vLLM's names
+_DTYPES = {"half": "float16", "float": "float32"}
+
+
+def _own_length(value: Any) -> Any:
+    return None if value in (-1, "-1", "auto") else value
+
+
+def _attention(value: Any) -> Any:
+    name = value.lower() if isinstance(value, str) else value
+    return _ATTENTION.get(name, name)
+
+
+def gpu_is_here() -> bool:
+    """Whether this machine has an NVIDIA GPU and its driver."""
+    return Path("/dev/nvidiactl").exists()
+
+
+def _device(value: Any) -> Any:
+    if value == "auto":
+        return "cuda" if gpu_is_here() else "cpu"
+    return value
+
+
+def _dtype(value: Any) -> Any:
+    return _DTYPES.get(value, value)
 
 
 class WorkerSettings(PeerSettings):
@@ -21,8 +49,13 @@ class WorkerSettings(PeerSettings):
     model_config = SettingsConfigDict(cli_prog_name="surestep-worker")
 
     model: Path | None = Field(default=None, description="folder in Hugging Face format")
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="where the model runs")
-    attention_backend: Literal["auto", "flash_attn", "torch_varlen", "triton", "torch"] = Field(
+    device: Annotated[Literal["cpu", "cuda"], BeforeValidator(_device)] = Field(
+        default="cpu", description="where the model runs; auto = cuda where there is an NVIDIA GPU"
+    )
+    attention_backend: Annotated[
+        Literal["auto", "flash_attn", "torch_varlen", "triton", "torch"],
+        BeforeValidator(_attention),
+    ] = Field(
         default="auto",
         description="what attends to the KV cache; auto = the first that serves the model and "
         "computes a token alike in any batch",
@@ -35,8 +68,12 @@ class WorkerSettings(PeerSettings):
     enforce_eager: bool = Field(
         default=False, description="launch the kernels of every step one by one: no CUDA graphs"
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="of weights and KV cache; auto = the checkpoint's"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_dtype)] = (
+        Field(
+            default="auto",
+            description="of weights and KV cache; auto = the checkpoint's; float16 is computed in "
+            "bfloat16, which has its size and does not overflow",
+        )
     )
     generation_config: str = Field(
         default="auto",
@@ -52,19 +89,26 @@ class WorkerSettings(PeerSettings):
         default="auto",
         description="of keys and values; auto = the model's, fp8 = fp8_e4m3, a byte an element",
     )
-    max_model_len: int | None = Field(
+    max_model_len: Annotated[Count | None, BeforeValidator(_own_length)] = Field(
         default=None,
         ge=2,
-        description="tokens: prompt + output of one request; none = the model's own",
+        description="tokens: prompt + output of one request, e.g. 32k; auto = the model's own",
     )
     max_num_seqs: int = Field(
         default=128, ge=1, le=4096, description="most requests that run at once"
     )
-    max_num_batched_tokens: int = Field(
+    max_num_batched_tokens: Count = Field(
         default=2048, ge=1, description="most input tokens of one step, drafts included"
     )
     block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
     kv_cache_memory: float = Field(default=2.0, gt=0, description="GiB for KV blocks on each rank")
+    gpu_memory_utilization: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="part of a GPU's memory that a rank may take, weights and KV blocks together, "
+        "unless --kv-cache-memory says how large these are; without effect on CPUs",
+    )
     snapshot_memory: float = Field(
         default=1.0,
         ge=0,

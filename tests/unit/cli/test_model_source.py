@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 from surestep_cli.commands import fetch
-from surestep_cli.model_source import DEFAULT_MODEL, resolve
+from surestep_cli.fetch import fetch as fetch_all
+from surestep_cli.main import Serve
+from surestep_cli.model_source import (
+    DEFAULT_MODEL,
+    Source,
+    check_quantization,
+    resolve,
+    resolve_tokenizer,
+)
 from surestep_common.errors import InvalidRequest, NotFound, Unavailable
 
 QUIET = Console(quiet=True)
@@ -119,3 +128,57 @@ def test_a_cache_that_cannot_be_made_is_named(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(Unavailable, match=f"cannot keep {DEFAULT_MODEL} in .*Errno 20"):
         resolve(None, QUIET)
+
+
+def test_what_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def download(model: str, **options: Any) -> str:
+        asked[model] = options
+        (tmp_path / "tokenizer.json").touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    source = Source("v2", tmp_path / "cache", "token")
+    assert resolve("some/model", QUIET, source) == ("some/model", tmp_path)
+    assert resolve_tokenizer("some/tokenizer", QUIET, source) == tmp_path
+    for options in asked.values():
+        assert (options["revision"], options["token"]) == ("v2", "token")
+        assert options["cache_dir"] == tmp_path / "cache"
+    assert "*.safetensors" in asked["some/model"]["allow_patterns"]
+    assert "*.safetensors" not in asked["some/tokenizer"]["allow_patterns"]
+
+
+def test_a_tokenizer_that_is_none(folder: Path) -> None:
+    with pytest.raises(NotFound, match=r"holds no tokenizer\.json"):
+        resolve_tokenizer(str(folder), QUIET)
+
+
+def test_quantisation_is_the_checkpoints(folder: Path) -> None:
+    with pytest.raises(InvalidRequest, match="--quantization fp8: the checkpoint is not quantised"):
+        check_quantization(folder, "fp8")
+    about = {"quantization_config": {"quant_method": "awq"}}
+    (folder / "config.json").write_text(json.dumps(about))
+    for name in ("awq", "awq_marlin"):
+        check_quantization(folder, name)
+    with pytest.raises(InvalidRequest, match="quantised by 'awq'"):
+        check_quantization(folder, "fp8")
+
+
+def test_revisions(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tokenizer also where it is the model's own; of a folder there are none."""
+    asked = []
+
+    def download(model: str, *, revision: str | None, **options: Any) -> str:
+        asked.append((model, revision))
+        (tmp_path / "tokenizer.json").touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    flags = ["--revision", "v1", "--tokenizer-revision", "v2"]
+    _, tokenizer = fetch_all(Serve.load(["some/model", *flags]), QUIET)
+    assert (asked, tokenizer) == ([("some/model", "v1"), ("some/model", "v2")], tmp_path)
+    told = Console(file=io.StringIO(), width=200)
+    assert fetch_all(Serve.load([str(folder), *flags]), told) == (("my-model", folder), None)
+    assert isinstance(told.file, io.StringIO)
+    assert told.file.getvalue().count("does nothing") == 2

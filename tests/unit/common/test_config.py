@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import SettingsConfigDict
-from surestep_common.config import Settings, child_environ
+from surestep_common.config import Settings, child_environ, human_int
 
 
 class Service(Settings):
@@ -154,3 +154,24 @@ def test_a_child_sees_no_other_settings(monkeypatch: pytest.MonkeyPatch) -> None
     environ = child_environ({"SURESTEP_PORT": "1"})
     assert {k: v for k, v in environ.items() if k.startswith("SURESTEP_")} == {"SURESTEP_PORT": "1"}
     assert environ["UNRELATED"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("7", 7),
+        (" 32k ", 32_000),
+        ("32K", 32_768),
+        ("25.6k", 25_600),
+        ("1.5G", 3 << 29),
+        ("-1", -1),
+    ],
+)
+def test_numbers_as_people_write_them(text: str, number: int) -> None:
+    assert human_int(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1.0001k", "-2k", "1e3", "3kk", "three"])
+def test_what_is_no_whole_number(text: str) -> None:
+    with pytest.raises(ValueError, match=r"number|int"):
+        human_int(text)

@@ -88,6 +88,6 @@ def test_places_a_folder_keeps_its_template(tmp_path: Path) -> None:
     assert ChatTemplate.load(tmp_path).render([USER], tools=[{}]) == "file"
     override = tmp_path / "other.jinja"
     override.write_text("override")
-    assert ChatTemplate.load(tmp_path, override).render([USER]) == "override"
+    assert ChatTemplate.load(tmp_path, str(override)).render([USER]) == "override"
     with pytest.raises(InvalidRequest):
-        ChatTemplate.load(tmp_path, tmp_path / "missing.jinja")
+        ChatTemplate.load(tmp_path, str(tmp_path / "missing.jinja"))

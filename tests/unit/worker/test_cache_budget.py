@@ -9,7 +9,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_kernels.kv_cache import FP8
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.cache_budget import CacheBudget
+from surestep_worker.cache_budget import CacheBudget, kv_part
 from surestep_worker.config import WorkerSettings
 from surestep_worker.digest import fingerprint
 from surestep_worker.host_memory import GIB, OutOfMemory, Room
@@ -112,3 +112,15 @@ def test_what_an_earlier_rank_had_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
 def test_no_room_at_all_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest, match="hold 0 blocks"):
         num_blocks(monkeypatch, left=EACH)
+
+
+def test_a_part_of_a_gpu() -> None:
+    """Of 80 GiB 90 % are ours; 16 are taken."""
+    assert kv_part(0.9, 64 * GIB, 80 * GIB) == pytest.approx(0.85 * 56 * GIB, abs=1)
+    with pytest.raises(OutOfMemory, match=r"--gpu-memory-utilization 0.2: 16.00 of 80.00 GiB"):
+        kv_part(0.2, 64 * GIB, 80 * GIB)
+
+
+def test_a_part_of_a_gpu_does_nothing_on_cpus(caplog: pytest.LogCaptureFixture) -> None:
+    CacheBudget(settings(gpu_memory_utilization=0.9), TensorParallel())
+    assert "--gpu-memory-utilization does nothing on CPUs" in caplog.text

@@ -168,6 +168,7 @@ def test_ranks_that_divide_the_model(tmp_path: Path, size: int, fits: bool) -> N
         ("auto", "float32", torch.float32),
         ("auto", "float16", torch.bfloat16),
         ("float32", "bfloat16", torch.float32),
+        ("float16", "float32", torch.bfloat16),
     ],
 )
 def test_dtype(tmp_path: Path, asked: str, checkpoint: str, dtype: torch.dtype) -> None:
@@ -175,8 +176,8 @@ def test_dtype(tmp_path: Path, asked: str, checkpoint: str, dtype: torch.dtype) 
 
 
 def test_dtype_that_is_not_served(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="unknown dtype 'float16'; known: float32, bfloat16"):
-        resolve_dtype("float16", read(tmp_path))
+    with pytest.raises(InvalidRequest, match="unknown dtype 'float64'; known: float32, bfloat16"):
+        resolve_dtype("float64", read(tmp_path))
 
 
 @pytest.mark.parametrize("kind", SCALINGS)

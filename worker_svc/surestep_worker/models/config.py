@@ -143,7 +143,8 @@ def resolve_dtype(dtype: str, config: ModelConfig) -> torch.dtype:
         dtype = config.checkpoint_dtype
         if dtype == "float16":
             logger.info("the checkpoint is float16; computing in bfloat16")
-            dtype = "bfloat16"
+    if dtype == "float16":
+        dtype = "bfloat16"
     return lookup(dtype, _DTYPES, "dtype")
 
 

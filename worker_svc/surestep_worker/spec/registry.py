@@ -16,6 +16,7 @@ DRAFTERS: Registry[Drafter] = Registry("speculative method")
 
 # Names under which vLLM knows a method.
 ALIASES = {
+    "[ngram]": "ngram",
     "qwen3_next_mtp": "mtp",
     "qwen3_5_mtp": "mtp",
 }

@@ -1,0 +1,128 @@
+"""The values of flags: how many a flag takes, and what the text of one means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from enum import Enum, auto
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from surestep_common.config import human_int, split_names
+
+from .vllm_flags import VllmFlag
+
+TRUTH = {"true": True, "false": False}
+
+
+class Kind(Enum):
+    """What follows a flag."""
+
+    SWITCH = auto()  # nothing, or true or false
+    ONE = auto()
+    OPTIONAL = auto()  # one value or nothing
+    REPEATED = auto()  # one value, or several with commas, as often as one likes
+    MANY = auto()  # values up to the next flag
+    MAPPING = auto()
+
+
+def kind_of_flag(flag: VllmFlag) -> Kind:
+    """As the table writes it."""
+    if not flag.kind:
+        return Kind.SWITCH
+    if flag.kind.endswith("..."):
+        return Kind.MANY
+    if flag.kind.startswith("["):
+        return Kind.OPTIONAL
+    return Kind.MAPPING if flag.kind == "JSON" else Kind.ONE
+
+
+def kind_of_field(field: FieldInfo) -> Kind:
+    """By the type of a setting."""
+    types = set(types_of(field.annotation))
+    if dict in types:
+        return Kind.MAPPING
+    if types & {tuple, list}:
+        return Kind.REPEATED
+    return Kind.SWITCH if bool in types else Kind.ONE
+
+
+def types_of(annotation: Any) -> Iterable[Any]:
+    """The plain types, or Literals, in an annotation, without None."""
+    origin = get_origin(annotation)
+    if origin in (Union, UnionType):
+        for part in get_args(annotation):
+            yield from types_of(part)
+    elif origin is Annotated:
+        yield from types_of(get_args(annotation)[0])
+    elif annotation is not type(None):
+        yield origin or annotation
+
+
+def truth(value: Any) -> bool:
+    """Of a switch. Raises ValueError."""
+    if isinstance(value, bool):
+        return value
+    if (known := TRUTH.get(str(value).lower())) is None:
+        raise ValueError(f"takes true or false, or nothing, not {value!r}")
+    return known
+
+
+def names(value: Any) -> list[str]:
+    """A list, or text with commas or in JSON."""
+    values = value if isinstance(value, list) else [value]
+    return [str(name) for part in values for name in split_names(str(part))]
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """JSON, or key=value with commas between. Raises ValueError."""
+    if isinstance(value, dict):
+        return value
+    text = str(value).strip()
+    if text and not text.startswith(("{", "[", '"')):
+        pairs = [part.partition("=") for part in text.split(",")]
+        if all(equals for _, equals, _ in pairs):
+            return {key.strip(): scalar(given) for key, _, given in pairs}
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"takes a JSON object: {error}, got {text!r}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"takes a JSON object, got {text!r}")
+    return found
+
+
+def nested(keys: str, text: str) -> dict[str, Any]:
+    """`a.b VALUE` as {"a": {"b": VALUE}}; `a+ X,Y` as {"a": ["X", "Y"]}."""
+    value = list(text.split(",")) if keys.endswith("+") else scalar(text)
+    for key in reversed(keys.removesuffix("+").split(".")):
+        value = {key: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def scalar(value: Any) -> Any:
+    """JSON where it is some, a number with a suffix, or text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        pass
+    try:
+        return human_int(value)
+    except ValueError:
+        return value
+
+
+def merged(first: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, with the second's values where both have one; mappings and lists are joined."""
+    both = {**first, **then}
+    for key in first.keys() & then.keys():
+        old, new = first[key], then[key]
+        if isinstance(old, dict) and isinstance(new, dict):
+            both[key] = merged(old, new)
+        elif isinstance(old, list) and isinstance(new, list):
+            both[key] = old + new
+    return both

@@ -1,0 +1,144 @@
+"""`surestep serve --help`: the settings in sections, each as it is declared."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from .flag_values import Kind, kind_of_field, kind_of_flag, types_of
+from .sections import SECTIONS
+from .vllm_flags import Verdict, VllmFlag, vllm_flags
+
+_INTRODUCTION = """\
+Usage: surestep serve [MODEL] [FLAG ...]
+
+Serve a model over HTTP with gateway, scheduler and workers on this machine. Flags are those of
+vLLM's `serve` where it has them. Each flag --some-flag is also the variable SURESTEP_SOME_FLAG and
+the key some-flag of the YAML file that --config names. Flags beat variables, variables the file.
+"""
+_MORE = """\
+--help=SECTION shows one section, --help=WORD the flags with that word in their names, --help=all
+also what becomes of the flags that vLLM has and we do not. Lists take several values, or commas;
+JSON may be given as --flag.key VALUE; numbers of tokens may end in k, m, K or M.
+"""
+_COLUMN = 34
+_UNITS = {  # what a value is, by the end of the setting's name
+    "_s": "SECONDS",
+    "_memory": "GiB",
+    "_bytes": "BYTES",
+    "_utilization": "FRACTION",
+    "_listen": "HOST:PORT",
+    "_master": "HOST:PORT",
+    "_url": "HOST:PORT",
+    "_addresses": "HOST:PORT",
+}
+_TYPES = {bool: "", int: "INT", float: "NUMBER", Path: "PATH", dict: "JSON"}
+_VERDICTS = {
+    Verdict.RENAMED: "Flags of vLLM that go by another name here",
+    Verdict.NO_EFFECT: "Flags of vLLM without effect here: accepted, with a warning",
+    Verdict.NOT_YET: "Flags of vLLM that are not supported yet: refused",
+    Verdict.NEVER: "Flags of vLLM that will not be supported: refused",
+}
+
+
+def help_text(cls: type[BaseModel], topic: str | None, width: int) -> str:
+    """All of it, or what it has about a topic: a section, `all`, or a part of names."""
+    width, fields = max(width, 60), cls.model_fields
+    if topic is None or topic.lower() == "all":
+        parts = [_INTRODUCTION, *(_section(name, fields, width) for name in SECTIONS), _MORE]
+        if topic is not None:
+            parts[-1:-1] = [_vllm_section(verdict, width) for verdict in _VERDICTS]
+        return "\n".join(parts)
+    word = topic.lower().replace("_", "-")
+    for name in SECTIONS:
+        if name.lower() == word:
+            return _section(name, fields, width)
+    found = [name for names in SECTIONS.values() for name in names if word in _flag(name)]
+    others = [f for f in vllm_flags().by_name.values() if word in f.name and not _is_ours(f)]
+    if not (found or others):
+        return f"No section and no flag is called {topic!r}. Sections: {', '.join(SECTIONS)}.\n"
+    lines = [_entry(*_declared(name, fields[name]), width) for name in found if name in fields]
+    return "".join([*lines, *(_entry(_usage(flag), _fate(flag), width) for flag in others)])
+
+
+def _section(name: str, fields: Mapping[str, FieldInfo], width: int) -> str:
+    known = [each for each in SECTIONS[name] if each in fields]
+    return f"{name}\n" + "".join(_entry(*_declared(each, fields[each]), width) for each in known)
+
+
+def _vllm_section(verdict: Verdict, width: int) -> str:
+    flags = [flag for flag in vllm_flags().by_name.values() if flag.verdict is verdict]
+    entries = (_entry(_usage(flag), _fate(flag), width) for flag in flags)
+    return f"{_VERDICTS[verdict]}\n" + "".join(entries)
+
+
+def _entry(usage: str, text: str, width: int) -> str:
+    indent = " " * _COLUMN
+    lines = textwrap.wrap(text, width - _COLUMN, break_on_hyphens=False) or [""]
+    head = f"  {usage}"
+    first = (
+        f"{head:<{_COLUMN}}{lines[0]}" if len(head) < _COLUMN - 1 else f"{head}\n{indent}{lines[0]}"
+    )
+    return "".join(f"{line}\n" for line in [first, *(indent + line for line in lines[1:])])
+
+
+def _declared(name: str, field: FieldInfo) -> tuple[str, str]:
+    """How a setting is given, and what it is."""
+    flag = vllm_flags().by_name.get(_flag(name))
+    value = metavar(name, field)
+    if flag is not None and kind_of_flag(flag) is Kind.MANY:
+        value += " ..."
+    shorts = flag.shorts if flag is not None else ()
+    long_form = f"--[no-]{_flag(name)}" if field.default is True else f"--{_flag(name)}"
+    usage = f"{', '.join([*shorts, long_form])} {value}".rstrip()
+    return usage, (field.description or "") + "".join(_default(field))
+
+
+def _default(field: FieldInfo) -> Iterator[str]:
+    default = field.default
+    if default is True:
+        yield " (default: on)"
+    elif default not in (None, False, "", (), []) and not field.is_required():
+        shown = ",".join(map(str, default)) if isinstance(default, tuple | list) else default
+        yield f" (default: {shown:g})" if isinstance(shown, float) else f" (default: {shown})"
+
+
+def metavar(name: str, field: FieldInfo) -> str:
+    """What stands for the value of a setting in its help; empty for a switch."""
+    kind = kind_of_field(field)
+    if kind is Kind.SWITCH:
+        return ""
+    if kind is Kind.MAPPING:
+        return "JSON"
+    if choices := _choices(field.annotation):
+        return "{" + ",".join(map(str, choices)) + "}"
+    ends = (unit for end, unit in _UNITS.items() if name.endswith(end))
+    plain = (_TYPES[one] for one in types_of(field.annotation) if one in _TYPES)
+    return next(ends, None) or next(plain, None) or "NAME"
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return next((found for part in get_args(annotation) if (found := _choices(part))), ())
+
+
+def _usage(flag: VllmFlag) -> str:
+    return f"{', '.join([*flag.shorts, f'--{flag.name}'])} {flag.kind}".rstrip()
+
+
+def _fate(flag: VllmFlag) -> str:
+    return flag.why or f"--{flag.target}"
+
+
+def _is_ours(flag: VllmFlag) -> bool:
+    return flag.verdict is Verdict.SAME
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
