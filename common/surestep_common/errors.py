@@ -31,6 +31,8 @@ from grpc import StatusCode
 class SurestepError(Exception):
     """Base of every error that may cross a process border."""
 
+    rank: int | None = None  # of the worker that has told of it, if one has
+
     def __init__(
         self, message: str, *, param: str | None = None, retry_after: float | None = None
     ) -> None:

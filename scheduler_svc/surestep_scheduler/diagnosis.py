@@ -59,11 +59,12 @@ def diagnose(
         if isinstance(error, kind):
             return Diagnosis(cause, str(error), NO_LOSS if not cause.accuses else WHOLE_LOSS)
     deaths = _deaths(ranks, statuses)
-    own = [death for death in deaths if death.exit.cause != pb.REQUESTED]
+    lost, outside = isinstance(error, Unavailable), any(death.exit.outside for death in deaths)
+    teller = None if lost else error.rank  # it lived when that was wrong, however it ended then
+    own = [d for d in deaths if d.exit.cause != pb.REQUESTED and d.rank != teller]
     unknown = supervised and len(deaths) < len(ranks)
     if own:
         return _of_exit(max(own, key=lambda death: death.exit.age_s), unknown=unknown)
-    lost, outside = isinstance(error, Unavailable), any(death.exit.outside for death in deaths)
     if isinstance(error, DeadlineExceeded) or (lost and any(map(_stood_still, deaths))):
         reason = "; ".join([str(error), *map(_last_sign, deaths)])
         if any(map(_drafting, deaths)):

@@ -72,7 +72,9 @@ class WorkerGroup:
                     wake()
         except SurestepError as error:
             told = await self._told(rank) if isinstance(error, ConnectionLost) else None
-            raise type(told or error)(f"rank {rank}: {told or error}") from error
+            known = type(told or error)(f"rank {rank}: {told or error}")
+            known.rank = rank
+            raise known from error
         raise Unavailable(f"rank {rank} closed its stream")
 
     async def _told(self, rank: int) -> SurestepError | None:

@@ -104,6 +104,17 @@ def test_a_lost_stream_is_explained_by_the_exits(
     assert diagnosed(ConnectionLost("socket closed"), *exits) == (cause, reason, weight)
 
 
+@pytest.mark.parametrize(
+    ("teller", "cause"), [(0, "worker_exit"), (1, "worker_error"), (None, "worker_exit")]
+)
+def test_who_tells_of_an_error_did_not_end_before_it(teller: int | None, cause: str) -> None:
+    """Rank 1 raises, rank 0 is ended with it, and rank 1 then crashes for want of rank 0."""
+    error = InternalError("out of memory")
+    error.rank = teller
+    found = diagnosed(error, exit_(10, pb.REQUESTED), exit_(11, pb.KILLED, pb.FORWARD))
+    assert (found.cause, found.weight) == (cause, WHOLE)
+
+
 @pytest.mark.parametrize("phase", [pb.PREPARING, pb.DRAFTING, pb.FORWARD, pb.SAMPLING, pb.IDLE])
 @pytest.mark.parametrize(
     ("cause", "outside", "told"),
