@@ -140,6 +140,7 @@ class _SequenceMaker:
         return OutputSequence(
             *(index, journal, source, self._assembler(), eos_ids, timer, self.usage),
             counts_prompt=index % (self.body.n or 1) == 0,
+            prompt_only=self.body.max_tokens == 0,
         )
 
     def _journal(self, index: int, prompt_ids: Sequence[int]) -> Journal:
@@ -147,10 +148,10 @@ class _SequenceMaker:
         return Journal(
             request_id=f"{self.call_id}-{index}",
             prompt_ids=prompt_ids,
-            max_tokens=max_tokens(body, len(prompt_ids), self.gateway.pool.info),
+            max_tokens=max(1, max_tokens(body, len(prompt_ids), self.gateway.pool.info)),
             sampling=self.sampling,
             seed=sibling_seed(self.seed, index % (body.n or 1)),
-            tenant=self.origin.caller.tenant(body.user),
+            tenant=self.origin.caller.tenant(body.user or body.safety_identifier),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             num_draft_tokens=body.speculative.num_tokens if body.speculative else None,

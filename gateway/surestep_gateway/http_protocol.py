@@ -154,7 +154,7 @@ class HttpProtocol(HttpToolsProtocol):
         status = 431 if self._too_large else 400
         if self._too_large:
             msg = f"a head may have {MAX_HEADERS} headers and {MAX_HEAD_BYTES} bytes"
-        body = orjson.dumps(error_content(msg, "invalid_request_error", None, status))
+        body = orjson.dumps(error_content(msg, "invalid_request_error", None, "invalid_http"))
         lines = (
             b"content-type: application/json",
             b"content-length: %d" % len(body),

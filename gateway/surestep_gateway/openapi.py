@@ -29,7 +29,7 @@ _ERROR: dict[str, Any] = {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"], "description": "field at fault"},
-                "code": {"type": "integer", "description": "the HTTP status"},
+                "code": {"type": "string", "description": "OpenAI's where it has one"},
             },
         }
     },

@@ -92,7 +92,7 @@ class EventStream(Response):
         self._generation = generation
         self._shape = shape
         self._usage_at_end = bool(options and options.include_usage)
-        self._usage_always = bool(options and options.continuous_usage_stats)
+        self._usage_always = bool(self._usage_at_end and options and options.continuous_usage_stats)
         self._head = _envelope(generation, shape.chunk_name)
         self._opened: set[int] = set()
         self._started = False
@@ -154,8 +154,8 @@ class EventStream(Response):
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = self._head | {"choices": [choice]}
-        if self._usage_always:
-            chunk["usage"] = self._generation.usage.shown()
+        if self._usage_at_end:  # null until the last one, as OpenAI has it
+            chunk["usage"] = self._generation.usage.shown() if self._usage_always else None
         return chunk
 
     async def _finish(self, data: bytes) -> None:

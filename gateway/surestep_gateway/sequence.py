@@ -47,8 +47,13 @@ class OutputSequence:
         usage: Usage,
         *,
         counts_prompt: bool,
+        prompt_only: bool = False,
     ) -> None:
-        """`usage` is the request's; of the siblings with one prompt one alone counts it."""
+        """`usage` is the request's; of the siblings with one prompt one alone counts it.
+
+        With `prompt_only` the one token that is asked of the scheduler, so that it computes the
+        prompt, is no part of the answer.
+        """
         self.index = index
         self.journal = journal
         self.prompt_logprobs: LogprobColumns | None = None
@@ -61,6 +66,7 @@ class OutputSequence:
         self.timer = timer
         self._usage = usage
         self._counts_prompt = counts_prompt
+        self._prompt_only = prompt_only
         if assembler.num_reasoning_tokens is not None:
             usage.reasoning = 0
 
@@ -78,6 +84,10 @@ class OutputSequence:
                 if not chunk.token_ids and not chunk.finish_reason:
                     continue
                 self.timer.tokens()
+                if self._prompt_only:
+                    self.finish_reason = "length"
+                    yield Delta([], [], None, self.finish_reason, None)
+                    return
                 delta = self._delta(chunk)
                 yield delta
                 if delta.finish_reason is not None:
