@@ -14,7 +14,7 @@ from surestep_proto.engine_pb2 import SamplingParams
 from .context import Gateway
 from .detokenize import Detokenizer, StopScanner, TextAssembler
 from .journal import Journal, OpenRequest, Patience
-from .metrics import SequenceTimer
+from .metrics import Metrics, SequenceTimer
 from .output import ChatOutput
 from .parsers import OutputParser
 from .prompts import Prepared, Prompt
@@ -52,10 +52,19 @@ class Generation:
     sequences: Sequence[OutputSequence]  # index = prompt * n + sibling
     usage: Usage
     max_open: int  # sequences the scheduler can run at once
+    metrics: Metrics
 
     def prompt_of(self, sequence: OutputSequence) -> Prompt:
         """The prompt that a sequence goes on from."""
         return self.prompts[sequence.index // (self.body.n or 1)]
+
+    def count_choices(self) -> None:
+        """Tell the metrics how many there are of each prompt, and how long the longest is."""
+        n = self.body.n or 1
+        for first in range(0, len(self.sequences), n):
+            longest = max(one.num_tokens for one in self.sequences[first : first + n])
+            self.metrics.choices.observe(n)
+            self.metrics.most_tokens.observe(longest)
 
 
 async def chat_generation(
@@ -105,6 +114,7 @@ async def _generation(
             await asyncio.sleep(0)  # others have a turn
     longest = max(len(prompt.token_ids) for prompt in prompts)
     return Generation(
+        metrics=gateway.metrics,
         id=generation_id,
         model=body.model or gateway.settings.model_names()[0],
         created=int(time.time()),

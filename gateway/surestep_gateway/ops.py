@@ -42,6 +42,7 @@ class OperatorRoutes:
         self._address = address
         self._version = package_version()
         self._admin = bool(gateway.settings.admin_keys())
+        self._one_scrape = asyncio.Lock()  # at a time: numbers of an older one would look reset
 
     def routes(self) -> list[Route]:
         """What to mount."""
@@ -83,12 +84,13 @@ class OperatorRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text; the gateway's own part even when no scheduler answers."""
-        now = time.monotonic()
-        readings = [
-            SchedulerReading(link.address, link.breaker.state(now), stats, link.info)
-            for link, stats in await self._ask(SchedulerLink.query_stats)
-        ]
-        text = self._gateway.metrics.render(readings)
+        async with self._one_scrape:
+            now = time.monotonic()
+            readings = [
+                SchedulerReading(link.address, link.breaker.state(now), stats, link.info)
+                for link, stats in await self._ask(SchedulerLink.query_stats)
+            ]
+            text = self._gateway.metrics.render(readings)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def load(self, request: Request) -> Response:

@@ -211,10 +211,11 @@ async def accounted(generation: Generation) -> AsyncIterator[None]:
         raise
     finally:
         for sequence in generation.sequences:
-            reason = sequence.finish_reason or ("error" if outcome == "error" else "abort")
             journal = sequence.journal
             sequence.timer.resumed(journal.num_resumes, journal.num_resumed_tokens)
-            sequence.timer.finished(reason, len(journal.prompt_ids), sequence.num_tokens)
+            sequence.timer.finished(sequence.end("error" if outcome == "error" else "abort"))
+        if outcome == "done":
+            generation.count_choices()
         _log_end(generation, outcome)
 
 

@@ -96,6 +96,9 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_slots_used=core.limits.num_slots - len(core.free_slots),
         prompt_tokens=counters.prompt_tokens,
         generation_tokens=counters.generation_tokens - counters.canaries,  # one token each
+        num_prompt_tokens_cached=counters.prompt_tokens_cached,
+        num_step_tokens=counters.step_tokens,
+        num_steps_by_tokens=counters.steps_by_tokens,
         prefix_cache_queries=counters.prefix_cache_queries,
         prefix_cache_hits=counters.prefix_cache_hits,
         num_snapshot_queries=counters.snapshot_queries,
