@@ -20,7 +20,7 @@ COUNTED = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/d
 # Whoever looks whether the server lives has no key.
 _OPEN = frozenset({"/health", "/health/ready", "/ping", "/version", "/openapi.json"})
 _METRICS = frozenset({"/metrics", "/load"})
-_OPERATORS = _METRICS | {"/status"}  # the admin key opens these too
+_OPERATORS = _METRICS | {"/", "/docs", "/status"}  # the admin key opens these too
 _ADMIN = "/admin/"  # which asks for its own key
 _ABORT_S = 2.0  # for error events to reach their clients
 

@@ -87,6 +87,18 @@ _OPERATIONS = (
         keys=True,
         errors=_COUNTED,
     ),
+    _Operation(
+        *("get", "/", "What this server is, for people."),
+        kind="text/html",
+        keys=True,
+        errors=(401,),
+    ),
+    _Operation(
+        *("get", "/docs", "This document, for people."),
+        kind="text/html",
+        keys=True,
+        errors=(401,),
+    ),
     _Operation("get", "/health", "The process answers.", kind="", errors=()),
     _Operation("get", "/health/ready", "Requests sent now would be served.", kind=""),
     _Operation("get", "/version", "Version of the gateway.", errors=()),
@@ -123,7 +135,7 @@ def document(version: str, *, admin: bool) -> dict[str, Any]:
 def _describe(operation: _Operation) -> dict[str, Any]:
     described: dict[str, Any] = {
         "summary": operation.summary,
-        "operationId": operation.path.strip("/").replace("/", "_"),
+        "operationId": operation.path.strip("/").replace("/", "_") or "home",
         "responses": dict(_responses(operation)),
     }
     if operation.bodies:
@@ -143,7 +155,7 @@ def _any_of(bodies: tuple[type[Body], ...]) -> dict[str, Any]:
 
 def _responses(operation: _Operation) -> Iterator[tuple[str, dict[str, Any]]]:
     success: dict[str, Any] = {"description": "As asked."}
-    if operation.kind == "text/plain":
+    if operation.kind.startswith("text/"):
         success["content"] = {operation.kind: {"schema": {"type": "string"}}}
     elif operation.kind:
         success["content"] = {operation.kind: {"schema": {"type": "object"}}}

@@ -21,6 +21,7 @@ from .context import Gateway
 from .errors import JsonResponse
 from .link import SchedulerLink
 from .openapi import document
+from .pages import docs_page, home_page
 from .scheduler_metrics import SchedulerReading
 
 T = TypeVar("T")
@@ -47,6 +48,8 @@ class OperatorRoutes:
     def routes(self) -> list[Route]:
         """What to mount."""
         return [
+            Route("/", self.home),
+            Route("/docs", self.docs),
             Route("/health", self.health),
             Route("/health/ready", self.ready),
             Route("/ping", self.health, methods=["GET", "POST"]),
@@ -81,6 +84,14 @@ class OperatorRoutes:
     async def openapi(self, request: Request) -> Response:
         """The endpoints as an OpenAPI document."""
         return JsonResponse(document(self._version, admin=self._admin))
+
+    async def home(self, request: Request) -> Response:
+        """What this is, for people."""
+        return home_page(self._version, self._gateway.settings.model_names(), self._state())
+
+    async def docs(self, request: Request) -> Response:
+        """The endpoints, for people."""
+        return docs_page(document(self._version, admin=self._admin))
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text; the gateway's own part even when no scheduler answers."""
