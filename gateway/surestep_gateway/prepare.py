@@ -67,6 +67,8 @@ def draft_chat(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> D
     chat = render_chat(side, request)
     text = bounded_text(chat.text, side.tokenizer, request, info, "messages")
     cut = len(text) < len(chat.text)
+    if cut and request.echo:  # of any size, once for each choice
+        raise InvalidRequest("'echo' is not available for a chat of this size", param="echo")
     kept = kept_part(len(text), request) if cut else slice(None)
     texts = chat.texts(side, kept, add_special_tokens=bool(request.add_special_tokens))
 

@@ -45,7 +45,7 @@ async def json_answer(
         output = gathered.get(sequence.index)
         if output is None:
             output = gathered[sequence.index] = Gathered(await shape.before(sequence))
-            size += output.logprobs.num_bytes
+            size += output.logprobs.num_bytes + len(generation.prompt_of(sequence).text or "")
         before = output.logprobs.num_bytes
         output.add(delta, shape.logprobs(sequence, delta.logprobs))
         size += len(delta.text) + output.logprobs.num_bytes - before

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_scheduler import replay
-from gateway_stack import Stack
+from gateway_stack import Stack, StartStack
 from surestep_gateway.tokenizer import Tokenizer
 from surestep_proto.generate_pb2 import STOP
 
@@ -139,3 +139,16 @@ async def test_paths_may_end_with_a_slash(stack: Stack) -> None:
         assert (await stack.client.post(f"{path}/", json=body)).status_code == 200
     for path in ("/v1/models/", "/v1/models/tiny/", "/health/", "/metrics/"):
         assert (await stack.client.get(path)).status_code == 200
+
+
+async def test_echoes_are_bounded(start_stack: StartStack) -> None:
+    stack = await start_stack(max_answer_bytes=2000)
+    messages = [*USER, {"role": "assistant", "content": "go on " * 100}]
+    asked: dict[str, Any] = {"messages": messages, "echo": True, "truncate_prompt_tokens": 9}
+    assert (await stack.chat(max_tokens=1, **asked)).status_code == 200
+    refused = await stack.chat(max_tokens=1, n=8, **asked)
+    assert refused.status_code == 400
+    assert "larger than 2000 bytes" in refused.json()["error"]["message"]
+    messages[-1]["content"] = "go on " * 20_000
+    refused = await stack.chat(max_tokens=1, stream=True, **asked)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "echo")
