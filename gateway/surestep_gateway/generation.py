@@ -114,7 +114,6 @@ async def _generation(
             await asyncio.sleep(0)  # others have a turn
     longest = max(len(prompt.token_ids) for prompt in prompts)
     return Generation(
-        metrics=gateway.metrics,
         id=generation_id,
         model=body.model or gateway.settings.model_names()[0],
         created=int(time.time()),
@@ -126,6 +125,7 @@ async def _generation(
         sequences=sequences,
         usage=maker.usage,
         max_open=max(1, min(gateway.pool.info.max_num_seqs, _MAX_OPEN_TOKENS // longest)),
+        metrics=gateway.metrics,
     )
 
 
