@@ -2,11 +2,15 @@
 
 SurestepError
 ├── InvalidRequest       the request itself is wrong; `param` names the field
+│   ├── ContextOverflow       prompt and output do not fit into the model's context
+│   ├── MissingParameter      a field that must be there is not
+│   ├── UnsupportedParameter  a field, or a value of one, whose effect is not implemented
 │   └── UnsupportedMediaType  a body that is not declared to be JSON
 ├── RequestTooLarge      body or prompt over a stated limit
 ├── Unauthenticated      missing or wrong API key
 ├── PermissionDenied     the caller may not do this; `param` names the field, if it is one
-├── NotFound             no such model
+├── NotFound             no such thing
+│   └── ModelNotFound         no such model
 ├── QueueFull            try later; `retry_after` seconds
 ├── Unavailable          not ready, draining, or no worker; `retry_after` seconds
 │   └── ConnectionLost   the peer went away without an answer
@@ -46,6 +50,18 @@ class InvalidRequest(SurestepError):
     """The request is wrong and will be wrong again."""
 
 
+class ContextOverflow(InvalidRequest):
+    """Prompt and output do not fit into the model's context."""
+
+
+class MissingParameter(InvalidRequest):
+    """A field that must be there is not."""
+
+
+class UnsupportedParameter(InvalidRequest):
+    """A field, or a value of one, whose effect is not implemented."""
+
+
 class UnsupportedMediaType(InvalidRequest):
     """The body is not declared to be JSON."""
 
@@ -64,6 +80,10 @@ class PermissionDenied(SurestepError):
 
 class NotFound(SurestepError):
     """The named thing does not exist here."""
+
+
+class ModelNotFound(NotFound):
+    """No such model here."""
 
 
 class QueueFull(SurestepError):
@@ -113,25 +133,56 @@ class ErrorKind(NamedTuple):
     code: StatusCode
     http_status: int
     openai_type: str
+    openai_code: str  # OpenAI's own where it has one: clients decide by it what to do
 
+
+_BAD, _BAD_400 = StatusCode.INVALID_ARGUMENT, (400, "invalid_request_error")
 
 # Kinds may share a gRPC code: the first one with a code is what the code means on the way back.
 ERROR_TABLE: tuple[ErrorKind, ...] = (
-    ErrorKind(InvalidRequest, StatusCode.INVALID_ARGUMENT, 400, "invalid_request_error"),
-    ErrorKind(UnsupportedMediaType, StatusCode.INVALID_ARGUMENT, 415, "invalid_request_error"),
-    ErrorKind(RequestTooLarge, StatusCode.OUT_OF_RANGE, 413, "invalid_request_error"),
-    ErrorKind(Unauthenticated, StatusCode.UNAUTHENTICATED, 401, "authentication_error"),
-    ErrorKind(PermissionDenied, StatusCode.PERMISSION_DENIED, 403, "permission_error"),
-    ErrorKind(NotFound, StatusCode.NOT_FOUND, 404, "not_found_error"),
-    ErrorKind(QueueFull, StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error"),
-    ErrorKind(Unavailable, StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
-    ErrorKind(ModelChanged, StatusCode.FAILED_PRECONDITION, 503, "model_changed_error"),
-    ErrorKind(DeadlineExceeded, StatusCode.DEADLINE_EXCEEDED, 504, "timeout_error"),
-    ErrorKind(ClientTooSlow, StatusCode.DEADLINE_EXCEEDED, 408, "timeout_error"),
-    ErrorKind(ModelFault, StatusCode.DATA_LOSS, 500, "model_error"),
-    ErrorKind(DrafterFault, StatusCode.ABORTED, 500, "internal_error"),
-    ErrorKind(Cancelled, StatusCode.CANCELLED, 499, "cancelled_error"),
-    ErrorKind(InternalError, StatusCode.INTERNAL, 500, "internal_error"),
+    ErrorKind(InvalidRequest, _BAD, *_BAD_400, "invalid_value"),
+    ErrorKind(ContextOverflow, _BAD, *_BAD_400, "context_length_exceeded"),
+    ErrorKind(MissingParameter, _BAD, *_BAD_400, "missing_required_parameter"),
+    ErrorKind(UnsupportedParameter, _BAD, *_BAD_400, "unsupported_parameter"),
+    ErrorKind(UnsupportedMediaType, _BAD, 415, "invalid_request_error", "unsupported_media_type"),
+    ErrorKind(
+        *(RequestTooLarge, StatusCode.OUT_OF_RANGE, 413),
+        "invalid_request_error",
+        "request_too_large",
+    ),
+    ErrorKind(
+        *(Unauthenticated, StatusCode.UNAUTHENTICATED, 401),
+        "authentication_error",
+        "invalid_api_key",
+    ),
+    ErrorKind(
+        *(PermissionDenied, StatusCode.PERMISSION_DENIED, 403),
+        "permission_error",
+        "permission_denied",
+    ),
+    ErrorKind(NotFound, StatusCode.NOT_FOUND, 404, "not_found_error", "not_found"),
+    ErrorKind(ModelNotFound, StatusCode.NOT_FOUND, 404, "not_found_error", "model_not_found"),
+    ErrorKind(
+        *(QueueFull, StatusCode.RESOURCE_EXHAUSTED, 429),
+        "rate_limit_error",
+        "rate_limit_exceeded",
+    ),
+    ErrorKind(
+        *(Unavailable, StatusCode.UNAVAILABLE, 503),
+        "service_unavailable_error",
+        "service_unavailable",
+    ),
+    ErrorKind(
+        *(ModelChanged, StatusCode.FAILED_PRECONDITION, 503),
+        "model_changed_error",
+        "model_changed",
+    ),
+    ErrorKind(DeadlineExceeded, StatusCode.DEADLINE_EXCEEDED, 504, "timeout_error", "timeout"),
+    ErrorKind(ClientTooSlow, StatusCode.DEADLINE_EXCEEDED, 408, "timeout_error", "timeout"),
+    ErrorKind(ModelFault, StatusCode.DATA_LOSS, 500, "model_error", "server_error"),
+    ErrorKind(DrafterFault, StatusCode.ABORTED, 500, "internal_error", "server_error"),
+    ErrorKind(Cancelled, StatusCode.CANCELLED, 499, "cancelled_error", "cancelled"),
+    ErrorKind(InternalError, StatusCode.INTERNAL, 500, "internal_error", "server_error"),
 )
 
 _BY_ERROR = {kind.error: kind for kind in ERROR_TABLE}

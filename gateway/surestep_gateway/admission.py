@@ -24,7 +24,7 @@ COUNTED = frozenset(
 _OPEN = frozenset({"/health", "/health/ready", "/ping", "/version", "/openapi.json"})
 _PROBES = frozenset({"/health", "/health/ready", "/ping"})
 _METRICS = frozenset({"/metrics", "/load"})
-_OPERATORS = _METRICS | {"/status"}  # the admin key opens these too
+_OPERATORS = _METRICS | {"/", "/docs", "/status"}  # the admin key opens these too
 _ADMIN = "/admin/"  # which asks for its own key
 _ABORT_S = 2.0  # for error events to reach their clients
 

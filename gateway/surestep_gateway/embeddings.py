@@ -27,7 +27,7 @@ from .embedding_inputs import PreparedInputs
 from .generation import Origin, most_open
 from .journal import Journal, OpenRequest, Patience
 from .json_pieces import JsonPieces
-from .metrics import SequenceTimer
+from .metrics import SequenceEnd, SequenceTimer
 from .respond import until_disconnect
 from .sequence import first_error
 from .siblings import Siblings
@@ -37,6 +37,17 @@ logger = logging.getLogger(__name__)
 _LEAST_NORM = 1e-12  # a vector of zeros has no direction
 
 Vector = npt.NDArray[np.float32]
+
+
+def _end(reason: str, prompt_tokens: int) -> SequenceEnd:
+    return SequenceEnd(
+        reason=reason,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=0,
+        tokens=0,
+        max_tokens=0,
+        preemptions=0,
+    )
 
 
 class _Shape(NamedTuple):
@@ -137,7 +148,7 @@ class Embedding:
             raise
         finally:
             timer.resumed(journal.num_resumes, journal.num_resumed_tokens)
-            timer.finished(reason, len(ids), 0)
+            timer.finished(_end(reason, len(ids)))
         return pooled
 
     def _check_model(self, fingerprint: str) -> None:

@@ -43,12 +43,12 @@ def error_body(error: BaseException) -> dict[str, Any]:
     if isinstance(error, SurestepError) and not isinstance(error, InternalError):
         message = error.message
     param = error.param if isinstance(error, SurestepError) else None
-    return error_content(message, kind.openai_type, param, kind.http_status)
+    return error_content(message, kind.openai_type, param, kind.openai_code)
 
 
-def error_content(message: str, kind: str, param: str | None, status: int) -> dict[str, Any]:
+def error_content(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
     """The shape of every error."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def error_response(error: BaseException) -> Response:
@@ -70,10 +70,10 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     """Handler of the framework's own errors: no such route, wrong method."""
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path}"
-    kind = (
-        "not_found_error" if error.status_code == HTTPStatus.NOT_FOUND else "invalid_request_error"
-    )
-    body = error_content(message, kind, None, error.status_code)
+    kind, code = "invalid_request_error", "method_not_supported"
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        kind, code = "not_found_error", "unknown_url"
+    body = error_content(message, kind, None, code)
     return JsonResponse(body, error.status_code, dict(error.headers or {}))
 
 

@@ -15,7 +15,7 @@ from surestep_proto.generate_pb2 import SchedulerInfo
 from .context import Gateway
 from .detokenize import Detokenizer, StopScanner, TextAssembler
 from .journal import Journal, OpenRequest, Patience
-from .metrics import SequenceTimer
+from .metrics import Metrics, SequenceTimer
 from .output import ChatOutput
 from .parsers import OutputParser
 from .prompts import Prepared, Prompt
@@ -53,10 +53,19 @@ class Generation:
     sequences: Sequence[OutputSequence]  # index = prompt * n + sibling
     usage: Usage
     max_open: int  # sequences the scheduler can run at once
+    metrics: Metrics
 
     def prompt_of(self, sequence: OutputSequence) -> Prompt:
         """The prompt that a sequence goes on from."""
         return self.prompts[sequence.index // (self.body.n or 1)]
+
+    def count_choices(self) -> None:
+        """Tell the metrics how many there are of each prompt, and how long the longest is."""
+        n = self.body.n or 1
+        for first in range(0, len(self.sequences), n):
+            longest = max(one.num_tokens for one in self.sequences[first : first + n])
+            self.metrics.choices.observe(n)
+            self.metrics.most_tokens.observe(longest)
 
 
 async def chat_generation(
@@ -117,6 +126,7 @@ async def _generation(
         sequences=sequences,
         usage=maker.usage,
         max_open=most_open(gateway.pool.info, longest),
+        metrics=gateway.metrics,
     )
 
 
@@ -147,6 +157,7 @@ class _SequenceMaker:
         return OutputSequence(
             *(index, journal, source, self._assembler(), eos_ids, timer, self.usage),
             counts_prompt=index % (self.body.n or 1) == 0,
+            prompt_only=self.body.max_tokens == 0,
         )
 
     def _journal(self, index: int, prompt_ids: Sequence[int]) -> Journal:
@@ -154,15 +165,19 @@ class _SequenceMaker:
         return Journal(
             request_id=f"{self.call_id}-{index}",
             prompt_ids=prompt_ids,
-            max_tokens=max_tokens(body, len(prompt_ids), self.gateway.pool.info),
+            max_tokens=self._max_tokens(len(prompt_ids)),
             sampling=self.sampling,
             ignore_eos=bool(body.ignore_eos),
             seed=sibling_seed(self.seed, index % (body.n or 1)),
-            tenant=self.origin.caller.tenant(body.user),
+            tenant=self.origin.caller.tenant(body.user or body.safety_identifier),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             num_draft_tokens=body.speculative.num_tokens if body.speculative else None,
         )
+
+    def _max_tokens(self, prompt_len: int) -> int | None:
+        asked = max_tokens(self.body, prompt_len, self.gateway.pool.info)
+        return None if asked is None else max(1, asked)  # a prompt alone is scored by a step, too
 
     def _assembler(self) -> TextAssembler:
         include_stop = bool(self.body.include_stop_str_in_output)

@@ -165,7 +165,7 @@ class HttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be read, and close."""
         status, message = self._complaint
-        body = orjson.dumps(error_content(message, "invalid_request_error", None, status))
+        body = orjson.dumps(error_content(message, "invalid_request_error", None, "invalid_http"))
         lines = (
             b"content-type: application/json",
             b"content-length: %d" % len(body),

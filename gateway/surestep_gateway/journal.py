@@ -46,6 +46,11 @@ class Journal:
     num_resumes: int = 0  # calls that were lost and made up for
     num_resumed_tokens: int = 0  # that were sent again for it, prompts included
 
+    @property
+    def most_tokens(self) -> int:
+        """That may come, as far as that is known."""
+        return self.resolved.max_tokens if self.resolved is not None else self.max_tokens or 0
+
     def request(self) -> GenerateRequest:
         """The call that starts the sequence, or goes on with it."""
         suffix = f".{self.num_calls}" if self.num_calls else ""

@@ -91,13 +91,48 @@ def chat_logprobs(found: Sequence[Position], speller: TokenSpeller) -> Json:
     }
 
 
+class TextOfTokens:
+    """A text that tokens spell, from `start` on: each token stands where the one before it ends."""
+
+    def __init__(self, detokenizer: Detokenizer, *, start: int = 0) -> None:
+        self._detokenizer = detokenizer
+        self._end = start
+
+    def place(self, token_id: int) -> int:
+        """Where the next token stands."""
+        at = self._end
+        self._end += len(self._detokenizer.push(token_id))
+        return at
+
+
+class TextOfClient:
+    """A text that a client wrote: tokens spell it but for what tokenizers add.
+
+    That is special tokens around it, and spaces at its beginning and behind special tokens.
+    """
+
+    def __init__(self, text: str, tokenizer: Tokenizer) -> None:
+        self._text = text
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
+        self._end = 0
+
+    def place(self, token_id: int) -> int:
+        """Where the next token stands; one that is not in the text has no length."""
+        at, spelled = self._end, self._detokenizer.push(token_id)
+        if not self._text.startswith(spelled, at):
+            spelled = spelled.removeprefix(" ")
+        if self._text.startswith(spelled, at) or not self._tokenizer.is_special(token_id):
+            self._end = min(at + len(spelled), len(self._text))
+        return at
+
+
 class CompletionLogprobs:
     """The `logprobs` object of a completion choice; offsets go on from one call to the next."""
 
-    def __init__(self, speller: TokenSpeller, detokenizer: Detokenizer) -> None:
+    def __init__(self, speller: TokenSpeller, text: TextOfTokens | TextOfClient) -> None:
         self._speller = speller
-        self._detokenizer = detokenizer
-        self._offset = 0
+        self._text = text
 
     def build(self, found: Sequence[Position | int]) -> Json:
         """An int stands for a token without log-probability: the first of an echoed prompt."""
@@ -107,8 +142,7 @@ class CompletionLogprobs:
             shape["tokens"].append(self._speller.text(token_id))
             shape["token_logprobs"].append(None if isinstance(one, int) else one.chosen.logprob)
             shape["top_logprobs"].append(None if isinstance(one, int) else self._top(one))
-            shape["text_offset"].append(self._offset)
-            self._offset += len(self._detokenizer.push(token_id))
+            shape["text_offset"].append(self._text.place(token_id))
         return shape
 
     def _top(self, position: Position) -> dict[str, float]:

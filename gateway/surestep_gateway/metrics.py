@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from .scheduler_metrics import SchedulerCollector, SchedulerReading
+from .vllm_metrics import ENGINE, LABELS
 
 _FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -30,8 +32,8 @@ _STALL_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LOOK_S = 0.02  # between two looks at the event loop
 _WINDOW_S = 60.0
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5)
-_LABELS = ("model_name", "engine")
-_ENGINE = "0"
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+_CHOICES = (1, 2, 5, 10, 20)
 
 
 class Metrics:
@@ -45,8 +47,8 @@ class Metrics:
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             name = f"vllm:{name}"
-            metric = Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry)
-            return metric.labels(model_name, _ENGINE)
+            metric = Histogram(name, text, LABELS, buckets=buckets, registry=self.registry)
+            return metric.labels(model_name, ENGINE)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=self.registry)
@@ -72,12 +74,28 @@ class Metrics:
         self.decode = histogram(
             "request_decode_time_seconds", "First token to last token.", _REQUEST_S
         )
+        self.inference = histogram(
+            "request_inference_time_seconds", "End of waiting to last token.", _REQUEST_S
+        )
         self.prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens.", _TOKENS)
+        self.computed_tokens = histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens not found in a cache.", _TOKENS
+        )
         self.generation_tokens = histogram(
             "request_generation_tokens", "Tokens generated.", _TOKENS
         )
+        self.max_tokens = histogram(
+            "request_params_max_tokens", "Tokens that may be generated.", _TOKENS
+        )
+        self.preemptions = histogram(
+            "request_num_preemptions", "Times that a request lost its slot.", _PREEMPTIONS
+        )
+        self.choices = histogram("request_params_n", "Choices of a prompt.", _CHOICES)
+        self.most_tokens = histogram(
+            "request_max_num_generation_tokens", "Tokens of the longest choice.", _TOKENS
+        )
         self._success = counter(
-            "vllm:request_success", "Sequences ended, by reason.", *_LABELS, "finished_reason"
+            "vllm:request_success", "Sequences ended, by reason.", *LABELS, "finished_reason"
         )
         self.responses = counter("surestep:http_responses", "HTTP responses by status.", "status")
         self.resumes = counter(
@@ -111,11 +129,11 @@ class Metrics:
         for cause in ("death", "memory", "timeout"):
             self.text_process_ends.labels(cause)
         for reason in ("stop", "length", "abort", "error"):
-            self._success.labels(model_name, _ENGINE, reason)
+            self._success.labels(model_name, ENGINE, reason)
 
     def count_end(self, reason: str) -> None:
         """One sequence ended for `reason`: stop, length, abort or error."""
-        self._success.labels(self._model_name, _ENGINE, reason).inc()
+        self._success.labels(self._model_name, ENGINE, reason).inc()
 
     def render(self, schedulers: Sequence[SchedulerReading]) -> bytes:
         """The exposition text, with what the schedulers have said just now."""
@@ -167,6 +185,17 @@ class EventLoopMetrics:
         self._longest.set(max(self._maxima))
 
 
+class SequenceEnd(NamedTuple):
+    """How a sequence ended."""
+
+    reason: str  # stop, length, abort or error
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt
+    tokens: int  # that came
+    max_tokens: int  # that might have come
+    preemptions: int
+
+
 class SequenceTimer:
     """Latencies of one sequence. `arrived` is on the clock of `time.perf_counter`."""
 
@@ -202,16 +231,21 @@ class SequenceTimer:
         self._metrics.resumes.inc(times)
         self._metrics.resumed_tokens.inc(tokens)
 
-    def finished(self, reason: str, prompt_tokens: int, tokens: int) -> None:
-        """The sequence ended with so many tokens."""
+    def finished(self, end: SequenceEnd) -> None:
+        """The sequence ended."""
         metrics = self._metrics
-        metrics.count_end(reason)
-        if reason in ("abort", "error") or not self._first:
+        metrics.count_end(end.reason)
+        if end.reason in ("abort", "error") or not self._first:
             return
+        scheduled = self._arrived + self._queue_s
         metrics.request.observe(self._last - self._arrived)
-        metrics.prefill.observe(max(0.0, self._first - self._arrived - self._queue_s))
+        metrics.inference.observe(max(0.0, self._last - scheduled))
+        metrics.prefill.observe(max(0.0, self._first - scheduled))
         metrics.decode.observe(self._last - self._first)
-        if tokens > 1:
-            metrics.per_token.observe((self._last - self._first) / (tokens - 1))
-        metrics.prompt_tokens.observe(prompt_tokens)
-        metrics.generation_tokens.observe(tokens)
+        if end.tokens > 1:
+            metrics.per_token.observe((self._last - self._first) / (end.tokens - 1))
+        metrics.prompt_tokens.observe(end.prompt_tokens)
+        metrics.computed_tokens.observe(max(0, end.prompt_tokens - end.cached_tokens))
+        metrics.generation_tokens.observe(end.tokens)
+        metrics.max_tokens.observe(end.max_tokens)
+        metrics.preemptions.observe(end.preemptions)

@@ -44,7 +44,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path, headers = scope["path"], dict(scope["headers"])
+        path, headers = scope["path"].rstrip("/") or "/", dict(scope["headers"])
+        scope["path"] = path  # clients put slashes behind their base URL
         given = headers.get(b"x-request-id", b"")
         known = bool(_REQUEST_ID.fullmatch(given))
         request_id = given.decode() if known else uuid.uuid4().hex

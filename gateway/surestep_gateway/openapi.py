@@ -30,7 +30,7 @@ _ERROR: dict[str, Any] = {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"], "description": "field at fault"},
-                "code": {"type": "integer", "description": "the HTTP status"},
+                "code": {"type": "string", "description": "OpenAI's where it has one"},
             },
         }
     },
@@ -93,6 +93,18 @@ _OPERATIONS = (
         keys=True,
         errors=_COUNTED,
     ),
+    _Operation(
+        *("get", "/", "What this server is, for people."),
+        kind="text/html",
+        keys=True,
+        errors=(401,),
+    ),
+    _Operation(
+        *("get", "/docs", "This document, for people."),
+        kind="text/html",
+        keys=True,
+        errors=(401,),
+    ),
     _Operation("get", "/health", "The process answers.", kind="", errors=()),
     _Operation("get", "/health/ready", "Requests sent now would be served.", kind=""),
     _Operation("get", "/version", "Version of the gateway.", errors=()),
@@ -131,7 +143,7 @@ def document(version: str, root: str = "", *, admin: bool) -> dict[str, Any]:
 def _describe(operation: _Operation) -> dict[str, Any]:
     described: dict[str, Any] = {
         "summary": operation.summary,
-        "operationId": operation.path.strip("/").replace("/", "_"),
+        "operationId": operation.path.strip("/").replace("/", "_") or "home",
         "responses": dict(_responses(operation)),
     }
     if operation.bodies:
@@ -151,7 +163,7 @@ def _any_of(bodies: tuple[type[Body], ...]) -> dict[str, Any]:
 
 def _responses(operation: _Operation) -> Iterator[tuple[str, dict[str, Any]]]:
     success: dict[str, Any] = {"description": "As asked."}
-    if operation.kind == "text/plain":
+    if operation.kind.startswith("text/"):
         success["content"] = {operation.kind: {"schema": {"type": "string"}}}
     elif operation.kind:
         success["content"] = {operation.kind: {"schema": {"type": "object"}}}

@@ -21,6 +21,7 @@ from .context import Gateway
 from .errors import JsonResponse
 from .link import SchedulerLink
 from .openapi import document
+from .pages import docs_page, home_page
 from .scheduler_metrics import SchedulerReading
 
 T = TypeVar("T")
@@ -42,10 +43,13 @@ class OperatorRoutes:
         self._address = address
         self._version = package_version()
         self._admin = bool(gateway.settings.admin_keys())
+        self._one_scrape = asyncio.Lock()  # at a time: numbers of an older one would look reset
 
     def routes(self) -> list[Route]:
         """What to mount."""
         return [
+            Route("/", self.home),
+            Route("/docs", self.docs),
             Route("/health", self.health),
             Route("/health/ready", self.ready),
             Route("/ping", self.health, methods=["GET", "POST"]),
@@ -82,14 +86,23 @@ class OperatorRoutes:
         root = self._gateway.settings.root_path
         return JsonResponse(document(self._version, root, admin=self._admin))
 
+    async def home(self, request: Request) -> Response:
+        """What this is, for people."""
+        return home_page(self._version, self._gateway.settings.model_names(), self._state())
+
+    async def docs(self, request: Request) -> Response:
+        """The endpoints, for people."""
+        return docs_page(document(self._version, admin=self._admin))
+
     async def metrics(self, request: Request) -> Response:
         """Prometheus text; the gateway's own part even when no scheduler answers."""
-        now = time.monotonic()
-        readings = [
-            SchedulerReading(link.address, link.breaker.state(now), stats, link.info)
-            for link, stats in await self._ask(SchedulerLink.query_stats)
-        ]
-        text = self._gateway.metrics.render(readings)
+        async with self._one_scrape:
+            now = time.monotonic()
+            readings = [
+                SchedulerReading(link.address, link.breaker.state(now), stats, link.info)
+                for link, stats in await self._ask(SchedulerLink.query_stats)
+            ]
+            text = self._gateway.metrics.render(readings)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def load(self, request: Request) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import InvalidRequest, UnsupportedParameter
 
 from .config import GatewaySettings
 from .parsers import REASONING_PARSERS, TOOL_PARSERS, OutputParser, ReasoningParser
@@ -38,14 +38,18 @@ class ChatOutput:
 def check_tool_choice(settings: GatewaySettings, request: ChatRequest) -> None:
     """Raises InvalidRequest for a choice of tools that this server cannot keep."""
     choice = request.tool_choice
-    if choice not in (None, "none", "auto"):
+    if request.tools is None and choice not in (None, "none"):
         raise InvalidRequest(
+            "'tool_choice' is only allowed when 'tools' are specified", param="tool_choice"
+        )
+    if choice not in (None, "none", "auto"):
+        raise UnsupportedParameter(
             '\'tool_choice\' is supported as "auto" or "none": to make the model call a tool is '
             "not supported, it needs constrained decoding",
             param="tool_choice",
         )
     if request.tools and choice != "none" and not settings.enable_auto_tool_choice:
-        raise InvalidRequest(
+        raise UnsupportedParameter(
             '"auto" tool choice requires the server to run with --enable-auto-tool-choice and '
             "--tool-call-parser",
             param="tool_choice",

@@ -6,9 +6,10 @@ import logging
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import InvalidRequest, MissingParameter
 
 from .protocol import Body, TokenizeBody, TokenizeChatBody
+from .unsupported import UNSUPPORTED, WITHOUT_EFFECT
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ def parse_tokenize(raw: bytes | bytearray) -> TokenizeBody | TokenizeChatBody:
 
 def _log_unknown(body: Body) -> None:
     if body.model_extra and logger.isEnabledFor(logging.DEBUG):
-        logger.debug("parameters without meaning here: %s", ", ".join(sorted(body.model_extra)))
+        unknown = sorted(body.model_extra.keys() - UNSUPPORTED - WITHOUT_EFFECT)
+        logger.debug("parameters without meaning here: %s", ", ".join(unknown) or "none")
 
 
 def _first_problem(error: ValidationError) -> InvalidRequest:
@@ -64,7 +66,7 @@ def _first_problem(error: ValidationError) -> InvalidRequest:
         return InvalidRequest(f"the body is not valid JSON: {message}")
     param = _dotted(_place(problem["loc"]))
     if problem["type"] == "missing":
-        return InvalidRequest(f"missing required parameter '{param}'", param=param)
+        return MissingParameter(f"missing required parameter '{param}'", param=param)
     return InvalidRequest(f"{param or 'body'}: {message}", param=param or None)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import orjson
-from surestep_common.errors import InvalidRequest, NotFound, RequestTooLarge
+from surestep_common.errors import InvalidRequest, ModelNotFound, RequestTooLarge
 from surestep_common.request_bounds import check_prompt_logprobs
 from surestep_proto.engine_pb2 import SamplingParams
 from surestep_proto.generate_pb2 import SchedulerInfo
@@ -29,11 +29,11 @@ from .protocol import (
     GenerationBody,
     TokenizeChatBody,
 )
-from .render import begun, render_chat
-from .sampling import check_vocab, fit_prompt, sampling_params
+from .render import begun, echoed, render_chat
+from .sampling import check_vocab, fit_prompt, kept_part, sampling_params
 from .text import TextSide
 from .tokenizer import Texts
-from .unsupported import refuse_unsupported
+from .unsupported import refuse_unsupported, refuse_unsupported_in_prompt
 
 INLINE_PROMPTS = 64  # in a body that is prepared on the event loop
 INLINE_BAD_WORD_CHARS = 1024  # of all of them
@@ -66,13 +66,17 @@ def draft_chat(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> D
     schemas = _schemas(request)
     chat = render_chat(side, request)
     text = bounded_text(chat.text, side.tokenizer, request, info, "messages")
-    limit = len(text) if len(text) < len(chat.text) else None
-    texts = chat.texts(side, limit, add_special_tokens=bool(request.add_special_tokens))
+    cut = len(text) < len(chat.text)
+    if cut and request.echo:  # of any size, once for each choice
+        raise InvalidRequest("'echo' is not available for a chat of this size", param="echo")
+    kept = kept_part(len(text), request) if cut else slice(None)
+    texts = chat.texts(side, kept, add_special_tokens=bool(request.add_special_tokens))
 
     def finish(encoded: Sequence[list[int]]) -> Prepared:
         answered = begun(request)
         opening = chat.text.rstrip().removesuffix(answered.rstrip()).rstrip()
-        prompt = Prompt(token_ids=packed(fit_prompt(encoded[0], request, info, "messages")))
+        ids = packed(fit_prompt(encoded[0], request, info, "messages"))
+        prompt = Prompt(token_ids=ids, text=echoed(request))
         return Prepared(
             body=request,
             prompts=[prompt],
@@ -108,10 +112,11 @@ def draft_tokenize(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) 
     """POST /tokenize: the answer's JSON. Raises SurestepError."""
     body = parse_tokenize(raw)
     check_model(side.settings, body.model)
+    refuse_unsupported_in_prompt(body)
     if isinstance(body, TokenizeChatBody):
         chat = render_chat(side, body)
         _check_countable(chat.text, "messages", side, info)
-        texts = chat.texts(side, None, add_special_tokens=bool(body.add_special_tokens))
+        texts = chat.texts(side, slice(None), add_special_tokens=bool(body.add_special_tokens))
     else:
         _check_countable(body.prompt, "prompt", side, info)
         texts = Texts([body.prompt], body.add_special_tokens is not False)
@@ -164,7 +169,7 @@ def _check_countable(text: str, param: str, side: TextSide, info: SchedulerInfo)
 def check_model(settings: GatewaySettings, name: str | None) -> None:
     """Raise NotFound for a model that is not served."""
     if name is not None and name not in settings.model_names():
-        raise NotFound(f"the model '{name}' does not exist", param="model")
+        raise ModelNotFound(f"the model '{name}' does not exist", param="model")
 
 
 def _check_common(side: TextSide, request: GenerationBody, info: SchedulerInfo) -> None:
@@ -174,7 +179,7 @@ def _check_common(side: TextSide, request: GenerationBody, info: SchedulerInfo) 
     n, most = request.n or 1, side.settings.max_n
     if n > most:
         raise InvalidRequest(f"n must be at most {most}, got {n}", param="n")
-    refuse_unsupported(request, n)
+    refuse_unsupported(request)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("'stream_options' needs 'stream': true", param="stream_options")
     if request.stream and request.prompt_logprobs is not None:

@@ -11,7 +11,7 @@ from surestep_proto.engine_pb2 import SamplingParams
 from surestep_proto.generate_pb2 import GenerateRequest, SchedulerInfo
 
 from .protocol import ChatBody, CompletionBody, CompletionRequest, GenerationBody
-from .sampling import fit_prompt
+from .sampling import beyond_context, fit_prompt, kept_part
 from .tokenizer import Tokenizer
 
 
@@ -43,7 +43,7 @@ def packed(ids: Sequence[int]) -> Sequence[int]:
 def bounded_text(
     text: str, tokenizer: Tokenizer, body: GenerationBody, info: SchedulerInfo, param: str
 ) -> str:
-    """`text`, or its end if it is longer than any that fits and is to be truncated.
+    """`text`, or what truncation keeps of one that is longer than any that fits.
 
     Raises InvalidRequest for one that certainly has too many tokens, before anybody counts them.
     """
@@ -51,12 +51,8 @@ def bounded_text(
     if most is None or len(text) <= most or (length := tokenizer.length(text)) <= most:
         return text
     if body.truncate_prompt_tokens is not None:
-        return text[-most:]
-    raise InvalidRequest(
-        f"the prompt has {length} characters, which cannot fit into the model's context of "
-        f"{info.max_model_len} tokens",
-        param=param,
-    )
+        return text[kept_part(most, body)]
+    raise beyond_context(info, f"the prompt has {length} characters, which cannot fit", param)
 
 
 def completion_prompts(
@@ -88,6 +84,5 @@ def completion_prompt(
     if not request.echo:
         text = None
     elif text is None or len(fitted) < len(ids):
-        skip = request.skip_special_tokens is not False
-        text = tokenizer.decode(fitted, skip_special_tokens=skip)
+        text = tokenizer.decode(fitted, skip_special_tokens=False)
     return Prompt(token_ids=packed(fitted), text=text)

@@ -68,8 +68,11 @@ class Options(Body):
 
 
 class StreamOptions(Options):
+    """`include_usage` is what `continuous_usage_stats` depends on."""
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # no effect: nothing is obfuscated
 
 
 class Speculative(Options):
@@ -105,6 +108,8 @@ class GenerationBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None
+    # OpenAI's later name for it.
+    safety_identifier: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None
 
     top_k: Annotated[int, Field(ge=-1, le=UINT31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -128,6 +133,7 @@ class GenerationBody(Body):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None  # no effect on the tokenizers we read
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=UINT31)] | None = None
+    truncation_side: Literal["left", "right"] | None = None  # where that cuts; left by default
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -162,6 +168,7 @@ class Message(Body):
     content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None  # the same, by its older name
+    refusal: str | None = None  # of an earlier answer, which has no content then
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
 
 
@@ -207,6 +214,7 @@ class TemplateFields(Body):
 class ChatBody(GenerationBody):
     """What a chat asks for besides its messages."""
 
+    echo: bool | None = None  # the last message comes first in the answer, if it is the assistant's
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
@@ -222,6 +230,7 @@ class ChatRequest(TemplateFields, ChatBody):
 class CompletionBody(GenerationBody):
     """What a completion asks for besides its prompts."""
 
+    max_tokens: Natural | None = None  # with 0 nothing is generated: prompts are scored, or echoed
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
 

@@ -6,16 +6,18 @@ import contextlib
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import InvalidRequest, UnsupportedParameter
 
 from .api_settings import ApiSettings
 from .limits import template_limits
-from .protocol import ChatBody, Message, TemplateFields, ToolCall
+from .protocol import ChatBody, ChatRequest, Message, TemplateFields, ToolCall
 from .special_tokens import Hidden
 from .text import TextSide
 from .tokenizer import Texts
 
 INLINE_MESSAGES = 128  # in a chat that is rendered on the event loop
+_UNSUPPORTED = frozenset({"audio", "function_call"})  # in messages; the latter before tool calls
+_TYPE_CHARS = 32  # shown of a type that nobody knows
 
 
 class RenderedChat(NamedTuple):
@@ -25,11 +27,9 @@ class RenderedChat(NamedTuple):
     stand_ins: str  # the same while special tokens of users and tools are hidden in it
     hidden: Hidden | None  # None when there are none
 
-    def texts(self, side: TextSide, limit: int | None, *, add_special_tokens: bool) -> Texts:
-        """What to encode; at most the last `limit` characters."""
-        text = self.text if self.hidden is None else self.stand_ins
-        if limit is not None:
-            text = text[-limit:]
+    def texts(self, side: TextSide, kept: slice, *, add_special_tokens: bool) -> Texts:
+        """What to encode: the `kept` part."""
+        text = (self.text if self.hidden is None else self.stand_ins)[kept]
         if self.hidden is None:
             return Texts([text], add_special_tokens)
         return Texts([side.tokenizer.named.text(text, self.hidden)], add_special_tokens, named=True)
@@ -128,10 +128,21 @@ def begun(body: TemplateFields) -> str:
     return _content(body.messages[-1], len(body.messages) - 1)
 
 
+def echoed(body: ChatRequest) -> str | None:
+    """The text that the answer begins with, if the last message is to be part of it."""
+    if not body.echo or body.messages[-1].role != "assistant":
+        return None
+    return _content(body.messages[-1], len(body.messages) - 1)
+
+
 def _template_message(body: TemplateFields, index: int) -> dict[str, Any]:
     """A message as templates expect it."""
     given = body.messages[index]
-    message = given.model_dump(exclude_none=True, exclude={"tool_calls"})
+    for name in _UNSUPPORTED & (given.model_extra or {}).keys():
+        if (given.model_extra or {})[name]:
+            param = f"messages[{index}].{name}"
+            raise UnsupportedParameter(f"'{param}' is not supported", param=param)
+    message = given.model_dump(exclude_none=True, exclude={"refusal", "tool_calls"})
     message["content"] = _content(given, index)
     if given.reasoning is not None:
         message.setdefault("reasoning_content", given.reasoning)
@@ -159,7 +170,7 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
 
 def _content(message: Message, index: int) -> str:
     if not isinstance(message.content, list):
-        return message.content or ""
+        return message.content or message.refusal or ""
     return "\n".join(
         _text_part(part, f"messages[{index}].content[{n}]")
         for n, part in enumerate(message.content)
@@ -167,7 +178,13 @@ def _content(message: Message, index: int) -> str:
 
 
 def _text_part(part: dict[str, Any], param: str) -> str:
-    text = part.get("text")
-    if part.get("type") != "text" or not isinstance(text, str):
-        raise InvalidRequest(f"{param}: only parts of type 'text' are supported", param=param)
+    kind = part.get("type")
+    if kind not in ("text", "refusal"):
+        raise UnsupportedParameter(
+            f"{param}: only parts of type 'text' are supported, not {str(kind)[:_TYPE_CHARS]!r}",
+            param=param,
+        )
+    text = part.get(kind)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{param}.{kind} must be a string", param=f"{param}.{kind}")
     return text

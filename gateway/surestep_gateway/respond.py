@@ -45,7 +45,7 @@ async def json_answer(
         output = gathered.get(sequence.index)
         if output is None:
             output = gathered[sequence.index] = Gathered(await shape.before(sequence))
-            size += output.logprobs.num_bytes
+            size += output.logprobs.num_bytes + len(generation.prompt_of(sequence).text or "")
         before = output.logprobs.num_bytes
         output.add(delta, shape.logprobs(sequence, delta.logprobs))
         size += len(delta.text) + output.logprobs.num_bytes - before
@@ -98,8 +98,11 @@ class EventStream(Response):
         options = generation.body.stream_options
         self._generation = generation
         self._shape = shape
-        self._usage_at_end = force_usage or bool(options and options.include_usage)
-        self._usage_always = force_usage or bool(options and options.continuous_usage_stats)
+        include = bool(options and options.include_usage)
+        self._usage_at_end = force_usage or include
+        self._usage_always = force_usage or bool(
+            include and options and options.continuous_usage_stats
+        )
         self._head = _envelope(generation, shape.chunk_name)
         self._opened: set[int] = set()
         self._started = False
@@ -161,8 +164,8 @@ class EventStream(Response):
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = self._head | {"choices": [choice]}
-        if self._usage_always:
-            chunk["usage"] = self._generation.usage.shown()
+        if self._usage_at_end:  # null until the last one, as OpenAI has it
+            chunk["usage"] = self._generation.usage.shown() if self._usage_always else None
         return chunk
 
     async def _finish(self, data: bytes) -> None:
@@ -218,10 +221,11 @@ async def accounted(generation: Generation) -> AsyncIterator[None]:
         raise
     finally:
         for sequence in generation.sequences:
-            reason = sequence.finish_reason or ("error" if outcome == "error" else "abort")
             journal = sequence.journal
             sequence.timer.resumed(journal.num_resumes, journal.num_resumed_tokens)
-            sequence.timer.finished(reason, len(journal.prompt_ids), sequence.num_tokens)
+            sequence.timer.finished(sequence.end("error" if outcome == "error" else "abort"))
+        if outcome == "done":
+            generation.count_choices()
         _log_end(generation, outcome)
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from surestep_common.errors import DeadlineExceeded, NotFound
+from surestep_common.errors import DeadlineExceeded, ModelNotFound
 from surestep_common.sampling_defaults import shown
 
 from .context import Gateway
@@ -115,7 +115,7 @@ class OpenAIRoutes:
         """GET /v1/models/{id}"""
         name = request.path_params["model"]
         if name not in self._gateway.settings.model_names():
-            raise NotFound(f"the model '{name}' does not exist", param="model")
+            raise ModelNotFound(f"the model '{name}' does not exist", param="model")
         return JsonResponse(self._card(name))
 
     def _card(self, name: str) -> dict[str, object]:

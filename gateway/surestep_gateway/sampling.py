@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import ContextOverflow, InvalidRequest
 from surestep_common.request_bounds import check_entries
 from surestep_proto.engine_pb2 import SamplingParams, TokenSequence
 from surestep_proto.generate_pb2 import SchedulerInfo
@@ -14,6 +14,8 @@ from .protocol import ChatBody, GenerationBody
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _COMPLETION_TOKENS = 16  # of a completion that does not say, in OpenAI's API
+_SHOWN_CHARS = 32  # of a key that is no token id
+_SHOWN_IDS = 1024  # that are outside the vocabulary
 
 
 def sampling_params(
@@ -54,20 +56,22 @@ def _ids(ids: Iterable[int] | None, param: str, vocab_size: int) -> list[int]:
 
 
 def check_vocab(ids: list[int], param: str, vocab_size: int) -> None:
-    """Raises InvalidRequest when an id is outside the model's vocabulary."""
+    """Raises InvalidRequest when ids are outside the model's vocabulary."""
     if ids and max(ids) >= vocab_size:
+        wrong = list(dict.fromkeys(i for i in ids if i >= vocab_size))
+        named = ", ".join(map(str, wrong[:_SHOWN_IDS])) + ", ..." * (len(wrong) > _SHOWN_IDS)
         raise InvalidRequest(
-            f"{param}: token id {max(ids)} is not in the vocabulary of {vocab_size} ids",
-            param=param,
+            f"{param}: not in the vocabulary of {vocab_size} ids: {named}", param=param
         )
 
 
 def _logit_bias(body: GenerationBody, vocab_size: int) -> dict[int, float]:
-    bias: dict[int, float] = {}
-    for key, value in (body.logit_bias or {}).items():
-        if not (key.isascii() and key.isdigit() and len(key) < 10):
-            raise InvalidRequest(f"logit_bias: '{key}' is not a token id", param="logit_bias")
-        bias[int(key)] = value
+    given = body.logit_bias or {}
+    wrong = [key for key in given if not (key.isascii() and key.isdigit() and len(key) < 10)]
+    if wrong:
+        named = ", ".join(f"'{key[:_SHOWN_CHARS]}'" for key in wrong)
+        raise InvalidRequest(f"logit_bias: not a token id: {named}", param="logit_bias")
+    bias = {int(key): value for key, value in given.items()}
     check_vocab(list(bias), "logit_bias", vocab_size)
     return bias
 
@@ -111,7 +115,7 @@ def _check_logprobs(count: int, param: str, limit: int) -> None:
 
 
 def fit_prompt(ids: list[int], body: GenerationBody, info: SchedulerInfo, param: str) -> list[int]:
-    """The prompt, cut from the left as asked. Raises InvalidRequest if it cannot be served."""
+    """The prompt, cut as asked. Raises InvalidRequest if it cannot be served."""
     keep = body.truncate_prompt_tokens
     if keep is not None:
         if keep > info.max_model_len:
@@ -120,17 +124,30 @@ def fit_prompt(ids: list[int], body: GenerationBody, info: SchedulerInfo, param:
                 param="truncate_prompt_tokens",
             )
         keep = info.max_model_len - 1 if keep < 0 else keep
-        ids = ids[len(ids) - keep :] if len(ids) > keep else ids
+        ids = ids[kept_part(keep, body)] if len(ids) > keep else ids
     if not ids:
         raise InvalidRequest("the prompt has no tokens", param=param)
     if len(ids) >= info.max_model_len:
-        raise InvalidRequest(
-            f"the prompt has {len(ids)} tokens, which leaves no room for output in the model's "
-            f"context of {info.max_model_len} tokens",
-            param=param,
+        raise beyond_context(
+            info, f"the prompt has {len(ids)} tokens, which leaves no room for output", param
         )
     check_vocab(ids, param, info.vocab_size)
     return ids
+
+
+def kept_part(count: int, body: GenerationBody) -> slice:
+    """What truncation keeps of a longer prompt: its end, or its beginning if that is asked for."""
+    if body.truncation_side == "right":
+        return slice(count)
+    return slice(-count, None) if count else slice(0)
+
+
+def beyond_context(info: SchedulerInfo, problem: str, param: str) -> ContextOverflow:
+    """The error for what does not fit. Clients look for its first words and shorten their chat."""
+    return ContextOverflow(
+        f"This model's maximum context length is {info.max_model_len} tokens. However, {problem}.",
+        param=param,
+    )
 
 
 def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> int | None:
@@ -147,11 +164,8 @@ def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> in
             return None
         asked = min(_COMPLETION_TOKENS, room)
     if asked > room:
-        raise InvalidRequest(
-            f"{param}={asked} and the prompt's {prompt_len} tokens exceed the model's context of "
-            f"{info.max_model_len} tokens",
-            param=param,
-        )
+        total = f"{prompt_len} tokens of the prompt and {param}={asked} are {prompt_len + asked}"
+        raise beyond_context(info, total, param)
     if (body.min_tokens or 0) > asked:
         raise InvalidRequest(
             f"min_tokens={body.min_tokens} exceeds {param}={asked}", param="min_tokens"

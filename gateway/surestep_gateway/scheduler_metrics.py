@@ -1,11 +1,12 @@
 """The schedulers' numbers as Prometheus metrics.
 
-One sample per scheduler: `engine` numbers them as vLLM numbers its engines, `scheduler` names them.
+Under our names there is one sample per scheduler: `engine` numbers them, `scheduler` names them.
+Under vLLM's there is one for all: `vllm_metrics`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
@@ -14,8 +15,11 @@ from prometheus_client.registry import Collector
 from surestep_proto.generate_pb2 import SchedulerInfo, SchedulerStats
 
 from .breaker import BreakerState
+from .vllm_metrics import Answer, EngineMetrics
 
 _LABELS = ("model_name", "engine", "scheduler")
+_Labels = tuple[str, str, str]  # their values
+_Labelled = tuple[_Labels, SchedulerStats]
 
 
 class SchedulerReading(NamedTuple):
@@ -34,10 +38,10 @@ class _Field(NamedTuple):
 
 
 _GAUGES = (
-    _Field("vllm:num_requests_running", "Requests in slots.", lambda s: s.num_running),
-    _Field("vllm:num_requests_waiting", "Requests queued.", lambda s: s.num_waiting),
+    _Field("surestep:requests_running", "Requests in slots.", lambda s: s.num_running),
+    _Field("surestep:requests_waiting", "Requests queued.", lambda s: s.num_waiting),
     _Field(
-        "vllm:kv_cache_usage_perc",
+        "surestep:kv_cache_usage",
         "Share of KV blocks in use, 0 to 1.",
         lambda s: s.num_blocks_used / max(1, s.num_blocks_total),
     ),
@@ -71,10 +75,8 @@ _GAUGES = (
     ),
 )
 _COUNTERS = (
-    _Field("vllm:prompt_tokens", "Prompt tokens admitted.", lambda s: s.prompt_tokens),
-    _Field("vllm:generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
-    _Field("vllm:prefix_cache_queries", "Tokens looked up.", lambda s: s.prefix_cache_queries),
-    _Field("vllm:prefix_cache_hits", "Tokens found.", lambda s: s.prefix_cache_hits),
+    _Field("surestep:prompt_tokens", "Prompt tokens admitted.", lambda s: s.prompt_tokens),
+    _Field("surestep:generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
     _Field(
         "surestep:snapshot_queries",
         "Admissions that looked for a snapshot of recurrent state.",
@@ -94,16 +96,11 @@ _COUNTERS = (
         "Times that speculation was suspended because acceptance had collapsed.",
         lambda s: s.num_speculation_suspensions,
     ),
-    _Field("vllm:num_preemptions", "Preemptions.", lambda s: s.num_preemptions),
+    _Field("surestep:preemptions", "Preemptions.", lambda s: s.num_preemptions),
     _Field(
         "surestep:displacements",
         "Preemptions that made room for another tenant.",
         lambda s: s.num_displacements,
-    ),
-    _Field("vllm:spec_decode_num_drafts", "Windows with drafts.", lambda s: s.num_drafts),
-    _Field("vllm:spec_decode_num_draft_tokens", "Drafts verified.", lambda s: s.num_draft_tokens),
-    _Field(
-        "vllm:spec_decode_num_accepted_tokens", "Drafts accepted.", lambda s: s.num_accepted_tokens
     ),
     _Field("surestep:steps", "Steps.", lambda s: s.num_steps),
     _Field("surestep:epochs", "Epochs opened.", lambda s: s.num_epochs),
@@ -146,55 +143,24 @@ _COUNTERS = (
 )
 
 
-class _Labelled(NamedTuple):
-    """A counter with one more label, and its count for each value of it."""
-
-    name: str
-    text: str
-    label: str
-    counts: Callable[[SchedulerStats], Iterable[tuple[str, float]]]
-
-
-_LABELLED = (
-    _Labelled(
-        "vllm:spec_decode_num_accepted_tokens_per_pos",
-        "Drafts accepted, by position in the window.",
-        "position",
-        lambda s: ((str(i), count) for i, count in enumerate(s.num_accepted_tokens_per_pos)),
-    ),
-    _Labelled(
-        "vllm:admission_rejections",
-        "Requests refused.",
-        "reason",
-        lambda s: (("queue_full", s.num_rejected_requests),),
-    ),
-    _Labelled(
-        "surestep:worker_restarts",
-        "Epochs that were lost and their workers replaced, by cause.",
-        "cause",
-        lambda s: sorted(s.num_incidents.items()),
-    ),
-)
-
-
-class _Answer(NamedTuple):
-    """A scheduler that has answered, under its labels."""
-
-    labels: tuple[str, str, str]
-    stats: SchedulerStats
-    info: SchedulerInfo | None
-
-
 class SchedulerCollector(Collector):
     """The schedulers' numbers as last read."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self._readings: Sequence[SchedulerReading] = ()
+        self._answers: Sequence[Answer] = ()
+        self._engine = EngineMetrics(model_name)
 
     def update(self, readings: Sequence[SchedulerReading]) -> None:
-        """Replace what the next scrape shows."""
+        """Replace what the next scrape shows. Readings must come in the order they were made in."""
         self._readings = readings
+        self._answers = [
+            Answer(reading.address, reading.stats, reading.info)
+            for reading in readings
+            if reading.stats is not None
+        ]
+        self._engine.update(self._answers)
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: names are fixed and never clash."""
@@ -212,22 +178,22 @@ class SchedulerCollector(Collector):
             "0 = closed, 1 = half open, 2 = open: no requests for now.",
             lambda reading: reading.breaker,
         )
-        answers = [
-            _Answer((self._model_name, str(engine), reading.address), reading.stats, reading.info)
-            for engine, reading in enumerate(self._readings)
-            if reading.stats is not None
-        ]
-        if not answers:
+        if not self._answers:
             return
+        yield from self._engine.families(self._answers)
+        labelled = [(self._labels(answer.address), answer.stats) for answer in self._answers]
         for field in _GAUGES:
-            yield _filled(GaugeMetricFamily(field.name, field.text, labels=_LABELS), field, answers)
+            family = GaugeMetricFamily(field.name, field.text, labels=_LABELS)
+            yield _filled(family, field, labelled)
         for field in _COUNTERS:
-            family = CounterMetricFamily(field.name, field.text, labels=_LABELS)
-            yield _filled(family, field, answers)
-        for labelled in _LABELLED:
-            yield _by_label(labelled, answers)
-        yield _cache_config(answers)
-        yield from _fault_durations(answers)
+            counter = CounterMetricFamily(field.name, field.text, labels=_LABELS)
+            yield _filled(counter, field, labelled)
+        yield _worker_restarts(labelled)
+        yield from _fault_durations(labelled)
+
+    def _labels(self, address: str) -> _Labels:
+        addresses = [reading.address for reading in self._readings]
+        return self._model_name, str(addresses.index(address)), address
 
     def _gauge(self, name: str, text: str, value: Callable[[SchedulerReading], float]) -> Metric:
         """What is known of a scheduler without its answer."""
@@ -238,35 +204,26 @@ class SchedulerCollector(Collector):
 
 
 def _filled(
-    family: GaugeMetricFamily | CounterMetricFamily, field: _Field, answers: Sequence[_Answer]
+    family: GaugeMetricFamily | CounterMetricFamily, field: _Field, labelled: Sequence[_Labelled]
 ) -> Metric:
-    for answer in answers:
-        family.add_metric(answer.labels, field.value(answer.stats))
+    for labels, stats in labelled:
+        family.add_metric(labels, field.value(stats))
     return family
 
 
-def _by_label(labelled: _Labelled, answers: Sequence[_Answer]) -> Metric:
-    family = CounterMetricFamily(labelled.name, labelled.text, labels=(*_LABELS, labelled.label))
-    for labels, stats, _ in answers:
-        for value, count in labelled.counts(stats):
-            family.add_metric((*labels, value), count)
-    return family
-
-
-def _cache_config(answers: Sequence[_Answer]) -> Metric:
-    family = GaugeMetricFamily(
-        "vllm:cache_config_info",
-        "Facts of the KV cache.",
-        labels=(*_LABELS, "block_size", "num_gpu_blocks", "cache_dtype"),
+def _worker_restarts(labelled: Sequence[_Labelled]) -> Metric:
+    family = CounterMetricFamily(
+        "surestep:worker_restarts",
+        "Epochs that were lost and their workers replaced, by cause.",
+        labels=(*_LABELS, "cause"),
     )
-    for labels, _, info in answers:
-        if info is not None:
-            sizes = (str(info.block_size), str(info.num_blocks), info.dtype)
-            family.add_metric((*labels, *sizes), 1.0)
+    for labels, stats in labelled:
+        for cause, count in sorted(stats.num_incidents.items()):
+            family.add_metric((*labels, cause), count)
     return family
 
 
-def _fault_durations(answers: Sequence[_Answer]) -> Iterator[Metric]:
+def _fault_durations(labelled: Sequence[_Labelled]) -> Iterator[Metric]:
     detection = SummaryMetricFamily(
         "surestep:fault_detection_seconds",
         "From the last sign of life of a worker to the end of its epoch.",
@@ -277,7 +234,7 @@ def _fault_durations(answers: Sequence[_Answer]) -> Iterator[Metric]:
         "From the end of an epoch to the first step of the next.",
         labels=_LABELS,
     )
-    for labels, stats, _ in answers:
+    for labels, stats in labelled:
         detection.add_metric(labels, sum(stats.num_incidents.values()), stats.detect_s_sum)
         recovery.add_metric(labels, stats.num_recoveries, stats.recover_s_sum)
     yield detection

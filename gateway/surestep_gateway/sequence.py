@@ -13,7 +13,7 @@ from surestep_proto.generate_pb2 import LENGTH, STOP, GenerateChunk
 from .detokenize import TextAssembler
 from .journal import Journal, OpenRequest
 from .logprobs import Position, positions
-from .metrics import SequenceTimer
+from .metrics import SequenceEnd, SequenceTimer
 from .parsers import Event, content_of
 from .usage import Usage
 
@@ -47,12 +47,19 @@ class OutputSequence:
         usage: Usage,
         *,
         counts_prompt: bool,
+        prompt_only: bool = False,
     ) -> None:
-        """`usage` is the request's; of the siblings with one prompt one alone counts it."""
+        """`usage` is the request's; of the siblings with one prompt one alone counts it.
+
+        With `prompt_only` the one token that is asked of the scheduler, so that it computes the
+        prompt, is no part of the answer.
+        """
         self.index = index
         self.journal = journal
         self.prompt_logprobs: LogprobColumns | None = None
         self.num_tokens = 0
+        self.num_cached_tokens = 0  # of the prompt, when it was first admitted
+        self.num_preemptions = 0
         self.finish_reason: str | None = None  # the scheduler's, as the metrics count it
         self._started = False
         self._source = source
@@ -61,8 +68,20 @@ class OutputSequence:
         self.timer = timer
         self._usage = usage
         self._counts_prompt = counts_prompt
+        self._prompt_only = prompt_only
         if assembler.num_reasoning_tokens is not None:
             usage.reasoning = 0
+
+    def end(self, otherwise: str) -> SequenceEnd:
+        """How it ended; `otherwise` is the reason if it did not finish."""
+        return SequenceEnd(
+            reason=self.finish_reason or otherwise,
+            prompt_tokens=len(self.journal.prompt_ids),
+            cached_tokens=self.num_cached_tokens,
+            tokens=self.num_tokens,
+            max_tokens=self.journal.most_tokens,
+            preemptions=self.num_preemptions,
+        )
 
     @property
     def num_reasoning_tokens(self) -> int | None:
@@ -75,9 +94,14 @@ class OutputSequence:
             async for chunk in chunks:
                 if chunk.HasField("start"):
                     self._note_start(chunk)
+                self.num_preemptions = chunk.end.num_preemptions
                 if not chunk.token_ids and not chunk.finish_reason:
                     continue
                 self.timer.tokens()
+                if self._prompt_only:
+                    self.finish_reason = "length"
+                    yield Delta([], [], None, self.finish_reason, None)
+                    return
                 delta = self._delta(chunk)
                 yield delta
                 if delta.finish_reason is not None:
@@ -86,7 +110,8 @@ class OutputSequence:
     def _note_start(self, chunk: GenerateChunk) -> None:
         if not self._started:  # what later calls find in a cache is no saving of the client's
             self._started = True
-            self._usage.cached += chunk.start.num_cached_tokens if self._counts_prompt else 0
+            self.num_cached_tokens = chunk.start.num_cached_tokens
+            self._usage.cached += self.num_cached_tokens if self._counts_prompt else 0
             self.timer.started(chunk.start.queue_s)
         if self.prompt_logprobs is None and self.journal.sampling.want_prompt_logprobs:
             self.prompt_logprobs = chunk.prompt_logprobs

@@ -21,6 +21,8 @@ from .json_pieces import GrowingLists, RawJson
 from .logprobs import (
     CompletionLogprobs,
     Position,
+    TextOfClient,
+    TextOfTokens,
     TokenSpeller,
     chat_logprobs,
     position_slices,
@@ -103,8 +105,8 @@ class ChatShape:
         self._show_reasoning = getattr(generation.body, "include_reasoning", None) is not False
 
     async def opening(self, sequence: OutputSequence) -> Json | None:
-        """The role."""
-        delta = {"role": self._role, "content": ""}
+        """The role, and what of the prompt is part of the answer."""
+        delta = {"role": self._role, "content": self._generation.prompts[0].text or ""}
         return {"index": sequence.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
@@ -138,9 +140,12 @@ class ChatShape:
         """One message."""
         wanted = sequence.journal.sampling.want_logprobs
         reasoning = sequence.num_reasoning_tokens is not None
+        message = whole_message(self._shown(gathered.events), self._role, reasoning=reasoning)
+        if begun := self._generation.prompts[0].text:
+            message["content"] = begun + (message["content"] or "")
         choice: Json = {
             "index": sequence.index,
-            "message": whole_message(self._shown(gathered.events), self._role, reasoning=reasoning),
+            "message": message,
             "logprobs": gathered.logprobs.finish() if wanted else None,
             "finish_reason": gathered.finish_reason,
             "stop_reason": gathered.stop_reason,
@@ -173,6 +178,7 @@ class CompletionShape:
     def __init__(self, gateway: Gateway, generation: Generation) -> None:
         self._generation = generation
         self._speller = _speller(gateway, generation)
+        self._tokenizer = gateway.tokenizer
         self._new_detokenizer: Callable[[], Detokenizer] = lambda: detokenizer(
             gateway, generation.body
         )
@@ -206,10 +212,12 @@ class CompletionShape:
         lists = GrowingLists()
         lists.extend(self._build(sequence, []))
         if self._echo and sequence.journal.sampling.want_logprobs:
-            first = self._generation.prompt_of(sequence).token_ids[0]
-            lists.extend(self._build(sequence, [first]))
+            prompt = self._generation.prompt_of(sequence)
+            text = TextOfClient(prompt.text or "", self._tokenizer)
+            builder = CompletionLogprobs(self._speller, text)
+            lists.extend(builder.build(prompt.token_ids[:1]))
             for part in position_slices(sequence.prompt_logprobs or LogprobColumns()):
-                lists.extend(self._build(sequence, part))
+                lists.extend(builder.build(part))
                 await asyncio.sleep(0)
         return lists
 
@@ -253,7 +261,9 @@ class CompletionShape:
     def _build(self, sequence: OutputSequence, found: Sequence[Position | int]) -> Json:
         builder = self._logprobs.get(sequence.index)
         if builder is None:
-            builder = CompletionLogprobs(self._speller, self._new_detokenizer())
+            start = len(self._prompt_text(sequence)) if self._echo else 0
+            text = TextOfTokens(self._new_detokenizer(), start=start)
+            builder = CompletionLogprobs(self._speller, text)
             self._logprobs[sequence.index] = builder
         return builder.build(found)
 

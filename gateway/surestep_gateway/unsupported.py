@@ -1,6 +1,7 @@
 """Parameters that other servers act on and this one does not: refused by name, never ignored.
 
-A value that asks for nothing (null, an empty list, the neutral value) is accepted.
+A value that asks for nothing (null, an empty list, the neutral value) is accepted. What has no
+effect on an answer of ours is accepted with any value; docs/openai.md lists it.
 """
 
 from __future__ import annotations
@@ -8,47 +9,76 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import UnsupportedParameter
 
-from .protocol import Body
+from .protocol import Body, GenerationBody
 
-# Values that mean "off", besides null, false, 0, "" and empty containers.
+_NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
+# Values that mean "off" in place of these; null does in any case.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "length_penalty": (1,),
-    "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
+    "modalities": ([], ["text"]),
+    "response_format": ({}, {"type": "text"}),
+    "thinking_token_budget": (-1,),
     "tool_choice": ("none", "auto"),
+    "verbosity": ("medium",),
 }
-_UNSUPPORTED = frozenset(
+_OF_PROMPTS = frozenset(
     {
-        "audio",
         "documents",
-        "early_stopping",
-        "echo",
         "functions",
-        "function_call",
-        "guided_choice",
-        "guided_decoding_backend",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "guided_whitespace_pattern",
-        "kv_transfer_params",
-        "length_penalty",
-        "logits_processors",
+        "media_io_kwargs",
         "mm_processor_kwargs",
-        "modalities",
-        "prediction",
         "prompt_embeds",
-        "response_format",
-        "structural_tag",
-        "structured_outputs",
         "suffix",
-        "thinking_token_budget",
-        "tool_choice",
-        "use_beam_search",
-        "web_search_options",
+    }
+)
+UNSUPPORTED = _OF_PROMPTS | {
+    "audio",
+    "early_stopping",
+    "ec_transfer_params",
+    "function_call",
+    "guided_choice",
+    "guided_decoding_backend",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "guided_whitespace_pattern",
+    "kv_transfer_params",
+    "length_penalty",
+    "logits_processors",
+    "logprob_token_ids",
+    "modalities",
+    "moderation",
+    "repetition_detection",
+    "response_format",
+    "return_prompt_text",
+    "routed_experts_prompt_start",
+    "structural_tag",
+    "structured_outputs",
+    "thinking_token_budget",
+    "tool_choice",  # of completions; chats know it
+    "use_beam_search",
+    "verbosity",
+    "vllm_xargs",
+    "watermarking",
+    "web_search_options",
+}
+WITHOUT_EFFECT = frozenset(
+    {
+        "metadata",
+        "mm_payload",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "return_mm_kwargs",
+        "return_token_offsets",
+        "service_tier",
+        "session_id",
+        "store",
+        "stream_interval",
     }
 )
 
@@ -64,23 +94,35 @@ _NOT_EMBEDDED: Mapping[str, tuple[Any, ...]] = {
 
 
 def refuse_for_embeddings(body: Body) -> None:
-    """Raises InvalidRequest for the first parameter that asks for what is not implemented."""
+    """Raises UnsupportedParameter for the first one that asks for what is not implemented."""
     extra = body.model_extra or {}
     for name in sorted(_NOT_EMBEDDED.keys() & extra.keys()):
         if extra[name] and extra[name] not in _NOT_EMBEDDED[name]:
-            raise InvalidRequest(f"'{name}' is not supported", param=name)
+            raise UnsupportedParameter(f"'{name}' is not supported", param=name)
 
 
-def refuse_unsupported(body: Body, n: int) -> None:
-    """Raises InvalidRequest for the first parameter whose effect is not implemented."""
-    extra = body.model_extra or {}
-    for name in sorted(_UNSUPPORTED & extra.keys()):
-        value = extra[name]
-        if value and value not in _NEUTRAL.get(name, ()):
-            raise InvalidRequest(f"'{name}' is not supported", param=name)
+def refuse_unsupported(body: GenerationBody) -> None:
+    """Raises UnsupportedParameter for the first parameter whose effect is not implemented."""
+    _refuse(body, UNSUPPORTED)
+    extra, n = body.model_extra or {}, body.n or 1
     if extra.get("tools") and extra.get("tool_choice") != "none":
-        raise InvalidRequest(
+        raise UnsupportedParameter(
             "'tools' are not supported unless 'tool_choice' is \"none\"", param="tools"
         )
     if extra.get("best_of") not in (None, n):
-        raise InvalidRequest(f"'best_of' is not supported unless equal to n={n}", param="best_of")
+        raise UnsupportedParameter(
+            f"'best_of' is not supported unless equal to n={n}", param="best_of"
+        )
+
+
+def refuse_unsupported_in_prompt(body: Body) -> None:
+    """The same for what would change a prompt, of a body that asks for nothing else."""
+    _refuse(body, _OF_PROMPTS)
+
+
+def _refuse(body: Body, names: frozenset[str]) -> None:
+    extra = body.model_extra or {}
+    for name in sorted(names & extra.keys()):
+        value = extra[name]
+        if value is not None and value not in _NEUTRAL.get(name, _NOTHING):
+            raise UnsupportedParameter(f"'{name}' is not supported", param=name)

@@ -241,7 +241,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SchedulerStats(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_blocks_total", "num_blocks_used", "num_slots_used", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_rejected_requests", "num_steps", "num_epochs", "num_replayed_requests", "num_step_deadlines_exceeded", "num_aborted_requests", "finished_requests", "step_time_p50_s", "step_time_p99_s", "num_snapshot_queries", "num_snapshot_hits", "num_snapshots_taken", "num_snapshot_evictions", "speculation_suspended", "num_speculation_suspensions", "step_gap_p50_s", "step_gap_p99_s", "num_check_draft_tokens", "num_check_accepted_tokens", "num_incidents", "detect_s_sum", "recover_s_sum", "num_recoveries", "num_replayed_tokens", "num_fenced_messages", "num_drafter_faults", "num_poisoned_requests", "num_canaries", "last_token_age_s", "num_queued_tokens", "num_tenants", "num_displacements")
+    __slots__ = ("num_running", "num_waiting", "num_blocks_total", "num_blocks_used", "num_slots_used", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_rejected_requests", "num_steps", "num_epochs", "num_replayed_requests", "num_step_deadlines_exceeded", "num_aborted_requests", "finished_requests", "step_time_p50_s", "step_time_p99_s", "num_snapshot_queries", "num_snapshot_hits", "num_snapshots_taken", "num_snapshot_evictions", "speculation_suspended", "num_speculation_suspensions", "step_gap_p50_s", "step_gap_p99_s", "num_check_draft_tokens", "num_check_accepted_tokens", "num_incidents", "detect_s_sum", "recover_s_sum", "num_recoveries", "num_replayed_tokens", "num_fenced_messages", "num_drafter_faults", "num_poisoned_requests", "num_canaries", "last_token_age_s", "num_queued_tokens", "num_tenants", "num_displacements", "num_prompt_tokens_cached", "num_step_tokens", "num_steps_by_tokens")
     class FinishedRequestsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +256,13 @@ class SchedulerStats(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class NumStepsByTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
@@ -302,6 +309,9 @@ class SchedulerStats(_message.Message):
     NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_TENANTS_FIELD_NUMBER: _ClassVar[int]
     NUM_DISPLACEMENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_BY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_blocks_total: int
@@ -348,4 +358,7 @@ class SchedulerStats(_message.Message):
     num_queued_tokens: int
     num_tenants: int
     num_displacements: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_rejected_requests: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_epochs: _Optional[int] = ..., num_replayed_requests: _Optional[int] = ..., num_step_deadlines_exceeded: _Optional[int] = ..., num_aborted_requests: _Optional[int] = ..., finished_requests: _Optional[_Mapping[str, int]] = ..., step_time_p50_s: _Optional[float] = ..., step_time_p99_s: _Optional[float] = ..., num_snapshot_queries: _Optional[int] = ..., num_snapshot_hits: _Optional[int] = ..., num_snapshots_taken: _Optional[int] = ..., num_snapshot_evictions: _Optional[int] = ..., speculation_suspended: _Optional[bool] = ..., num_speculation_suspensions: _Optional[int] = ..., step_gap_p50_s: _Optional[float] = ..., step_gap_p99_s: _Optional[float] = ..., num_check_draft_tokens: _Optional[int] = ..., num_check_accepted_tokens: _Optional[int] = ..., num_incidents: _Optional[_Mapping[str, int]] = ..., detect_s_sum: _Optional[float] = ..., recover_s_sum: _Optional[float] = ..., num_recoveries: _Optional[int] = ..., num_replayed_tokens: _Optional[int] = ..., num_fenced_messages: _Optional[int] = ..., num_drafter_faults: _Optional[int] = ..., num_poisoned_requests: _Optional[int] = ..., num_canaries: _Optional[int] = ..., last_token_age_s: _Optional[float] = ..., num_queued_tokens: _Optional[int] = ..., num_tenants: _Optional[int] = ..., num_displacements: _Optional[int] = ...) -> None: ...
+    num_prompt_tokens_cached: int
+    num_step_tokens: int
+    num_steps_by_tokens: _containers.ScalarMap[int, int]
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_tokens_per_pos: _Optional[_Iterable[int]] = ..., num_rejected_requests: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_epochs: _Optional[int] = ..., num_replayed_requests: _Optional[int] = ..., num_step_deadlines_exceeded: _Optional[int] = ..., num_aborted_requests: _Optional[int] = ..., finished_requests: _Optional[_Mapping[str, int]] = ..., step_time_p50_s: _Optional[float] = ..., step_time_p99_s: _Optional[float] = ..., num_snapshot_queries: _Optional[int] = ..., num_snapshot_hits: _Optional[int] = ..., num_snapshots_taken: _Optional[int] = ..., num_snapshot_evictions: _Optional[int] = ..., speculation_suspended: _Optional[bool] = ..., num_speculation_suspensions: _Optional[int] = ..., step_gap_p50_s: _Optional[float] = ..., step_gap_p99_s: _Optional[float] = ..., num_check_draft_tokens: _Optional[int] = ..., num_check_accepted_tokens: _Optional[int] = ..., num_incidents: _Optional[_Mapping[str, int]] = ..., detect_s_sum: _Optional[float] = ..., recover_s_sum: _Optional[float] = ..., num_recoveries: _Optional[int] = ..., num_replayed_tokens: _Optional[int] = ..., num_fenced_messages: _Optional[int] = ..., num_drafter_faults: _Optional[int] = ..., num_poisoned_requests: _Optional[int] = ..., num_canaries: _Optional[int] = ..., last_token_age_s: _Optional[float] = ..., num_queued_tokens: _Optional[int] = ..., num_tenants: _Optional[int] = ..., num_displacements: _Optional[int] = ..., num_prompt_tokens_cached: _Optional[int] = ..., num_step_tokens: _Optional[int] = ..., num_steps_by_tokens: _Optional[_Mapping[int, int]] = ...) -> None: ...

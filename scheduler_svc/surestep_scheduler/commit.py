@@ -95,7 +95,7 @@ def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: LiveRows)
     accepted = np.minimum(rows.n_accepted, rows.n_emitted)
     state.speculation.observe(rows.slot, drafts, rows.n_accepted)
     slots.count(rows.slot, rows.n_emitted > 0, drafts, accepted)
-    state.counters.count(rows.n_emitted, drafts, accepted)
+    state.counters.count(advance, rows.n_emitted, drafts, accepted)
     return taken
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
 from surestep_common.invariants import IntArray
+
+# Bounds on the tokens of a step, by which steps are counted; 0 stands for those beyond all.
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 0)
 
 
 @dataclass(slots=True)
@@ -16,6 +20,7 @@ class Counters:
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    prompt_tokens_cached: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     snapshot_queries: int = 0
@@ -25,6 +30,8 @@ class Counters:
     preemptions: int = 0
     displacements: int = 0  # of them, those for another tenant's sake
     steps: int = 0
+    step_tokens: int = 0  # that they computed and kept
+    steps_by_tokens: dict[int, int] = field(default_factory=lambda: dict.fromkeys(STEP_TOKENS, 0))
     epochs: int = 0
     replayed_requests: int = 0
     aborted_requests: int = 0
@@ -37,9 +44,16 @@ class Counters:
     finished: Counter[str] = field(default_factory=Counter)
     windows: Counter[int] = field(default_factory=Counter)  # windows with drafts, by accepted count
 
-    def count(self, emitted: IntArray, drafts: IntArray, accepted: IntArray) -> None:
-        """A step whose rows [R] emitted, verified and accepted so many tokens."""
+    def count(
+        self, advance: IntArray, emitted: IntArray, drafts: IntArray, accepted: IntArray
+    ) -> None:
+        """A step whose rows [R] committed, emitted, verified and accepted so many tokens."""
         self.steps += 1
+        tokens = int(advance.sum())
+        self.step_tokens += tokens
+        self.steps_by_tokens[
+            STEP_TOKENS[bisect_left(STEP_TOKENS, tokens, hi=len(STEP_TOKENS) - 1)]
+        ] += 1
         self.generation_tokens += int(emitted.sum())
         self.draft_tokens += int(drafts.sum())
         windows = np.bincount(accepted[drafts > 0])

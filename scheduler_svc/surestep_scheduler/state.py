@@ -180,7 +180,9 @@ class SchedulerState:
         if seq.queue_s is None:
             seq.queue_s = now - seq.arrival
             seq.num_cached = tenancy.num_cached
-            self.counters.prompt_tokens += seq.prompt_len * (seq.request.id != CANARY)
+            if seq.request.id != CANARY:
+                self.counters.prompt_tokens += seq.prompt_len
+                self.counters.prompt_tokens_cached += min(tenancy.num_cached, seq.prompt_len)
         if self.limits.enable_prefix_caching:
             self.counters.prefix_cache_queries += len(seq.tokens)
             self.counters.prefix_cache_hits += tenancy.num_cached

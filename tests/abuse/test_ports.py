@@ -171,6 +171,8 @@ _HTTP = {
     "/detokenize": "client",
     "/v1/chat/completions": "client",
     "/v1/completions": "client",
+    "/": "operator",
+    "/docs": "operator",
     "/status": "operator",
     "/metrics": "operator",
     "/load": "operator",
@@ -190,7 +192,7 @@ _OPENED_BY = {
 def test_keys_open_what_they_are_for(served: Served, path: str, key: str | None) -> None:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     # A method that no endpoint has: nothing is done where the key is right.
-    method = "GET" if path in ("/status", "/metrics", "/load") else "PUT"
+    method = "GET" if path in ("/", "/docs", "/status", "/metrics", "/load") else "PUT"
     reply = httpx.request(method, served.stack.url + path, headers=headers, timeout=_TIMEOUT_S)
     if path == "/admin/workers/restart":  # asks for its key when it is called as it should be
         body = b"no JSON"

@@ -53,12 +53,15 @@ async def test_usage_in_the_stream(stack: Stack) -> None:
     events = await stack.stream(CHAT, messages=USER, max_tokens=3, stream_options=options)
     assert events[-1]["choices"] == []
     assert events[-1]["usage"]["completion_tokens"] == 3
-    assert all("usage" not in event for event in events[:-1])
+    assert [event["usage"] for event in events[:-1]] == [None] * (len(events) - 1)
     options["continuous_usage_stats"] = True
     events = await stack.stream(CHAT, messages=USER, max_tokens=3, stream_options=options)
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
     assert counts[-1] == 3
+    del options["include_usage"]  # without which the other has no effect
+    events = await stack.stream(CHAT, messages=USER, max_tokens=3, stream_options=options)
+    assert all("usage" not in event for event in events)
 
 
 async def test_siblings_run_interleaved_with_their_own_seeds(stack: Stack) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from surestep_common.errors import ModelFault, QueueFull
 from surestep_gateway.protocol import ChatRequest, CompletionRequest
-from surestep_gateway.unsupported import _UNSUPPORTED
+from surestep_gateway.unsupported import UNSUPPORTED, WITHOUT_EFFECT
 
 USER: Any = [{"role": "user", "content": "hello"}]
 
@@ -128,8 +128,10 @@ def bodies(names: list[str], required: dict[str, Any]) -> st.SearchStrategy[dict
     return st.builds(lambda good, bad: required | good | bad, goods, mutations)
 
 
-CHATS = bodies([*ChatRequest.model_fields, *_UNSUPPORTED], {"messages": USER})
-COMPLETIONS = bodies([*CompletionRequest.model_fields, *_UNSUPPORTED], {"prompt": "x"})
+CHATS = bodies([*ChatRequest.model_fields, *UNSUPPORTED, *WITHOUT_EFFECT], {"messages": USER})
+COMPLETIONS = bodies(
+    [*CompletionRequest.model_fields, *UNSUPPORTED, *WITHOUT_EFFECT], {"prompt": "x"}
+)
 
 
 async def test_no_body_is_answered_with_a_server_error(start_stack: StartStack) -> None:

@@ -78,7 +78,7 @@ async def test_the_next_token_has_a_deadline(start_stack: StartStack) -> None:
     assert (await stack.chat()).status_code == 504
     events = await stack.stream(CHAT, messages=USER)
     assert not events.done
-    assert events[-1]["error"]["code"] == 504
+    assert events[-1]["error"]["code"] == "timeout"
     await settled(stack)
     assert stack.scheduler.num_cancelled == 2
 
@@ -215,7 +215,7 @@ async def test_resuming_has_an_end(start_stack: StartStack) -> None:
     stack.scheduler.script = script
     events = await stack.stream(CHAT, messages=USER, max_tokens=9)
     assert not events.done
-    assert events[-1]["error"]["code"] == 503
+    assert events[-1]["error"]["code"] == "service_unavailable"
     assert [len(r.emitted_ids) for r in stack.scheduler.requests] == [0, 1, 2, 3, 4, 5, 5]
 
 
@@ -228,7 +228,7 @@ async def test_a_scheduler_that_stays_away(start_stack: StartStack) -> None:
         await stack.scheduler.stop()
     events = task.result()
     assert not events.done
-    assert events[-1]["error"]["code"] == 503
+    assert events[-1]["error"]["code"] == "service_unavailable"
     response = await stack.chat()
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
@@ -280,7 +280,7 @@ async def test_draining_has_an_end(start_stack: StartStack, stream: bool) -> Non
     if stream:
         events = Events.parse(response.text)
         assert not events.done
-        assert events[-1]["error"]["code"] == 503
+        assert events[-1]["error"]["code"] == "service_unavailable"
     else:
         assert response.status_code == 503
     await stack.scheduler.until(lambda fake: fake.num_open == 0)

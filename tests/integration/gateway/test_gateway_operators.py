@@ -50,6 +50,12 @@ GATEWAY_HISTOGRAMS = (
     "vllm:request_decode_time_seconds",
     "vllm:request_prompt_tokens",
     "vllm:request_generation_tokens",
+    "vllm:request_inference_time_seconds",
+    "vllm:request_max_num_generation_tokens",
+    "vllm:request_num_preemptions",
+    "vllm:request_params_max_tokens",
+    "vllm:request_params_n",
+    "vllm:request_prefill_kv_computed_tokens",
 )
 LABELS = {"model_name": "tiny", "engine": "0"}
 
@@ -130,7 +136,7 @@ async def test_every_scheduler_has_its_numbers(start_stack: StartStack) -> None:
     stack = await start_stack(replicas=2)
     for running, scheduler in enumerate(stack.schedulers, start=1):
         scheduler.stats = SchedulerStats(num_running=running, num_blocks_total=1)
-    found = (await scrape(stack))["vllm:num_requests_running"]
+    found = (await scrape(stack))["surestep:requests_running"]
     expected = {
         (str(engine), f"127.0.0.1:{scheduler.port}"): engine + 1.0
         for engine, scheduler in enumerate(stack.schedulers)

@@ -6,6 +6,7 @@ from surestep_gateway.logprobs import (
     Candidate,
     CompletionLogprobs,
     Position,
+    TextOfTokens,
     TokenSpeller,
     chat_logprobs,
     positions,
@@ -45,7 +46,8 @@ def test_completion_offsets_go_on_between_calls(tokenizer: Tokenizer) -> None:
 
     def builder() -> CompletionLogprobs:
         speller = TokenSpeller(tokenizer, as_ids=False)
-        return CompletionLogprobs(speller, Detokenizer(tokenizer, skip_special_tokens=True))
+        text = Detokenizer(tokenizer, skip_special_tokens=True)
+        return CompletionLogprobs(speller, TextOfTokens(text))
 
     whole = builder().build(found)["text_offset"]
     pieces = builder()
@@ -58,7 +60,8 @@ def test_completion_offsets_go_on_between_calls(tokenizer: Tokenizer) -> None:
 def test_the_chosen_token_is_always_among_the_top(tokenizer: Tokenizer) -> None:
     position = Position(Candidate(40, -3.0), 9, [Candidate(41, -0.5)])
     speller = TokenSpeller(tokenizer, as_ids=True)
-    shape = CompletionLogprobs(speller, Detokenizer(tokenizer, skip_special_tokens=True))
+    text = Detokenizer(tokenizer, skip_special_tokens=True)
+    shape = CompletionLogprobs(speller, TextOfTokens(text))
     assert shape.build([40, position])["top_logprobs"] == [
         None,
         {"token_id:41": -0.5, "token_id:40": -3.0},

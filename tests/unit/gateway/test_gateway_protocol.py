@@ -43,9 +43,9 @@ def test_unknown_names_are_accepted() -> None:
         b'{"prompt": "x", "suffix": null, "guided_json": null}',
         b'{"prompt": "x", "tools": [], "tool_choice": "auto"}',
         b'{"prompt": "x", "tools": [{"type": "function"}], "tool_choice": "none"}',
-        b'{"prompt": "x", "best_of": 2, "use_beam_search": false, "length_penalty": 1.0}',
+        b'{"prompt": "x", "best_of": 2, "n": 2, "use_beam_search": false, "length_penalty": 1.0}',
         b'{"prompt": "x", "logit_bias": {}, "parallel_tool_calls": true}',
     ],
 )
 def test_parameters_that_ask_for_nothing_are_accepted(raw: bytes) -> None:
-    refuse_unsupported(parse(CompletionRequest, raw), n=2)
+    refuse_unsupported(parse(CompletionRequest, raw))

@@ -63,3 +63,5 @@ def test_siblings_of_a_cached_prompt_come_a_few_at_a_time(room: int) -> None:
         admitted += [len(plan.admissions) for plan in list(loop.state.in_flight)[-1:]]
     assert max(admitted) == room
     assert loop.state.counters.prefix_cache_hits == 12 * 2992
+    assert loop.state.counters.prompt_tokens_cached == 12 * 2992
+    assert loop.state.counters.prompt_tokens == 13 * 3000
