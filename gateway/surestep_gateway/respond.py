@@ -16,10 +16,11 @@ from surestep_common.errors import Cancelled, InvalidRequest, SurestepError, Una
 from .admission import Admission
 from .context import Gateway
 from .errors import error_body
+from .gathered import Gathered
 from .generation import Generation
 from .json_pieces import JsonPieces, json_pieces, send_pieces
 from .sequence import Delta, OutputSequence, first_error, run_sequences
-from .shapes import Gathered, Shape
+from .shapes import Shape
 
 logger = logging.getLogger(__name__)
 

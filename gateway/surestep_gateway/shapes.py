@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from surestep_proto.engine_pb2 import LogprobColumns
@@ -16,6 +15,7 @@ from .api_settings import ApiSettings
 from .chat_message import message_delta, whole_message
 from .context import Gateway
 from .detokenize import Detokenizer
+from .gathered import Gathered
 from .generation import Generation, detokenizer
 from .json_pieces import GrowingLists, RawJson
 from .logprobs import (
@@ -28,42 +28,14 @@ from .logprobs import (
     position_slices,
     prompt_logprobs,
 )
-from .parsers import Event, Reasoning, coalesce, content_of
+from .parsers import Event, Reasoning
 from .prompts import Prompt
 from .protocol import GenerationBody, TemplateFields
 from .sequence import Delta, OutputSequence
 
-_MANY_EVENTS = 512  # are made fewer before there are more
 _SLICE_IDS = 1 << 16
 
 Json = dict[str, Any]
-
-
-@dataclass(slots=True)
-class Gathered:
-    """The whole output of one sequence."""
-
-    logprobs: GrowingLists
-    events: list[Event] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-    @property
-    def text(self) -> str:
-        """The content."""
-        return content_of(self.events)
-
-    def add(self, delta: Delta, logprobs: Json | None) -> None:
-        """Append one delta, and what its endpoint tells of its log-probabilities."""
-        self.events.extend(delta.events)
-        if len(self.events) > _MANY_EVENTS:
-            self.events = coalesce(self.events)
-        self.token_ids.extend(delta.token_ids)
-        if logprobs is not None:
-            self.logprobs.extend(logprobs)
-        self.finish_reason = delta.finish_reason
-        self.stop_reason = delta.stop_reason
 
 
 class Shape(Protocol):

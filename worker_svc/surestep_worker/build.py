@@ -13,16 +13,15 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet, load_kernels
 from surestep_proto import engine_pb2 as pb
 
+from .build_log import log_facts, show_progress
 from .cache_budget import CacheBudget
 from .config import WorkerSettings
 from .generation_config import sampling_defaults
 from .heartbeat import Heartbeat
-from .host_memory import GIB
 from .kv_cache import CACHE_DTYPES, bytes_per_block
 from .models import Model, ModelSource, attention_case, check_alike, load_model
 from .models.finite import non_finite_tensors
 from .models.weight_store import WeightStore
-from .models.weights import Progress
 from .parts import Parts
 from .pooling import PoolingSums
 from .rehearsal import check_drafter, measure_costs, output_is_finite
@@ -35,10 +34,8 @@ from .tp import TensorParallel
 
 logger = logging.getLogger(__name__)
 
-_MIB = 1 << 20
 _TP_TIMEOUT_S = 60.0  # a rank that does not arrive at a collective; step deadlines are far shorter
 _CHECK_FLOOR = 0.05  # share of drafts: a sound head reaches several times as much on any text
-_PROGRESS_STEP = 0.1  # of the checkpoint, between two log lines
 
 
 class Built(NamedTuple):
@@ -106,7 +103,7 @@ def build_runner(
         max_model_len=settings.max_model_len,
         mtp=speculation is not None and speculation.method == "mtp",
         expert_parallel=settings.enable_expert_parallel,
-        progress=_show_progress(heartbeat),
+        progress=show_progress(heartbeat),
     )
     built = assemble(settings, model, tp, kernels, heartbeat, known)
     built.facts.model_fingerprint = _voice(source, settings, built.facts)
@@ -246,7 +243,7 @@ def assemble(
         hidden_size=config.hidden_size,
         headless=not model.has_head,
     )
-    _log_facts(facts)
+    log_facts(facts)
     return Built(Runner(parts), facts)
 
 
@@ -265,40 +262,3 @@ def _drafter(config: SpeculativeConfig | None, target: Target) -> Drafter | None
         message = "the model has no output head: there is nothing to draft"
         raise InvalidRequest(message, param="speculative_config")
     return DRAFTERS.get(config.method)(config, target)
-
-
-def _show_progress(heartbeat: Heartbeat) -> Progress:
-    """Log every tenth of the checkpoint; whoever starts the worker shows a bar from these lines."""
-    logged = -1.0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal logged
-        heartbeat.progress(pb.LOADING)
-        share = done / total
-        if share - logged >= _PROGRESS_STEP or (done == total and logged < 1):
-            logged = share
-            logger.info("loading weights: %d of %d MB", done >> 20, max(total >> 20, 1))
-
-    return progress
-
-
-def _log_facts(facts: pb.WorkerInfo) -> None:
-    logger.info(
-        "%s, %s on %s: %d slots, %d KV blocks of %d tokens (%.2f GiB), drafter %s, K = %d",
-        facts.architecture,
-        facts.dtype,
-        facts.device,
-        facts.num_slots,
-        facts.num_blocks,
-        facts.block_size,
-        facts.kv_cache_bytes / GIB,
-        facts.drafter or "none",
-        facts.max_draft_tokens,
-    )
-    if facts.recurrent:
-        logger.info(
-            "recurrent state: %.2f MiB per slot (1 state, %d records), %d snapshots",
-            facts.state_bytes_per_slot / _MIB,
-            facts.max_draft_tokens + 1,
-            facts.num_snapshots,
-        )
