@@ -7,6 +7,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("model", "served_model_name", "revision", "tokenizer", "tokenizer_revision"),
         *("download_dir", "hf_token", "dtype", "quantization", "max_model_len"),
         *("generation_config", "override_generation_config", "seed", "max_logprobs"),
+        *("pooler_config", "hf_overrides"),
     ),
     "Speculation": ("speculative_config", "adaptive_draft_length"),
     "Memory": (
