@@ -272,8 +272,8 @@ class FakeEngine:
         return int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
 
     def _digest_only(self, result: pb.StepResult) -> pb.StepResult:
-        told = {"epoch": result.epoch, "step": result.step, "digest": result.digest}
-        return pb.StepResult(rank=self.rank, **told)
+        epoch, step, digest = result.epoch, result.step, result.digest
+        return pb.StepResult(epoch=epoch, step=step, rank=self.rank, digest=digest)
 
 
 def _column(values: Iterable[int]) -> IntArray:
