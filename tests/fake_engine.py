@@ -273,7 +273,7 @@ class FakeEngine:
 
     def _digest_only(self, result: pb.StepResult) -> pb.StepResult:
         epoch, step, digest = result.epoch, result.step, result.digest
-        return pb.StepResult(rank=self.rank, epoch=epoch, step=step, digest=digest)
+        return pb.StepResult(epoch=epoch, step=step, rank=self.rank, digest=digest)
 
 
 def _column(values: Iterable[int]) -> IntArray:
