@@ -7,9 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
-from surestep_common.access import PeerSettings
+from surestep_common.access import PeerSettings, is_loopback
 
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 HOST_PORT = r"^[^\s:]+:\d{1,5}$"
 
 
@@ -109,7 +108,7 @@ class WorkerSettings(PeerSettings):
     def ranks_here(self) -> int:
         """Ranks of the group that share this machine, as far as the settings tell."""
         host, _, _ = self.tp_master.rpartition(":")
-        return self.tensor_parallel_size if host in _LOOPBACK else 1
+        return self.tensor_parallel_size if is_loopback(host) else 1
 
 
 def _shifted(address: str, ranks: int) -> str:
