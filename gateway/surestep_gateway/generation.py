@@ -22,7 +22,7 @@ from .protocol import GenerationBody
 from .sampling import max_tokens, sibling_seed
 from .sequence import OutputSequence
 from .siblings import Siblings
-from .tenants import Caller
+from .tenants import Caller, Tenant
 from .usage import Usage
 
 _BATCH = 16  # sequences made in one iteration of the event loop
@@ -93,6 +93,7 @@ async def _generation(
         sampling=prepared.sampling,
         seed=secrets.randbits(64) if body.seed is None else body.seed,
         origin=origin,
+        tenant=origin.caller.tenant(body.user),
         new_parser=new_parser,
         deadline=deadline,
         usage=Usage(sum(len(prompt.token_ids) for prompt in prompts)),
@@ -127,6 +128,7 @@ class _SequenceMaker:
     sampling: SamplingParams  # without seed
     seed: int
     origin: Origin
+    tenant: Tenant
     new_parser: Callable[[], OutputParser]
     deadline: float  # of the whole request, on the event loop's clock
     usage: Usage
@@ -150,7 +152,7 @@ class _SequenceMaker:
             max_tokens=max_tokens(body, len(prompt_ids), self.gateway.pool.info),
             sampling=self.sampling,
             seed=sibling_seed(self.seed, index % (body.n or 1)),
-            tenant=self.origin.caller.tenant(body.user),
+            tenant=self.tenant,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             num_draft_tokens=body.speculative.num_tokens if body.speculative else None,
