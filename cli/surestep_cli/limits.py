@@ -7,16 +7,16 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from surestep_common.cgroups import SYSTEM, own_groups
 from surestep_common.process import clients_within
 
 # Of gateway, scheduler, watchdog and launcher; of each rank with supervisor and standby; more with
 # every core.
 _TASKS, _TASKS_OF_RANK = 50, 30
 _FILES = 1024
-_SYSTEM = Path("/")
 
 
-def shortages(ranks: int, root: Path = _SYSTEM) -> Iterator[str]:
+def shortages(ranks: int, root: Path = SYSTEM) -> Iterator[str]:
     """A line for each limit that is too low; `root` is where proc and sys are mounted."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < _FILES:
@@ -34,14 +34,9 @@ def _tasks_left(root: Path) -> Iterator[tuple[int, str]]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and os.getuid() != 0:  # which nobody limits
         yield soft - _tasks_of_user(root / "proc", os.getuid()), "ulimit -u"
-    mount, membership = root / "sys/fs/cgroup", root / "proc/self/cgroup"
-    for line in membership.read_text().splitlines() if membership.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        inner = Path(path.lstrip("/"))
-        if not controllers or "pids" in controllers.split(","):
-            tree = mount / "pids" if controllers else mount
-            for group in {tree / part for part in (inner, *inner.parents)}:
-                yield from _pids_left(group)
+    for group in own_groups("pids", root):
+        for folder in group.with_those_around():
+            yield from _pids_left(folder)
 
 
 def _pids_left(group: Path) -> Iterator[tuple[int, str]]:

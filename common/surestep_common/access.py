@@ -141,9 +141,9 @@ def warn_if_exposed(address: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens there."""
+    """Whether a name or an address, also in brackets, means this machine to itself."""
     bare = host.strip("[]")
     try:
         return ipaddress.ip_address(bare).is_loopback
     except ValueError:
-        return bare == "localhost"
+        return bare == "localhost" or bare.endswith(".localhost")

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import logging
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -182,11 +183,8 @@ def _text(value: str | bytes | None) -> str | None:
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
-class _AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # stubs only
-    """Refuses calls that the gate does not admit, without a look at what they carry."""
-
-    def __init__(self, gate: access.Gate) -> None:
-        self._gate = gate
+class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # stubs only
+    """Puts something in the place of handlers."""
 
     async def intercept_service(
         self,
@@ -194,7 +192,21 @@ class _AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
         details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(details)
-        if handler is None or self._gate.admits(details):
+        return handler if handler is None else self._instead_of(handler, details)
+
+    @abstractmethod
+    def _instead_of(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
+        """What serves this call."""
+
+
+class _AccessInterceptor(_Interceptor):
+    """Refuses calls that the gate does not admit, without a look at what they carry."""
+
+    def __init__(self, gate: access.Gate) -> None:
+        self._gate = gate
+
+    def _instead_of(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
+        if self._gate.admits(details):
             return handler
         refused = {kind: _refuse for kind in _KINDS if getattr(handler, kind) is not None}
         return handler._replace(request_deserializer=None, **refused)
@@ -204,16 +216,11 @@ async def _refuse(request: Any, context: _Context) -> Any:
     await _abort(context, Unauthenticated("missing or wrong gRPC secret"))
 
 
-class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # stubs only
+class _ErrorInterceptor(_Interceptor):
     """Turns exceptions of any handler into the status of the error table."""
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(details)
-        if handler is None or not details.method.startswith("/surestep."):
+    def _instead_of(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
+        if not details.method.startswith("/surestep."):
             return handler
         for kind in _KINDS:
             behaviour = getattr(handler, kind)

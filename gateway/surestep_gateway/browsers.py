@@ -7,12 +7,12 @@ a name that somebody had the browser resolve to loopback (DNS rebinding) is not 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
+from surestep_common.access import is_loopback
 from surestep_common.errors import PermissionDenied, UnsupportedMediaType
 
 from .config import GatewaySettings
@@ -74,14 +74,6 @@ def _of_browser(headers: Mapping[bytes, bytes]) -> bool:
     """Whether a browser sends this. To plain HTTP it names neither origin nor site with a GET."""
     named = b"origin" in headers or b"sec-fetch-site" in headers
     return named or headers.get(b"user-agent", b"").startswith(b"Mozilla/")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address means this machine to itself."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 def _host(header: bytes) -> str | None:

@@ -23,7 +23,7 @@ from .protocol import GenerationBody
 from .sampling import max_tokens, sibling_seed
 from .sequence import OutputSequence
 from .siblings import Siblings
-from .tenants import Caller
+from .tenants import Caller, Tenant
 from .usage import Usage
 
 _BATCH = 16  # sequences made in one iteration of the event loop
@@ -103,6 +103,7 @@ async def _generation(
         sampling=prepared.sampling,
         seed=gateway.seeds.getrandbits(64) if body.seed is None else body.seed,
         origin=origin,
+        tenant=origin.caller.tenant(body.user or body.safety_identifier),
         new_parser=new_parser,
         deadline=deadline,
         usage=Usage(sum(len(prompt.token_ids) for prompt in prompts)),
@@ -143,6 +144,7 @@ class _SequenceMaker:
     sampling: SamplingParams  # without seed
     seed: int
     origin: Origin
+    tenant: Tenant
     new_parser: Callable[[], OutputParser]
     deadline: float  # of the whole request, on the event loop's clock
     usage: Usage
@@ -169,7 +171,7 @@ class _SequenceMaker:
             sampling=self.sampling,
             ignore_eos=bool(body.ignore_eos),
             seed=sibling_seed(self.seed, index % (body.n or 1)),
-            tenant=self.origin.caller.tenant(body.user or body.safety_identifier),
+            tenant=self.tenant,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             num_draft_tokens=body.speculative.num_tokens if body.speculative else None,

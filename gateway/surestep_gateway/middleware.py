@@ -56,26 +56,25 @@ class RequestMiddleware:
             self._hosts.check(headers)
             self._admission.check_certificate(path, certified=state.get("certified", False))
             state["client"] = self._admission.identify(path, headers)
-            caller = Caller.of(scope)
-            self._admission.check(path, caller.name)
+            caller = Caller.of(scope).name
+            self._admission.check(path, caller)
             body = Body(self._bodies, receive, headers)
             if path in COUNTED:
                 await body.read()
-                self._admission.check(path, caller.name)  # much may have happened since
+                self._admission.check(path, caller)  # much may have happened since
         except SurestepError as error:
             await error_response(error)(scope, receive, answer)
             return
         state["body"] = body
         try:
-            await self._run(scope, receive, answer)
+            await self._run(scope, receive, answer, caller)
         finally:
             body.release()
 
-    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _run(self, scope: Scope, receive: Receive, send: Send, caller: str) -> None:
         if scope["path"] not in COUNTED:
             await self._app(scope, receive, send)
             return
-        caller = Caller.of(scope).name
         with self._admission.opened(caller), self._metrics.open_requests.track_inprogress():
             await self._app(scope, receive, send)
 

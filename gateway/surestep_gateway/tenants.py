@@ -11,10 +11,9 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from surestep_common.errors import PermissionDenied
+from surestep_common.fair_bound import may_enter
 
 from .clients import Client
-
-_OVERFULL = 2  # times its bound that may be open, for callers below their share of it
 
 
 class Tenant(NamedTuple):
@@ -66,8 +65,7 @@ def may_open(open_by: Collection[str], caller: str, limit: int) -> bool:
 
     Where the limit is reached, a fair share of it is still there for everybody.
     """
-    if len(open_by) < limit:
+    if len(open_by) < limit:  # as nearly always: nobody's need be counted
         return True
     mine = sum(name == caller for name in open_by)
-    share = limit / len({*open_by, caller})
-    return len(open_by) < _OVERFULL * limit and mine + 1 <= max(share, 1)
+    return may_enter(mine, 1, len(open_by), limit, limit / len({*open_by, caller}))

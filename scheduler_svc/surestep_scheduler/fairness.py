@@ -1,4 +1,4 @@
-"""Shares of what is scarce between tenants: slots, blocks, tokens of a step, places in the queue.
+"""Shares of what is scarce between tenants: slots, blocks, tokens of a step.
 
 Everything here is a pure function of counts. A tenant alone may use all there is; whoever wants
 less than its share leaves the rest to the others.
@@ -12,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
-
-_OVERFULL = 2  # times its bound that a queue may hold, for tenants below their share of it
 
 
 def fair_shares(
@@ -43,14 +41,3 @@ def entitlements(
     stay what they are, so that nothing is taken back and forth.
     """
     return [max(1, int(share)) for share in fair_shares(capacity, demands, weights)]
-
-
-def may_queue(held: float, more: float, total: float, bound: float, share: float) -> bool:
-    """Whether a tenant that has `held` of `total` may have `more` in a queue with this bound.
-
-    Where the bound is reached, `share` of it, from 0 to 1, is still there for this tenant; and one
-    request, whatever its size, for a tenant that has nothing there.
-    """
-    if total + more <= bound:
-        return True
-    return total + more <= _OVERFULL * bound and (not held or held + more <= share * bound)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from surestep_common.errors import QueueFull
+from surestep_common.fair_bound import may_enter
 
-from .fairness import may_queue
 from .limits import Limits
 from .sequence import Sequence
 from .tenants import Tenant
@@ -130,10 +130,12 @@ class WaitingQueue:
         others = sum(other.weight for other in self._seqs if other is not tenant)
         share = weight / (weight + others)
         most, most_tokens = limits.max_queue_len, limits.max_queue_tokens or math.inf
-        if not may_queue(len(mine), 1, self._count, most, share):
+        if not may_enter(len(mine), 1, self._count, most, share * most):
             what, left = f"{self._count} requests", len(self._started)
             excess = self._count + 1.0 - most
-        elif self._count and not may_queue(tokens, num_tokens, self.num_tokens, most_tokens, share):
+        elif self._count and not may_enter(
+            tokens, num_tokens, self.num_tokens, most_tokens, share * most_tokens
+        ):
             what, left = f"{self.num_tokens} tokens", sum(tokens for _, tokens in self._started)
             excess = self.num_tokens + num_tokens - most_tokens
         else:

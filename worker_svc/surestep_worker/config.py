@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import SettingsConfigDict
-from surestep_common.access import PeerSettings
+from surestep_common.access import PeerSettings, is_loopback
 from surestep_common.config import Count
 
 from .generation_config import AUTO, NEUTRAL, check_override
 
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 HOST_PORT = r"^[^\s:]+:\d{1,5}$"
 
 _ATTENTION = {"triton_attn": "triton", "torch_sdpa": "torch"}  # vLLM's names
@@ -177,7 +176,7 @@ class WorkerSettings(PeerSettings):
     def ranks_here(self) -> int:
         """Ranks of the group that share this machine, as far as the settings tell."""
         host, _, _ = self.tp_master.rpartition(":")
-        return self.tensor_parallel_size if host in _LOOPBACK else 1
+        return self.tensor_parallel_size if is_loopback(host) else 1
 
 
 def _shifted(address: str, ranks: int) -> str:

@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from surestep_common.cgroups import SYSTEM, own_groups
 from surestep_common.errors import InvalidRequest
 
 GIB = 1 << 30
 _UNLIMITED = 1 << 60  # what cgroups without a limit say is about 2^63
-_SYSTEM = Path("/")
+_FILES = {  # of a cgroup by its version: limit, use, and what names in memory.stat begin with
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("memory.max", "memory.current", ""),
+}
 _PHRASES = ("allocate memory", "failed to map segment")  # torch's allocator, dynamic linker
 
 
@@ -59,7 +63,7 @@ def _about_memory(error: BaseException) -> str | None:
     return (first or type(error).__name__) if named or short or said else None
 
 
-def room(root: Path = _SYSTEM) -> Room:
+def room(root: Path = SYSTEM) -> Room:
     """The least that any limit leaves; `root` is where proc and sys are mounted.
 
     What a system does not tell is taken for unlimited.
@@ -88,23 +92,9 @@ def _own_limits(proc: Path) -> Iterator[Room]:
 
 def _cgroups(root: Path) -> Iterator[Room]:
     """Of the cgroup of this process and of those around it, in both versions."""
-    mount = root / "sys/fs/cgroup"
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        # Inside a container the path may be the host's, which does not lead anywhere here.
-        inner = Path(path.lstrip("/"))
-        groups = {inner, *inner.parents}
-        if not controllers:
-            files = "memory.max", "memory.current", ""
-            trees = [mount, mount / "unified"]
-        elif "memory" in controllers.split(","):
-            files = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
-            trees = [mount / "memory"]
-        else:
-            continue
-        for tree in trees:
-            for group in groups:
-                yield from _cgroup(tree / group, *files)
+    for group in own_groups("memory", root):
+        for folder in group.with_those_around():
+            yield from _cgroup(folder, *_FILES[group.version])
 
 
 def _cgroup(group: Path, limit_file: str, used_file: str, prefix: str) -> Iterator[Room]:

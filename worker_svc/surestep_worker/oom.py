@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from surestep_common.cgroups import own_groups
+
+_FILES = {1: "memory.oom_control", 2: "memory.events"}  # of a cgroup by its version
 _EVERY_S = 1.0
 _REMEMBERED = 10  # looks: a process with much memory takes its time to be gone
 
@@ -49,14 +52,5 @@ def _kills(path: Path) -> int:
 
 
 def _files() -> list[Path]:
-    memberships: Iterable[str] = ()
-    with contextlib.suppress(OSError):
-        memberships = Path("/proc/self/cgroup").read_text().splitlines()
-    found, cgroups = [Path("/proc/vmstat")], Path("/sys/fs/cgroup")
-    for line in memberships:
-        _, controllers, group = line.split(":", 2)
-        if not controllers:  # version 2
-            found.append(cgroups / group.lstrip("/") / "memory.events")
-        elif "memory" in controllers.split(","):
-            found.append(cgroups / "memory" / group.lstrip("/") / "memory.oom_control")
-    return found
+    groups = own_groups("memory")
+    return [Path("/proc/vmstat"), *(group.folder / _FILES[group.version] for group in groups)]

@@ -147,6 +147,7 @@ class Rank:
         inherited = self._heartbeat, self._weights_fd, self._memo
         built = await self._thread.submit(lambda: self._build(self._settings, *inherited))
         service.ready(built.runner, built.facts)
+        await self._thread.submit(service.tick)  # idle, before it says that it is ready
         return built
 
     async def _tick_until_ended(self, service: WorkerService) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paced_loop import PacedLoop
 from surestep_common.errors import InvalidRequest, QueueFull
-from surestep_scheduler.fairness import entitlements, fair_shares, may_queue
+from surestep_scheduler.fairness import entitlements, fair_shares
 from surestep_scheduler.tenants import Tenants
 
 AMOUNTS = st.floats(0, 1000)
@@ -37,15 +37,6 @@ def test_what_is_taken_from_one_is_not_taken_back(
     if len(claims) <= capacity and sum(demands) > capacity:
         # Whatever the places are now: who is below can only take from who is above.
         assert sum(entitled) <= capacity + len(claims)
-
-
-def test_a_share_of_a_full_queue_is_there_for_everybody() -> None:
-    assert may_queue(held=9, more=1, total=9, bound=10, share=0.5)
-    assert not may_queue(held=10, more=1, total=10, bound=10, share=0.5)
-    assert may_queue(held=4, more=1, total=14, bound=10, share=0.5)
-    assert not may_queue(held=5, more=1, total=15, bound=10, share=0.5)
-    assert may_queue(held=0, more=10, total=10, bound=10, share=0.1)
-    assert not may_queue(held=0, more=11, total=10, bound=10, share=0.1)
 
 
 def test_who_comes_back_has_saved_nothing() -> None:
