@@ -24,7 +24,7 @@ from surestep_common.config import ENV_PREFIX, child_environ, state_dir
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.notify import ALIVE, READY, STOPPING, Listener, Notifier
 from surestep_common.process import raise_file_limit
-from surestep_worker.config import gpu_is_here
+from surestep_worker.config import gpu_is_here, torch_has_cuda
 
 from .child import Child, ChildFailedError, Command
 from .fetch import fetch
@@ -68,8 +68,8 @@ def launch(settings: ServeSettings) -> int:
 
 def _remarks(settings: ServeSettings) -> Iterator[str]:
     """One line for all flags and variables that do nothing, by reason; one for an idle GPU."""
-    if "device" not in settings.model_fields_set and gpu_is_here():
-        yield "the model runs on CPUs, although there is a GPU: --device cuda takes it"
+    if "device" not in settings.model_fields_set and gpu_is_here() and not torch_has_cuda():
+        yield "the model runs on CPUs, although there is a GPU: the torch here knows no CUDA"
     reasons: dict[str, list[str]] = {}
     for name, why in settings.without_effect.items():
         reasons.setdefault(why, []).append(name)
@@ -89,7 +89,9 @@ async def _serve(
         environ[f"{ENV_PREFIX}SERVED_MODEL_NAME"].split(",")[0],
         list(map(Worker, supervisors, logs)),
         console,
+        scheduler=environ[f"{ENV_PREFIX}SCHEDULER_URL"].split(",")[0],
         certificate=settings.ssl_certfile,
+        must_write=settings.runner == "generate",
     )
     launcher = Launcher(
         services,
@@ -172,7 +174,8 @@ def _url(settings: ServeSettings, port: str) -> str:
     """How clients on this machine reach the server."""
     if settings.uds is not None:
         return f"unix://{quote(str(settings.uds.absolute()), safe='')}"
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    host = f"[{host}]" if ":" in host else host
     return f"{'https' if settings.ssl_certfile else 'http'}://{host}:{port}"
 
 
