@@ -30,7 +30,7 @@ from .child import Child, ChildFailedError, Command
 from .fetch import fetch
 from .limits import shortages
 from .output import unbreakable
-from .ports import is_free
+from .ports import check_address, check_socket
 from .serve_settings import ServeSettings
 from .startup import Startup, Worker
 from .vigil import Answer, Beats, Health, Sign, watch, watch_logs
@@ -52,10 +52,10 @@ def launch(settings: ServeSettings) -> int:
     settings = with_secret(settings)
     access.use(settings)
     raise_file_limit()  # of the services too
-    if settings.uds is None and settings.port and not is_free(settings.host, settings.port):
-        raise Unavailable(
-            f"port {settings.port} of {settings.host} is taken; --port takes another, 0 any"
-        )
+    if settings.uds is not None:
+        check_socket(settings.uds)
+    else:
+        check_address(settings.host, settings.port)
     for line in (*shortages(settings.tensor_parallel_size), *_remarks(settings)):
         console.print(f"Warning: {line}", markup=False, soft_wrap=True)
     model, tokenizer = fetch(settings, console)
@@ -67,7 +67,7 @@ def launch(settings: ServeSettings) -> int:
 
 
 def _remarks(settings: ServeSettings) -> Iterator[str]:
-    """One line for all flags and variables that do nothing, by reason; one for an idle GPU."""
+    """What is not as the user may think: a line for all flags that do nothing, by reason."""
     if "device" not in settings.model_fields_set and gpu_is_here() and not torch_has_cuda():
         yield "the model runs on CPUs, although there is a GPU: the torch here knows no CUDA"
     reasons: dict[str, list[str]] = {}
@@ -76,6 +76,8 @@ def _remarks(settings: ServeSettings) -> Iterator[str]:
     if reasons:
         told = "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
         yield f"without effect here: {told}"
+    if "api_key" in settings.model_fields_set and not settings.api_keys():
+        yield "--api-key is empty: whoever reaches the server may use it"
 
 
 async def _serve(

@@ -109,7 +109,7 @@ class WorkerSettings(PeerSettings):
         default=128, ge=1, le=4096, description="most requests that run at once"
     )
     max_num_batched_tokens: Count = Field(
-        default=2048, ge=1, description="most input tokens of one step, drafts included"
+        default=2048, ge=2, description="most input tokens of one step, drafts included"
     )
     block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
     kv_cache_memory: float = Field(default=2.0, gt=0, description="GiB for KV blocks on each rank")

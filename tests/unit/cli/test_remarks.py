@@ -22,6 +22,12 @@ def test_one_line_for_all_that_does_nothing() -> None:
     assert list(_remarks(Serve.load(["m"]))) == []
 
 
+def test_a_key_that_is_empty_leaves_the_server_open() -> None:
+    (line,) = _remarks(Serve.load(["m", "--api-key", ""]))
+    assert line.startswith("--api-key is empty")
+    assert list(_remarks(Serve.load(["m", "--api-key", "k"]))) == []
+
+
 @pytest.mark.parametrize(
     ("flags", "torch", "lines"),
     [
