@@ -166,8 +166,10 @@ class _VllmVariables(PydanticBaseSettingsSource):
             flag = vllm_flags().environment.get(name)
             if flag is None:
                 _in_vain.get({})[name] = _NO_VARIABLE
-            elif value and (field := flag.replace("-", "_")) not in self.current_state:
-                known[field] = value
+            elif value and not flag.is_neutral(value):
+                field = flag.name.replace("-", "_")
+                if field not in self.current_state:
+                    known[field] = value
         return known
 
     def get_field_value(self, field: object, field_name: str) -> tuple[Any, str, bool]:
