@@ -1,8 +1,9 @@
 """What the flags and keys of `surestep serve` ask for, in the forms that people write them in.
 
-Dashes or underscores; `--flag VALUE` or `--flag=VALUE`; short forms; the beginning of one flag; `--no-flag`, and `--disable-x`
-for `--enable-x`; several values after one flag; JSON, `key=value,key=value` or `--flag.key VALUE`
-for mappings. The keys of a config file go the same way, so that one table decides about both.
+Dashes or underscores; `--flag VALUE` or `--flag=VALUE`; short forms; the beginning of one flag;
+`--no-flag`, and `--disable-x` for `--enable-x`; several values after one flag; JSON,
+`key=value,key=value` or `--flag.key VALUE` for mappings. The keys of a config file go the same way,
+so that one table decides about both.
 """
 
 from __future__ import annotations

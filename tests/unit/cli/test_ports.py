@@ -34,6 +34,6 @@ def test_a_socket_of_another_server_is_not_taken_for_ours(tmp_path: Path) -> Non
         other.bind(str(path))
         check_socket(path)  # nobody listens
         other.listen()
-        with pytest.raises(Unavailable, match="s.sock is taken"):
+        with pytest.raises(Unavailable, match=r"s\.sock is taken"):
             check_socket(path)
     check_socket(path)
