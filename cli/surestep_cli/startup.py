@@ -112,10 +112,12 @@ class Startup:
 
     def announce(self, *, needs_key: bool) -> None:
         """Print the URL, a command to try and where the logs are; never a key."""
-        path, body = "chat/completions", {"messages": [{"role": "user", "content": "Say hello."}]}
+        body: dict[str, Any] = {"model": self._name}
         if self._embeds:
-            path, body = "embeddings", {"input": "Say hello."}
-        shown = json.dumps({"model": self._name, **body})
+            path, body["input"] = "embeddings", "Say hello."
+        else:
+            path = "chat/completions"
+            body["messages"] = [{"role": "user", "content": "Say hello."}]
         flags = "-H 'Content-Type: application/json'"
         flags += ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
         root, socket = self._url, unix_socket(self._url)
@@ -124,7 +126,7 @@ class Startup:
         out = Console(file=unbreakable(sys.stdout), highlight=False, soft_wrap=True)
         for line in (
             f"Serving {self._name} at {self._url}/v1",
-            f"Try:  curl {shlex.quote(f'{root}/v1/{path}')} {flags} -d {shlex.quote(shown)}",
+            f"Try:  curl {shlex.quote(f'{root}/v1/{path}')} {flags} -d {shlex.quote(json.dumps(body))}",
             f"Logs: {self._workers[0].log.parent}",
             "Stop: Ctrl-C",
         ):

@@ -21,7 +21,7 @@ def elsewhere(arguments: Sequence[str]) -> str | None:
             return f"there is no command {command}: {_COMMANDS[command]}"
         case ["bench", kind, *_] if kind in _BENCHES:
             return (
-                f"there is no bench {kind}: `surestep bench` measures a running server, and so does "
-                "`vllm bench serve`"
+                f"there is no bench {kind}: `surestep bench` measures a running server, and so "
+                "does `vllm bench serve`"
             )
     return None
