@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from surestep_cli.launcher import _remarks
+from surestep_cli.launcher import _remarks, _url
 from surestep_cli.main import Serve
 
 
@@ -67,6 +67,19 @@ def test_the_device_that_is_taken_by_itself(
     assert Serve.load(["m"]).device == device
     assert Serve.load(["m", "--device", "auto"]).device == device
     assert Serve.load(["m", "--device", "cpu"]).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("::1", "http://[::1]:80"),
+        ("::", "http://[::1]:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("localhost", "http://localhost:80"),
+    ],
+)
+def test_the_url_that_is_told_works(host: str, url: str) -> None:
+    assert _url(Serve.load(["m", "--host", host]), "80") == url
 
 
 def test_help_loads_nothing_that_takes_long() -> None:
