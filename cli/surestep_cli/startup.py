@@ -118,6 +118,7 @@ class Startup:
         else:
             path = "chat/completions"
             body["messages"] = [{"role": "user", "content": "Say hello."}]
+        data = shlex.quote(json.dumps(body))
         flags = "-H 'Content-Type: application/json'"
         flags += ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
         root, socket = self._url, unix_socket(self._url)
@@ -126,7 +127,7 @@ class Startup:
         out = Console(file=unbreakable(sys.stdout), highlight=False, soft_wrap=True)
         for line in (
             f"Serving {self._name} at {self._url}/v1",
-            f"Try:  curl {shlex.quote(f'{root}/v1/{path}')} {flags} -d {shlex.quote(json.dumps(body))}",
+            f"Try:  curl {shlex.quote(f'{root}/v1/{path}')} {flags} -d {data}",
             f"Logs: {self._workers[0].log.parent}",
             "Stop: Ctrl-C",
         ):
