@@ -2,7 +2,7 @@
 #
 # BASE_IMAGE is any Debian or Ubuntu with Python >= 3.11. For NVIDIA GPUs build the worker with
 #   --build-arg BASE_IMAGE=nvidia/cuda:12.8.1-devel-ubuntu24.04 --build-arg TORCH_INDEX= --build-arg WORKER_EXTRAS="worker cuda"
-# and run it with --gpus all and SURESTEP_DEVICE=cuda.
+# and run it with --gpus all.
 ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS base

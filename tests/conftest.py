@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 SEED = 20_260_131
+GPU = Path("/dev/nvidiactl")
 
 # Read when Triton is imported, by whoever is first.
-if not Path("/dev/nvidiactl").exists():
+if not GPU.exists():
     os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # its default; Triton 3.9 warns if unset
 
@@ -69,6 +70,13 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting of the developer's shell reaches a test."""
     for name in [name for name in os.environ if name.startswith("SURESTEP_")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _gpus_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test runs on a GPU where it says so, not where there happens to be one."""
+    if GPU.exists():
+        monkeypatch.setattr("surestep_worker.config.GPU", Path("/nonexistent"))
 
 
 @pytest.fixture(autouse=True)

@@ -47,10 +47,24 @@ class Bench:
         one, two, *workers = (Service(self.child(*name), ()) for name in names.items())
         return Services(one, two, tuple(workers))
 
-    def launcher(self, services: Services, startup_timeout_s: float = 20) -> Launcher:
+    def launcher(
+        self,
+        services: Services,
+        startup_timeout_s: float = 20,
+        *,
+        scheduler: str = "127.0.0.1:1",
+        must_write: bool = False,
+    ) -> Launcher:
         url = f"http://127.0.0.1:{self.port}"
         logs = [worker.child.command.log_path for worker in services.workers]
-        startup = Startup(url, "tiny", list(map(Worker, self.supervisors, logs)), QUIET)
+        startup = Startup(
+            url,
+            "tiny",
+            list(map(Worker, self.supervisors, logs)),
+            QUIET,
+            scheduler=scheduler,
+            must_write=must_write,
+        )
         return Launcher(
             services, startup, needs_key=False, startup_timeout_s=startup_timeout_s, drain_s=5
         )

@@ -1,8 +1,9 @@
 """What the flags and keys of `surestep serve` ask for, in the forms that people write them in.
 
-Dashes or underscores; `--flag VALUE` or `--flag=VALUE`; short forms; `--no-flag`, and `--disable-x`
-for `--enable-x`; several values after one flag; JSON, `key=value,key=value` or `--flag.key VALUE`
-for mappings. The keys of a config file go the same way, so that one table decides about both.
+Dashes or underscores; `--flag VALUE` or `--flag=VALUE`; short forms; the beginning of one flag;
+`--no-flag`, and `--disable-x` for `--enable-x`; several values after one flag; JSON,
+`key=value,key=value` or `--flag.key VALUE` for mappings. The keys of a config file go the same way,
+so that one table decides about both.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Asked:
     def __init__(self, fields: Mapping[str, FieldInfo], vllm: VllmFlags | None = None) -> None:
         self._vllm = vllm or vllm_flags()
         self._fields = {name.replace("_", "-"): field for name, field in fields.items()}
+        known = {*self._fields, *self._vllm.by_name}
+        self._names = sorted(name for name in known if "." not in name)
         self.values: dict[str, Any] = {}  # of settings, by their names
         self.without_effect: dict[str, str] = {}  # flags that are accepted, and why they do nothing
         self.swallowed: str | None = None  # a flag that took more than one value
@@ -77,7 +80,7 @@ class Asked:
     def read_keys(self, content: Mapping[str, Any]) -> None:
         """The keys of a config file."""
         for key, value in content.items():
-            if value is None:
+            if value is None or value == []:
                 continue
             name = self._find(str(key).replace("_", "-"))
             if name is None:
@@ -96,9 +99,11 @@ class Asked:
     def _read(self, flag: str, given: list[str] | None, words: deque[str]) -> None:
         """One flag, with the value after `=` or those that follow."""
         text, dot, keys = flag.removeprefix("--").partition(".")
-        name = self._find(text)
+        name = self._find(text) or self._begun(text)
         if name is None or (dot and self._kind(name.name) is not Kind.MAPPING):
             self._unknown("flag", flag)
+            if given is None:
+                _following(Kind.MANY, words)  # they are its values, and no models
             return
         kind = Kind.ONE if dot else self._kind(name.name)
         values = given if given is not None else _following(kind, words)
@@ -122,6 +127,11 @@ class Asked:
                 return _Name(positive, on=False)
         found = self._find(name.removeprefix("no-")) if name.startswith("no-") else None
         return None if found is None or found.on else found._replace(on=True)
+
+    def _begun(self, text: str) -> _Name | None:
+        """The only flag whose name begins so; argparse, and so vLLM, takes that for the flag."""
+        found = [name for name in self._names if name.startswith(text)]
+        return _Name(found[0]) if len(found) == 1 else None
 
     def _kind(self, name: str) -> Kind | None:
         flag, field = self._vllm.by_name.get(name), self._fields.get(name)
@@ -174,7 +184,7 @@ class Asked:
             return
         elif flag.acted_on:
             self._set(flag.target, value)
-        elif flag.verdict is Verdict.NO_EFFECT:
+        elif flag.verdict is Verdict.NO_EFFECT or flag.is_idle(value):
             self.without_effect[shown] = flag.why
         else:
             yet = " yet" if flag.verdict is Verdict.NOT_YET else ""
@@ -194,7 +204,7 @@ class Asked:
 
     def _unknown(self, what: str, name: str) -> None:
         bare = name.removeprefix("--").removeprefix("-").removeprefix("no-").replace("_", "-")
-        near = _nearest(bare, {*self._fields, *self._vllm.by_name})
+        near = _nearest(bare, self._names)
         dashes = "--" if what == "flag" else ""
         hint = f": did you mean {dashes}{near}?" if near else ""
         self._problems.append(f"unknown {what} '{name}'{hint}")

@@ -24,13 +24,13 @@ from surestep_common.config import ENV_PREFIX, child_environ, state_dir
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.notify import ALIVE, READY, STOPPING, Listener, Notifier
 from surestep_common.process import raise_file_limit
-from surestep_worker.config import gpu_is_here
+from surestep_worker.config import gpu_is_here, torch_has_cuda
 
 from .child import Child, ChildFailedError, Command
 from .fetch import fetch
 from .limits import shortages
 from .output import unbreakable
-from .ports import is_free
+from .ports import check_address, check_socket
 from .serve_settings import ServeSettings
 from .startup import Startup, Worker
 from .vigil import Answer, Beats, Health, Sign, watch, watch_logs
@@ -52,10 +52,10 @@ def launch(settings: ServeSettings) -> int:
     settings = with_secret(settings)
     access.use(settings)
     raise_file_limit()  # of the services too
-    if settings.uds is None and settings.port and not is_free(settings.host, settings.port):
-        raise Unavailable(
-            f"port {settings.port} of {settings.host} is taken; --port takes another, 0 any"
-        )
+    if settings.uds is not None:
+        check_socket(settings.uds)
+    else:
+        check_address(settings.host, settings.port)
     for line in (*shortages(settings.tensor_parallel_size), *_remarks(settings)):
         console.print(f"Warning: {line}", markup=False, soft_wrap=True)
     model, tokenizer = fetch(settings, console)
@@ -67,15 +67,17 @@ def launch(settings: ServeSettings) -> int:
 
 
 def _remarks(settings: ServeSettings) -> Iterator[str]:
-    """One line for all flags and variables that do nothing, by reason; one for an idle GPU."""
-    if "device" not in settings.model_fields_set and gpu_is_here():
-        yield "the model runs on CPUs, although there is a GPU: --device cuda takes it"
+    """What is not as the user may think: a line for all flags that do nothing, by reason."""
+    if "device" not in settings.model_fields_set and gpu_is_here() and not torch_has_cuda():
+        yield "the model runs on CPUs, although there is a GPU: the torch here knows no CUDA"
     reasons: dict[str, list[str]] = {}
     for name, why in settings.without_effect.items():
         reasons.setdefault(why, []).append(name)
     if reasons:
         told = "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
         yield f"without effect here: {told}"
+    if "api_key" in settings.model_fields_set and not settings.api_keys():
+        yield "--api-key is empty: whoever reaches the server may use it"
 
 
 async def _serve(
@@ -89,7 +91,9 @@ async def _serve(
         environ[f"{ENV_PREFIX}SERVED_MODEL_NAME"].split(",")[0],
         list(map(Worker, supervisors, logs)),
         console,
+        scheduler=environ[f"{ENV_PREFIX}SCHEDULER_URL"].split(",")[0],
         certificate=settings.ssl_certfile,
+        must_write=settings.runner == "generate",
     )
     launcher = Launcher(
         services,
@@ -172,7 +176,8 @@ def _url(settings: ServeSettings, port: str) -> str:
     """How clients on this machine reach the server."""
     if settings.uds is not None:
         return f"unix://{quote(str(settings.uds.absolute()), safe='')}"
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    host = f"[{host}]" if ":" in host else host
     return f"{'https' if settings.ssl_certfile else 'http'}://{host}:{port}"
 
 

@@ -28,6 +28,7 @@ from surestep_common.errors import InvalidRequest, SurestepError
 
 from .keys import one_key
 from .serve_settings import ServeSettings
+from .vllm_commands import elsewhere
 
 _ERROR = 1  # exit status
 _URL = r"^(https?|unix)://"
@@ -240,7 +241,10 @@ def run(arguments: list[str]) -> int:
     console = Console(stderr=True, highlight=False)
     if arguments[:1] == ["serve"]:
         return _serve(arguments[1:], console)
-    top = load(Surestep, arguments)
+    if (told := elsewhere(arguments)) is not None:
+        console.print(f"surestep: {told}", soft_wrap=True)
+        return USAGE_ERROR
+    top = load(Surestep, ["--version"] if arguments == ["-v"] else arguments)
     if top.version:
         Console(highlight=False).print(f"surestep {_version()}")
         return 0

@@ -1,18 +1,20 @@
-"""Free ports on the loopback interface for the services of one machine."""
+"""Where servers can listen: free ports for the services of one machine, the address of the API."""
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import itertools
 import random
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from surestep_common.errors import Unavailable
 
 _LOOPBACK = "127.0.0.1"
 _RANGE = range(20_000, 32_000)  # below the ports that Linux hands out to outgoing connections
 _ATTEMPTS = 100
+_PATIENCE_S = 1.0
 
 
 def free_addresses(widths: Mapping[str, int]) -> dict[str, str]:
@@ -29,13 +31,43 @@ def free_addresses(widths: Mapping[str, int]) -> dict[str, str]:
     raise Unavailable(f"found no {total} free ports in {_RANGE.start}-{_RANGE.stop}")
 
 
+def check_address(host: str, port: int) -> None:
+    """Raises Unavailable unless a server could listen there; port 0 is any."""
+    try:
+        _bind(host, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise Unavailable(
+                f"cannot listen on port {port} of {host}: {error.strerror}"
+            ) from error
+        taken = f"port {port} of {host} is taken; --port takes another, 0 any"
+        raise Unavailable(taken) from error
+
+
+def check_socket(path: Path) -> None:
+    """Raises Unavailable for a Unix socket that another server listens on."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PATIENCE_S)
+        try:
+            probe.connect(str(path))
+        except TimeoutError:
+            pass  # somebody does not get round to us
+        except OSError:
+            return  # what else may be wrong with it, the gateway says
+    raise Unavailable(f"{path} is taken: a server listens on it; --uds takes another")
+
+
 def is_free(host: str, port: int) -> bool:
     """Whether a server could listen there now."""
+    try:
+        _bind(host, port)
+    except OSError:
+        return False
+    return True
+
+
+def _bind(host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with contextlib.closing(socket.socket(family)) as probe:
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
+        probe.bind((host, port))

@@ -5,7 +5,7 @@ from __future__ import annotations
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Model": (
         *("model", "served_model_name", "revision", "tokenizer", "tokenizer_revision"),
-        *("download_dir", "hf_token", "dtype", "quantization", "max_model_len"),
+        *("download_dir", "hf_token", "runner", "dtype", "quantization", "max_model_len"),
         *("generation_config", "override_generation_config", "seed", "max_logprobs"),
         *("pooler_config", "hf_overrides"),
     ),

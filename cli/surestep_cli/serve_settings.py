@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
@@ -27,6 +27,20 @@ from .vllm_flags import vllm_flags
 _TOKEN = f"{ENV_PREFIX}HF_TOKEN"
 _VLLM_PREFIX = "VLLM_"
 _NO_VARIABLE = "not read; docs/vllm.md names the variables that are"
+
+_EMBEDDING_TASKS = ("embed", "embedding")  # of --task, which vLLM had before it had --runner
+
+
+def _runner(value: Any) -> Any:
+    if value in _EMBEDDING_TASKS:
+        return "pooling"
+    if value not in ("auto", "generate", "pooling"):
+        raise ValueError(
+            "must be auto, generate or pooling: scores, classes, rewards and transcripts are not "
+            "made here"
+        )
+    return value
+
 
 # What the settings that are being read have asked for in vain.
 _in_vain: ContextVar[dict[str, str]] = ContextVar("_in_vain")
@@ -61,6 +75,11 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     )
     quantization: str | None = Field(
         default=None, description="refuse checkpoints that are not quantised so, e.g. awq or fp8"
+    )
+    runner: Annotated[Literal["auto", "generate", "pooling"], BeforeValidator(_runner)] = Field(
+        default="auto",
+        description="what the model must be able to do: generate = write text, pooling = make "
+        "embeddings, which every model can",
     )
     log_dir: Path | None = Field(
         default=None,
@@ -147,8 +166,10 @@ class _VllmVariables(PydanticBaseSettingsSource):
             flag = vllm_flags().environment.get(name)
             if flag is None:
                 _in_vain.get({})[name] = _NO_VARIABLE
-            elif value and (field := flag.replace("-", "_")) not in self.current_state:
-                known[field] = value
+            elif value and not flag.is_neutral(value):
+                field = flag.name.replace("-", "_")
+                if field not in self.current_state:
+                    known[field] = value
         return known
 
     def get_field_value(self, field: object, field_name: str) -> tuple[Any, str, bool]:

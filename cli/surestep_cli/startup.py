@@ -16,16 +16,19 @@ from typing import Any, NamedTuple
 import grpc
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from surestep_common.errors import Unavailable
+from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_common.rpc import connect
 from surestep_proto import engine_pb2 as pb
 from surestep_proto.engine_pb2_grpc import SupervisorStub
+from surestep_proto.generate_pb2 import SchedulerInfoRequest
+from surestep_proto.generate_pb2_grpc import SchedulerStub
 
 from .http import call, unix_socket
 from .output import unbreakable
 
 _POLL_S = 0.1
 _STATUS_TIMEOUT_S = 1.0
+_EMBEDDER = "modules.json"  # in a model's folder: it was made for sentence-transformers
 _LOADED = re.compile(rb"loading weights: (\d+) of (\d+) MB")  # written by the rank
 _WARNING = re.compile(rb' WARNING |"level": "WARNING"')
 _MAX_WARNINGS = 5  # shown of each rank
@@ -42,7 +45,8 @@ class Worker(NamedTuple):
 class Startup:
     """Watches the services come up. `name` is the model's.
 
-    `certificate` is what a gateway that speaks HTTPS shows.
+    `scheduler` is the address of one that serves it. `certificate` is what a gateway that speaks
+    HTTPS shows. `must_write`: a model that makes nothing but embeddings is not what was asked for.
     """
 
     def __init__(
@@ -52,18 +56,26 @@ class Startup:
         workers: Sequence[Worker],
         console: Console,
         *,
+        scheduler: str,
         certificate: Path | None = None,
+        must_write: bool = False,
     ) -> None:
         self._url = url
         self._name = name
         self._workers = workers
         self._skip = {worker.log: _size(worker.log) for worker in workers}  # of earlier runs
         self._console = console
+        self._scheduler = scheduler
         self._certificate = certificate
+        self._must_write = must_write
+        self._embeds = False  # what people ask of it is embeddings
         self.missing = "nobody answers yet"  # what the gateway says
 
     async def wait(self, stop: asyncio.Event) -> bool:
-        """Wait until the gateway says ready. False when `stop` is set first. Raises Unavailable."""
+        """Wait until the gateway says ready. False when `stop` is set first.
+
+        Raises Unavailable, and InvalidRequest for a model that is not what was asked for.
+        """
         bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -88,6 +100,7 @@ class Startup:
                     await asyncio.wait_for(stop.wait(), _POLL_S)
                 if stop.is_set():
                     return False
+        await self._ask_about_model()
         for line in self._warnings():
             self.say(line)
         self.say(f"Ready after {time.monotonic() - began:.1f} s")
@@ -99,7 +112,13 @@ class Startup:
 
     def announce(self, *, needs_key: bool) -> None:
         """Print the URL, a command to try and where the logs are; never a key."""
-        body = {"model": self._name, "messages": [{"role": "user", "content": "Say hello."}]}
+        body: dict[str, Any] = {"model": self._name}
+        if self._embeds:
+            path, body["input"] = "embeddings", "Say hello."
+        else:
+            path = "chat/completions"
+            body["messages"] = [{"role": "user", "content": "Say hello."}]
+        data = shlex.quote(json.dumps(body))
         flags = "-H 'Content-Type: application/json'"
         flags += ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
         root, socket = self._url, unix_socket(self._url)
@@ -108,7 +127,7 @@ class Startup:
         out = Console(file=unbreakable(sys.stdout), highlight=False, soft_wrap=True)
         for line in (
             f"Serving {self._name} at {self._url}/v1",
-            f"Try:  curl {root}/v1/chat/completions {flags} -d '{json.dumps(body)}'",
+            f"Try:  curl {shlex.quote(f'{root}/v1/{path}')} {flags} -d {data}",
             f"Logs: {self._workers[0].log.parent}",
             "Stop: Ctrl-C",
         ):
@@ -122,6 +141,21 @@ class Startup:
         with contextlib.suppress(KeyError, TypeError):
             self.missing = (ready.body or {})["error"]["message"]
         return ready.status == 200
+
+    async def _ask_about_model(self) -> None:
+        try:
+            async with connect(self._scheduler) as channel:
+                info = await SchedulerStub(channel).Info(
+                    SchedulerInfoRequest(), timeout=_STATUS_TIMEOUT_S
+                )
+        except grpc.aio.AioRpcError:
+            return  # it has just gone again; nobody is kept waiting for a hint
+        if info.headless and self._must_write:
+            raise InvalidRequest(
+                f"--runner generate: {self._name} writes no text, it makes embeddings",
+                param="runner",
+            )
+        self._embeds = info.headless or (Path(info.model_path) / _EMBEDDER).exists()
 
     async def _check_workers(self, stubs: Sequence[Any]) -> None:
         """Raise Unavailable when a rank cannot start, with its reason."""

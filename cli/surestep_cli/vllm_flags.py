@@ -13,7 +13,7 @@ from typing import Any, Self
 
 _ENTRY = re.compile(
     r"(?P<name>[\w.-]+)(?P<shorts>(?:, -[\w-]+)*)(?: (?P<kind>[A-Z\[]\S*))?"
-    r"(?: = (?P<neutral>\S+))?(?: -> (?P<target>\S+))?"
+    r"(?: = (?P<neutral>\S+))?(?: ~ (?P<idle>\S+))?(?: -> (?P<target>\S+))?"
 )
 
 
@@ -35,6 +35,7 @@ class VllmFlag:
     shorts: tuple[str, ...]
     kind: str  # as written in the table; empty for a switch
     neutral: frozenset[str]  # values that ask for nothing
+    idle: frozenset[str]  # values that have no effect, whatever becomes of others
     verdict: Verdict
     why: str  # empty where the flag is acted on
     target: str  # the setting, for a mapping with `.key`; empty where there is none
@@ -44,12 +45,13 @@ class VllmFlag:
         """An entry of the table."""
         match = _ENTRY.fullmatch(entry)
         assert match is not None, entry
-        name, neutral = match["name"], match["neutral"]
+        name = match["name"]
         return cls(
             name=name,
             shorts=tuple(match["shorts"].replace(",", "").split()),
             kind=match["kind"] or "",
-            neutral=frozenset(neutral.split("|") if neutral else ()),
+            neutral=_values(match["neutral"]),
+            idle=_values(match["idle"]),
             verdict=verdict,
             why=why,
             target=match["target"] or (name if verdict is Verdict.SAME else ""),
@@ -60,12 +62,20 @@ class VllmFlag:
         """Whether a setting takes its value."""
         return bool(self.target)
 
+    def is_idle(self, value: Any) -> bool:
+        """Whether it does nothing to ask for this value."""
+        return str(value).strip().lower() in self.idle
+
     def is_neutral(self, value: Any) -> bool:
         """Whether a value asks for what is so anyway."""
         if isinstance(value, bool):
             return ("on" if value else "off") in self.neutral
         text = str(value).strip().lower()
         return text in self.neutral or any(_same_number(text, other) for other in self.neutral)
+
+
+def _values(text: str | None) -> frozenset[str]:
+    return frozenset(text.split("|") if text else ())
 
 
 def _same_number(text: str, other: str) -> bool:
@@ -80,7 +90,7 @@ class VllmFlags:
     """The table."""
 
     release: str  # of vLLM, the newest whose flags it holds
-    environment: Mapping[str, str]  # from variable to flag
+    environment: Mapping[str, VllmFlag]  # by variable
     by_name: Mapping[str, VllmFlag]
     by_short: Mapping[str, VllmFlag]
 
@@ -94,7 +104,10 @@ class VllmFlags:
         ]
         return cls(
             release=table["release"],
-            environment=table["environment"],
+            environment={
+                name: VllmFlag.parse(entry, Verdict.SAME, "")
+                for name, entry in table["environment"].items()
+            },
             by_name=_unique((flag.name, flag) for flag in flags),
             by_short=_unique((short, flag) for flag in flags for short in flag.shorts),
         )

@@ -94,7 +94,7 @@ def or_exit(cls: type[BaseSettings], read: Callable[[], T]) -> T:
     try:
         return read()
     except ValidationError as error:
-        message = "; ".join(_describe(details) for details in error.errors())
+        message = "\n".join(_describe(details) for details in error.errors())
     except SettingsError as error:
         message = str(error)
     program = cls.model_config.get("cli_prog_name") or Path(sys.argv[0]).name
@@ -240,6 +240,12 @@ def variables(prefix: str) -> dict[str, str]:
 def notify_address() -> str | None:
     """Where whoever started this process wants to hear how it is; None: nowhere. See notify.py."""
     return os.environ.get(NOTIFY_SOCKET)
+
+
+def gpus_are_hidden() -> bool:
+    """Whether the environment keeps CUDA from seeing any GPU."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return shown is not None and shown.partition(",")[0].strip() in ("", "-1")
 
 
 def parent_pid() -> int | None:

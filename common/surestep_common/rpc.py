@@ -213,7 +213,7 @@ class _AccessInterceptor(_Interceptor):
 
 
 async def _refuse(request: Any, context: _Context) -> Any:
-    await _abort(context, Unauthenticated("missing or wrong gRPC secret"))
+    await _abort(context, Unauthenticated("missing or wrong gRPC secret or key"))
 
 
 class _ErrorInterceptor(_Interceptor):

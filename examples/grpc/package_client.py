@@ -14,16 +14,14 @@ from surestep.client import Client, SamplingParams, SurestepError
 def main(address: str, *prompt: str) -> int:
     """Print the answer as it comes; returns the exit status."""
     greedy = SamplingParams(temperature=0)  # whatever is left out is the model's default
-    with Client(address, api_key=os.environ.get("SURESTEP_API_KEY")) as client:
-        try:
-            chunks = client.stream(
-                [int(id_) for id_ in prompt], greedy, max_tokens=24, timeout_s=60
-            )
-            for chunk in chunks:
+    prompt_ids = [int(id_) for id_ in prompt]
+    try:
+        with Client(address, api_key=os.environ.get("SURESTEP_API_KEY")) as client:
+            for chunk in client.stream(prompt_ids, greedy, max_tokens=24, timeout_s=60):
                 print(*chunk.token_ids, sep=" ", end=" ", flush=True)
-        except SurestepError as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            return 1
+    except SurestepError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
     print()
     return 0
 

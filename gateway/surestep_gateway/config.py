@@ -14,6 +14,8 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SecretStr,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -22,7 +24,7 @@ from surestep_common.registry import Registry
 
 from .api_settings import ApiSettings
 from .clients import ApiKeys, plain_keys, read_keys
-from .embedding_config import HfOverrides, PoolerConfig
+from .embedding_config import HfOverrides, PoolerConfig, check_keys
 from .parsers import REASONING_PARSERS, TOOL_PARSERS
 
 
@@ -238,11 +240,14 @@ class GatewaySettings(ApiSettings):
             raise ValueError("--enable-auto-tool-choice needs --tool-call-parser")
         return self
 
-    @model_validator(mode="after")
-    def _embeddings_are_as_known(self) -> Self:
-        PoolerConfig.model_validate(self.pooler_config or {})
-        HfOverrides.model_validate(self.hf_overrides or {})
-        return self
+    @field_validator("pooler_config", "hf_overrides")
+    @classmethod
+    def _embeddings_are_as_known(
+        cls, given: dict[str, Any] | None, info: ValidationInfo
+    ) -> dict[str, Any] | None:
+        known = PoolerConfig if info.field_name == "pooler_config" else HfOverrides
+        check_keys(known, given or {})
+        return given
 
     def api_keys(self) -> ApiKeys:
         """What clients may show. Raises ValueError for a file that is not of this kind."""

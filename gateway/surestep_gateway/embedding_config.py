@@ -48,6 +48,20 @@ class HfOverrides(BaseModel):
     matryoshka_dimensions: list[PositiveInt] | None = None
 
 
+def check_keys(known: type[BaseModel], given: Mapping[str, Any]) -> None:
+    """Raises ValueError, naming each key that is wrong, and why."""
+    try:
+        known.model_validate(given)
+    except ValidationError as error:
+        wrong = [
+            f"{'.'.join(map(str, one['loc']))} is not supported"
+            if one["type"] == "extra_forbidden"
+            else f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
+            for one in error.errors()
+        ]
+        raise ValueError(f"{', '.join(wrong)}; keys are {', '.join(known.model_fields)}") from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingConfig:
     """What becomes of hidden states."""

@@ -17,7 +17,7 @@ _MAY_IMPORT = {
     "surestep_scheduler": _SHARED,
     "surestep_worker": _SHARED | {"surestep_kernels"},
     "surestep_cli": set(PACKAGES) - {"surestep_kernels"},
-    "surestep": _SHARED,
+    "surestep": _SHARED | {"surestep_cli"},  # that it is started by a module's name
 }
 _NO_TORCH = {
     "surestep_proto",

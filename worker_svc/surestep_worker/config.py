@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import SettingsConfigDict
 from surestep_common.access import PeerSettings, is_loopback
-from surestep_common.config import Count
+from surestep_common.config import Count, gpus_are_hidden
 
 from .generation_config import AUTO, NEUTRAL, check_override
 
+GPU = Path("/dev/nvidiactl")
 HOST_PORT = r"^[^\s:]+:\d{1,5}$"
 
 _ATTENTION = {"triton_attn": "triton", "torch_sdpa": "torch"}  # vLLM's names
@@ -28,13 +30,21 @@ def _attention(value: Any) -> Any:
 
 
 def gpu_is_here() -> bool:
-    """Whether this machine has an NVIDIA GPU and its driver."""
-    return Path("/dev/nvidiactl").exists()
+    """Whether this machine has an NVIDIA GPU and its driver, and the environment shows it."""
+    return GPU.exists() and not gpus_are_hidden()
+
+
+def torch_has_cuda() -> bool:
+    """Whether the torch that is installed was built for it; asked without loading torch."""
+    try:
+        return not version("torch").endswith("+cpu")
+    except PackageNotFoundError:  # not installed as others are: the rank will find out
+        return True
 
 
 def _device(value: Any) -> Any:
     if value == "auto":
-        return "cuda" if gpu_is_here() else "cpu"
+        return "cuda" if gpu_is_here() and torch_has_cuda() else "cpu"
     return value
 
 
@@ -49,7 +59,9 @@ class WorkerSettings(PeerSettings):
 
     model: Path | None = Field(default=None, description="folder in Hugging Face format")
     device: Annotated[Literal["cpu", "cuda"], BeforeValidator(_device)] = Field(
-        default="cpu", description="where the model runs; auto = cuda where there is an NVIDIA GPU"
+        default="auto",
+        validate_default=True,
+        description="where the model runs; auto = cuda where there is an NVIDIA GPU, else cpu",
     )
     attention_backend: Annotated[
         Literal["auto", "flash_attn", "torch_varlen", "triton", "torch"],
@@ -97,7 +109,7 @@ class WorkerSettings(PeerSettings):
         default=128, ge=1, le=4096, description="most requests that run at once"
     )
     max_num_batched_tokens: Count = Field(
-        default=2048, ge=1, description="most input tokens of one step, drafts included"
+        default=2048, ge=2, description="most input tokens of one step, drafts included"
     )
     block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
     kv_cache_memory: float = Field(default=2.0, gt=0, description="GiB for KV blocks on each rank")

@@ -35,7 +35,8 @@ class Client:
         """`address` is host:port, `api_key` one of the server's --grpc-api-key.
 
         Requests go on across losses of the server for `retry_for_s` without a token; 0 = never.
-        Raises OSError for certificates that cannot be read.
+        Raises InvalidRequest for an address or a key that is none, and OSError for certificates
+        that cannot be read.
         """
         self._metadata = connection.metadata(api_key)
         self._retry_for_s = retry_for_s

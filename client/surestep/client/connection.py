@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+from surestep_common.errors import InvalidRequest
 from surestep_common.rpc import CHANNEL_OPTIONS
 
 Metadata = tuple[tuple[str, str], ...]
@@ -36,8 +37,15 @@ def _read(path: Path | str | None) -> bytes | None:
 
 
 def target(address: str) -> str:
-    """`host:port`, with or without `grpc://`."""
-    return address.removeprefix("grpc://")
+    """`host:port`, with or without `grpc://`. Raises InvalidRequest for anything else.
+
+    gRPC would look for it under every name service it knows, and calls would be tried again.
+    """
+    where = address.removeprefix("grpc://")
+    host, _, port = where.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        raise InvalidRequest(f"must be host:port, got {address!r}", param="address")
+    return where
 
 
 def options(tls: Tls | None) -> Options:
@@ -48,5 +56,7 @@ def options(tls: Tls | None) -> Options:
 
 
 def metadata(api_key: str | None) -> Metadata:
-    """What goes with every call."""
+    """What goes with every call. Raises InvalidRequest for a key that cannot be sent."""
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise InvalidRequest("must be one line of printable ASCII characters", param="api_key")
     return (("authorization", f"Bearer {api_key}"),) if api_key is not None else ()

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shlex
 import signal
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_model import FakeModel
+from fake_scheduler import default_info
+from fake_scheduler import running as fake_scheduler
 from fake_worker import FakeSupervisor, FakeWorker
 from launcher_bench import Bench
 from surestep_cli.launcher import Service
-from surestep_common.errors import Unavailable
+from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_proto import engine_pb2 as pb
 
 
@@ -82,6 +87,48 @@ async def test_a_service_that_dies_is_started_again(bench: Bench) -> None:
         os.kill(os.getpid(), signal.SIGINT)
     assert run.result() == 0
     assert bench.lines().count("start gateway") == 1
+
+
+@pytest.mark.parametrize(
+    ("headless", "modules", "path"),
+    [
+        (False, False, "/v1/chat/completions"),
+        (True, False, "/v1/embeddings"),
+        (False, True, "/v1/embeddings"),
+    ],
+)
+async def test_what_to_try_suits_the_model(
+    bench: Bench,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    headless: bool,
+    modules: bool,
+    path: str,
+) -> None:
+    if modules:
+        (tmp_path / "modules.json").write_text("[]")
+    info = default_info(headless=headless, model_path=str(tmp_path))
+    services = bench.services()
+    async with fake_scheduler(info=info) as fake, asyncio.TaskGroup() as tasks:
+        launcher = bench.launcher(services, scheduler=f"127.0.0.1:{fake.port}")
+        run = tasks.create_task(launcher.run())
+        await bench.up(services)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert run.result() == 0
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("Try:")]
+    assert f"{path} " in line
+    body = json.loads(shlex.split(line)[-1])
+    assert body["model"] == "tiny"
+    assert ("input" in body) == (path == "/v1/embeddings")
+
+
+async def test_a_model_that_only_makes_embeddings_is_not_taken_for_another(bench: Bench) -> None:
+    async with fake_scheduler(info=default_info(headless=True)) as fake:
+        launcher = bench.launcher(
+            bench.services(), scheduler=f"127.0.0.1:{fake.port}", must_write=True
+        )
+        with pytest.raises(InvalidRequest, match="--runner generate: tiny writes no text"):
+            await launcher.run()
 
 
 class Broken(FakeSupervisor):

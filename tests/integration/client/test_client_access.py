@@ -16,7 +16,7 @@ from ports import free_address
 from scheduler_harness import make_settings
 from surestep.client import Tls
 from surestep_common import access, tls
-from surestep_common.errors import Unauthenticated, Unavailable
+from surestep_common.errors import InvalidRequest, Unauthenticated, Unavailable
 from surestep_common.tls import TlsSettings
 from surestep_scheduler import server
 
@@ -50,6 +50,20 @@ async def test_keys_of_guests(generate: Generate) -> None:
                     await generate(address, api_key="another one")
                 completion = await generate(address, api_key="a guest's key", max_tokens=3)
     assert len(completion.token_ids) == 3
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "127.0.0.1", ":50051", "host:port", ""])
+async def test_an_address_that_is_none_is_not_called(generate: Generate, address: str) -> None:
+    with pytest.raises(InvalidRequest, match="host:port") as raised:
+        await generate(address)
+    assert raised.value.param == "address"
+
+
+@pytest.mark.parametrize("key", ["from a file\n", "Schlüssel"])
+async def test_a_key_that_cannot_be_sent_is_not_tried_again(generate: Generate, key: str) -> None:
+    with pytest.raises(InvalidRequest, match="one line") as raised:
+        await generate("127.0.0.1:1", api_key=key)
+    assert raised.value.param == "api_key"
 
 
 async def test_certificates(generate: Generate, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ def refusals(asked: Asked) -> str:
         (["--enable-prefix-caching=False"], {"enable_prefix_caching": False}),
         (["--standby", "false", "m"], {"standby": False, "model": "m"}),
         (["--enforce-eager", "m"], {"enforce_eager": True, "model": "m"}),
+        (["--tensor-parallel", "2", "--gpu_mem=0.5"], {"tensor_parallel_size": "2"}),
+        (["-O.mode", "3", "m", "-O", "2", "-O=1"], {"model": "m"}),
         (["m", "--api-key", "a", "b", "--port", "1"], {"api_key": ["a", "b"]}),
         (["--api-key", "a,b", "--api-key", "c"], {"api_key": ["a", "b", "c"]}),
         (["--allowed-origins", '["x", "y"]', "m"], {"allowed_origins": ["x", "y"], "model": "m"}),
@@ -75,7 +77,8 @@ def test_forms(arguments: list[str], values: dict[str, Any]) -> None:
     ("arguments", "told"),
     [
         (["--max-modl-len", "3"], "unknown flag '--max-modl-len': did you mean --max-model-len?"),
-        (["--max-model", "3"], "unknown flag '--max-model': did you mean --max-model-len?"),
+        (["--max-num", "3"], "unknown flag '--max-num': did you mean --"),
+        (["--load-format", "dummy"], "--load-format is not supported yet"),
         (["--no-port"], "unknown flag '--no-port': did you mean --port?"),
         (["--port.x", "3"], "unknown flag '--port.x'"),
         (["-zz", "3"], "unknown flag '-zz'"),
@@ -98,6 +101,17 @@ def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[2] for line in lines] == ["--middleware", "--enable-lora", "unknown"]
     assert all(line.startswith("surestep serve: ") for line in lines)
+
+
+def test_values_of_an_unknown_flag_are_no_models() -> None:
+    told = refusals(ask("m", "--num-gpus", "4", "--ring", "1", "2", "--port", "1"))
+    assert [line.split()[2] for line in told.splitlines()] == ["'--num-gpus':", "'--ring'"]
+
+
+def test_values_that_change_nothing_are_told() -> None:
+    asked = ask("--load-format", "fastsafetensors", "--tokenizer-mode=slow")
+    asked.check()
+    assert list(asked.without_effect) == ["--load-format", "--tokenizer-mode"]
 
 
 def test_a_list_does_not_swallow_the_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +152,7 @@ def config(tmp_path: Path) -> Path:
     path.write_text(
         "model: m\ntensor-parallel-size: 2\nserved-model-name: [a, b]\nenable_prefix_caching: false\n"
         "swap-space: 4\nspec-method: ngram\nmax-model-len: 2k\npipeline-parallel-size: 1\n"
-        "no-enforce-eager: true\ndownload-dir:\n"
+        "no-enforce-eager: true\ndownload-dir:\nlora-modules: []\n"
     )
     return path
 
@@ -167,9 +181,14 @@ def test_variables_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "key")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "debug")
     monkeypatch.setenv("VLLM_USE_V1", "1")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
+    monkeypatch.setenv("VLLM_MAX_N_SEQUENCES", "64")
     settings = Serve.load(["m"])
     assert settings.api_key == ("key",)
     assert settings.log_level == "DEBUG"
+    assert (settings.kv_cache_memory, settings.max_n) == (40.0, 64)
     assert list(settings.without_effect) == ["VLLM_USE_V1"]
     monkeypatch.setenv("SURESTEP_API_KEY", "another")
     assert Serve.load(["m"]).api_key == ("another",)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0")  # which is vLLM's word for its default
+    assert "kv_cache_memory" not in Serve.load(["m"]).model_fields_set

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from surestep_cli.launcher import _remarks
+from surestep_cli.launcher import _remarks, _url
 from surestep_cli.main import Serve
 
 
@@ -21,12 +22,64 @@ def test_one_line_for_all_that_does_nothing() -> None:
     assert list(_remarks(Serve.load(["m"]))) == []
 
 
+def test_a_key_that_is_empty_leaves_the_server_open() -> None:
+    (line,) = _remarks(Serve.load(["m", "--api-key", ""]))
+    assert line.startswith("--api-key is empty")
+    assert list(_remarks(Serve.load(["m", "--api-key", "k"]))) == []
+
+
 @pytest.mark.parametrize(
-    ("flags", "lines"), [([], 1), (["--device", "cpu"], 0), (["--device", "cuda"], 0)]
+    ("flags", "torch", "lines"),
+    [
+        ([], "2.13.0+cpu", 1),
+        ([], "2.13.0", 0),
+        (["--device", "cpu"], "2.13.0+cpu", 0),
+        (["--device", "cuda"], "2.13.0+cpu", 0),
+    ],
 )
-def test_an_idle_gpu(monkeypatch: pytest.MonkeyPatch, flags: list[str], lines: int) -> None:
-    monkeypatch.setattr("surestep_cli.launcher.gpu_is_here", lambda: True)
+def test_an_idle_gpu(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], torch: str, lines: int
+) -> None:
+    monkeypatch.setattr("surestep_worker.config.version", lambda _: torch)
+    monkeypatch.setattr("surestep_worker.config.GPU", Path("/dev/null"))
     assert len(list(_remarks(Serve.load(["m", *flags])))) == lines
+
+
+@pytest.mark.parametrize(
+    ("there", "torch", "visible", "device"),
+    [
+        (True, "2.13.0", None, "cuda"),
+        (True, "2.13.0+cu130", "0,1", "cuda"),
+        (True, "2.13.0+cpu", None, "cpu"),
+        (True, "2.13.0", "", "cpu"),
+        (True, "2.13.0", "-1", "cpu"),
+        (False, "2.13.0", None, "cpu"),
+    ],
+)
+def test_the_device_that_is_taken_by_itself(
+    monkeypatch: pytest.MonkeyPatch, there: bool, torch: str, visible: str | None, device: str
+) -> None:
+    monkeypatch.setattr("surestep_worker.config.GPU", Path("/dev/null" if there else "/none"))
+    monkeypatch.setattr("surestep_worker.config.version", lambda _: torch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert Serve.load(["m"]).device == device
+    assert Serve.load(["m", "--device", "auto"]).device == device
+    assert Serve.load(["m", "--device", "cpu"]).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("::1", "http://[::1]:80"),
+        ("::", "http://[::1]:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("localhost", "http://localhost:80"),
+    ],
+)
+def test_the_url_that_is_told_works(host: str, url: str) -> None:
+    assert _url(Serve.load(["m", "--host", host]), "80") == url
 
 
 def test_help_loads_nothing_that_takes_long() -> None:

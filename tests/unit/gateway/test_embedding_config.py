@@ -116,16 +116,16 @@ def test_default_dimensions_need_a_model_that_has_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting",
+    ("setting", "told"),
     [
-        {"pooler_config": {"pooling_type": "CLS"}},
-        {"pooler_config": {"enable_chunked_processing": True}},
-        {"hf_overrides": {"rope_scaling": {}}},
-        {"hf_overrides": {"is_matryoshka": "yes, please"}},
+        ({"pooler_config": {"pooling_type": "CLS"}}, "pooling_type: Input should be 'LAST'"),
+        ({"pooler_config": {"max_embed_len": 1}}, "max_embed_len is not supported; keys are"),
+        ({"hf_overrides": {"rope_scaling": {}}}, "rope_scaling is not supported; keys are"),
+        ({"hf_overrides": {"is_matryoshka": "yes, please"}}, "is_matryoshka: Input should be"),
     ],
 )
-def test_unknown_settings_end_the_start(tmp_path: Path, setting: Any) -> None:
-    with pytest.raises(ValidationError):
+def test_unknown_settings_end_the_start(tmp_path: Path, setting: Any, told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
         GatewaySettings.model_validate(
             {"model": tmp_path, "scheduler_url": ["127.0.0.1:1"]} | setting
         )

@@ -1,0 +1,27 @@
+"""Commands of vLLM that are not here, and what does the like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_COMMANDS = {
+    "chat": "any OpenAI client chats with a server",
+    "complete": "any OpenAI client calls a server",
+    "launch": "`surestep serve` starts all parts of a server",
+    "run-batch": "send the requests to a server",
+    "collect-env": "`surestep status` tells of a server",
+}
+_BENCHES = ("serve", "latency", "throughput", "startup", "sweep")
+
+
+def elsewhere(arguments: Sequence[str]) -> str | None:
+    """What to tell who asks for one of them; None for everybody else."""
+    match arguments:
+        case [command, *_] if command in _COMMANDS:
+            return f"there is no command {command}: {_COMMANDS[command]}"
+        case ["bench", kind, *_] if kind in _BENCHES:
+            return (
+                f"there is no bench {kind}: `surestep bench` measures a running server, and so "
+                "does `vllm bench serve`"
+            )
+    return None

@@ -1,0 +1,1 @@
+"""Module names under which vLLM's start scripts find their server."""
