@@ -78,7 +78,8 @@ class SchedulerService(SchedulerServicer):
                         if not opened.started:
                             opened.started = True
                             self._start(chunk, opened.seq, tokens[0].prompt_logprobs)
-                            chunk.start.resolved.CopyFrom(resolved)
+                            if resolved is not None:
+                                chunk.start.resolved.CopyFrom(resolved)
                         yield chunk
                     if outputs[-1].error is not None:
                         raise outputs[-1].error
@@ -149,7 +150,7 @@ def _end(chunk: pb.GenerateChunk, seq: TokenSequence) -> None:
     )
 
 
-def _ended_chunk(finish: Finish, resolved: pb.ResolvedParams) -> pb.GenerateChunk:
+def _ended_chunk(finish: Finish, resolved: pb.ResolvedParams | None) -> pb.GenerateChunk:
     return pb.GenerateChunk(
         start=pb.RequestStart(resolved=resolved),
         finish_reason=_FINISH[finish],
