@@ -14,17 +14,12 @@ from surestep_proto.engine_pb2 import SamplingDefaults, WorkerInfo
 from surestep_proto.generate_pb2 import GenerateRequest, ResolvedParams
 
 
-def resolve(
-    message: GenerateRequest, model: WorkerInfo, max_request_len: int
-) -> ResolvedParams | None:
+def resolve(message: GenerateRequest, model: WorkerInfo, max_request_len: int) -> ResolvedParams:
     """Set every field of `message` that is open, and add the end-of-sequence tokens.
 
-    Values that are given are taken as they are, also wrong ones: see `parse_request`. None where a
-    vector is wanted: nothing is sampled. Raises InvalidRequest or RequestTooLarge for more values
-    than are worth a look.
+    Values that are given are taken as they are, also wrong ones: see `parse_request`. Raises
+    InvalidRequest or RequestTooLarge for more of them than are worth a look.
     """
-    if message.pooling:
-        return None
     check_entries(message.sampling)
     sampling, defaults = message.sampling, model.defaults
     if message.HasField("resolved"):

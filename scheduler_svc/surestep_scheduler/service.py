@@ -59,7 +59,9 @@ class SchedulerService(SchedulerServicer):
         """
         limits = self._engine.limits
         self._engine.check_model(request.model_fingerprint)
-        resolved = resolve(request, self._engine.model, limits.max_request_len)
+        resolved = None  # where a vector is wanted nothing is sampled
+        if not request.pooling:
+            resolved = resolve(request, self._engine.model, limits.max_request_len)
         parsed = parse_request(request, limits.vocab_size)
         finish = ended(parsed, limits.max_request_len)
         if finish is not None:
