@@ -27,6 +27,7 @@ MAX_ENTRIES = 1 << 20  # of all these lists, times the sequences that the reques
 MAX_PROMPT_LOGPROBS = 1 << 18  # prompt tokens times alternatives
 
 LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0  # of the penalty: beyond them logits overflow
+MOST_PENALTY = 2.0  # for presence and for frequency, either way
 
 
 class Entries(NamedTuple):

@@ -5,7 +5,10 @@ from __future__ import annotations
 from surestep_proto.engine_pb2 import SamplingDefaults
 
 # Fields of SamplingParams that a model may have defaults for.
-SHAPING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+SHAPING = (
+    *("temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 _DIGITS = 6  # that a number keeps on the wire, in single precision
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from surestep_proto.engine_pb2 import SamplingParams
 
 from .errors import InvalidRequest
-from .request_bounds import LEAST_REPETITION, MOST_REPETITION, check_entries
+from .request_bounds import LEAST_REPETITION, MOST_PENALTY, MOST_REPETITION, check_entries
 
 _MAX_LOGPROBS = 128
 
@@ -42,8 +42,8 @@ def _check_numbers(sampling: SamplingParams) -> None:
         ("top_p", 0.0, 1.0),
         ("min_p", 0.0, 1.0),
         ("repetition_penalty", LEAST_REPETITION, MOST_REPETITION),
-        ("presence_penalty", -2.0, 2.0),
-        ("frequency_penalty", -2.0, 2.0),
+        ("presence_penalty", -MOST_PENALTY, MOST_PENALTY),
+        ("frequency_penalty", -MOST_PENALTY, MOST_PENALTY),
         ("num_top_logprobs", 0, _MAX_LOGPROBS),
         ("num_top_prompt_logprobs", 0, _MAX_LOGPROBS),
     ):

@@ -377,7 +377,7 @@ class WorkerInfo(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., last_step: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_cache_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., drafter_has_state: _Optional[bool] = ..., recurrent: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., state_bytes_per_slot: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., late_compilations: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., stream_error: _Optional[_Union[StreamError, _Mapping]] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ...) -> None: ...
 
 class SamplingDefaults(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "max_tokens_limit")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "max_tokens_limit", "presence_penalty", "frequency_penalty")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -385,6 +385,8 @@ class SamplingDefaults(_message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -392,7 +394,9 @@ class SamplingDefaults(_message.Message):
     repetition_penalty: float
     max_tokens: int
     max_tokens_limit: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., max_tokens: _Optional[int] = ..., max_tokens_limit: _Optional[int] = ...) -> None: ...
+    presence_penalty: float
+    frequency_penalty: float
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., max_tokens: _Optional[int] = ..., max_tokens_limit: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ...) -> None: ...
 
 class StreamError(_message.Message):
     __slots__ = ("epoch", "code", "message")

@@ -16,6 +16,11 @@ from .sequence import CANARY, Finish, Request
 
 MOST_PRIORITY = 10  # either way: beyond that a request might as well be the only one
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e3
+# Fields that have no meaning where a vector is wanted.
+_OF_TOKENS = (
+    *("max_tokens", "emitted_ids", "sampling", "num_draft_tokens"),
+    *("ignore_eos", "resolved"),
+)
 
 
 def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Request:
@@ -63,7 +68,7 @@ def _check_pooled(message: generate_pb2.GenerateRequest) -> None:
     if message.pooling not in engine_pb2.Pooling.values():
         raise InvalidRequest(f"pooling {message.pooling} is not known", param="pooling")
     given = {field.name for field, _ in message.ListFields()}
-    for name in ("max_tokens", "emitted_ids", "sampling", "num_draft_tokens"):
+    for name in _OF_TOKENS:
         if name in given:
             raise InvalidRequest(f"{name} has no meaning with pooling", param=name)
 

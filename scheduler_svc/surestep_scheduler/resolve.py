@@ -20,8 +20,6 @@ def resolve(message: GenerateRequest, model: WorkerInfo, max_request_len: int) -
     Values that are given are taken as they are, also wrong ones: see `parse_request`. Raises
     InvalidRequest or RequestTooLarge for more of them than are worth a look.
     """
-    if message.pooling:
-        return ResolvedParams()  # nothing is sampled
     check_entries(message.sampling)
     sampling, defaults = message.sampling, model.defaults
     if message.HasField("resolved"):

@@ -59,7 +59,9 @@ class SchedulerService(SchedulerServicer):
         """
         limits = self._engine.limits
         self._engine.check_model(request.model_fingerprint)
-        resolved = resolve(request, self._engine.model, limits.max_request_len)
+        resolved = None  # where a vector is wanted nothing is sampled
+        if not request.pooling:
+            resolved = resolve(request, self._engine.model, limits.max_request_len)
         parsed = parse_request(request, limits.vocab_size)
         finish = ended(parsed, limits.max_request_len)
         if finish is not None:
@@ -78,7 +80,8 @@ class SchedulerService(SchedulerServicer):
                         if not opened.started:
                             opened.started = True
                             self._start(chunk, opened.seq, tokens[0].prompt_logprobs)
-                            chunk.start.resolved.CopyFrom(resolved)
+                            if resolved is not None:
+                                chunk.start.resolved.CopyFrom(resolved)
                         yield chunk
                     if outputs[-1].error is not None:
                         raise outputs[-1].error
@@ -149,7 +152,7 @@ def _end(chunk: pb.GenerateChunk, seq: TokenSequence) -> None:
     )
 
 
-def _ended_chunk(finish: Finish, resolved: pb.ResolvedParams) -> pb.GenerateChunk:
+def _ended_chunk(finish: Finish, resolved: pb.ResolvedParams | None) -> pb.GenerateChunk:
     return pb.GenerateChunk(
         start=pb.RequestStart(resolved=resolved),
         finish_reason=_FINISH[finish],

@@ -14,6 +14,7 @@ import pytest
 from ports import free_port
 from stack import Stack, serve
 from surestep.client import Client
+from surestep_common.sampling_defaults import neutral, shown
 from tiny import make_tiny_checkpoint
 
 CHAT = {"messages": [{"role": "user", "content": "ab"}]}
@@ -57,8 +58,8 @@ def ids(answer: Any) -> list[int]:
 
 def test_cards_and_log_say_what_holds(served: Served) -> None:
     (card,) = served.stack.get("/v1/models")["data"]
-    plain = {"top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-    told = {"temperature": 0.0, "top_k": 5, **plain, "max_tokens": LENGTH}
+    changed = {"temperature": 0.0, "top_k": 5, "max_tokens": LENGTH}
+    told = {**shown(neutral()), **changed}
     assert card["default_sampling_params"] == told
     log = (served.stack.logs / "worker0.log").read_text()
     assert "{'temperature': 0.0, 'top_k': 5, 'max_tokens': 9}" in log

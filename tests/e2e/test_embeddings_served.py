@@ -73,19 +73,21 @@ def test_a_model_without_head_writes_nothing(embedder: Stack) -> None:
         client_of(embedder).completions.create(model="tiny", prompt="x")
 
 
-def test_a_killed_worker_costs_no_vector(embedder: Stack) -> None:
+@pytest.mark.parametrize("victim", ["worker", "scheduler"])
+def test_a_killed_process_costs_no_vector(embedder: Stack, victim: str) -> None:
     """Every request that was open starts over."""
     before = embed(embedder, TEXTS)
-    epoch = embedder.status()["scheduler"]["epoch"]
+    scheduler = embedder.status()["scheduler"]
     with ThreadPoolExecutor(4) as threads:
-        calls = [threads.submit(embed, embedder, TEXTS * 20) for _ in range(4)]
+        calls = [threads.submit(embed, embedder, TEXTS * 10) for _ in range(4)]
         embedder.wait_until(
             lambda: embedder.status()["scheduler"]["num_open_requests"] > 0, "requests"
         )
-        os.kill(embedder.status()["scheduler"]["ranks"][0]["pid"], signal.SIGKILL)
+        process = scheduler["ranks"][0] if victim == "worker" else scheduler
+        os.kill(process["pid"], signal.SIGKILL)
         for call in calls:
-            assert np.array_equal(call.result(), np.tile(before, (20, 1)))
-    assert embedder.status()["scheduler"]["epoch"] > epoch
+            assert np.array_equal(call.result(), np.tile(before, (10, 1)))
+    assert embedder.status()["scheduler"]["epoch"] > scheduler["epoch"]
 
 
 def test_a_model_that_writes_text_makes_vectors_too(stack: Stack, tiny_model: Path) -> None:

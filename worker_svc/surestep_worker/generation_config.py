@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surestep_common.errors import InvalidRequest
-from surestep_common.request_bounds import LEAST_REPETITION, MOST_REPETITION
+from surestep_common.request_bounds import LEAST_REPETITION, MOST_PENALTY, MOST_REPETITION
 from surestep_common.sampling_defaults import SHAPING, neutral, shown
 from surestep_proto.engine_pb2 import SamplingDefaults
 
@@ -88,6 +88,10 @@ def _read(values: Fields) -> SamplingDefaults:
     if "repetition_penalty" in values:
         penalty = values.number("repetition_penalty", MOST_REPETITION, least=LEAST_REPETITION)
         defaults.repetition_penalty = penalty
+    for name in ("presence_penalty", "frequency_penalty"):
+        if name in values:
+            penalty = values.number(name, MOST_PENALTY, least=-MOST_PENALTY)
+            setattr(defaults, name, penalty)
     if _LENGTH in values:
         defaults.max_tokens = values.size(_LENGTH, _MOST_TOKENS)
     return defaults

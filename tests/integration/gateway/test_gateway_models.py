@@ -11,6 +11,7 @@ from fake_scheduler import FakeScheduler, Script, default_info, emulated, start,
 from gateway_stack import Stack, StartStack
 from surestep_common.errors import ConnectionLost, ModelChanged
 from surestep_common.healthcheck import trouble
+from surestep_common.sampling_defaults import SHAPING, neutral
 from surestep_proto.engine_pb2 import SamplingDefaults
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest, ResolvedParams
 
@@ -93,11 +94,11 @@ async def test_the_scheduler_is_told_whether_eos_counts(stack: Stack, given: boo
 
 
 async def test_cards_show_what_holds_for_requests_that_do_not_say(stack: Stack) -> None:
-    plain = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
+    plain = {name: getattr(neutral(), name) for name in SHAPING}
     (card,) = (await stack.client.get("/v1/models")).json()["data"]
     assert card["default_sampling_params"] == plain
     defaults = SamplingDefaults(
-        temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.05, max_tokens=9
+        temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, presence_penalty=1.5, max_tokens=9
     )
     stack.scheduler.info = default_info(defaults=defaults)
     await learn(stack)
@@ -107,7 +108,9 @@ async def test_cards_show_what_holds_for_requests_that_do_not_say(stack: Stack) 
         "top_k": 20,
         "top_p": 0.95,
         "min_p": 0.1,
-        "repetition_penalty": 1.05,
+        "repetition_penalty": 0,
+        "presence_penalty": 1.5,
+        "frequency_penalty": 0,
         "max_tokens": 9,
     }
 

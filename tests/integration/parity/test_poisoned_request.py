@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
-from local_engine import Answer, one_rank
-from parity import NEIGHBOURS, ParityBench, build_runner, load, serve
+from local_engine import Answer
+from parity import NEIGHBOURS, ParityBench, build_runner, load, serve, step_of
 from parity_cases import make_request
 from safetensors.torch import load_file, save_file
 from surestep_common.errors import ModelFault
+from surestep_kernels.step_ops import STEP_REFERENCE, StepOps
+from surestep_scheduler.sequence import Request
 from surestep_worker.tp import TensorParallel
+from vector_requests import for_vectors
 
 POISON = 1  # a token in no prompt of the matrix
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0}
@@ -26,20 +33,26 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
     return bench
 
 
-def run(bench: ParityBench, drafter: str, k: int, depth: int) -> dict[str, Answer]:
+def run(
+    bench: ParityBench,
+    poisoned: Sequence[Request],
+    drafter: tuple[str, int],
+    depth: int,
+    ops: StepOps | None = None,
+) -> dict[str, Answer]:
     """Few blocks, so that others soon reuse those that the poisoned requests wrote NaN into."""
     where = NEIGHBOURS["preempted"]
     tp = TensorParallel()
-    built = build_runner(load(bench.folder, tp), tp, where, drafter, k)
-    poisoned = [make_request(f"poisoned {i}", [50 + i, POISON, 7], GREEDY) for i in range(6)]
+    built = build_runner(load(bench.folder, tp), tp, where, *drafter, ops)
     mixed = [*poisoned[:3], *bench.requests[:12], *poisoned[3:], *bench.requests[12:]]
-    step = one_rank(built.runner)
+    step = step_of(built.runner)
     return serve(step, built.facts, mixed, where, depth, reopen=built.runner.open)
 
 
 @pytest.mark.parametrize(("drafter", "k", "depth"), [("none", 0, 0), ("ragged", 4, 2)])
 def test_only_the_poisoned_end(poisoned: ParityBench, drafter: str, k: int, depth: int) -> None:
-    answers = run(poisoned, drafter, k, depth)
+    bad = [make_request(f"poisoned {i}", [50 + i, POISON, 7], GREEDY) for i in range(6)]
+    answers = run(poisoned, bad, (drafter, k), depth)
     for name, answer in answers.items():
         if name.startswith("poisoned"):
             assert isinstance(answer.error, ModelFault), name
@@ -47,3 +60,21 @@ def test_only_the_poisoned_end(poisoned: ParityBench, drafter: str, k: int, dept
         elif POISON not in poisoned.expected[name].token_ids:
             assert answer.error is None, name
             assert answer.token_ids == poisoned.expected[name].token_ids, name
+
+
+@pytest.mark.parametrize("ops", [None, STEP_REFERENCE], ids=["host", "device"])
+def test_vectors_that_are_no_numbers_end_alone(poisoned: ParityBench, ops: StepOps | None) -> None:
+    """Whether the poison is in the last chunk or in one before."""
+    prompts = [[50 + i, POISON, *range(60, 60 + 20 * i)] for i in range(4)]
+    sound = [[2 + i, *range(60, 60 + 20 * i)] for i in range(4)]
+    bad = [replace(one, id=f"poisoned {one.id}") for one in for_vectors(prompts)]
+    answers = run(poisoned, [*bad, *for_vectors(sound)], ("ragged", 4), 2, ops)
+    for name, answer in answers.items():
+        if name.startswith("poisoned"):
+            assert isinstance(answer.error, ModelFault), name
+            assert not answer.pooled
+        elif name in poisoned.expected:
+            assert answer.error is None or POISON in poisoned.expected[name].token_ids, name
+        else:
+            assert np.isfinite(np.frombuffer(answer.pooled, "<f4")).all(), name
+            assert answer.pooled, name

@@ -12,7 +12,14 @@ from surestep_proto import generate_pb2 as pb
 from surestep_proto.engine_pb2 import SamplingDefaults, SamplingParams, StepPlan
 
 DEFAULTS = SamplingDefaults(
-    temperature=0.5, top_k=7, top_p=0.75, min_p=0.125, repetition_penalty=1.25, max_tokens=11
+    temperature=0.5,
+    top_k=7,
+    top_p=0.75,
+    min_p=0.125,
+    repetition_penalty=1.25,
+    presence_penalty=1.5,
+    frequency_penalty=-0.5,
+    max_tokens=11,
 )
 MODEL = FakeModel(defaults=DEFAULTS)
 

@@ -51,6 +51,7 @@ async def test_vectors_come_beside_tokens(depth: int) -> None:
         assert chunk.start.model_fingerprint
         assert answer.end
         assert not chunk.token_ids
+        assert not chunk.start.HasField("resolved")
     assert stats.finished_requests["pooled"] == len(vectors)
     assert stats.num_blocks_used == 0
     emitted = sum(len(answer.tokens) for answer in answers[len(vectors) :])
@@ -95,6 +96,8 @@ async def test_a_prompt_may_fill_the_context() -> None:
         ({"emitted_ids": [1]}, "emitted_ids"),
         ({"sampling": engine_pb2.SamplingParams(top_p=1)}, "sampling"),
         ({"num_draft_tokens": 0}, "num_draft_tokens"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"resolved": pb.ResolvedParams()}, "resolved"),
         ({"pooling": 3}, "pooling"),
         ({"prompt_ids": []}, "prompt_ids"),
     ],

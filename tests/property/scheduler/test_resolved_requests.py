@@ -18,6 +18,8 @@ SHAPES: dict[str, st.SearchStrategy[Any]] = {
     "top_p": UNIT,
     "min_p": st.just(0.0) | UNIT,
     "repetition_penalty": UNIT,
+    "presence_penalty": st.just(0.0) | UNIT,
+    "frequency_penalty": st.just(0.0) | UNIT,
 }
 DEFAULTS = st.builds(
     SamplingDefaults,

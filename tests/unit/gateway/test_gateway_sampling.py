@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from fake_scheduler import default_info
 from surestep_common.errors import InvalidRequest
+from surestep_common.sampling_defaults import SHAPING, neutral
 from surestep_gateway.bad_words import bad_words
 from surestep_gateway.protocol import ChatBody, CompletionBody, GenerationBody
 from surestep_gateway.sampling import fit_prompt, max_tokens, sampling_params, sibling_seed
@@ -32,7 +33,7 @@ def test_nothing_given_stays_open_for_the_scheduler(tokenizer: Tokenizer) -> Non
 
 
 def test_neutral_values_that_are_given_are_sent(tokenizer: Tokenizer) -> None:
-    given = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
+    given = {name: getattr(neutral(), name) for name in SHAPING} | {"temperature": 0}
     got = params(chat(**given), tokenizer)
     assert {name: getattr(got, name) for name in given} == given
     assert all(got.HasField(name) for name in given)

@@ -25,6 +25,8 @@ FILE = {
     "top_p": 0.95,
     "min_p": 0.05,
     "repetition_penalty": 1.05,
+    "presence_penalty": 1.5,
+    "frequency_penalty": -0.5,
     "max_new_tokens": 512,
     "do_sample": False,
     "eos_token_id": [1, 2],
@@ -36,9 +38,12 @@ SHOWN = {
     "top_p": 0.95,
     "min_p": 0.05,
     "repetition_penalty": 1.05,
+    "presence_penalty": 1.5,
+    "frequency_penalty": -0.5,
     "max_tokens": 512,
 }
-PLAIN = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
+PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+PLAIN = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, **PENALTIES}
 
 
 def read(file: dict[str, Any], source: str = "auto", **override: Any) -> dict[str, float]:
@@ -88,6 +93,8 @@ def test_a_length_that_the_operator_gives_is_a_limit() -> None:
         ({"top_p": 0}, "top_p is 0 and must be more than 0"),
         ({"min_p": 1.5}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"max_new_tokens": True}, "max_new_tokens"),
     ],
@@ -167,3 +174,5 @@ def test_any_file_gives_values_that_can_hold_or_is_refused(file: dict[str, Any])
     assert 0 < defaults.top_p <= 1
     assert 0 <= defaults.min_p <= 1
     assert 0 < defaults.repetition_penalty <= 100
+    assert abs(defaults.presence_penalty) <= 2
+    assert abs(defaults.frequency_penalty) <= 2
