@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from surestep_common.errors import InvalidRequest
 from surestep_proto.engine_pb2 import SamplingParams
@@ -64,10 +64,10 @@ def ids_and_texts(
     if not given:
         raise InvalidRequest(f"'{param}' must not be empty", param=param)
     if isinstance(given[0], int):
-        return [cast("list[int]", given)], []
+        return [given], []
     if isinstance(given[0], list):
-        return cast("list[list[int]]", given), []
-    return [], cast("list[str]", given)
+        return given, []
+    return [], given
 
 
 def completion_prompt(
