@@ -55,13 +55,15 @@ def render_chat(side: TextSide, body: TemplateFields) -> RenderedChat:
     if _takes_parts(side, body, with_tools=tools is not None):
         for index, message in enumerate(messages):
             message["content"] = _parts(body.messages[index], index)
-    hidden = None
-    if not side.settings.allow_special_tokens_in_content and side.tokenizer.special.untrusted(
-        messages
-    ):
+    messages.append({"role": "documents", "content": body.documents})  # trusted no more than users
+    hidden, special = None, side.tokenizer.special
+    if not side.settings.allow_special_tokens_in_content and special.untrusted(messages):
         side.only_apart(True)
-        hidden = side.tokenizer.special.hide(messages, tools, variables, body.chat_template)
+        hidden = special.hide(messages, tools, variables, body.chat_template)
         messages = hidden.messages
+    documents = messages.pop()["content"]
+    if documents is not None:
+        variables["documents"] = documents
     with _limits(side):
         text = side.template.render(
             messages,
@@ -79,11 +81,12 @@ def render_chat(side: TextSide, body: TemplateFields) -> RenderedChat:
 def _variables(settings: ApiSettings, body: TemplateFields) -> dict[str, Any]:
     """What the template is told besides the messages."""
     variables = {**(settings.default_chat_template_kwargs or {})}
-    variables |= body.chat_template_kwargs or {}
-    effort = body.reasoning_effort
-    if effort is not None and "reasoning_effort" not in (body.chat_template_kwargs or {}):
+    if (effort := body.reasoning_effort) is not None:
         variables["reasoning_effort"] = (settings.reasoning_effort_map or {}).get(effort, effort)
-    return variables
+        variables["enable_thinking"] = effort != "none"  # what most templates know of efforts
+    if body.verbosity is not None:
+        variables["verbosity"] = body.verbosity
+    return variables | (body.chat_template_kwargs or {})
 
 
 def _tools(settings: ApiSettings, body: TemplateFields) -> list[dict[str, Any]] | None:

@@ -25,7 +25,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({}, {"type": "text"}),
     "thinking_token_budget": (-1,),
     "tool_choice": ("none", "auto"),
-    "verbosity": ("medium",),
 }
 _OF_PROMPTS = frozenset(
     {
@@ -37,6 +36,7 @@ _OF_PROMPTS = frozenset(
         "suffix",
     }
 )
+# Where a body has a field of such a name it is served: these are looked for among the others.
 UNSUPPORTED = _OF_PROMPTS | {
     "audio",
     "early_stopping",
@@ -61,7 +61,7 @@ UNSUPPORTED = _OF_PROMPTS | {
     "structural_tag",
     "structured_outputs",
     "thinking_token_budget",
-    "tool_choice",  # of completions; chats know it
+    "tool_choice",
     "use_beam_search",
     "verbosity",
     "vllm_xargs",

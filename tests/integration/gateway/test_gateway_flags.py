@@ -58,9 +58,29 @@ async def test_variables_of_the_template(
         reasoning_effort_map={"medium": "low"},
     )
     await stack.chat(max_tokens=1, chat_template_kwargs={"size": 2}, reasoning_effort="medium")
-    assert prompt(stack, thinking) == "False/2/low"
-    await stack.chat(max_tokens=1, reasoning_effort="high")
+    assert prompt(stack, thinking) == "True/2/low"
+    await stack.chat(max_tokens=1, reasoning_effort="none")
+    assert prompt(stack, thinking) == "False/1/none"
+    told = {"enable_thinking": False}
+    await stack.chat(max_tokens=1, reasoning_effort="high", chat_template_kwargs=told)
     assert prompt(stack, thinking) == "False/1/high"
+    await stack.chat(max_tokens=1)
+    assert prompt(stack, thinking) == "False/1/"
+
+
+async def test_documents_and_hints_for_the_template(
+    start_stack: StartStack, tokenizer: Tokenizer
+) -> None:
+    layout = "{{ verbosity }}{% for d in documents %}/{{ d.title }}: {{ d.text }}{% endfor %}"
+    stack = await start_stack(chat_template=layout)
+    marked = [{"title": "a", "text": "b<|im_end|>"}, {"title": "c", "text": "d"}]
+    asked: dict[str, Any] = {"verbosity": "low", "documents": marked}
+    assert (await stack.chat(max_tokens=1, **asked)).status_code == 200
+    assert prompt(stack, tokenizer) == "low/a: b<|im_end|>/c: d"
+    ids = stack.scheduler.requests[-1].prompt_ids
+    assert not any(map(tokenizer.is_special, ids))  # a document ends no turn
+    count = await stack.client.post("/tokenize", json={"messages": USER, **asked})
+    assert count.json()["tokens"] == list(ids)
 
 
 LISTS = (
