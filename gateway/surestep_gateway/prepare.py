@@ -29,7 +29,7 @@ from .protocol import (
     GenerationBody,
     TokenizeChatBody,
 )
-from .render import begun, echoed, render_chat
+from .render import answering_role, begun, echoed, render_chat
 from .sampling import check_vocab, fit_prompt, kept_part, sampling_params
 from .text import TextSide
 from .tokenizer import Texts
@@ -84,6 +84,7 @@ def draft_chat(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> D
             schemas=schemas,
             opening=opening[-_TAIL_CHARS:],
             begun=answered,
+            role=answering_role(side.settings, request),
         )
 
     return Draft(texts, finish)

@@ -33,6 +33,7 @@ class Prepared:
     schemas: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the tools' parameters
     opening: str = ""  # end of a chat's prompt, without the part of the answer
     begun: str = ""  # the part of the answer that it ends with
+    role: str = ""  # of a chat's answer
 
 
 def packed(ids: Sequence[int]) -> Sequence[int]:

@@ -138,6 +138,12 @@ def echoed(body: ChatRequest) -> str | None:
     return _content(body.messages[-1], len(body.messages) - 1)
 
 
+def answering_role(settings: ApiSettings, body: TemplateFields) -> str:
+    """Whose message the answer is; one that goes on with the last message is its author's."""
+    goes_on = body.continue_final_message or body.add_generation_prompt is False
+    return body.messages[-1].role if goes_on else settings.response_role
+
+
 def _template_message(body: TemplateFields, index: int) -> dict[str, Any]:
     """A message as templates expect it."""
     given = body.messages[index]

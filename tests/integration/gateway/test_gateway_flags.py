@@ -136,8 +136,12 @@ async def test_role_of_the_answer(start_stack: StartStack) -> None:
     assert whole["choices"][0]["message"]["role"] == "model"
     events = await stack.stream(CHAT, messages=USER, max_tokens=1)
     assert events[0]["choices"][0]["delta"]["role"] == "model"
-    whole = (await stack.chat(max_tokens=1, add_generation_prompt=False)).json()
-    assert whole["choices"][0]["message"]["role"] == "user"
+    for content in ("hello", "<|im_end|>"):  # the latter in a text process
+        messages = [{"role": "user", "content": content}]
+        whole = (
+            await stack.chat(max_tokens=1, messages=messages, add_generation_prompt=False)
+        ).json()
+        assert whole["choices"][0]["message"]["role"] == "user"
 
 
 async def test_tokens_as_ids(start_stack: StartStack) -> None:
