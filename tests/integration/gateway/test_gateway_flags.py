@@ -164,15 +164,26 @@ async def test_requests_in_the_log(
     start_stack: StartStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "surestep_gateway.request_log")
+
+    def lines() -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.name.endswith("request_log")]
+
     stack = await start_stack(enable_log_requests=True, max_log_len=20)
-    answer = await stack.complete(max_tokens=3, prompt="one two three four five six seven")
-    lines = [r.getMessage() for r in caplog.records if r.name.endswith("request_log")]
-    assert lines[0].startswith(f"received {answer.json()['id']} from address 127.0.0.1: ")
-    assert lines[0].endswith(', 1 sequences, {"max_tokens":3}')
-    assert lines[1] == f"prompt of {answer.json()['id']}: 'one two three four f'"
+    text = "one two three four five six seven"
+    hidden = {"cache_salt": "secret", "metadata": {"text": text}}
+    for path, asked in (
+        ("/v1/completions", {"prompt": text, "priority": 3}),
+        ("/v1/embeddings", {"input": text, "priority": 3}),
+    ):
+        caplog.clear()
+        name = (await stack.client.post(path, json=asked | hidden)).json()["id"]
+        line, shown = lines()
+        assert line.startswith(f"received {name} from address 127.0.0.1: prompts=1 tokens=")
+        assert line.endswith(' {"priority":3}')
+        assert shown == f"prompt of {name}: 'one two three four f'"
     caplog.clear()
     await (await start_stack()).complete(max_tokens=3)
-    assert [r for r in caplog.records if r.name.endswith("request_log")] == []
+    assert lines() == []
 
 
 async def test_a_server_without_documents(start_stack: StartStack) -> None:
