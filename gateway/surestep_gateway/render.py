@@ -17,6 +17,12 @@ from .tokenizer import Texts
 
 INLINE_MESSAGES = 128  # in a chat that is rendered on the event loop
 _UNSUPPORTED = frozenset({"audio", "function_call"})  # in messages; the latter before tool calls
+_TEXT_PARTS = {  # types of parts, and where their text is; the last two are those of Responses
+    "text": "text",
+    "refusal": "refusal",
+    "input_text": "text",
+    "output_text": "text",
+}
 _TYPE_CHARS = 32  # shown of a type that nobody knows
 
 
@@ -188,12 +194,13 @@ def _content(message: Message, index: int) -> str:
 
 def _text_part(part: dict[str, Any], param: str) -> str:
     kind = part.get("type")
-    if kind not in ("text", "refusal"):
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise UnsupportedParameter(
             f"{param}: only parts of type 'text' are supported, not {str(kind)[:_TYPE_CHARS]!r}",
             param=param,
         )
-    text = part.get(kind)
+    field = _TEXT_PARTS[kind]
+    text = part.get(field)
     if not isinstance(text, str):
-        raise InvalidRequest(f"{param}.{kind} must be a string", param=f"{param}.{kind}")
+        raise InvalidRequest(f"{param}.{field} must be a string", param=f"{param}.{field}")
     return text
