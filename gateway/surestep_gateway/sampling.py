@@ -150,9 +150,9 @@ def beyond_context(most: int, problem: str, param: str) -> ContextOverflow:
 
 
 def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> int | None:
-    """Tokens to emit at most; None = the model's default.
+    """Tokens to emit at most, as far as there is room; None = the model's default.
 
-    Raises InvalidRequest when more are asked for than fit.
+    Raises InvalidRequest when more are asked for than the model's context has.
     """
     room = info.max_model_len - prompt_len
     param, asked = "max_tokens", body.max_tokens
@@ -161,10 +161,11 @@ def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> in
     if asked is None:
         if isinstance(body, ChatBody):
             return None
-        asked = min(_COMPLETION_TOKENS, room)
-    if asked > room:
+        asked = _COMPLETION_TOKENS
+    if asked > info.max_model_len:
         total = f"{prompt_len} tokens of the prompt and {param}={asked} are {prompt_len + asked}"
         raise beyond_context(info.max_model_len, total, param)
+    asked = min(asked, room)
     if (body.min_tokens or 0) > asked:
         raise InvalidRequest(
             f"min_tokens={body.min_tokens} exceeds {param}={asked}", param="min_tokens"
