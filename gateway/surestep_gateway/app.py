@@ -28,8 +28,6 @@ from .text import TextSide
 from .text_service import TextService
 from .vocabulary import check_vocabulary
 
-_DOCUMENTS = frozenset({"/openapi.json", "/docs"})
-
 
 def make_gateway(settings: GatewaySettings) -> Gateway:
     """Load the text side of the model. Needs a running event loop. Raises InvalidRequest."""
@@ -60,14 +58,12 @@ def _seeds(seed: int | None) -> random.Random:
 
 def make_app(gateway: Gateway, address: str) -> ASGIApp:
     """All endpoints. `address` is host:port of this server, as `/status` shows it."""
-    routes = [
-        *OpenAIRoutes(gateway).routes(),
-        *OperatorRoutes(gateway, address).routes(),
-        *AdminRoutes(gateway).routes(),
-    ]
-    hidden = _DOCUMENTS if gateway.settings.disable_fastapi_docs else ()
     app: ASGIApp = Starlette(
-        routes=[route for route in routes if route.path not in hidden],
+        routes=[
+            *OpenAIRoutes(gateway).routes(),
+            *OperatorRoutes(gateway, address).routes(),
+            *AdminRoutes(gateway).routes(),
+        ],
         middleware=[
             Middleware(
                 RequestMiddleware,

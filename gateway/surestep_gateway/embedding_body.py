@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
-from .protocol import UINT31, Body, Positive, RequestId, TokenIds, kind_of_prompt
+from .protocol import (
+    UNSUPPORTED_KIND,
+    Positive,
+    RequestId,
+    TokenIds,
+    Truncation,
+    User,
+    kind_of_prompt,
+)
 
 MAX_INPUTS = 2048  # as at OpenAI
 
 
 def _refused_chat(value: Any) -> None:
     if value:
-        raise ValueError("chats are not supported here: write them into 'input'")
+        raise PydanticCustomError(UNSUPPORTED_KIND, "write them into 'input'")
 
 
-class EmbeddingBody(Body):
+class EmbeddingBody(Truncation):
     """What a request for embeddings asks for besides its inputs. None means the default."""
+
+    default_side: ClassVar[Literal["left", "right"]] = "right"
 
     model: str | None = None
     messages: Annotated[None, BeforeValidator(_refused_chat)] = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Positive | None = None
-    user: str | None = None
+    user: User | None = None
 
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=UINT31)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     normalize: bool | None = None
     use_activation: bool | None = None  # the same, by its newer name

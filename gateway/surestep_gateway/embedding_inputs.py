@@ -11,10 +11,10 @@ from surestep_proto.generate_pb2 import SchedulerInfo
 from .embedding_body import EmbeddingBody, EmbeddingRequest
 from .parse import parse
 from .prepare import INLINE_PROMPTS, MAX_SENT_IDS, Draft, check_model
-from .prompts import packed
-from .sampling import check_vocab
+from .prompts import bounded_text, ids_and_texts, packed
+from .sampling import beyond_context, check_vocab, kept_part
 from .text import TextSide
-from .tokenizer import Texts, Tokenizer
+from .tokenizer import Texts
 from .unsupported import refuse_for_embeddings
 
 
@@ -33,9 +33,10 @@ def draft_embedding(
     request = parse(EmbeddingRequest, raw)
     check_model(side.settings, request.model)
     refuse_for_embeddings(request)
-    given, texts = _inputs(request)
+    given, texts = ids_and_texts(request.input, "input")
     side.only_apart(len(given) + len(texts) > INLINE_PROMPTS)
-    bounded = [_bounded(text, request, side.tokenizer, info) for text in texts]
+    most = info.max_pooled_len
+    bounded = [bounded_text(text, side.tokenizer, request, most, "input") for text in texts]
     special = request.add_special_tokens is not False
 
     def finish(encoded: Sequence[list[int]]) -> PreparedInputs:
@@ -45,44 +46,13 @@ def draft_embedding(
             *(_fit(ids, ending, request, info) for ids in encoded),
         ]
         total = sum(map(len, fitted))
-        if total > max(MAX_SENT_IDS, info.max_pooled_len):
+        if total > max(MAX_SENT_IDS, most):
             raise InvalidRequest(
                 f"input: all texts have {total} tokens, more than {MAX_SENT_IDS}", param="input"
             )
         return PreparedInputs(body=request, inputs=[packed(ids) for ids in fitted])
 
     return Draft(Texts(bounded, special), finish)
-
-
-def _inputs(request: EmbeddingRequest) -> tuple[list[list[int]], list[str]]:
-    """Those that came as ids, or those that came as text."""
-    given = request.input
-    if isinstance(given, str):
-        return [], [given]
-    if not given:
-        raise InvalidRequest("'input' must not be empty", param="input")
-    if isinstance(given[0], int):
-        return [given], []
-    if isinstance(given[0], list):
-        return given, []
-    return [], given
-
-
-def _bounded(text: str, body: EmbeddingBody, tokenizer: Tokenizer, info: SchedulerInfo) -> str:
-    """What can fit of a text that is to be truncated, else the text.
-
-    Raises InvalidRequest for one that certainly has too many tokens, before anybody counts them.
-    """
-    most = tokenizer.most_chars(info.max_pooled_len)
-    if most is None or len(text) <= most or (length := tokenizer.length(text)) <= most:
-        return text
-    if body.truncate_prompt_tokens is not None:
-        return text[-most:] if body.truncation_side == "left" else text[:most]
-    raise InvalidRequest(
-        f"This model's maximum context length is {info.max_pooled_len} tokens; an input has "
-        f"{length} characters, which cannot fit",
-        param="input",
-    )
 
 
 def _fit(
@@ -100,23 +70,17 @@ def _fit(
                 f"truncate_prompt_tokens must be at most {most}, got {keep}",
                 param="truncate_prompt_tokens",
             )
-        ids = _cut(ids, ending, most if keep < 0 else keep, left=body.truncation_side == "left")
+        ids = _cut(ids, ending, most if keep < 0 else keep, body)
     if not ids:
         raise InvalidRequest("an input has no tokens", param="input")
     if len(ids) > most:
-        raise InvalidRequest(
-            f"This model's maximum context length is {most} tokens, and an input has {len(ids)}",
-            param="input",
-        )
+        raise beyond_context(most, f"an input has {len(ids)} tokens", "input")
     check_vocab(ids, "input", info.vocab_size)
     return ids
 
 
-def _cut(ids: list[int], ending: Sequence[int], keep: int, *, left: bool) -> list[int]:
+def _cut(ids: list[int], ending: Sequence[int], keep: int, body: EmbeddingBody) -> list[int]:
     if len(ids) <= keep:
         return ids
-    if left:
-        return ids[len(ids) - keep :]
-    if len(ending) >= keep:
-        return ids[:keep]
-    return [*ids[: keep - len(ending)], *ending]
+    kept, inner = ids[kept_part(keep, body)], keep - len(ending)
+    return [*kept[:inner], *ending] if inner > 0 else kept

@@ -50,6 +50,7 @@ class Generation:
     deadline: float  # on the event loop's clock
     body: GenerationBody
     prompts: Sequence[Prompt]
+    role: str  # of a chat's answer
     sequences: Sequence[OutputSequence]  # index = prompt * n + sibling
     usage: Usage
     max_open: int  # sequences the scheduler can run at once
@@ -124,6 +125,7 @@ async def _generation(
         deadline=deadline,
         body=body,
         prompts=prompts,
+        role=prepared.role,
         sequences=sequences,
         usage=maker.usage,
         max_open=most_open(gateway.pool.info, longest),

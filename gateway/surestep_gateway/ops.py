@@ -26,6 +26,8 @@ from .scheduler_metrics import SchedulerReading
 
 T = TypeVar("T")
 
+_DOCUMENTS = frozenset({"/openapi.json", "/docs"})
+
 
 def package_version() -> str:
     """Version of the installed distribution, or a stand-in for a source tree."""
@@ -43,11 +45,13 @@ class OperatorRoutes:
         self._address = address
         self._version = package_version()
         self._admin = bool(gateway.settings.admin_keys())
+        self._root = gateway.settings.root_path
+        self._hidden = _DOCUMENTS if gateway.settings.disable_fastapi_docs else frozenset[str]()
         self._one_scrape = asyncio.Lock()  # at a time: numbers of an older one would look reset
 
     def routes(self) -> list[Route]:
         """What to mount."""
-        return [
+        routes = [
             Route("/", self.home),
             Route("/docs", self.docs),
             Route("/health", self.health),
@@ -59,6 +63,7 @@ class OperatorRoutes:
             Route("/load", self.load),
             Route("/status", self.status),
         ]
+        return [route for route in routes if route.path not in self._hidden]
 
     async def health(self, request: Request) -> Response:
         """Alive: this process answers."""
@@ -83,16 +88,19 @@ class OperatorRoutes:
 
     async def openapi(self, request: Request) -> Response:
         """The endpoints as an OpenAPI document."""
-        root = self._gateway.settings.root_path
-        return JsonResponse(document(self._version, root, admin=self._admin))
+        return JsonResponse(self._document())
 
     async def home(self, request: Request) -> Response:
         """What this is, for people."""
-        return home_page(self._version, self._gateway.settings.model_names(), self._state())
+        names = self._gateway.settings.model_names()
+        return home_page(self._version, names, self._state(), self._root, self._hidden)
 
     async def docs(self, request: Request) -> Response:
         """The endpoints, for people."""
-        return docs_page(document(self._version, admin=self._admin))
+        return docs_page(self._document(), self._root)
+
+    def _document(self) -> dict[str, Any]:
+        return document(self._version, self._root, admin=self._admin)
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text; the gateway's own part even when no scheduler answers."""

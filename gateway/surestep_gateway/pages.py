@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -35,11 +35,11 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
 }
 _LINKS = (
-    ("docs", "what the API takes"),
-    ("status", "every process, as JSON"),
-    ("metrics", "for Prometheus"),
-    ("health/ready", "whether requests would be served"),
-    ("openapi.json", "the API for programs"),
+    ("/docs", "what the API takes"),
+    ("/status", "every process, as JSON"),
+    ("/metrics", "for Prometheus"),
+    ("/health/ready", "whether requests would be served"),
+    ("/openapi.json", "the API for programs"),
 )
 _REF = "#/components/schemas/"
 _BOUNDS = (
@@ -49,11 +49,15 @@ _BOUNDS = (
 )
 
 
-def home_page(version: str, models: Sequence[str], state: str) -> Response:
-    """GET /"""
+def home_page(
+    version: str, models: Sequence[str], state: str, root: str, hidden: Collection[str]
+) -> Response:
+    """GET / of a server whose paths begin with `root`; `hidden` ones it does not have."""
     names = ", ".join(f"<code>{escape(name)}</code>" for name in models)
     links = "".join(
-        f'<li><a href="{path}">/{path}</a>: {escape(text)}</li>' for path, text in _LINKS
+        f'<li><a href="{escape(root)}{path}">{path}</a>: {escape(text)}</li>'
+        for path, text in _LINKS
+        if path not in hidden
     )
     example = escape(
         "from openai import OpenAI\n\n"
@@ -69,8 +73,8 @@ def home_page(version: str, models: Sequence[str], state: str) -> Response:
     )
 
 
-def docs_page(document: Json) -> Response:
-    """GET /docs: the OpenAPI document for people."""
+def docs_page(document: Json, root: str) -> Response:
+    """GET /docs: the OpenAPI document for people, of a server whose paths begin with `root`."""
     schemas = document["components"]["schemas"]
     operations = "".join(
         _operation(method, path, operation, schemas)
@@ -79,8 +83,8 @@ def docs_page(document: Json) -> Response:
     )
     return _page(
         "Surestep: the API",
-        '<p>The same <a href="openapi.json">for programs</a>. Keys go into the header '
-        f"<code>Authorization: Bearer KEY</code>.</p>{operations}",
+        f'<p>The same <a href="{escape(root)}/openapi.json">for programs</a>. Keys go into the '
+        f"header <code>Authorization: Bearer KEY</code>.</p>{operations}",
     )
 
 

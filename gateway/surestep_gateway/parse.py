@@ -6,9 +6,9 @@ import logging
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
-from surestep_common.errors import InvalidRequest, MissingParameter
+from surestep_common.errors import InvalidRequest, MissingParameter, UnsupportedParameter
 
-from .protocol import Body, TokenizeBody, TokenizeChatBody
+from .protocol import UNSUPPORTED_KIND, Body, TokenizeBody, TokenizeChatBody
 from .unsupported import UNSUPPORTED, WITHOUT_EFFECT
 
 logger = logging.getLogger(__name__)
@@ -67,6 +67,8 @@ def _first_problem(error: ValidationError) -> InvalidRequest:
     param = _dotted(_place(problem["loc"]))
     if problem["type"] == "missing":
         return MissingParameter(f"missing required parameter '{param}'", param=param)
+    if problem["type"] == UNSUPPORTED_KIND:
+        return UnsupportedParameter(f"'{param}' is not supported: {message}", param=param)
     return InvalidRequest(f"{param or 'body'}: {message}", param=param or None)
 
 

@@ -21,7 +21,7 @@ from .bad_words import bad_words, total_chars
 from .config import GatewaySettings
 from .output import check_tool_choice
 from .parse import parse, parse_tokenize
-from .prompts import Prepared, Prompt, bounded_text, completion_prompt, completion_prompts, packed
+from .prompts import Prepared, Prompt, bounded_text, completion_prompt, ids_and_texts, packed
 from .protocol import (
     ChatRequest,
     CompletionRequest,
@@ -29,7 +29,7 @@ from .protocol import (
     GenerationBody,
     TokenizeChatBody,
 )
-from .render import begun, echoed, render_chat
+from .render import answering_role, begun, echoed, render_chat
 from .sampling import check_vocab, fit_prompt, kept_part, sampling_params
 from .text import TextSide
 from .tokenizer import Texts
@@ -65,7 +65,7 @@ def draft_chat(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> D
     check_tool_choice(side.settings, request)
     schemas = _schemas(request)
     chat = render_chat(side, request)
-    text = bounded_text(chat.text, side.tokenizer, request, info, "messages")
+    text = bounded_text(chat.text, side.tokenizer, request, info.max_model_len, "messages")
     cut = len(text) < len(chat.text)
     if cut and request.echo:  # of any size, once for each choice
         raise InvalidRequest("'echo' is not available for a chat of this size", param="echo")
@@ -84,6 +84,7 @@ def draft_chat(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> D
             schemas=schemas,
             opening=opening[-_TAIL_CHARS:],
             begun=answered,
+            role=answering_role(side.settings, request),
         )
 
     return Draft(texts, finish)
@@ -95,17 +96,19 @@ def draft_completion(
     """POST /v1/completions. Raises SurestepError."""
     request = parse(CompletionRequest, raw)
     _check_common(side, request, info)
-    given, texts = completion_prompts(request, side.tokenizer, info)
+    given, texts = ids_and_texts(request.prompt, "prompt")
+    most = info.max_model_len
+    bounded = [bounded_text(text, side.tokenizer, request, most, "prompt") for text in texts]
     _check_number(request, len(given) + len(texts))
     side.only_apart(len(given) + len(texts) > INLINE_PROMPTS)
 
     def finish(encoded: Sequence[list[int]]) -> Prepared:
-        pairs = [*((ids, None) for ids in given), *zip(encoded, texts, strict=True)]
+        pairs = [*((ids, None) for ids in given), *zip(encoded, bounded, strict=True)]
         prompts = [completion_prompt(*pair, request, side.tokenizer, info) for pair in pairs]
         sampling = _sampling(side, request, prompts, info)
         return Prepared(body=request, prompts=prompts, sampling=sampling)
 
-    return Draft(Texts(texts, request.add_special_tokens is not False), finish)
+    return Draft(Texts(bounded, request.add_special_tokens is not False), finish)
 
 
 def draft_tokenize(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> Draft[bytes]:

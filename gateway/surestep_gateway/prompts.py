@@ -10,7 +10,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_proto.engine_pb2 import SamplingParams
 from surestep_proto.generate_pb2 import GenerateRequest, SchedulerInfo
 
-from .protocol import ChatBody, CompletionBody, CompletionRequest, GenerationBody
+from .protocol import ChatBody, CompletionBody, CompletionRequest, Truncation
 from .sampling import beyond_context, fit_prompt, kept_part
 from .tokenizer import Tokenizer
 
@@ -33,6 +33,7 @@ class Prepared:
     schemas: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the tools' parameters
     opening: str = ""  # end of a chat's prompt, without the part of the answer
     begun: str = ""  # the part of the answer that it ends with
+    role: str = ""  # of a chat's answer
 
 
 def packed(ids: Sequence[int]) -> Sequence[int]:
@@ -41,35 +42,33 @@ def packed(ids: Sequence[int]) -> Sequence[int]:
 
 
 def bounded_text(
-    text: str, tokenizer: Tokenizer, body: GenerationBody, info: SchedulerInfo, param: str
+    text: str, tokenizer: Tokenizer, body: Truncation, max_tokens: int, param: str
 ) -> str:
-    """`text`, or what truncation keeps of one that is longer than any that fits.
+    """`text`, or what truncation keeps of one that is longer than any of `max_tokens`.
 
-    Raises InvalidRequest for one that certainly has too many tokens, before anybody counts them.
+    Raises ContextOverflow for one that certainly has more, before anybody counts them.
     """
-    most = tokenizer.most_chars(info.max_model_len)
+    most = tokenizer.most_chars(max_tokens)
     if most is None or len(text) <= most or (length := tokenizer.length(text)) <= most:
         return text
     if body.truncate_prompt_tokens is not None:
         return text[kept_part(most, body)]
-    raise beyond_context(info, f"the prompt has {length} characters, which cannot fit", param)
+    raise beyond_context(max_tokens, f"a text has {length} characters, which cannot fit", param)
 
 
-def completion_prompts(
-    request: CompletionRequest, tokenizer: Tokenizer, info: SchedulerInfo
+def ids_and_texts(
+    given: str | list[str] | list[int] | list[list[int]], param: str
 ) -> tuple[list[list[int]], list[str]]:
-    """Prompts that came as ids, or those that came as text. Raises InvalidRequest."""
-    given = request.prompt
+    """Prompts that came as ids, or those that came as text. Raises InvalidRequest for none."""
     if isinstance(given, str):
-        return [], [bounded_text(given, tokenizer, request, info, "prompt")]
+        return [], [given]
     if not given:
-        raise InvalidRequest("'prompt' must not be empty", param="prompt")
+        raise InvalidRequest(f"'{param}' must not be empty", param=param)
     if isinstance(given[0], int):
         return [given], []
     if isinstance(given[0], list):
         return given, []
-    texts: list[str] = given
-    return [], [bounded_text(text, tokenizer, request, info, "prompt") for text in texts]
+    return [], given
 
 
 def completion_prompt(

@@ -11,7 +11,7 @@ at, because every problem that is found is an object, and a body can have millio
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -38,10 +38,12 @@ MAX_PROMPTS = 1024
 MAX_MESSAGES = 4096
 MAX_TOOLS = 256
 UINT31 = (1 << 31) - 1
+UNSUPPORTED_KIND = "unsupported"  # of a problem with what is not served
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Positive = Annotated[int, Field(ge=1, le=UINT31)]
+User = Annotated[str, Field(max_length=MAX_USER_CHARS)]
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
 Natural = Annotated[int, Field(ge=0, le=UINT31)]
 
@@ -81,7 +83,16 @@ class Speculative(Options):
     num_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None = None  # per step; 0 = off
 
 
-class GenerationBody(Body):
+class Truncation(Body):
+    """How a prompt that is too long is cut."""
+
+    default_side: ClassVar[Literal["left", "right"]] = "left"
+
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=UINT31)] | None = None
+    truncation_side: Literal["left", "right"] | None = None  # where that cuts
+
+
+class GenerationBody(Truncation):
     """What chat and completions have in common. None means the default."""
 
     model: str | None = None
@@ -107,9 +118,8 @@ class GenerationBody(Body):
     ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None
-    # OpenAI's later name for it.
-    safety_identifier: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None
+    user: User | None = None
+    safety_identifier: User | None = None  # OpenAI's later name for it
 
     top_k: Annotated[int, Field(ge=-1, le=UINT31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -132,8 +142,6 @@ class GenerationBody(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None  # no effect on the tokenizers we read
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=UINT31)] | None = None
-    truncation_side: Literal["left", "right"] | None = None  # where that cuts; left by default
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -208,6 +216,8 @@ class TemplateFields(Body):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
 
 

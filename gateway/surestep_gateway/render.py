@@ -17,6 +17,12 @@ from .tokenizer import Texts
 
 INLINE_MESSAGES = 128  # in a chat that is rendered on the event loop
 _UNSUPPORTED = frozenset({"audio", "function_call"})  # in messages; the latter before tool calls
+_TEXT_PARTS = {  # types of parts, and where their text is; the last two are those of Responses
+    "text": "text",
+    "refusal": "refusal",
+    "input_text": "text",
+    "output_text": "text",
+}
 _TYPE_CHARS = 32  # shown of a type that nobody knows
 
 
@@ -55,13 +61,15 @@ def render_chat(side: TextSide, body: TemplateFields) -> RenderedChat:
     if _takes_parts(side, body, with_tools=tools is not None):
         for index, message in enumerate(messages):
             message["content"] = _parts(body.messages[index], index)
-    hidden = None
-    if not side.settings.allow_special_tokens_in_content and side.tokenizer.special.untrusted(
-        messages
-    ):
+    messages.append({"role": "documents", "content": body.documents})  # trusted no more than users
+    hidden, special = None, side.tokenizer.special
+    if not side.settings.allow_special_tokens_in_content and special.untrusted(messages):
         side.only_apart(True)
-        hidden = side.tokenizer.special.hide(messages, tools, variables, body.chat_template)
+        hidden = special.hide(messages, tools, variables, body.chat_template)
         messages = hidden.messages
+    documents = messages.pop()["content"]
+    if documents is not None:
+        variables["documents"] = documents
     with _limits(side):
         text = side.template.render(
             messages,
@@ -79,11 +87,12 @@ def render_chat(side: TextSide, body: TemplateFields) -> RenderedChat:
 def _variables(settings: ApiSettings, body: TemplateFields) -> dict[str, Any]:
     """What the template is told besides the messages."""
     variables = {**(settings.default_chat_template_kwargs or {})}
-    variables |= body.chat_template_kwargs or {}
-    effort = body.reasoning_effort
-    if effort is not None and "reasoning_effort" not in (body.chat_template_kwargs or {}):
+    if (effort := body.reasoning_effort) is not None:
         variables["reasoning_effort"] = (settings.reasoning_effort_map or {}).get(effort, effort)
-    return variables
+        variables["enable_thinking"] = effort != "none"  # what most templates know of efforts
+    if body.verbosity is not None:
+        variables["verbosity"] = body.verbosity
+    return variables | (body.chat_template_kwargs or {})
 
 
 def _tools(settings: ApiSettings, body: TemplateFields) -> list[dict[str, Any]] | None:
@@ -135,6 +144,12 @@ def echoed(body: ChatRequest) -> str | None:
     return _content(body.messages[-1], len(body.messages) - 1)
 
 
+def answering_role(settings: ApiSettings, body: TemplateFields) -> str:
+    """Whose message the answer is; one that goes on with the last message is its author's."""
+    goes_on = body.continue_final_message or body.add_generation_prompt is False
+    return body.messages[-1].role if goes_on else settings.response_role
+
+
 def _template_message(body: TemplateFields, index: int) -> dict[str, Any]:
     """A message as templates expect it."""
     given = body.messages[index]
@@ -179,12 +194,13 @@ def _content(message: Message, index: int) -> str:
 
 def _text_part(part: dict[str, Any], param: str) -> str:
     kind = part.get("type")
-    if kind not in ("text", "refusal"):
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise UnsupportedParameter(
             f"{param}: only parts of type 'text' are supported, not {str(kind)[:_TYPE_CHARS]!r}",
             param=param,
         )
-    text = part.get(kind)
+    field = _TEXT_PARTS[kind]
+    text = part.get(field)
     if not isinstance(text, str):
-        raise InvalidRequest(f"{param}.{kind} must be a string", param=f"{param}.{kind}")
+        raise InvalidRequest(f"{param}.{field} must be a string", param=f"{param}.{field}")
     return text

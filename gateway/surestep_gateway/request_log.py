@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import orjson
 
 from .context import Gateway
-from .generation import Generation
+from .embedding_body import EmbeddingBody
+from .generation import Origin
+from .protocol import GenerationBody
 
 logger = logging.getLogger(__name__)
 
-_TEXTS = {"messages", "prompt", "tools", "documents"}  # of a body; what they came to is the prompt
+# Of a body: what the texts came to is the prompt, and who knows a salt finds what it keeps apart.
+_LEFT_OUT = {"messages", "prompt", "input", "tools", "documents", "cache_salt"}
 
 
-def log_request(gateway: Gateway, generation: Generation) -> None:
+def log_request(
+    gateway: Gateway,
+    name: str,
+    origin: Origin,
+    body: GenerationBody | EmbeddingBody,
+    prompts: Sequence[Sequence[int]],
+) -> None:
     """What a request asks for, and at DEBUG its first prompt; cut at --max-log-len."""
+    if not gateway.settings.enable_log_requests:
+        return
     limit = gateway.settings.max_log_len
-    asked = generation.body.model_dump(mode="json", exclude_unset=True, exclude=_TEXTS)
+    fields = type(body).model_fields.keys() - _LEFT_OUT
+    asked = body.model_dump(mode="json", exclude_unset=True, include=fields)
     logger.info(
-        "received %s from %s: %d prompt tokens, %d sequences, %s",
-        generation.id,
-        generation.origin.caller.name,
-        generation.usage.prompt,
-        len(generation.sequences),
+        "received %s from %s: prompts=%d tokens=%d %s",
+        name,
+        origin.caller.name,
+        len(prompts),
+        sum(map(len, prompts)),
         orjson.dumps(asked).decode()[:limit],
     )
     if logger.isEnabledFor(logging.DEBUG):
-        ids = generation.prompts[0].token_ids[:limit]  # a token has a character or more
+        ids = prompts[0][:limit]  # a token has a character or more
         text = gateway.tokenizer.decode(list(ids), skip_special_tokens=False)
-        logger.debug("prompt of %s: %r", generation.id, text[:limit])
+        logger.debug("prompt of %s: %r", name, text[:limit])

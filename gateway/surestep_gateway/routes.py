@@ -72,7 +72,10 @@ class OpenAIRoutes:
         deadline = self._deadline()
         prepared = await self._prepare(EMBEDDING, request, deadline)
         origin = _origin(request, prepared.body, arrived)
-        return await Embedding(self._gateway, prepared, origin, deadline).answer(request.receive)
+        embedding = Embedding(self._gateway, prepared, origin, deadline)
+        name = f"embd-{origin.request_id}"
+        log_request(self._gateway, name, origin, prepared.body, prepared.inputs)
+        return await embedding.answer(request.receive)
 
     def _deadline(self) -> float:
         """Of a request that came now, on the event loop's clock."""
@@ -99,8 +102,8 @@ class OpenAIRoutes:
         return JsonPieces([answer], self._gateway.answers)
 
     async def _answer(self, request: Request, generation: Generation, shape: Shape) -> Response:
-        if self._gateway.settings.enable_log_requests:
-            log_request(self._gateway, generation)
+        ids = [prompt.token_ids for prompt in generation.prompts]
+        log_request(self._gateway, generation.id, generation.origin, generation.body, ids)
         if generation.body.stream:
             force = self._gateway.settings.enable_force_include_usage
             return EventStream(generation, shape, self._gateway.admission, force_usage=force)

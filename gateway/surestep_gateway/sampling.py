@@ -9,7 +9,7 @@ from surestep_common.request_bounds import check_entries
 from surestep_proto.engine_pb2 import SamplingParams, TokenSequence
 from surestep_proto.generate_pb2 import SchedulerInfo
 
-from .protocol import ChatBody, GenerationBody
+from .protocol import ChatBody, GenerationBody, Truncation
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -128,32 +128,31 @@ def fit_prompt(ids: list[int], body: GenerationBody, info: SchedulerInfo, param:
     if not ids:
         raise InvalidRequest("the prompt has no tokens", param=param)
     if len(ids) >= info.max_model_len:
-        raise beyond_context(
-            info, f"the prompt has {len(ids)} tokens, which leaves no room for output", param
-        )
+        problem = f"the prompt has {len(ids)} tokens, which leaves no room for output"
+        raise beyond_context(info.max_model_len, problem, param)
     check_vocab(ids, param, info.vocab_size)
     return ids
 
 
-def kept_part(count: int, body: GenerationBody) -> slice:
-    """What truncation keeps of a longer prompt: its end, or its beginning if that is asked for."""
-    if body.truncation_side == "right":
+def kept_part(count: int, body: Truncation) -> slice:
+    """What truncation keeps of a longer prompt: its beginning, or its end."""
+    if (body.truncation_side or body.default_side) == "right":
         return slice(count)
     return slice(-count, None) if count else slice(0)
 
 
-def beyond_context(info: SchedulerInfo, problem: str, param: str) -> ContextOverflow:
+def beyond_context(most: int, problem: str, param: str) -> ContextOverflow:
     """The error for what does not fit. Clients look for its first words and shorten their chat."""
     return ContextOverflow(
-        f"This model's maximum context length is {info.max_model_len} tokens. However, {problem}.",
+        f"This model's maximum context length is {most} tokens. However, {problem}.",
         param=param,
     )
 
 
 def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> int | None:
-    """Tokens to emit at most; None = the model's default.
+    """Tokens to emit at most, as far as there is room; None = the model's default.
 
-    Raises InvalidRequest when more are asked for than fit.
+    Raises InvalidRequest when more are asked for than the model's context has.
     """
     room = info.max_model_len - prompt_len
     param, asked = "max_tokens", body.max_tokens
@@ -162,10 +161,11 @@ def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> in
     if asked is None:
         if isinstance(body, ChatBody):
             return None
-        asked = min(_COMPLETION_TOKENS, room)
-    if asked > room:
+        asked = _COMPLETION_TOKENS
+    if asked > info.max_model_len:
         total = f"{prompt_len} tokens of the prompt and {param}={asked} are {prompt_len + asked}"
-        raise beyond_context(info, total, param)
+        raise beyond_context(info.max_model_len, total, param)
+    asked = min(asked, room)
     if (body.min_tokens or 0) > asked:
         raise InvalidRequest(
             f"min_tokens={body.min_tokens} exceeds {param}={asked}", param="min_tokens"

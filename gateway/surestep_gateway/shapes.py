@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from surestep_proto.engine_pb2 import LogprobColumns
 
-from .api_settings import ApiSettings
 from .chat_message import message_delta, whole_message
 from .context import Gateway
 from .detokenize import Detokenizer
@@ -30,7 +29,6 @@ from .logprobs import (
 )
 from .parsers import Event, Reasoning
 from .prompts import Prompt
-from .protocol import GenerationBody, TemplateFields
 from .sequence import Delta, OutputSequence
 
 _SLICE_IDS = 1 << 16
@@ -71,7 +69,7 @@ class ChatShape:
 
     def __init__(self, gateway: Gateway, generation: Generation) -> None:
         self._generation = generation
-        self._role = _role(gateway.settings, generation.body)
+        self._role = generation.role
         self._speller = _speller(gateway, generation)
         self._token_ids = bool(generation.body.return_token_ids)
         self._show_reasoning = getattr(generation.body, "include_reasoning", None) is not False
@@ -241,14 +239,6 @@ class CompletionShape:
 
     def _prompt_text(self, sequence: OutputSequence) -> str:
         return self._generation.prompt_of(sequence).text or ""
-
-
-def _role(settings: ApiSettings, body: GenerationBody) -> str:
-    """Whose message the answer is; one that goes on with the last message is its author's."""
-    if isinstance(body, TemplateFields):
-        goes_on = body.continue_final_message or body.add_generation_prompt is False
-        return body.messages[-1].role if goes_on else settings.response_role
-    return settings.response_role
 
 
 async def _ids(prompt: Prompt) -> RawJson:

@@ -81,6 +81,7 @@ def dump_prepared(prepared: Prepared) -> Parts:
         "body": orjson.Fragment(body),
         "opening": prepared.opening,
         "begun": prepared.begun,
+        "role": prepared.role,
         "texts": [prompt.text for prompt in prepared.prompts],
     }
     ids = (GenerateRequest(prompt_ids=prompt.token_ids) for prompt in prepared.prompts)
@@ -106,6 +107,7 @@ def load_prepared(parts: Sequence[bytes]) -> Prepared:
         schemas=json.loads(schemas),
         opening=about["opening"],
         begun=about["begun"],
+        role=about["role"],
     )
 
 

@@ -17,12 +17,14 @@ _NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
 # Values that mean "off" in place of these; null does in any case.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none",),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
     "length_penalty": (1,),
     "modalities": ([], ["text"]),
+    "padding": ("do_not_pad",),
     "response_format": ({}, {"type": "text"}),
     "thinking_token_budget": (-1,),
     "tool_choice": ("none", "auto"),
-    "verbosity": ("medium",),
 }
 _OF_PROMPTS = frozenset(
     {
@@ -34,6 +36,7 @@ _OF_PROMPTS = frozenset(
         "suffix",
     }
 )
+# Where a body has a field of such a name it is served: these are looked for among the others.
 UNSUPPORTED = _OF_PROMPTS | {
     "audio",
     "early_stopping",
@@ -58,13 +61,28 @@ UNSUPPORTED = _OF_PROMPTS | {
     "structural_tag",
     "structured_outputs",
     "thinking_token_budget",
-    "tool_choice",  # of completions; chats know it
+    "tool_choice",
     "use_beam_search",
     "verbosity",
     "vllm_xargs",
     "watermarking",
     "web_search_options",
 }
+NOT_EMBEDDED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "embed_dtype",
+        "endianness",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+        "padding",
+        "prompt_embeds",
+        "stream",
+    }
+)
 WITHOUT_EFFECT = frozenset(
     {
         "metadata",
@@ -83,24 +101,6 @@ WITHOUT_EFFECT = frozenset(
 )
 
 
-# In requests for embeddings.
-_NOT_EMBEDDED: Mapping[str, tuple[Any, ...]] = {
-    "embed_dtype": ("float32",),
-    "endianness": ("native", "little"),
-    "mm_processor_kwargs": (),
-    "prompt_embeds": (),
-    "stream": (),
-}
-
-
-def refuse_for_embeddings(body: Body) -> None:
-    """Raises UnsupportedParameter for the first one that asks for what is not implemented."""
-    extra = body.model_extra or {}
-    for name in sorted(_NOT_EMBEDDED.keys() & extra.keys()):
-        if extra[name] and extra[name] not in _NOT_EMBEDDED[name]:
-            raise UnsupportedParameter(f"'{name}' is not supported", param=name)
-
-
 def refuse_unsupported(body: GenerationBody) -> None:
     """Raises UnsupportedParameter for the first parameter whose effect is not implemented."""
     _refuse(body, UNSUPPORTED)
@@ -113,6 +113,11 @@ def refuse_unsupported(body: GenerationBody) -> None:
         raise UnsupportedParameter(
             f"'best_of' is not supported unless equal to n={n}", param="best_of"
         )
+
+
+def refuse_for_embeddings(body: Body) -> None:
+    """The same for a request for embeddings, in which chats are not served either."""
+    _refuse(body, NOT_EMBEDDED)
 
 
 def refuse_unsupported_in_prompt(body: Body) -> None:

@@ -81,6 +81,12 @@ _COUNTERS = (
         "Prompt tokens found in the prefix cache.",
         _one(lambda s: s.num_prompt_tokens_cached),
     ),
+    _Counter(
+        "vllm:prompt_tokens_cached_by_source",
+        "Prompt tokens found in the prefix cache, by the tier that had them.",
+        lambda s: (("device", s.num_prompt_tokens_cached),),
+        "source",
+    ),
     _Counter("vllm:generation_tokens", "Tokens generated.", _one(lambda s: s.generation_tokens)),
     _Counter(
         "vllm:prefix_cache_queries", "Tokens looked up.", _one(lambda s: s.prefix_cache_queries)

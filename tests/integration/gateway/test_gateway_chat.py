@@ -185,8 +185,9 @@ async def test_a_bound_on_drafts_reaches_the_scheduler(stack: Stack, num_tokens:
 
 
 async def test_message_parts_and_template_variables(stack: Stack, tokenizer: Tokenizer) -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "thr"}]
+    parts = [{"type": "text", "text": "one"}, {"type": "input_text", "text": "two"}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": parts}]
+    messages.append({"role": "assistant", "content": [{"type": "output_text", "text": "thr"}]})
     await stack.chat(messages=messages, continue_final_message=True, max_tokens=1)
     prompt = tokenizer.decode(stack.scheduler.requests[0].prompt_ids, skip_special_tokens=False)
     assert prompt == ("<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\nthr")

@@ -55,6 +55,7 @@ FURTHER = {  # families with a label more, which vLLM has and dashboards split b
         "source",
         {"local_compute": 160.0, "local_cache_hit": 40.0, "external_kv_transfer": 0.0},
     ),
+    "vllm:prompt_tokens_cached_by_source_total": ("source", {"device": 40.0}),
 }
 
 

@@ -166,6 +166,8 @@ async def test_cut_inputs_keep_what_ends_a_text(embedder: Path) -> None:
         ({"input": "x", "embed_dtype": "float16"}, "embed_dtype", "not supported"),
         ({"input": "x", "endianness": "big"}, "endianness", "not supported"),
         ({"input": "x", "stream": True}, "stream", "not supported"),
+        ({"input": "x", "padding": "max_length"}, "padding", "not supported"),
+        ({"input": "x", "user": "u" * 4097}, "user", "at most 4096"),
         ({"messages": [{"role": "user", "content": "x"}]}, "messages", "write them into 'input'"),
     ],
 )
@@ -178,8 +180,21 @@ async def test_what_is_not_served_is_refused_by_name(
     assert not stack.scheduler.requests
 
 
+async def test_what_is_too_long_has_the_code_that_clients_look_for(stack: Stack) -> None:
+    for long in ([5] * 257, "word " * 300, "word " * 5000):
+        error = (await embed(stack, input=long)).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert error["message"].startswith("This model's maximum context length is 256 tokens.")
+
+
 async def test_neutral_values_are_accepted(stack: Stack) -> None:
-    body = {"embed_dtype": "float32", "endianness": "native", "stream": False, "dimensions": 8}
+    body = {
+        "padding": "do_not_pad",
+        "embed_dtype": "float32",
+        "endianness": "native",
+        "stream": False,
+        "dimensions": 8,
+    }
     neutral = {"messages": None, "encoding_format": None, "user": "me", "request_id": "r1"}
     assert vectors(await embed(stack, input="x", **body, **neutral)) == vectors(
         await embed(stack, input="x")

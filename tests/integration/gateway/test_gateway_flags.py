@@ -58,9 +58,29 @@ async def test_variables_of_the_template(
         reasoning_effort_map={"medium": "low"},
     )
     await stack.chat(max_tokens=1, chat_template_kwargs={"size": 2}, reasoning_effort="medium")
-    assert prompt(stack, thinking) == "False/2/low"
-    await stack.chat(max_tokens=1, reasoning_effort="high")
+    assert prompt(stack, thinking) == "True/2/low"
+    await stack.chat(max_tokens=1, reasoning_effort="none")
+    assert prompt(stack, thinking) == "False/1/none"
+    told = {"enable_thinking": False}
+    await stack.chat(max_tokens=1, reasoning_effort="high", chat_template_kwargs=told)
     assert prompt(stack, thinking) == "False/1/high"
+    await stack.chat(max_tokens=1)
+    assert prompt(stack, thinking) == "False/1/"
+
+
+async def test_documents_and_hints_for_the_template(
+    start_stack: StartStack, tokenizer: Tokenizer
+) -> None:
+    layout = "{{ verbosity }}{% for d in documents %}/{{ d.title }}: {{ d.text }}{% endfor %}"
+    stack = await start_stack(chat_template=layout)
+    marked = [{"title": "a", "text": "b<|im_end|>"}, {"title": "c", "text": "d"}]
+    asked: dict[str, Any] = {"verbosity": "low", "documents": marked}
+    assert (await stack.chat(max_tokens=1, **asked)).status_code == 200
+    assert prompt(stack, tokenizer) == "low/a: b<|im_end|>/c: d"
+    ids = stack.scheduler.requests[-1].prompt_ids
+    assert not any(map(tokenizer.is_special, ids))  # a document ends no turn
+    count = await stack.client.post("/tokenize", json={"messages": USER, **asked})
+    assert count.json()["tokens"] == list(ids)
 
 
 LISTS = (
@@ -116,8 +136,12 @@ async def test_role_of_the_answer(start_stack: StartStack) -> None:
     assert whole["choices"][0]["message"]["role"] == "model"
     events = await stack.stream(CHAT, messages=USER, max_tokens=1)
     assert events[0]["choices"][0]["delta"]["role"] == "model"
-    whole = (await stack.chat(max_tokens=1, add_generation_prompt=False)).json()
-    assert whole["choices"][0]["message"]["role"] == "user"
+    for content in ("hello", "<|im_end|>"):  # the latter in a text process
+        messages = [{"role": "user", "content": content}]
+        whole = (
+            await stack.chat(max_tokens=1, messages=messages, add_generation_prompt=False)
+        ).json()
+        assert whole["choices"][0]["message"]["role"] == "user"
 
 
 async def test_tokens_as_ids(start_stack: StartStack) -> None:
@@ -140,15 +164,26 @@ async def test_requests_in_the_log(
     start_stack: StartStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "surestep_gateway.request_log")
+
+    def lines() -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.name.endswith("request_log")]
+
     stack = await start_stack(enable_log_requests=True, max_log_len=20)
-    answer = await stack.complete(max_tokens=3, prompt="one two three four five six seven")
-    lines = [r.getMessage() for r in caplog.records if r.name.endswith("request_log")]
-    assert lines[0].startswith(f"received {answer.json()['id']} from address 127.0.0.1: ")
-    assert lines[0].endswith(', 1 sequences, {"max_tokens":3}')
-    assert lines[1] == f"prompt of {answer.json()['id']}: 'one two three four f'"
+    text = "one two three four five six seven"
+    hidden = {"cache_salt": "secret", "metadata": {"text": text}}
+    for path, asked in (
+        ("/v1/completions", {"prompt": text, "priority": 3}),
+        ("/v1/embeddings", {"input": text, "priority": 3}),
+    ):
+        caplog.clear()
+        name = (await stack.client.post(path, json=asked | hidden)).json()["id"]
+        line, shown = lines()
+        assert line.startswith(f"received {name} from address 127.0.0.1: prompts=1 tokens=")
+        assert line.endswith(' {"priority":3}')
+        assert shown == f"prompt of {name}: 'one two three four f'"
     caplog.clear()
     await (await start_stack()).complete(max_tokens=3)
-    assert [r for r in caplog.records if r.name.endswith("request_log")] == []
+    assert lines() == []
 
 
 async def test_a_server_without_documents(start_stack: StartStack) -> None:

@@ -30,26 +30,35 @@ class Fragile:
         self._dying = asyncio.Event()
         self.deaths = 0
         self.calls: Counter[int] = Counter()  # by seed
+        self._given: dict[int, int] = {}  # tokens of each open call
         stack.scheduler.script = self.script
 
     async def script(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         seed = request.sampling.seed
         self.calls[seed] += 1
+        call = self.calls.total()
+        self._given[call] = 0
         yield start()
-        for index, token in enumerate(emulated(request)):
-            await asyncio.sleep(0.01)
-            if seed == self._fatal_seed and index == self._after:
-                self._dying.set()
-                await asyncio.sleep(60)
-            last = index == request.max_tokens - len(request.emitted_ids) - 1
-            yield tokens([token], finish=LENGTH if last else 0)
+        try:
+            for index, token in enumerate(emulated(request)):
+                await asyncio.sleep(0.01)
+                if seed == self._fatal_seed and index == self._after:
+                    self._dying.set()
+                    await asyncio.sleep(60)
+                last = index == request.max_tokens - len(request.emitted_ids) - 1
+                yield tokens([token], finish=LENGTH if last else 0)
+                self._given[call] += 1
+        finally:
+            del self._given[call]
 
-    async def live(self, kills: int = 0, every_s: float = 0.0) -> None:
-        """Die when told, and come back; and be killed so many times besides."""
+    async def live(self, kills: int = 0, between: int = 0) -> None:
+        """Die when told, and come back; and be killed so many times besides, each time when all
+        who are open have had some tokens."""
         while True:
             if kills > 0:
                 kills -= 1
-                await asyncio.sleep(every_s)
+                while min(self._given.values(), default=0) < between:
+                    await asyncio.sleep(0.01)
             else:
                 await self._dying.wait()
             self._dying.clear()
@@ -117,7 +126,7 @@ async def test_a_scheduler_that_is_killed_again_and_again_fails_nobody(
     quiet = {seed: await ids_of(stack, seed, max_tokens=60) for seed in range(1, 5)}
     fragile = Fragile(stack, fatal_seed=None)
     async with asyncio.TaskGroup() as group:
-        life = group.create_task(fragile.live(kills=8, every_s=0.15))
+        life = group.create_task(fragile.live(kills=8, between=5))
         answers = [group.create_task(ids_of(stack, seed, max_tokens=60)) for seed in quiet]
         assert [await answer for answer in answers] == list(quiet.values())
         life.cancel()

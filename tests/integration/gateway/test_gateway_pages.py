@@ -58,9 +58,22 @@ async def test_nothing_comes_from_elsewhere_and_nothing_runs(stack: Stack, path:
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy
-    for link in seen.links:
-        assert not re.match(r"[a-z]+:|/", link), "a page behind a prefix links to what is beside it"
-        assert (await stack.client.get(f"/{link}")).status_code == 200
+    assert not [link for link in seen.links if re.match("[a-z]+:|//", link)]
+
+
+@pytest.mark.parametrize("root", ["", "/llm"])
+@pytest.mark.parametrize("hidden", [False, True])
+async def test_links_lead_somewhere_from_wherever_they_are_read(
+    start_stack: StartStack, root: str, hidden: bool
+) -> None:
+    stack = await start_stack(root_path=root, disable_fastapi_docs=hidden)
+    for path in (f"{root}/", *([root] if root else ()), f"{root}/docs", f"{root}/docs/"):
+        page = await stack.client.get(path)
+        assert (page.status_code == 404) == (hidden and "docs" in path)
+        links = [] if page.status_code == 404 else Seen(page.text).links
+        assert all(link.startswith(f"{root}/") for link in links)
+        for link in links:
+            assert (await stack.client.get(link)).status_code == 200, link
 
 
 async def test_the_home_page_says_what_is_served(start_stack: StartStack) -> None:

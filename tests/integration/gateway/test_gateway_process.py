@@ -88,10 +88,17 @@ async def test_fatal_errors_have_a_status_and_one_line(
     assert ("cannot listen on" if fault == "port" else "tokenizer.json not found") in text
 
 
-async def test_heavy_packages_stay_out(model: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("server", {"torch", "transformers"}),  # arithmetic of vectors is numpy's
+        ("text_process", {"torch", "transformers", "numpy"}),  # of which there may be many
+    ],
+)
+async def test_heavy_packages_stay_out(module: str, heavy: set[str]) -> None:
     code = (
-        "import sys, surestep_gateway.server\n"
-        "sys.exit(', '.join({'torch', 'numpy', 'transformers'} & sys.modules.keys()) or 0)"
+        f"import sys, surestep_gateway.{module}\n"
+        f"sys.exit(', '.join({heavy!r} & sys.modules.keys()) or 0)"
     )
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, env=environ)

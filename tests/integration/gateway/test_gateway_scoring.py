@@ -105,6 +105,13 @@ async def test_chats_are_cut_on_the_side_that_was_asked_for(
         assert prompt.startswith("<|im_start|>user\nfirst word")
 
 
+async def test_a_prompt_that_is_cut_to_the_context_leaves_room_for_a_token(stack: Stack) -> None:
+    long = {"prompt": [5] * 300, "truncate_prompt_tokens": -1}
+    body = (await stack.complete(**long, max_tokens=20)).json()
+    assert body["usage"] == body["usage"] | {"prompt_tokens": 255, "completion_tokens": 1}
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
 async def test_chats_that_echo(stack: Stack) -> None:
     begun = [*USER, {"role": "assistant", "content": [{"type": "text", "text": "It is"}]}]
     asked: dict[str, Any] = {"max_tokens": 2, "seed": 3, "n": 2, "continue_final_message": True}

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fake_scheduler import default_info
-from surestep_common.errors import InvalidRequest
+from surestep_common.errors import ContextOverflow, InvalidRequest
 from surestep_common.sampling_defaults import SHAPING, neutral
 from surestep_gateway.bad_words import bad_words
 from surestep_gateway.protocol import ChatBody, CompletionBody, GenerationBody
@@ -107,6 +108,16 @@ def test_default_length() -> None:
     assert max_tokens(completion(), 250, INFO) == 6
     assert max_tokens(chat(), 10, INFO) is None  # the scheduler knows
     assert max_tokens(chat(max_tokens=5, max_completion_tokens=7), 10, INFO) == 7
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_the_context_bounds_what_is_asked_for(make: Callable[..., GenerationBody]) -> None:
+    assert max_tokens(make(max_tokens=246), 10, INFO) == 246
+    assert max_tokens(make(max_tokens=256), 10, INFO) == 246
+    with pytest.raises(ContextOverflow, match="10 tokens of the prompt and max_tokens=257"):
+        max_tokens(make(max_tokens=257), 10, INFO)
+    with pytest.raises(InvalidRequest, match="min_tokens=250 exceeds max_tokens=246"):
+        max_tokens(make(max_tokens=256, min_tokens=250), 10, INFO)
 
 
 @pytest.mark.parametrize(
