@@ -94,6 +94,7 @@ class EmbeddingConfig:
                 "config.json says (is_matryoshka, matryoshka_dimensions)"
             )
         _warn_of_prompts(folder / "config_sentence_transformers.json")
+        _warn_of_length(folder / "sentence_bert_config.json")
         return made
 
     def check(self, wanted: int, hidden_size: int) -> None:
@@ -128,6 +129,13 @@ def _warn_of_prompts(path: Path) -> None:
     name = _read(path).get("default_prompt_name") if path.exists() else None
     if name:
         logger.warning("%s: the default prompt '%s' is not put before texts", path, name)
+
+
+def _warn_of_length(path: Path) -> None:
+    """sentence-transformers cuts texts there; here a longer one is served as the model allows."""
+    length = _read(path).get("max_seq_length") if path.exists() else None
+    if length:
+        logger.warning("%s: max_seq_length %s is no bound here; --max-model-len is", path, length)
 
 
 def _modules(folder: Path) -> dict[str, str]:

@@ -129,3 +129,21 @@ def test_unknown_settings_end_the_start(tmp_path: Path, setting: Any, told: str)
         GatewaySettings.model_validate(
             {"model": tmp_path, "scheduler_url": ["127.0.0.1:1"]} | setting
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "warning"),
+    [
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "'query' is not"),
+        ("sentence_bert_config.json", {"max_seq_length": 512}, "max_seq_length 512 is no bound"),
+    ],
+)
+def test_what_sentence_transformers_would_do_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: Any, warning: str
+) -> None:
+    (tmp_path / name).write_text("{}")
+    load(tmp_path)
+    assert not caplog.messages
+    (tmp_path / name).write_text(json.dumps(content))
+    load(tmp_path)
+    assert warning in caplog.text
