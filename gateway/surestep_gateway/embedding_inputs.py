@@ -12,7 +12,7 @@ from .embedding_body import EmbeddingBody, EmbeddingRequest
 from .parse import parse
 from .prepare import INLINE_PROMPTS, MAX_SENT_IDS, Draft, check_model
 from .prompts import packed
-from .sampling import check_vocab
+from .sampling import beyond_context, check_vocab
 from .text import TextSide
 from .tokenizer import Texts, Tokenizer
 from .unsupported import refuse_for_embeddings
@@ -78,11 +78,8 @@ def _bounded(text: str, body: EmbeddingBody, tokenizer: Tokenizer, info: Schedul
         return text
     if body.truncate_prompt_tokens is not None:
         return text[-most:] if body.truncation_side == "left" else text[:most]
-    raise InvalidRequest(
-        f"This model's maximum context length is {info.max_pooled_len} tokens; an input has "
-        f"{length} characters, which cannot fit",
-        param="input",
-    )
+    problem = f"an input has {length} characters, which cannot fit"
+    raise beyond_context(info.max_pooled_len, problem, "input")
 
 
 def _fit(
@@ -104,10 +101,7 @@ def _fit(
     if not ids:
         raise InvalidRequest("an input has no tokens", param="input")
     if len(ids) > most:
-        raise InvalidRequest(
-            f"This model's maximum context length is {most} tokens, and an input has {len(ids)}",
-            param="input",
-        )
+        raise beyond_context(most, f"an input has {len(ids)} tokens", "input")
     check_vocab(ids, "input", info.vocab_size)
     return ids
 

@@ -52,7 +52,8 @@ def bounded_text(
         return text
     if body.truncate_prompt_tokens is not None:
         return text[kept_part(most, body)]
-    raise beyond_context(info, f"the prompt has {length} characters, which cannot fit", param)
+    problem = f"the prompt is too long: its {length} characters cannot fit"
+    raise beyond_context(info.max_model_len, problem, param)
 
 
 def completion_prompts(

@@ -129,7 +129,9 @@ def fit_prompt(ids: list[int], body: GenerationBody, info: SchedulerInfo, param:
         raise InvalidRequest("the prompt has no tokens", param=param)
     if len(ids) >= info.max_model_len:
         raise beyond_context(
-            info, f"the prompt has {len(ids)} tokens, which leaves no room for output", param
+            info.max_model_len,
+            f"the prompt is too long: its {len(ids)} tokens leave no room for output",
+            param,
         )
     check_vocab(ids, param, info.vocab_size)
     return ids
@@ -142,11 +144,13 @@ def kept_part(count: int, body: GenerationBody) -> slice:
     return slice(-count, None) if count else slice(0)
 
 
-def beyond_context(info: SchedulerInfo, problem: str, param: str) -> ContextOverflow:
-    """The error for what does not fit. Clients look for its first words and shorten their chat."""
+def beyond_context(most: int, problem: str, param: str) -> ContextOverflow:
+    """The error for what does not fit into `most` tokens.
+
+    Clients shorten their chat when they see its code, its first words, or "prompt is too long".
+    """
     return ContextOverflow(
-        f"This model's maximum context length is {info.max_model_len} tokens. However, {problem}.",
-        param=param,
+        f"This model's maximum context length is {most} tokens. However, {problem}.", param=param
     )
 
 
@@ -164,8 +168,8 @@ def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> in
             return None
         asked = min(_COMPLETION_TOKENS, room)
     if asked > room:
-        total = f"{prompt_len} tokens of the prompt and {param}={asked} are {prompt_len + asked}"
-        raise beyond_context(info, total, param)
+        problem = f"the prompt is too long for {param}={asked}: it has {prompt_len} tokens"
+        raise beyond_context(info.max_model_len, problem, param)
     if (body.min_tokens or 0) > asked:
         raise InvalidRequest(
             f"min_tokens={body.min_tokens} exceeds {param}={asked}", param="min_tokens"

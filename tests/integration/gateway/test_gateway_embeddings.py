@@ -178,6 +178,12 @@ async def test_what_is_not_served_is_refused_by_name(
     assert not stack.scheduler.requests
 
 
+async def test_inputs_that_do_not_fit_have_the_code_for_that(stack: Stack) -> None:
+    for too_long in ([5] * 257, "word " * 5000):
+        answer = await embed(stack, input=too_long)
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
 async def test_neutral_values_are_accepted(stack: Stack) -> None:
     body = {"embed_dtype": "float32", "endianness": "native", "stream": False, "dimensions": 8}
     neutral = {"messages": None, "encoding_format": None, "user": "me", "request_id": "r1"}
