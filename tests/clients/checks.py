@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +125,22 @@ def weather(city: str, days: int) -> str:
     return f"{days + 1} degrees"
 
 
+async def cancel(server: Server, stream: Awaitable[AsyncIterator[Any]]) -> None:
+    """Cancel a task that listens to a story, and see that the server stops telling it."""
+    started = asyncio.Event()
+
+    async def listen() -> None:
+        async for _ in await stream:
+            started.set()
+
+    task = asyncio.create_task(listen())
+    await asyncio.wait_for(started.wait(), PATIENCE_S)
+    assert server.open_requests()
+    task.cancel()
+    await asyncio.wait([task])
+    await asyncio.to_thread(server.becomes_idle)
+
+
 def main() -> int:
     """Run every check of the script; returns the exit status."""
     root, key, folder = sys.argv[1:]
@@ -140,7 +156,8 @@ def main() -> int:
             "seconds": round(time.monotonic() - start, 2),
             "trouble": trouble,
         }
-        print(json.dumps(line), flush=True)  # noqa: T201  the runner reads it
+        # The runner reads it; on a line of its own, whatever the client has printed.
+        print("\n" + json.dumps(line), flush=True)  # noqa: T201
     return int(failures > 0)
 
 

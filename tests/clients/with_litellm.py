@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import Any
 
@@ -122,20 +121,9 @@ def embeddings(server: Server) -> None:
 
 @works("cancelling")
 async def cancelling(server: Server) -> None:
-    started = asyncio.Event()
-
-    async def listen() -> None:
-        messages = [{"role": "user", "content": checks.STORY}]
-        options = {"api_base": server.url, "api_key": server.key, "stream": True}
-        async for _ in await litellm.acompletion(f"hosted_vllm/{MODEL}", messages, **options):
-            started.set()
-
-    task = asyncio.create_task(listen())
-    await started.wait()
-    assert server.open_requests()
-    task.cancel()
-    await asyncio.wait([task])
-    server.becomes_idle()
+    messages = [{"role": "user", "content": checks.STORY}]
+    options: Any = {"api_base": server.url, "api_key": server.key, "stream": True}
+    await checks.cancel(server, litellm.acompletion(f"hosted_vllm/{MODEL}", messages, **options))
 
 
 if __name__ == "__main__":
