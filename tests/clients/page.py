@@ -15,7 +15,7 @@ FEATURES = (
 )
 
 
-def row(client: Client, missing: str | None = None, troubles: Mapping[str, str] = {}) -> str:  # noqa: B006
+def row(client: Client, missing: str | None = None, troubles: Mapping[str, str] = {}) -> str:
     """A client's line of the table; `missing` says why it was not run."""
     outcomes = client.claims | dict.fromkeys(troubles, FAILED)
     assert set(outcomes) <= set(FEATURES), f"{client.script.name}: no such columns"

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -112,13 +113,13 @@ def make_scripted_checkpoint(folder: Path) -> Path:
         pad_token_id=None,
     )
     torch.manual_seed(1)
-    model = LlamaForCausalLM(config)
+    model: Any = LlamaForCausalLM(config)
     with torch.no_grad():
         model.get_input_embeddings().weight.copy_(torch.eye(len(vocab), config.hidden_size))
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.mul_(0.1)
             layer.mlp.down_proj.weight.mul_(0.1)
-        head = model.get_output_embeddings().weight.normal_(0.0, 0.1)
+        head = model.lm_head.weight.normal_(0.0, 0.1)
         for before, after, weight in _transitions():
             for token in before:
                 head[[vocab[_spelled(follower)] for follower in after], vocab[_spelled(token)]] += (

@@ -25,8 +25,9 @@ ADA = {"name": "Ada", "age": 36}
 
 
 def client(server: Server, mode: Mode, **options: Any) -> Any:
-    options = {"base_url": server.url, "api_key": server.key, "max_retries": 0} | options
-    return instructor.from_openai(openai.OpenAI(**options), mode=mode)
+    options = {"api_key": server.key} | options
+    made = openai.OpenAI(base_url=server.url, max_retries=0, **options)
+    return instructor.from_openai(made, mode=mode)
 
 
 def request(text: str = checks.JSON_ASKED) -> Any:

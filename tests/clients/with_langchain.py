@@ -10,7 +10,7 @@ from clients import checks
 from clients.checks import MODEL, Server, raises, refused, works
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessageChunk, HumanMessage
-from langchain_core.tools import tool
+from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
@@ -22,10 +22,12 @@ class Person(BaseModel):
     age: int
 
 
-@tool
 def get_weather(city: str, days: int) -> str:
     """Weather of the next days."""
     return checks.weather(city, days)
+
+
+TOOL = StructuredTool.from_function(get_weather)
 
 
 def at(server: Server) -> dict[str, Any]:
@@ -56,19 +58,19 @@ def streaming(server: Server) -> None:
 
 @works("tools")
 def tools(server: Server) -> None:
-    bound = model(server).bind_tools([get_weather])
+    bound = model(server).bind_tools([TOOL])
     asked = HumanMessage(checks.WEATHER)
     message = bound.invoke([asked])
     streamed = sum(bound.stream([asked]), AIMessageChunk(content=""))
     assert [call["args"] for call in streamed.tool_calls] == [{"city": "Oslo", "days": 2}]
-    said = get_weather.invoke(message.tool_calls[0])
+    said = TOOL.invoke(message.tool_calls[0])
     assert bound.invoke([asked, message, said]).content == checks.REPORT
 
 
 @refused("forced tools")
 def forced_tools(server: Server) -> None:
     with raises(openai.BadRequestError, param="tool_choice"):
-        model(server).bind_tools([get_weather], tool_choice="any").invoke(checks.WEATHER)
+        model(server).bind_tools([TOOL], tool_choice="any").invoke(checks.WEATHER)
     with raises(openai.BadRequestError, param="tool_choice"):
         structured = model(server).with_structured_output(Person, method="function_calling")
         structured.invoke(checks.JSON_ASKED)

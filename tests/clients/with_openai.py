@@ -12,7 +12,7 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 
-class get_weather(BaseModel):  # noqa: N801  named as the function
+class get_weather(BaseModel):
     """Weather of the next days."""
 
     city: str

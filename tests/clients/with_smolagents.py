@@ -7,12 +7,18 @@ from typing import Any
 import openai
 from clients import checks
 from clients.checks import MODEL, Server, raises, refused, works
-from smolagents import AgentGenerationError, CodeAgent, LogLevel, OpenAIModel, ToolCallingAgent, tool
+from smolagents import (
+    AgentGenerationError,
+    CodeAgent,
+    LogLevel,
+    OpenAIModel,
+    ToolCallingAgent,
+    tool,
+)
 
 MESSAGES: Any = [{"role": "user", "content": checks.TALK}]
 
 
-@tool
 def get_weather(city: str, days: int) -> str:
     """Weather of the next days.
 
@@ -32,7 +38,7 @@ def model(server: Server, **options: Any) -> OpenAIModel:
 def agent(kind: Any, server: Server, **options: Any) -> Any:
     settings = {"max_steps": 3, "verbosity_level": LogLevel.OFF}
     settings |= {"stream_outputs": options.pop("stream_outputs", False)}
-    return kind(tools=[get_weather], model=model(server, **options), **settings)
+    return kind(tools=[tool(get_weather)], model=model(server, **options), **settings)
 
 
 @works("chat")
