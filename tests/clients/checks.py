@@ -1,8 +1,7 @@
 """What the scripts of all clients share. They run in environments of their own: nothing but Python.
 
-A script says what it checks by decorators, in words that become columns of docs/clients.md, and
-ends with `main()`. Started as `python -m clients.with_NAME URL KEY FOLDER`, it writes one line of
-JSON for each check, and its exit status is 1 if one of them failed.
+A script says what it checks by decorators, in words that become columns of docs/clients.md. Of each
+check one line of JSON is written, and the exit status is 1 if one of them failed.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import asyncio
 import inspect
 import json
 import re
-import sys
 import time
 import traceback
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +113,12 @@ PARAMETERS = {
 }
 
 
+def varied(texts: Sequence[str | None]) -> None:
+    """Answers for the seeds 1, 1, 2 and 3."""
+    assert texts[0] == texts[1], "one seed, two answers"
+    assert len(set(texts)) > 1, "seeds change nothing"
+
+
 def weather_of(arguments: str) -> str:
     """The tool, called as the model asks for it."""
     return weather(**json.loads(arguments))
@@ -142,10 +146,8 @@ async def cancel(server: Server, stream: Awaitable[AsyncIterator[Any]]) -> None:
     await asyncio.to_thread(server.becomes_idle)
 
 
-def main() -> int:
+def main(server: Server) -> int:
     """Run every check of the script; returns the exit status."""
-    root, key, folder = sys.argv[1:]
-    server = Server(root, key, Path(folder))
     failures = 0
     for feature, outcome, check in _checks:
         start = time.monotonic()

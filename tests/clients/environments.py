@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -21,10 +22,11 @@ from surestep_common.config import cache_dir
 HERE = Path(__file__).parent
 CACHE = cache_dir() / "clients"
 _CLAIM = re.compile(r"""(works|refused)\(\s*["']([^"']+)["']""")
-# One quick attempt: without a network a client is left out, and nobody waits for it.
-_PIP = ("install", "-q", "--no-deps", "--no-compile", "--retries", "1", "--timeout", "20")
+# No long attempts: without a network a client is left out, and nobody waits for it.
+_PIP = ("install", "-q", "--no-deps", "--no-compile", "--retries", "2", "--timeout", "20")
 _NPM = ("install", "--no-package-lock", "--no-audit", "--no-fund", "--fetch-retries=0")
 INSTALL_S = 1200
+_ON_TOP = "# over the packages of Surestep's own environment"
 
 
 class CannotInstallError(Exception):
@@ -56,7 +58,7 @@ class Client(NamedTuple):
     def command(self, environment: Path, scratch: Path) -> list[str]:
         """How the script is started, but for its arguments; `scratch` is an empty folder."""
         if not self.is_node:
-            return [str(environment / "bin" / "python"), "-m", f"clients.{self.script.stem}"]
+            return [str(environment / "bin" / "python"), "-m", "clients", self.name]
         # Node looks for packages beside the script.
         folder = shutil.copytree(self.script.parent, scratch / "node")
         (folder / "node_modules").symlink_to(environment / "node_modules")
@@ -85,7 +87,7 @@ def environment(client: Client, cache: Path = CACHE) -> Path:
     """
     made_from = client.versions.read_bytes()
     if not client.is_node:
-        made_from += sys.version.encode()
+        made_from += f"{sys.version} {sys.prefix}".encode()
     name = client.versions.parent.name if client.is_node else client.name
     folder = cache / f"{name}-{hashlib.sha256(made_from).hexdigest()[:12]}"
     if not folder.exists():
@@ -102,6 +104,10 @@ def _install_python(versions: Path, folder: Path) -> None:
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder.parent)
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), *_PIP]
     _run([*pip, "-r", str(versions)], folder.parent)
+    if versions.read_text(encoding="utf-8").startswith(_ON_TOP):
+        # What the client has of its own comes first.
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "ours.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
 
 
 def _install_node(versions: Path, folder: Path) -> None:

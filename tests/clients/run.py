@@ -51,18 +51,28 @@ def run(client: Client, served: Served, cache: Path = CACHE) -> dict[str, str]:
     """
     made = environment(client, cache)
     with tempfile.TemporaryDirectory() as scratch:
-        done = subprocess.run(
-            [*client.command(made, Path(scratch)), served.stack.url, KEY, str(served.model)],
-            env=variables(Path(scratch)),
-            cwd=scratch,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=RUN_S,
-        )
-    results = dict(_results(done.stdout))
-    missing = dict.fromkeys(set(client.claims) - set(results), done.stderr[-3000:] or "not run")
+        command = client.command(made, Path(scratch))
+        output, told = _output([*command, served.stack.url, KEY, str(served.model)], Path(scratch))
+    results = dict(_results(output))
+    missing = dict.fromkeys(set(client.claims) - set(results), f"not run: {told[-3000:]}")
     return {feature: text for feature, text in results.items() if text is not None} | missing
+
+
+def _output(command: list[str], home: Path) -> tuple[str, str]:
+    """Standard output and standard error."""
+    process = subprocess.Popen(
+        command,
+        env=variables(home),
+        cwd=home,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        return process.communicate(timeout=RUN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()
 
 
 def _results(output: str) -> Iterator[tuple[str, str | None]]:

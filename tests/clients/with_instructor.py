@@ -90,7 +90,3 @@ def usage(server: Server) -> None:
     )
     assert made.model_dump() == ADA
     assert answer.usage.completion_tokens == 7
-
-
-if __name__ == "__main__":
-    raise SystemExit(checks.main())

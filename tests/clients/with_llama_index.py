@@ -103,8 +103,7 @@ def usage(server: Server) -> None:
 def seeds(server: Server) -> None:
     options: Any = {"temperature": 1.0, "logprobs": True, "top_logprobs": 2}
     answers = [model(server, **options).chat(user(checks.TALK), seed=seed) for seed in (1, 1, 2, 3)]
-    assert answers[0].message.content == answers[1].message.content
-    assert len({answer.message.content for answer in answers}) > 1
+    checks.varied([answer.message.content for answer in answers])
     assert len(answers[0].logprobs or ()) == 8
 
 
@@ -119,7 +118,3 @@ def embeddings(server: Server) -> None:
 @works("cancelling")
 async def cancelling(server: Server) -> None:
     await checks.cancel(server, model(server).astream_chat(user(checks.STORY)))
-
-
-if __name__ == "__main__":
-    raise SystemExit(checks.main())

@@ -99,7 +99,3 @@ def errors(server: Server) -> None:
     documents = [{"prompt": "Oslo?", "answer": ""}]
     with raises(Exception, "404"):
         evaluate(server, "local-completions", documents, TEXTS, model_args={"model": "nonesuch"})
-
-
-if __name__ == "__main__":
-    raise SystemExit(checks.main())

@@ -116,7 +116,3 @@ async def cancelling(server: Server) -> None:
             break
     stream.cancel()
     await asyncio.to_thread(server.becomes_idle)
-
-
-if __name__ == "__main__":
-    raise SystemExit(checks.main())

@@ -99,12 +99,9 @@ async def usage(server: Server) -> None:
 
 @works("seeds, logprobs")
 def seeds(server: Server) -> None:
-    one, same, other, another = (
-        agent(server).run_sync(checks.TALK, model_settings={"seed": seed}).output
-        for seed in (1, 1, 2, 3)
-    )
-    assert one == same
-    assert len({one, other, another}) > 1
+    settings = [{"seed": seed} for seed in (1, 1, 2, 3)]
+    runs = [agent(server).run_sync(checks.TALK, model_settings=one) for one in settings]
+    checks.varied([run.output for run in runs])
 
 
 @works("cancelling")
@@ -114,7 +111,3 @@ async def cancelling(server: Server) -> None:
             assert server.open_requests()
             break
     await asyncio.to_thread(server.becomes_idle)
-
-
-if __name__ == "__main__":
-    raise SystemExit(checks.main())

@@ -96,7 +96,3 @@ def usage(server: Server) -> None:
     assert model(server).generate(MESSAGES).token_usage.output_tokens == 8
     *_, last = model(server).generate_stream(MESSAGES)
     assert last.token_usage.output_tokens == 8
-
-
-if __name__ == "__main__":
-    raise SystemExit(checks.main())
