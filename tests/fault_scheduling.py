@@ -7,7 +7,7 @@ import re
 from xdist.scheduler import LoadScopeScheduling
 
 _SERVER = re.compile(r"tests/faults/.*\b((?:none|ngram|mtp)-tp\d)")
-_MODULE = re.compile(r"tests/abuse/test_\w+\.py")  # of those each has one server at most
+_MODULE = re.compile(r"tests/(?:abuse|clients)/test_\w+\.py")  # each has one server at most
 
 
 class ByServer(LoadScopeScheduling):  # type: ignore[misc]  # published without types

@@ -53,7 +53,8 @@ def bounded_text(
         return text
     if body.truncate_prompt_tokens is not None:
         return text[kept_part(most, body)]
-    raise beyond_context(max_tokens, f"a text has {length} characters, which cannot fit", param)
+    problem = f"the prompt is too long: its {length} characters cannot fit"
+    raise beyond_context(max_tokens, problem, param)
 
 
 def ids_and_texts(

@@ -128,8 +128,11 @@ def fit_prompt(ids: list[int], body: GenerationBody, info: SchedulerInfo, param:
     if not ids:
         raise InvalidRequest("the prompt has no tokens", param=param)
     if len(ids) >= info.max_model_len:
-        problem = f"the prompt has {len(ids)} tokens, which leaves no room for output"
-        raise beyond_context(info.max_model_len, problem, param)
+        raise beyond_context(
+            info.max_model_len,
+            f"the prompt is too long: its {len(ids)} tokens leave no room for output",
+            param,
+        )
     check_vocab(ids, param, info.vocab_size)
     return ids
 
@@ -142,10 +145,12 @@ def kept_part(count: int, body: Truncation) -> slice:
 
 
 def beyond_context(most: int, problem: str, param: str) -> ContextOverflow:
-    """The error for what does not fit. Clients look for its first words and shorten their chat."""
+    """The error for what does not fit into `most` tokens.
+
+    Clients shorten their chat when they see its code, its first words, or "prompt is too long".
+    """
     return ContextOverflow(
-        f"This model's maximum context length is {most} tokens. However, {problem}.",
-        param=param,
+        f"This model's maximum context length is {most} tokens. However, {problem}.", param=param
     )
 
 

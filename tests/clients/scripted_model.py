@@ -1,0 +1,191 @@
+"""A checkpoint whose answers are known: scripts as weights, served like any other model.
+
+The next token is looked up by the last one (a bigram table in the output head), so that after the
+token that the chat template ends with the answer is certain at any temperature: a tool call, JSON,
+a report of what a tool said. Small talk has several words to choose from at each place. Two layers
+of attention with random weights disturb the table a little: log-probabilities depend on the whole
+prompt, as anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TokenizersBackend
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
+EOS_ID = 2
+MAX_POSITION = 32_768
+# By the token that the prompt ends with; whole texts are pieces in a row, each of them one token.
+SCRIPTS = {
+    "<|call|>": (
+        '<tool_call>\n{"name": "get_weather", ',
+        *('"arguments": {"city": ', '"Oslo", ', '"days": 2}}', "\n</tool_call>"),
+    ),
+    "<|report|>": ("It is ", "3 degrees ", "in Oslo."),
+    "<|finish|>": (
+        '<tool_call>\n{"name": "final_answer", ',
+        *('"arguments": {"answer": ', '"3 degrees"}}\n', "</tool_call>\n"),
+    ),
+    "<|person|>": (
+        '<tool_call>\n{"name": "Person", ',
+        *('"arguments": {"name": "Ada", ', '"age": 36}}\n</tool_call>'),
+    ),
+    "<|json|>": ("```json\n", '{"name": ', '"Ada", ', '"age": ', "36}", "\n```"),
+    "<|code|>": (
+        *("Thought: I ask for ", "the weather.\n<code>\n"),
+        *('final_answer(get_weather("Oslo", 2))', "\n</code>"),
+    ),
+}
+TALK = "<|talk|>"
+SENTENCE = (
+    ("The", "Our", "One", "Each", "Some", "This"),
+    (" quiet", " old", " small", " proud", " clever", " sleepy"),
+    (" fox", " bird", " baker", " sailor", " child", " cat"),
+    (" saw", " found", " followed", " painted", " forgot", " heard"),
+    (" many", " two", " no", " seven", " few", " all"),
+    (" rivers", " clouds", " letters", " bridges", " clocks", " songs"),
+    (" today.", " again.", " slowly.", " outside.", " together.", " at night."),
+)
+STORY = "<|story|>"  # has no end
+STORY_WORDS = (("and ", "or ", "so "), ("then ", "now "), ("it rained ", "it snowed ", "it blew "))
+
+TEMPLATE = """\
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}</tool_call>
+{%- endfor -%}
+<|im_end|>
+{% endfor -%}
+{%- if tools %}tools: {{ tools | tojson }}
+{% endif -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% set names = tools | map(attribute='function.name') | list if tools else [] -%}
+{%- set text = messages | map(attribute='content') | select | join(' ') -%}
+{%- set last = messages[-1].content or '' -%}
+{%- set observed = messages[-1].role == 'tool' or 'Observation:' in last -%}
+{%- if 'final_answer' in names and observed -%}<|finish|>
+{%- elif observed -%}<|report|>
+{%- elif 'Person' in names -%}<|person|>
+{%- elif names -%}<|call|>
+{%- elif '<code>' in text -%}<|code|>
+{%- elif 'story' in last -%}<|story|>
+{%- elif 'JSON' in text -%}<|json|>
+{%- else -%}<|talk|>
+{%- endif -%}
+{%- endif -%}
+"""
+_SHARP, _LEANING = 2.0, 0.4  # of the head; the first beats all noise, the second most of it
+_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+def text_of(script: str) -> str:
+    """What the model answers when its prompt ends with `script`."""
+    return "".join(SCRIPTS[script])
+
+
+def make_scripted_checkpoint(folder: Path) -> Path:
+    """Write weights and tokenizer in Hugging Face format; returns `folder`."""
+    tokenizer = _tokenizer()
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    config = LlamaConfig(
+        vocab_size=len(vocab),
+        hidden_size=-(-len(vocab) // 32) * 32,  # a direction for each token
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=64,
+        max_position_embeddings=MAX_POSITION,
+        tie_word_embeddings=False,
+        initializer_range=0.05,
+        bos_token_id=None,
+        eos_token_id=EOS_ID,
+        pad_token_id=None,
+    )
+    torch.manual_seed(1)
+    model: Any = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.copy_(torch.eye(len(vocab), config.hidden_size))
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(0.1)
+            layer.mlp.down_proj.weight.mul_(0.1)
+        head = model.lm_head.weight.normal_(0.0, 0.1)
+        for before, after, weight in _transitions():
+            for token in before:
+                head[[vocab[_spelled(follower)] for follower in after], vocab[_spelled(token)]] += (
+                    weight
+                )
+    model.save_pretrained(folder)
+    TokenizersBackend(
+        tokenizer_object=tokenizer,
+        eos_token=SPECIAL[EOS_ID],
+        pad_token=SPECIAL[0],
+        model_max_length=MAX_POSITION,
+        chat_template=TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)
+    return folder
+
+
+def write_loglikelihoods(folder: Path, scored: Mapping[str, Sequence[str]], name: str) -> None:
+    """What transformers says of continuations: to JSON, by prompt, in their order."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def loglikelihood(prompt: str, continuation: str) -> float:
+        prompt_len = len(tokenizer(prompt).input_ids)
+        ids = torch.tensor(tokenizer(prompt + continuation).input_ids)
+        with torch.inference_mode():
+            logprobs = model(ids[None]).logits[0].log_softmax(-1)
+        return float(logprobs[:-1].gather(1, ids[1:, None])[prompt_len - 1 :].sum())
+
+    found = {prompt: [loglikelihood(prompt, text) for text in scored[prompt]] for prompt in scored}
+    (folder / name).write_text(json.dumps(found))
+
+
+def _transitions() -> Iterator[tuple[Sequence[str], Sequence[str], float]]:
+    """Tokens, what may follow each of them, and how surely."""
+    end = [SPECIAL[EOS_ID]]
+    for script, pieces in SCRIPTS.items():
+        chain = [[script], *([piece] for piece in pieces), end]
+        yield from ((before, after, _SHARP) for before, after in pairwise(chain))
+    yield from ((*pair, _SHARP) for pair in pairwise([[TALK], *SENTENCE, end]))
+    yield from ((*pair, _SHARP) for pair in pairwise([[STORY], *STORY_WORDS, STORY_WORDS[0]]))
+    # Texts without template, and answers that have to go on after their end.
+    yield end, SENTENCE[0], _SHARP
+    yield sorted(pre_tokenizers.ByteLevel.alphabet()), SENTENCE[0], _LEANING
+
+
+def _spelled(text: str) -> str:
+    """As byte-level tokenizers spell it in their vocabulary."""
+    markers = (*SPECIAL, *SCRIPTS, TALK, STORY)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if text in markers or text in alphabet:
+        return text
+    return "".join(piece for piece, _ in _BYTES.pre_tokenize_str(text))
+
+
+def _tokenizer() -> Tokenizer:
+    """Text is read byte by byte: no merge leads to the pieces of a script, which are only written."""
+    markers = (*SPECIAL, *SCRIPTS, TALK, STORY)
+    pieces = [piece for script in SCRIPTS.values() for piece in script]
+    words = [word for place in (*SENTENCE, *STORY_WORDS) for word in place]
+    spellings = [*markers, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    spellings += [_spelled(text) for text in (*pieces, *words)]
+    assert len(set(spellings)) == len(spellings), "each token has one place in one script"
+    vocab = {spelling: id_ for id_, spelling in enumerate(spellings)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(marker, special=True) for marker in markers])
+    return tokenizer

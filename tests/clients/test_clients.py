@@ -1,0 +1,30 @@
+"""The clients with the smallest packages, as `scripts/clients` runs all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from clients import run
+from clients.environments import CannotInstallError, Client, clients
+
+SMALLEST = ("openai", "openai_node", "ai_sdk", "instructor", "pydantic_ai")
+
+pytestmark = pytest.mark.timeout(600)  # packages are fetched the first time
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[run.Served]:
+    with run.server(tmp_path_factory.mktemp("clients")) as served:
+        yield served
+
+
+@pytest.mark.parametrize(
+    "client", [one for one in clients() if one.name in SMALLEST], ids=lambda one: one.name
+)
+def test_what_users_of_a_client_see(client: Client, served: run.Served) -> None:
+    try:
+        troubles = run.run(client, served)
+    except CannotInstallError as error:
+        pytest.skip(f"{client.name} cannot be installed: {error}")
+    assert not troubles, "\n".join(f"{feature}: {text}" for feature, text in troubles.items())
