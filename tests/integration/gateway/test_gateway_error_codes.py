@@ -44,7 +44,8 @@ async def test_a_context_that_overflows(stack: Stack) -> None:
             await ask(stack, content, **fields)
         assert caught.value.code == "context_length_exceeded"
         assert "This model's maximum context length is 256 tokens" in caught.value.message
-        assert "prompt is too long" in caught.value.message  # langchain-openai
+        if not fields:
+            assert "prompt is too long" in caught.value.message  # langchain-openai
     answer = await stack.complete(prompt=[5] * 256)
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
