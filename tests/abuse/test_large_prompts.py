@@ -105,9 +105,9 @@ async def test_texts_up_to_the_bound_are_as_they_were(start_stack: StartStack, m
     text = ("the quick brown fox " * most)[:most]
     (ids,) = tokenizer.encode(Texts([text], add_special_tokens=True))
     answer = await stack.complete(prompt=text)
-    assert f"the prompt has {len(ids)} tokens" in answer.json()["error"]["message"]
+    assert f"its {len(ids)} tokens leave no room" in answer.json()["error"]["message"]
     longer = await stack.complete(prompt=text + "x")
-    assert f"the prompt has {most + 1} characters" in longer.json()["error"]["message"]
+    assert f"its {most + 1} characters cannot fit" in longer.json()["error"]["message"]
     for prompt in (text, "y" * 5000 + text):
         cut = await stack.complete(prompt=prompt, truncate_prompt_tokens=100, max_tokens=1)
         assert cut.status_code == 200

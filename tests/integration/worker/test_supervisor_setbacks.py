@@ -80,7 +80,7 @@ async def test_weights_are_kept_when_nobody_can_look_for_others(
 ) -> None:
     """Such a supervisor goes on: with it the weights would be gone."""
 
-    def fails(folder: Path) -> str:
+    def fails(folder: Path, generation_folder: Path | None) -> str:
         raise error
 
     monkeypatch.setattr("surestep_worker.supervisor.fingerprint_of", fails)
