@@ -37,7 +37,9 @@ def test_costs_of_few_and_many_rows(tmp_path: Path, drafter: str, k: int) -> Non
     assert set(costs.draft_rows) <= {1, 2, 4, 8}
     assert costs.us_per_context_token >= 0
     if drafter == "mtp":  # n-grams may find nothing to draft
-        assert max(costs.draft_us) > 0 <= min(costs.draft_us)  # a slow step may hide the cost of one
+        assert (
+            max(costs.draft_us) > 0 <= min(costs.draft_us)
+        )  # a slow step may hide the cost of one
         assert 1 + k in costs.tokens  # one row with all its drafts
 
 
