@@ -87,7 +87,9 @@ def environment(client: Client, cache: Path = CACHE) -> Path:
     """
     made_from = client.versions.read_bytes()
     if not client.is_node:
-        made_from += f"{sys.version} {sys.prefix}".encode()
+        made_from += sys.version.encode()
+    if _is_on_top(client.versions):
+        made_from += sys.prefix.encode()
     name = client.versions.parent.name if client.is_node else client.name
     folder = cache / f"{name}-{hashlib.sha256(made_from).hexdigest()[:12]}"
     if not folder.exists():
@@ -104,10 +106,15 @@ def _install_python(versions: Path, folder: Path) -> None:
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder.parent)
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), *_PIP]
     _run([*pip, "-r", str(versions)], folder.parent)
-    if versions.read_text(encoding="utf-8").startswith(_ON_TOP):
+    if _is_on_top(versions):
         # What the client has of its own comes first.
         (packages,) = folder.glob("lib/python*/site-packages")
         (packages / "ours.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+
+
+def _is_on_top(versions: Path) -> bool:
+    """Whether a client uses packages of ours too, because they are large."""
+    return versions.read_text(encoding="utf-8").startswith(_ON_TOP)
 
 
 def _install_node(versions: Path, folder: Path) -> None:

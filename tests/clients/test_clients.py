@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from clients import run
-from clients.environments import CannotInstallError, Client, clients
+from clients.environments import CannotInstallError, Client, clients, environment
 
 SMALLEST = ("openai", "openai_node", "ai_sdk", "instructor", "pydantic_ai")
 
@@ -28,3 +29,15 @@ def test_what_users_of_a_client_see(client: Client, served: run.Served) -> None:
     except CannotInstallError as error:
         pytest.skip(f"{client.name} cannot be installed: {error}")
     assert not troubles, "\n".join(f"{feature}: {text}" for feature, text in troubles.items())
+
+
+def test_without_a_package_index_the_reason_is_told_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    versions = tmp_path / "versions.txt"
+    versions.write_text("no-such-package-of-a-client==1.0\n")
+    client = clients()[0]._replace(script=Path("with_nobody.py"), versions=versions)
+    with pytest.raises(CannotInstallError, match="no-such-package-of-a-client"):
+        environment(client, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
