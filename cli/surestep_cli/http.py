@@ -46,7 +46,7 @@ def call(
     ]
     if url.startswith("https"):
         handlers.append(
-            urllib.request.HTTPSHandler(context=_tls_context(certificate, verify=verify))
+            urllib.request.HTTPSHandler(context=tls_context(certificate, verify=verify))
         )
     opener = urllib.request.build_opener(*handlers)
     try:
@@ -64,6 +64,11 @@ def _open(
     except urllib.error.HTTPError as error:
         with error:
             return Answer(error.code, _parse(error.read()))
+
+
+def api_root(url: str) -> str:
+    """What paths are added to; clients of OpenAI's API have a /v1 at the end of their URLs."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def unix_socket(url: str) -> str | None:
@@ -94,7 +99,8 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _tls_context(certificate: Path | None, *, verify: bool) -> ssl.SSLContext:
+def tls_context(certificate: Path | None, *, verify: bool = True) -> ssl.SSLContext:
+    """For connections to a server, which is judged as `call` says."""
     context = ssl.create_default_context(cafile=certificate)
     if not verify:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -20,11 +20,10 @@ from typing import Any, Literal
 
 import aiohttp
 
-from .http import unix_socket
+from .sessions import open_session
 
 PromptKind = Literal["random", "repeat"]
 
-_MAX_LINE_BYTES = 1 << 20  # a chunk with many logprobs passes aiohttp's 64 KiB
 _WARMUP_INDEX = 1 << 30  # warm-up prompts must not fill a prefix cache with measured ones
 _REPEAT_WORDS = 12
 
@@ -104,17 +103,8 @@ async def run_load(
     bounds each request. Failed requests are counted, not raised; aiohttp.ClientError is raised only
     when `model` is None and the server does not answer.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    socket = unix_socket(url)
-    async with aiohttp.ClientSession(
-        base_url=url if socket is None else "http://localhost",
-        headers=headers,
-        timeout=aiohttp.ClientTimeout(total=timeout_s),
-        connector=aiohttp.TCPConnector(limit=0)
-        if socket is None
-        else aiohttp.UnixConnector(socket, limit=0),
-        read_bufsize=_MAX_LINE_BYTES,
-    ) as session:
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async with open_session(url, api_key=api_key, timeout=timeout) as session:
         served = model or await _first_model(session)
         common = {
             "model": served,
@@ -189,7 +179,7 @@ class _Trace:
 
 
 async def _first_model(session: aiohttp.ClientSession) -> str:
-    async with session.get("/v1/models", raise_for_status=True) as response:
+    async with session.get("v1/models", raise_for_status=True) as response:
         return str((await response.json())["data"][0]["id"])
 
 
@@ -214,7 +204,7 @@ async def _request(
 ) -> _Trace:
     trace = _Trace(sent=time.perf_counter())
     try:
-        async with session.post("/v1/completions", json=body) as response:
+        async with session.post("v1/completions", json=body) as response:
             if response.status == 200:
                 async for line in response.content:
                     trace.feed(line)

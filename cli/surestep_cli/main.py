@@ -23,13 +23,15 @@ from pydantic_settings import (
     get_subcommand,
 )
 from rich.console import Console
-from surestep_common.config import USAGE_ERROR, Settings, load
+from surestep_common.config import USAGE_ERROR, Settings, load, parent_pid
 from surestep_common.errors import InvalidRequest, SurestepError
+from surestep_common.process import die_with
 
 from .keys import one_key
 from .serve_settings import ServeSettings
 
 _ERROR = 1  # exit status
+_INTERRUPTED = 130
 _URL = r"^(https?|unix)://"
 _URL_IS = "address of the gateway; unix://PATH with %2F for / in it: a Unix socket"
 
@@ -46,6 +48,10 @@ class Serve(ServeSettings):
         from .launcher import launch
 
         return launch(self)
+
+
+class Verify(Settings):
+    """See whether speculation, company or lost workers change a token of a model's answers."""
 
 
 class ImportGguf(Settings):
@@ -205,6 +211,9 @@ class Surestep(BaseSettings):
 
     version: CliImplicitFlag[bool] = Field(default=False, description="print the version and exit")
     serve: CliSubCommand[Serve] = Field(description="serve a model on this machine")
+    verify: CliSubCommand[Verify] = Field(
+        description="see whether speculation or lost workers change a token"
+    )
     import_gguf: CliSubCommand[ImportGguf] = Field(description="convert a GGUF file")
     fetch: CliSubCommand[Fetch] = Field(description="fetch a model and print its folder")
     status: CliSubCommand[Status] = Field(description="list the processes of a running server")
@@ -240,6 +249,8 @@ def run(arguments: list[str]) -> int:
     console = Console(stderr=True, highlight=False)
     if arguments[:1] == ["serve"]:
         return _serve(arguments[1:], console)
+    if arguments[:1] == ["verify"]:
+        return _verify(arguments[1:], console)
     top = load(Surestep, arguments)
     if top.version:
         Console(highlight=False).print(f"surestep {_version()}")
@@ -262,7 +273,26 @@ def _serve(arguments: list[str], console: Console) -> int:
             topic = word.partition("=")[2] or None
             sys.stdout.write(help_text(Serve, topic, shutil.get_terminal_size().columns))
             return 0
+    die_with(parent_pid())
     return _run(Serve.load(arguments), console)
+
+
+def _verify(arguments: list[str], console: Console) -> int:
+    from .verify.options import Asking, verify_help
+
+    if {"-h", "--help"} & set(arguments):
+        sys.stdout.write(verify_help())
+        return 0
+    asking = Asking.of(arguments)
+    try:
+        from .verify.command import verify
+    except ImportError as error:
+        console.print(f"surestep: `verify` needs {error.name}: pip install 'surestep[serve]'")
+        return _ERROR
+    try:
+        return verify(asking, console)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
 
 
 class _Command(Protocol):
@@ -276,7 +306,7 @@ def _run(command: _Command, console: Console) -> int:
         console.print(f"surestep: {error}", markup=False, soft_wrap=True)
         return _ERROR
     except KeyboardInterrupt:
-        return 130
+        return _INTERRUPTED
 
 
 def _version() -> str:
