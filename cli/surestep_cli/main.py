@@ -27,13 +27,12 @@ from surestep_common.config import USAGE_ERROR, Settings, load, parent_pid
 from surestep_common.errors import InvalidRequest, SurestepError
 from surestep_common.process import die_with
 
+from .client_commands import URL, URL_IS, Bench, Chat, Status, Top
 from .keys import one_key
 from .serve_settings import ServeSettings
 
 _ERROR = 1  # exit status
 _INTERRUPTED = 130
-_URL = r"^(https?|unix)://"
-_URL_IS = "address of the gateway; unix://PATH with %2F for / in it: a Unix socket"
 
 
 class Serve(ServeSettings):
@@ -86,40 +85,10 @@ class Fetch(Settings):
         return 0
 
 
-class ServerUrl(Settings):
-    """What commands need that talk to a running server."""
-
-    url: str = Field(default="http://127.0.0.1:8000", pattern=_URL, description=_URL_IS)
-    api_key: SecretStr | None = Field(
-        default=None, description="key that the server asks for, if it does"
-    )
-    api_key_file: FilePath | None = Field(
-        default=None, description="file whose first key that is: other users see flags, not files"
-    )
-
-    def key(self) -> str | None:
-        """The key to show. Raises InvalidRequest."""
-        return one_key(self.api_key, self.api_key_file)
-
-
-class Status(ServerUrl):
-    """List gateway, scheduler, supervisors and ranks of a running server."""
-
-    json_output: CliImplicitFlag[bool] = Field(
-        default=False, alias="json", description="print the server's answer as JSON"
-    )
-
-    def run(self, console: Console) -> int:
-        """Exit status: 0 when everything serves, 1 when not."""
-        from .status import show
-
-        return show(self.url, self.key(), as_json=self.json_output, console=Console())
-
-
 class RestartWorkers(Settings):
     """Replace the workers of a running server, one scheduler after the other; requests go on."""
 
-    url: str = Field(default="http://127.0.0.1:8000", pattern=_URL, description=_URL_IS)
+    url: str = Field(default="http://127.0.0.1:8000", pattern=URL, description=URL_IS)
     admin_api_key: SecretStr | None = Field(
         default=None, description="the server's --admin-api-key"
     )
@@ -166,37 +135,6 @@ class Proto(Settings):
         return 0
 
 
-class Bench(ServerUrl):
-    """Send requests to a running server and report throughput and latencies."""
-
-    model: str | None = Field(
-        default=None, description="name of the model; none = the server's first"
-    )
-    concurrency: int = Field(default=8, ge=1, description="requests open at once")
-    num_requests: int = Field(default=32, ge=1, description="requests in all")
-    num_warmup: int = Field(default=0, ge=0, description="requests sent first and not counted")
-    max_tokens: int = Field(default=128, ge=1, description="tokens generated per request")
-    prompt_tokens: int = Field(
-        default=64, ge=1, description="length of the prompts, about, in tokens"
-    )
-    prompt_kind: str = Field(
-        default="random", pattern="^(random|repeat)$", description="random, or repeat: drafts well"
-    )
-    seed: int = Field(default=0, description="another seed = other prompts")
-    extra: dict[str, object] = Field(
-        default_factory=dict, description="JSON merged into every request body"
-    )
-    json_output: CliImplicitFlag[bool] = Field(
-        default=False, alias="json", description="print one JSON object"
-    )
-
-    def run(self, console: Console) -> int:
-        """Exit status: 0 when no request failed."""
-        from .bench import bench
-
-        return bench(self, console)
-
-
 class Surestep(BaseSettings):
     """LLM serving whose speculative decoding you can leave on."""
 
@@ -224,6 +162,8 @@ class Surestep(BaseSettings):
         description="draw a secret for services that are started one by one"
     )
     proto: CliSubCommand[Proto] = Field(description="print or write the .proto files")
+    top: CliSubCommand[Top] = Field(description="watch a running server")
+    chat: CliSubCommand[Chat] = Field(description="talk to a running server")
     bench: CliSubCommand[Bench] = Field(description="measure a running server")
 
     @classmethod
@@ -260,7 +200,8 @@ def run(arguments: list[str]) -> int:
         console.print("surestep: which command? `surestep --help` lists them")
         return USAGE_ERROR
     assert isinstance(
-        command, ImportGguf | Fetch | Status | RestartWorkers | NewSecret | Proto | Bench
+        command,
+        ImportGguf | Fetch | Status | RestartWorkers | NewSecret | Proto | Top | Chat | Bench,
     )
     return _run(command, console)
 

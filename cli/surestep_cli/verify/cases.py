@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from .answers import Answer
 from .prompts import Prompt
@@ -33,7 +33,8 @@ class Case:
     speculation: bool
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """The first difference between two answers. None for a token: that answer was over."""
 
     choice: int

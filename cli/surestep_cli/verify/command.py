@@ -10,15 +10,15 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from surestep_common.errors import SurestepError, Unavailable
+from surestep_common.errors import SurestepError
 
 from surestep_cli.http import api_root
+from surestep_cli.output import write_file
 from surestep_cli.sections import SECTIONS
 from surestep_cli.serve_settings import ServeSettings
 from surestep_cli.sessions import open_session
@@ -34,6 +34,7 @@ from .server import Server, key_of, started
 from .table import show
 
 _NOT_FOUND_OUT = Verdict.NOT_SHOWN.exit_status
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What is computed, and nothing that could be a secret.
 _FLAGS = {
     name
@@ -57,17 +58,10 @@ def verify(asking: Asking, console: Console) -> int:
     else:
         show(report, Console(highlight=False))
     if options.report is not None:
-        _write(report, options.report)
+        as_json = options.report.suffix.lower() == ".json"
+        write_file(options.report, report.to_json() if as_json else to_html(report))
         console.print(f"Report: {options.report}", markup=False, soft_wrap=True)
     return report.verdict.exit_status
-
-
-def _write(report: Report, path: Path) -> None:
-    text = report.to_json() if path.suffix.lower() == ".json" else to_html(report)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise Unavailable(f"cannot write {path}: {error.strerror}") from error
 
 
 async def _interruptible(work: Any) -> Report:
@@ -75,7 +69,7 @@ async def _interruptible(work: Any) -> Report:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
         loop.add_signal_handler(number, task.cancel)
     report: Report = await work
     return report

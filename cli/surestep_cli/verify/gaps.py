@@ -30,10 +30,11 @@ async def explain(
     difference.what = await _in_words(session, place)
     again = await ask(session, prompt, {**options, **_wanted(prompt, place)})
     choice = again.choices[place.choice]
-    before = reference.choices[place.choice].token_ids[: place.position]
+    upto = place.position + 1
+    known = reference.choices[place.choice].token_ids[:upto]
     if again.failure is not None:
         difference.meaning = f"the server does not tell the gap: {again.failure}"
-    elif choice.token_ids[: place.position] != before:
+    elif choice.token_ids[:upto] != known:
         difference.meaning = (
             "asked once more, alone and without speculation, the server does not repeat its own "
             "answer: nothing that it says can be compared"

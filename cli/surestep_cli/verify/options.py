@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +14,13 @@ from surestep_common.config import Names, Settings, load, or_exit
 
 from surestep_cli.flags import Asked
 from surestep_cli.help import declared, entry
+from surestep_cli.output import writable
 from surestep_cli.serve_settings import ServeSettings
 
 from .faults import FAULTS
 
 _PROGRAM = "surestep verify"
-_REPORTS = (".json", ".html", ".htm")
+_REPORTS = (".json", ".html")
 # A running server has its settings; all that can be said of it here is who asks and for what.
 _WITH_URL = {"model", "api_key", "api_key_file"}
 _DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}')
@@ -86,13 +86,7 @@ class VerifyOptions(Settings):
     @field_validator("report")
     @classmethod
     def _can_be_written(cls, path: Path | None) -> Path | None:
-        """Better now than when the work is done."""
-        if path is not None:
-            if path.suffix.lower() not in _REPORTS:
-                raise ValueError(f"the name must end in one of {', '.join(_REPORTS)}")
-            if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-                raise ValueError("no file that can be written")
-        return path
+        return None if path is None else writable(path, _REPORTS)
 
 
 class Asking(NamedTuple):
