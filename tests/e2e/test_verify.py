@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 from e2e.conftest import FLAGS
 from stack import environment
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 
 INJECT = Path(__file__).parents[1] / "faults" / "inject"
 PROMPTS = "the dog and the dog and the dog\nabcabcabc\n"
@@ -55,15 +55,16 @@ sys.meta_path.insert(0, Patch())
 """
 
 
-def start(
+@contextlib.contextmanager
+def started(
     model: Path, folder: Path, *words: str, variables: Mapping[str, str] | None = None
-) -> subprocess.Popen[str]:
-    """The command in a session of its own."""
+) -> Iterator[subprocess.Popen[str]]:
+    """The command in a session of its own, ended with the context."""
     prompts = folder / "prompts.txt"
     prompts.write_text(PROMPTS)
     command = [sys.executable, "-m", "surestep_cli", "verify", str(model), *FLAGS]
     command += ["--prompts", str(prompts), "--max-tokens", "40"]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*command, "--log-dir", str(folder / "logs"), *words],
         env=environment(variables or {}),
         stdout=subprocess.PIPE,
@@ -71,11 +72,16 @@ def start(
         text=True,
         start_new_session=True,
     )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()  # and with it all that it has started
 
 
 def verify(*arguments: Any, **options: Any) -> tuple[int, str, str]:
     """Status, stdout and stderr; nothing is left behind."""
-    with start(*arguments, **options) as process:
+    with started(*arguments, **options) as process:
         out, err = process.communicate()
     return process.returncode, out, err
 
@@ -158,7 +164,7 @@ def test_a_server_that_cannot_start(tmp_path: Path) -> None:
 def test_no_server_outlives_the_command(
     number: signal.Signals, tiny_model: Path, tmp_path: Path
 ) -> None:
-    with start(tiny_model, tmp_path, "--max-tokens", "400", variables=PACE) as process:
+    with started(tiny_model, tmp_path, "--max-tokens", "400", variables=PACE) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("greedy, alone"):
