@@ -25,6 +25,7 @@ class Moment:
     kv_usage: float  # share of the blocks, 0 to 1
     restarts: float  # epochs that were lost
     drafts: Drafts
+    known: bool  # whether any scheduler has told its figures
 
     @classmethod
     def of(cls, at: float, status: Json, metrics: Metrics) -> Moment:
@@ -40,6 +41,7 @@ class Moment:
             kv_usage=metrics.total("vllm:kv_cache_usage_perc"),
             restarts=metrics.total("surestep:worker_restarts_total"),
             drafts=drafts_of(metrics),
+            known="surestep:generation_tokens_total" in metrics,
         )
 
     @property
@@ -60,7 +62,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second, over the time between two moments. Counters that fell count as nothing."""
+    """Per second, over the time between two moments.
+
+    Counters that fell, or that one of the moments does not know, count as nothing.
+    """
 
     prompt_tok_s: float
     output_tok_s: float
@@ -70,6 +75,8 @@ class Rates:
     @classmethod
     def between(cls, earlier: Moment, later: Moment) -> Rates:
         """Rates from one moment to another."""
+        if not (earlier.known and later.known):
+            return cls(0.0, 0.0, 0.0, Drafts())
         seconds = max(later.at - earlier.at, 1e-9)
 
         def rate(name: str) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_common.errors import Unavailable
 
 from .prompts import Prompt
 
@@ -35,7 +35,6 @@ class Answer:
     choices: dict[int, Choice] = field(default_factory=lambda: defaultdict(Choice))
     arrivals: list[tuple[float, int]] = field(default_factory=list)  # time, tokens
     failure: str | None = None
-    refusal: str | None = None  # the failure, if the server did not even begin
     done: bool = False
     has_text: bool = False
 
@@ -88,10 +87,7 @@ async def ask(
     options: Mapping[str, Any],
     heard: Callable[[int], None] = lambda tokens: None,
 ) -> Answer:
-    """Ask and read to the end. What goes wrong is told in the answer.
-
-    Raises InvalidRequest when the server is none whose answers can be compared.
-    """
+    """Ask and read to the end. Whatever goes wrong is told in the answer."""
     answer = Answer()
     body = {**prompt.body, **options, "stream": True, "return_token_ids": True}
     try:
@@ -99,7 +95,6 @@ async def ask(
             if response.status != 200:
                 text = await response.text()
                 answer.fail(f"HTTP {response.status}: {_message_in(text)}")
-                answer.refusal = answer.failure
                 return answer
             async for line in response.content:
                 heard(answer.feed(line))
@@ -110,9 +105,7 @@ async def ask(
     if not answer.done:
         answer.fail("the stream ended without [DONE]")
     elif answer.has_text and not answer.num_tokens:
-        raise InvalidRequest(
-            "the server sends no token ids (return_token_ids), and texts alone prove little"
-        )
+        answer.fail("the server sends no token ids (return_token_ids), texts alone prove little")
     return answer
 
 

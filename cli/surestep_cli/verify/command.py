@@ -33,6 +33,7 @@ from .run import About, Found, Tell, Verification, about, prepared
 from .server import Server, key_of, started
 from .table import show
 
+_MOST_AT_ONCE = 32
 _NOT_FOUND_OUT = Verdict.NOT_SHOWN.exit_status
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What is computed, and nothing that could be a secret.
@@ -96,6 +97,7 @@ async def _verify(asking: Asking, console: Console) -> Report:
                 *(session, ready),
                 temperature=temperature,
                 speculation=_speculates(asking),
+                at_once=min(_MOST_AT_ONCE, asking.serve.max_concurrent_requests),
                 tell=tell,
             )
             faults = options.faults if victims is not None else ()

@@ -22,7 +22,6 @@ from .report import FaultResult
 
 _WARM_UP_TOKENS = 2
 _WARM_UP_SALT = "warm-up"  # the reference shall not find its prompt computed
-_MOST_AT_ONCE = 32
 _MOST_EXPLAINED = 5  # differences of a case
 
 Tell = Callable[[str, int], None]  # what is done now, and how many answers have come
@@ -38,7 +37,10 @@ class Found(NamedTuple):
 
 
 class Verification:
-    """Asks one server. `speculation`: whether there is any to compare with none."""
+    """Asks one server, `at_once` things at a time at most.
+
+    `speculation`: whether there is any to compare with none.
+    """
 
     def __init__(
         self,
@@ -47,12 +49,14 @@ class Verification:
         *,
         temperature: float,
         speculation: bool,
+        at_once: int,
         tell: Tell,
     ) -> None:
         self._session = session
         self._prompts = prompts
         self._temperature = temperature
         self._modes = (False, True) if speculation else (False,)
+        self._gate = asyncio.Semaphore(at_once)
         self._tell = tell
         self._references: dict[Sampling, list[Answer]] = {}
 
@@ -111,14 +115,11 @@ class Verification:
     async def _together(self, case: Case) -> CaseResult:
         drafts = "with" if case.speculation else "without"
         self._tell(f"{case.sampling}, together, {drafts} speculation", 0)
-        gate = asyncio.Semaphore(_MOST_AT_ONCE)
-
-        async def one(index: int) -> Answer:
-            async with gate:
-                return await self._ask(index, case.sampling, speculation=case.speculation)
-
         async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(one(index)) for index in range(len(self._prompts))]
+            asked = [
+                tasks.create_task(self._ask(index, case.sampling, speculation=case.speculation))
+                for index in range(len(self._prompts))
+            ]
         return self._judge(case, [task.result() for task in asked])
 
     async def _hurt(self, name: str, victims: Victims) -> tuple[FaultResult, list[CaseResult]]:
@@ -132,23 +133,26 @@ class Verification:
         disaster = Disaster(name, victims, expected)
         async with asyncio.TaskGroup() as tasks:
             watcher = tasks.create_task(disaster.wait_and_strike())
-            async with asyncio.TaskGroup() as streams:
-                asked = {
-                    case: [
-                        streams.create_task(
-                            self._ask(
-                                *(index, case.sampling),
-                                speculation=case.speculation,
-                                heard=disaster.listener(self._references[case.sampling][index]),
-                            )
-                        )
-                        for index in range(len(self._prompts))
-                    ]
-                    for case in cases
-                }
+            answers = await self._in_every_way(cases, disaster)
             disaster.streams_ended()
             fault = await watcher
-        return fault, [self._judge(case, [task.result() for task in asked[case]]) for case in cases]
+        return fault, [self._judge(case, answers[i :: len(cases)]) for i, case in enumerate(cases)]
+
+    async def _in_every_way(self, cases: Sequence[Case], disaster: Disaster) -> list[Answer]:
+        """By prompt, then by case."""
+        async with asyncio.TaskGroup() as tasks:
+            asked = [
+                tasks.create_task(
+                    self._ask(
+                        *(index, case.sampling),
+                        speculation=case.speculation,
+                        heard=disaster.listener(self._references[case.sampling][index]),
+                    )
+                )
+                for index in range(len(self._prompts))
+                for case in cases
+            ]
+        return [task.result() for task in asked]
 
     def _options(self, index: int, sampling: Sampling, *, speculation: bool) -> dict[str, Any]:
         return options_of(
@@ -168,7 +172,8 @@ class Verification:
         heard: Callable[[int], None] = lambda tokens: None,
     ) -> Answer:
         options = self._options(index, sampling, speculation=speculation)
-        answer = await ask(self._session, self._prompts[index], options, heard)
+        async with self._gate:
+            answer = await ask(self._session, self._prompts[index], options, heard)
         self._tell("", 1)
         return answer
 

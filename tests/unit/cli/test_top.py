@@ -80,6 +80,12 @@ def test_a_server_that_was_started_again_has_no_negative_rates() -> None:
     assert (rates.output_tok_s, rates.drafts.windows) == (0, 0)
 
 
+def test_schedulers_that_come_back_are_no_burst() -> None:
+    silent = Moment.of(11, _STATUS, Metrics(""))
+    assert Rates.between(silent, moment(12, 1000)).output_tok_s == 0
+    assert Rates.between(moment(10, 1000), silent).output_tok_s == 0
+
+
 def test_a_line_has_everything() -> None:
     now = moment(12, 150)
     assert line(now, Rates.between(moment(10, 100), now)) == (
