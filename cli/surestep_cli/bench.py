@@ -9,9 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from surestep_common.errors import SurestepError, Unavailable
 
+from .bench_picture import in_characters, to_svg
+from .output import write_file
+
 if TYPE_CHECKING:
+    from .client_commands import Bench
     from .load import LoadReport, Percentiles, PromptKind
-    from .main import Bench
 
 
 def bench(options: Bench, console: Console) -> int:
@@ -23,6 +26,10 @@ def bench(options: Bench, console: Console) -> int:
         output.print(report.to_json(), markup=False)
     else:
         output.print(_table(report))
+        for line in in_characters(report, ascii_only=output.options.ascii_only):
+            output.print(line, markup=False)
+    if options.picture is not None:
+        write_file(options.picture, to_svg(report))
     return 1 if report.num_errors else 0
 
 

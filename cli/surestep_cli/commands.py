@@ -13,7 +13,7 @@ import surestep_proto
 from rich.console import Console
 from surestep_common.errors import InvalidRequest, Unavailable
 
-from .http import call
+from .http import api_root, call
 from .model_source import resolve
 from .wiring import SECRET_BYTES
 
@@ -45,7 +45,7 @@ def restart_workers(url: str, admin_key: str, reason: str | None, console: Conso
     """Have every worker replaced and say how it went. Raises Unavailable, Unauthenticated."""
     try:
         answer = call(
-            f"{url.rstrip('/')}/admin/workers/restart",
+            f"{api_root(url)}/admin/workers/restart",
             {"reason": reason} if reason else {},
             api_key=admin_key,
             timeout_s=_RESTART_S,

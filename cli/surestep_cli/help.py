@@ -62,22 +62,22 @@ def help_text(cls: type[BaseModel], topic: str | None, width: int) -> str:
     others = [f for f in vllm_flags().by_name.values() if word in f.name and not _is_ours(f)]
     if not (found or others):
         return f"No section and no flag is called {topic!r}. Sections: {', '.join(SECTIONS)}.\n"
-    lines = [_entry(*_declared(name, fields[name]), width) for name in found if name in fields]
-    return "".join([*lines, *(_entry(_usage(flag), _fate(flag), width) for flag in others)])
+    lines = [entry(*declared(name, fields[name]), width) for name in found if name in fields]
+    return "".join([*lines, *(entry(_usage(flag), _fate(flag), width) for flag in others)])
 
 
 def _section(name: str, fields: Mapping[str, FieldInfo], width: int) -> str:
     known = [each for each in SECTIONS[name] if each in fields]
-    return f"{name}\n" + "".join(_entry(*_declared(each, fields[each]), width) for each in known)
+    return f"{name}\n" + "".join(entry(*declared(each, fields[each]), width) for each in known)
 
 
 def _vllm_section(verdict: Verdict, width: int) -> str:
     flags = [flag for flag in vllm_flags().by_name.values() if flag.verdict is verdict]
-    entries = (_entry(_usage(flag), _fate(flag), width) for flag in flags)
+    entries = (entry(_usage(flag), _fate(flag), width) for flag in flags)
     return f"{_VERDICTS[verdict]}\n" + "".join(entries)
 
 
-def _entry(usage: str, text: str, width: int) -> str:
+def entry(usage: str, text: str, width: int) -> str:
     indent = " " * _COLUMN
     lines = textwrap.wrap(text, width - _COLUMN, break_on_hyphens=False) or [""]
     head = f"  {usage}"
@@ -87,7 +87,7 @@ def _entry(usage: str, text: str, width: int) -> str:
     return "".join(f"{line}\n" for line in [first, *(indent + line for line in lines[1:])])
 
 
-def _declared(name: str, field: FieldInfo) -> tuple[str, str]:
+def declared(name: str, field: FieldInfo) -> tuple[str, str]:
     """How a setting is given, and what it is."""
     flag = vllm_flags().by_name.get(_flag(name))
     value = metavar(name, field)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
 import ssl
-import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -35,6 +37,36 @@ def call(
     are judged as usual. Without `verify`, whoever answers will do. A Unix socket is called
     unix://PATH/..., with %2F for / in its path.
     """
+    tls = tls_context(certificate, verify=verify) if url.startswith("https") else None
+    with _opened(url, body, api_key, timeout_s, tls) as response:
+        return Answer(response.status, _parse(response.read()))
+
+
+def read_text(url: str, *, api_key: str | None = None, timeout_s: float = 2.0) -> str:
+    """Body of a GET. OSError when there is none, or another status than 200."""
+    with _opened(url, None, api_key, timeout_s) as response:
+        if response.status != HTTPStatus.OK:
+            raise ConnectionError(f"{urlsplit(url).path} answered with HTTP {response.status}")
+        return response.read().decode(errors="replace")
+
+
+@contextlib.contextmanager
+def posted(
+    url: str, body: dict[str, Any], *, api_key: str | None = None, timeout_s: float
+) -> Iterator[http.client.HTTPResponse]:
+    """The answer to a POST, to be read as it comes. Errors as in `call`; `timeout_s` of silence."""
+    with _opened(url, body, api_key, timeout_s) as response:
+        yield response
+
+
+@contextlib.contextmanager
+def _opened(
+    url: str,
+    body: dict[str, Any] | None,
+    api_key: str | None,
+    timeout_s: float,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[http.client.HTTPResponse]:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data)  # noqa: S310  # the scheme is checked in the settings
     request.add_header("Content-Type", "application/json")
@@ -43,33 +75,35 @@ def call(
     handlers: list[urllib.request.BaseHandler] = [
         urllib.request.ProxyHandler({}),  # it is near
         _UnixHandler(),
+        urllib.request.HTTPSHandler(context=tls),
+        _EveryStatus(),
     ]
-    if url.startswith("https"):
-        handlers.append(
-            urllib.request.HTTPSHandler(context=_tls_context(certificate, verify=verify))
-        )
     opener = urllib.request.build_opener(*handlers)
     try:
-        return _open(opener, request, timeout_s)
+        with opener.open(request, timeout=timeout_s) as response:
+            yield response
     except http.client.HTTPException as error:  # no HTTP, or cut off
         raise ConnectionError(f"{type(error).__name__}: {error}") from error
 
 
-def _open(
-    opener: urllib.request.OpenerDirector, request: urllib.request.Request, timeout_s: float
-) -> Answer:
-    try:
-        with opener.open(request, timeout=timeout_s) as response:
-            return Answer(response.status, _parse(response.read()))
-    except urllib.error.HTTPError as error:
-        with error:
-            return Answer(error.code, _parse(error.read()))
+def api_root(url: str) -> str:
+    """What paths are added to; clients of OpenAI's API have a /v1 at the end of their URLs."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def unix_socket(url: str) -> str | None:
     """The path of the socket that a unix:// URL names; None for other URLs."""
     parts = urlsplit(url)
     return unquote(parts.netloc) if parts.scheme == "unix" else None
+
+
+class _EveryStatus(urllib.request.HTTPErrorProcessor):
+    """Whatever the status, an answer is an answer; redirections are followed."""
+
+    def http_response(self, request: Any, response: Any) -> Any:
+        return super().http_response(request, response) if response.code // 100 == 3 else response
+
+    https_response = http_response
 
 
 class _UnixHandler(urllib.request.AbstractHTTPHandler):
@@ -94,7 +128,8 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _tls_context(certificate: Path | None, *, verify: bool) -> ssl.SSLContext:
+def tls_context(certificate: Path | None, *, verify: bool = True) -> ssl.SSLContext:
+    """For connections to a server, which is judged as `call` says."""
     context = ssl.create_default_context(cafile=certificate)
     if not verify:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 from rich.console import Console
 from surestep_common import access, log
@@ -34,7 +33,7 @@ from .ports import check_address, check_socket
 from .serve_settings import ServeSettings
 from .startup import Startup, Worker
 from .vigil import Answer, Beats, Health, Sign, watch, watch_logs
-from .wiring import wiring, with_secret
+from .wiring import public_url, wiring, with_secret
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ async def _serve(
     supervisors = json.loads(environ[f"{ENV_PREFIX}SUPERVISOR_ADDRESSES"])
     logs = [worker.child.command.log_path for worker in services.workers]
     startup = Startup(
-        _url(settings, environ[f"{ENV_PREFIX}PORT"]),
+        public_url(settings, environ[f"{ENV_PREFIX}PORT"]),
         environ[f"{ENV_PREFIX}SERVED_MODEL_NAME"].split(",")[0],
         list(map(Worker, supervisors, logs)),
         console,
@@ -157,7 +156,7 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
         return Service(started, [Health(supervisor)])
 
     # Ranks have supervisors; a scheduler that hangs should not wait for the launcher's patience.
-    url = _url(settings, environ[f"{ENV_PREFIX}PORT"])
+    url = public_url(settings, environ[f"{ENV_PREFIX}PORT"])
     scheduler = environ[f"{ENV_PREFIX}SCHEDULER_LISTEN"]
     watched = ("surestep_common.watchdog", scheduler, "--", sys.executable, "-m")
     beats = Listener()
@@ -170,15 +169,6 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
         ),
         tuple(itertools.starmap(worker, enumerate(supervisors))),
     )
-
-
-def _url(settings: ServeSettings, port: str) -> str:
-    """How clients on this machine reach the server."""
-    if settings.uds is not None:
-        return f"unix://{quote(str(settings.uds.absolute()), safe='')}"
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
-    host = f"[{host}]" if ":" in host else host
-    return f"{'https' if settings.ssl_certfile else 'http'}://{host}:{port}"
 
 
 class Launcher:

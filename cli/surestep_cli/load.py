@@ -20,13 +20,14 @@ from typing import Any, Literal
 
 import aiohttp
 
-from .http import unix_socket
+from .sessions import open_session
 
 PromptKind = Literal["random", "repeat"]
 
-_MAX_LINE_BYTES = 1 << 20  # a chunk with many logprobs passes aiohttp's 64 KiB
 _WARMUP_INDEX = 1 << 30  # warm-up prompts must not fill a prefix cache with measured ones
 _REPEAT_WORDS = 12
+_BUCKETS = 40  # of a run, for its course
+_QUANTILES = 20
 
 # With a leading space each is one token in most BPE vocabularies, so words count as tokens.
 _VOCABULARY = """
@@ -76,6 +77,10 @@ class LoadReport:
     errors: dict[str, int]  # kind -> requests
     error_sample: str | None  # the first failure in the server's words
     output_sha256: str  # of all texts in request order: equal digests, equal outputs
+    bucket_s: float  # length of each part of `tok_s_over_time`
+    tok_s_over_time: list[float]  # a chunk counts as the mean number of tokens of its stream's
+    ttft_quantiles_ms: list[float]  # from the least to the greatest in steps of 5 %
+    itl_quantiles_ms: list[float]
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -104,17 +109,8 @@ async def run_load(
     bounds each request. Failed requests are counted, not raised; aiohttp.ClientError is raised only
     when `model` is None and the server does not answer.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    socket = unix_socket(url)
-    async with aiohttp.ClientSession(
-        base_url=url if socket is None else "http://localhost",
-        headers=headers,
-        timeout=aiohttp.ClientTimeout(total=timeout_s),
-        connector=aiohttp.TCPConnector(limit=0)
-        if socket is None
-        else aiohttp.UnixConnector(socket, limit=0),
-        read_bufsize=_MAX_LINE_BYTES,
-    ) as session:
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async with open_session(url, api_key=api_key, timeout=timeout) as session:
         served = model or await _first_model(session)
         common = {
             "model": served,
@@ -134,7 +130,7 @@ async def run_load(
         start = time.perf_counter()
         traces = await _closed_loop(send, range(num_requests), concurrency)
         wall_s = time.perf_counter() - start
-    return _report(served, concurrency, wall_s, traces)
+    return _report(served, concurrency, (start, wall_s), traces)
 
 
 def make_prompt(index: int, num_words: int, *, seed: int, kind: PromptKind) -> str:
@@ -189,7 +185,7 @@ class _Trace:
 
 
 async def _first_model(session: aiohttp.ClientSession) -> str:
-    async with session.get("/v1/models", raise_for_status=True) as response:
+    async with session.get("v1/models", raise_for_status=True) as response:
         return str((await response.json())["data"][0]["id"])
 
 
@@ -214,7 +210,7 @@ async def _request(
 ) -> _Trace:
     trace = _Trace(sent=time.perf_counter())
     try:
-        async with session.post("/v1/completions", json=body) as response:
+        async with session.post("v1/completions", json=body) as response:
             if response.status == 200:
                 async for line in response.content:
                     trace.feed(line)
@@ -232,12 +228,17 @@ async def _request(
     return trace
 
 
-def _report(model: str, concurrency: int, wall_s: float, traces: Sequence[_Trace]) -> LoadReport:
+def _report(
+    model: str, concurrency: int, span: tuple[float, float], traces: Sequence[_Trace]
+) -> LoadReport:
+    start, wall_s = span
     good = [t for t in traces if t.error is None]
     bad = [t for t in traces if t.error is not None]
     streamed = [t for t in good if t.arrivals]
     output_tokens = sum(t.num_tokens for t in good)
     digest = hashlib.sha256("\0".join("".join(t.texts) for t in traces).encode())
+    ttft = [t.arrivals[0] - t.sent for t in streamed]
+    itl = [gap for t in streamed for gap in _gaps(t.arrivals)]
     return LoadReport(
         model=model,
         concurrency=concurrency,
@@ -246,8 +247,8 @@ def _report(model: str, concurrency: int, wall_s: float, traces: Sequence[_Trace
         wall_s=wall_s,
         output_tokens=output_tokens,
         output_tok_s=output_tokens / wall_s,
-        ttft_ms=Percentiles.of([t.arrivals[0] - t.sent for t in streamed]),
-        itl_ms=Percentiles.of([gap for t in streamed for gap in _gaps(t.arrivals)]),
+        ttft_ms=Percentiles.of(ttft),
+        itl_ms=Percentiles.of(itl),
         tpot_ms=Percentiles.of(
             [
                 (t.arrivals[-1] - t.arrivals[0]) / (t.num_tokens - 1)
@@ -261,7 +262,25 @@ def _report(model: str, concurrency: int, wall_s: float, traces: Sequence[_Trace
         errors=dict(Counter(t.error for t in bad if t.error is not None)),
         error_sample=next((t.error_detail for t in bad), None),
         output_sha256=digest.hexdigest(),
+        bucket_s=wall_s / _BUCKETS,
+        tok_s_over_time=_speeds(streamed, start, wall_s / _BUCKETS),
+        ttft_quantiles_ms=_quantiles_ms(ttft),
+        itl_quantiles_ms=_quantiles_ms(itl),
     )
+
+
+def _speeds(streamed: Sequence[_Trace], start: float, bucket_s: float) -> list[float]:
+    tokens = [0.0] * _BUCKETS
+    for trace in streamed:
+        for moment in trace.arrivals:
+            bucket = min(int((moment - start) / bucket_s), _BUCKETS - 1)
+            tokens[bucket] += trace.num_tokens / len(trace.arrivals)
+    return [count / bucket_s for count in tokens]
+
+
+def _quantiles_ms(seconds: Sequence[float]) -> list[float]:
+    found = (_percentile_ms(seconds, step / _QUANTILES) for step in range(_QUANTILES + 1))
+    return [value for value in found if value is not None]
 
 
 def _gaps(times: Sequence[float]) -> list[float]:

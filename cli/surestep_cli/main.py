@@ -23,16 +23,17 @@ from pydantic_settings import (
     get_subcommand,
 )
 from rich.console import Console
-from surestep_common.config import USAGE_ERROR, Settings, load
+from surestep_common.config import USAGE_ERROR, Settings, load, parent_pid
 from surestep_common.errors import InvalidRequest, SurestepError
+from surestep_common.process import die_with
 
+from .client_commands import URL, URL_IS, Bench, Chat, Status, Top
 from .keys import one_key
 from .serve_settings import ServeSettings
 from .vllm_commands import elsewhere
 
 _ERROR = 1  # exit status
-_URL = r"^(https?|unix)://"
-_URL_IS = "address of the gateway; unix://PATH with %2F for / in it: a Unix socket"
+_INTERRUPTED = 130
 
 
 class Serve(ServeSettings):
@@ -47,6 +48,10 @@ class Serve(ServeSettings):
         from .launcher import launch
 
         return launch(self)
+
+
+class Verify(Settings):
+    """See whether speculation, company or lost workers change a token of a model's answers."""
 
 
 class ImportGguf(Settings):
@@ -81,40 +86,10 @@ class Fetch(Settings):
         return 0
 
 
-class ServerUrl(Settings):
-    """What commands need that talk to a running server."""
-
-    url: str = Field(default="http://127.0.0.1:8000", pattern=_URL, description=_URL_IS)
-    api_key: SecretStr | None = Field(
-        default=None, description="key that the server asks for, if it does"
-    )
-    api_key_file: FilePath | None = Field(
-        default=None, description="file whose first key that is: other users see flags, not files"
-    )
-
-    def key(self) -> str | None:
-        """The key to show. Raises InvalidRequest."""
-        return one_key(self.api_key, self.api_key_file)
-
-
-class Status(ServerUrl):
-    """List gateway, scheduler, supervisors and ranks of a running server."""
-
-    json_output: CliImplicitFlag[bool] = Field(
-        default=False, alias="json", description="print the server's answer as JSON"
-    )
-
-    def run(self, console: Console) -> int:
-        """Exit status: 0 when everything serves, 1 when not."""
-        from .status import show
-
-        return show(self.url, self.key(), as_json=self.json_output, console=Console())
-
-
 class RestartWorkers(Settings):
     """Replace the workers of a running server, one scheduler after the other; requests go on."""
 
-    url: str = Field(default="http://127.0.0.1:8000", pattern=_URL, description=_URL_IS)
+    url: str = Field(default="http://127.0.0.1:8000", pattern=URL, description=URL_IS)
     admin_api_key: SecretStr | None = Field(
         default=None, description="the server's --admin-api-key"
     )
@@ -161,37 +136,6 @@ class Proto(Settings):
         return 0
 
 
-class Bench(ServerUrl):
-    """Send requests to a running server and report throughput and latencies."""
-
-    model: str | None = Field(
-        default=None, description="name of the model; none = the server's first"
-    )
-    concurrency: int = Field(default=8, ge=1, description="requests open at once")
-    num_requests: int = Field(default=32, ge=1, description="requests in all")
-    num_warmup: int = Field(default=0, ge=0, description="requests sent first and not counted")
-    max_tokens: int = Field(default=128, ge=1, description="tokens generated per request")
-    prompt_tokens: int = Field(
-        default=64, ge=1, description="length of the prompts, about, in tokens"
-    )
-    prompt_kind: str = Field(
-        default="random", pattern="^(random|repeat)$", description="random, or repeat: drafts well"
-    )
-    seed: int = Field(default=0, description="another seed = other prompts")
-    extra: dict[str, object] = Field(
-        default_factory=dict, description="JSON merged into every request body"
-    )
-    json_output: CliImplicitFlag[bool] = Field(
-        default=False, alias="json", description="print one JSON object"
-    )
-
-    def run(self, console: Console) -> int:
-        """Exit status: 0 when no request failed."""
-        from .bench import bench
-
-        return bench(self, console)
-
-
 class Surestep(BaseSettings):
     """LLM serving whose speculative decoding you can leave on."""
 
@@ -206,6 +150,9 @@ class Surestep(BaseSettings):
 
     version: CliImplicitFlag[bool] = Field(default=False, description="print the version and exit")
     serve: CliSubCommand[Serve] = Field(description="serve a model on this machine")
+    verify: CliSubCommand[Verify] = Field(
+        description="see whether speculation or lost workers change a token"
+    )
     import_gguf: CliSubCommand[ImportGguf] = Field(description="convert a GGUF file")
     fetch: CliSubCommand[Fetch] = Field(description="fetch a model and print its folder")
     status: CliSubCommand[Status] = Field(description="list the processes of a running server")
@@ -216,6 +163,8 @@ class Surestep(BaseSettings):
         description="draw a secret for services that are started one by one"
     )
     proto: CliSubCommand[Proto] = Field(description="print or write the .proto files")
+    top: CliSubCommand[Top] = Field(description="watch a running server")
+    chat: CliSubCommand[Chat] = Field(description="talk to a running server")
     bench: CliSubCommand[Bench] = Field(description="measure a running server")
 
     @classmethod
@@ -241,6 +190,8 @@ def run(arguments: list[str]) -> int:
     console = Console(stderr=True, highlight=False)
     if arguments[:1] == ["serve"]:
         return _serve(arguments[1:], console)
+    if arguments[:1] == ["verify"]:
+        return _verify(arguments[1:], console)
     if (told := elsewhere(arguments)) is not None:
         console.print(f"surestep: {told}", soft_wrap=True)
         return USAGE_ERROR
@@ -253,7 +204,8 @@ def run(arguments: list[str]) -> int:
         console.print("surestep: which command? `surestep --help` lists them")
         return USAGE_ERROR
     assert isinstance(
-        command, ImportGguf | Fetch | Status | RestartWorkers | NewSecret | Proto | Bench
+        command,
+        ImportGguf | Fetch | Status | RestartWorkers | NewSecret | Proto | Top | Chat | Bench,
     )
     return _run(command, console)
 
@@ -266,7 +218,26 @@ def _serve(arguments: list[str], console: Console) -> int:
             topic = word.partition("=")[2] or None
             sys.stdout.write(help_text(Serve, topic, shutil.get_terminal_size().columns))
             return 0
+    die_with(parent_pid())
     return _run(Serve.load(arguments), console)
+
+
+def _verify(arguments: list[str], console: Console) -> int:
+    from .verify.options import Asking, verify_help
+
+    if {"-h", "--help"} & set(arguments):
+        sys.stdout.write(verify_help())
+        return 0
+    asking = Asking.of(arguments)
+    try:
+        from .verify.command import verify
+    except ImportError as error:
+        console.print(f"surestep: `verify` needs {error.name}: pip install 'surestep[serve]'")
+        return _ERROR
+    try:
+        return verify(asking, console)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
 
 
 class _Command(Protocol):
@@ -280,7 +251,7 @@ def _run(command: _Command, console: Console) -> int:
         console.print(f"surestep: {error}", markup=False, soft_wrap=True)
         return _ERROR
     except KeyboardInterrupt:
-        return 130
+        return _INTERRUPTED
 
 
 def _version() -> str:

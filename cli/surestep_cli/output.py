@@ -1,15 +1,42 @@
-"""Standard output that may go away: a full disk or a closed terminal must not end a server."""
+"""Where output goes: standard output that may go away, files that are written at the end."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TextIO
+
+from surestep_common.errors import Unavailable
+
+
+def writable(path: Path, endings: Sequence[str]) -> Path:
+    """The path, if a file can be written there: better known before the work than after it.
+
+    Raises ValueError.
+    """
+    if path.suffix.lower() not in endings:
+        raise ValueError(f"the name must end in {' or '.join(endings)}")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError("no file that can be written")
+    return path
+
+
+def write_file(path: Path, text: str) -> None:
+    """Raises Unavailable."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Unavailable(f"cannot write {path}: {error.strerror}") from error
 
 
 def unbreakable(stream: TextIO | None) -> io.TextIOWrapper:
-    """Writes to where `stream` does, at once, what can be written there; the rest is lost."""
+    """Writes to where `stream` does, at once, what can be written there; the rest is lost.
+
+    A full disk or a closed terminal must not end a server.
+    """
     try:
         fd = stream.fileno() if stream is not None else None
     except (OSError, ValueError):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from surestep_common.errors import Unavailable
 
-from .http import call
+from .http import api_root, call
 
 _NONE = "-"
 _TIMEOUT_S = 10.0
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 def show(url: str, api_key: str | None, *, as_json: bool, console: Console) -> int:
     """Print the processes. 0 when the server serves, 1 when not. Raises Unavailable."""
     try:
-        answer = call(f"{url.rstrip('/')}/status", api_key=api_key, timeout_s=_TIMEOUT_S)
+        answer = call(f"{api_root(url)}/status", api_key=api_key, timeout_s=_TIMEOUT_S)
     except OSError as error:
         raise Unavailable(f"no answer from {url}: {error}") from error
     if answer.status != 200 or answer.body is None:

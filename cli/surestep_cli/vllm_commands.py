@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _COMMANDS = {
-    "chat": "any OpenAI client chats with a server",
-    "complete": "any OpenAI client calls a server",
+    "complete": "any OpenAI client calls a server, `surestep chat` talks with one",
     "launch": "`surestep serve` starts all parts of a server",
     "run-batch": "send the requests to a server",
     "collect-env": "`surestep status` tells of a server",

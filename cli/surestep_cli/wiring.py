@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from pathlib import Path
+from urllib.parse import quote
 
 from pydantic import SecretStr
 from surestep_common.config import ENV_PREFIX
@@ -59,3 +60,12 @@ def consecutive(address: str, count: int) -> list[str]:
     """`address` and the ones on the next ports."""
     host, _, port = address.rpartition(":")
     return [f"{host}:{int(port) + i}" for i in range(count)]
+
+
+def public_url(settings: ServeSettings, port: str) -> str:
+    """How clients on this machine reach the server."""
+    if settings.uds is not None:
+        return f"unix://{quote(str(settings.uds.absolute()), safe='')}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    host = f"[{host}]" if ":" in host else host
+    return f"{'https' if settings.ssl_certfile else 'http'}://{host}:{port}"

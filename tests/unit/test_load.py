@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from surestep_cli.bench_picture import in_characters, to_svg
 from surestep_cli.load import LoadReport, make_prompt, run_load
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -67,6 +68,10 @@ async def test_counts_tokens_by_usage_and_times_by_chunk() -> None:
     assert report.e2e_ms.p50 is not None
     assert 0 < report.ttft_ms.p50 <= report.e2e_ms.p50
     assert json.loads(report.to_json())["itl_ms"].keys() == {"p50", "p99"}
+    assert sum(report.tok_s_over_time) * report.bucket_s == pytest.approx(24)
+    quantiles = report.ttft_quantiles_ms
+    assert quantiles == sorted(quantiles)
+    assert quantiles[10] == report.ttft_ms.p50
 
 
 async def test_keeps_exactly_concurrency_requests_open() -> None:
@@ -124,6 +129,9 @@ async def test_names_what_is_wrong_with_a_stream(
         report = await load(url)
     assert report.errors == {kind: 6}
     assert (report.output_tokens, report.ttft_ms.p50) == (0, None)
+    assert report.ttft_quantiles_ms == []
+    assert "nothing was measured" in to_svg(report)
+    assert list(in_characters(report, ascii_only=False)) == []
 
 
 async def test_counts_refusals_by_status_and_keeps_the_message() -> None:

@@ -13,7 +13,7 @@ from surestep_cli.main import run
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (["chat", "--url", "x"], "no command chat: any OpenAI client"),
+        (["complete", "--url", "x"], "no command complete: any OpenAI client"),
         (["run-batch", "-i", "x"], "no command run-batch"),
         (["bench", "serve", "--model", "m"], "no bench serve: `surestep bench` measures"),
     ],

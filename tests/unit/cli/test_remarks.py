@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from surestep_cli.launcher import _remarks, _url
+from surestep_cli.launcher import _remarks
 from surestep_cli.main import Serve
+from surestep_cli.wiring import public_url
 
 
 def test_one_line_for_all_that_does_nothing() -> None:
@@ -79,7 +80,7 @@ def test_the_device_that_is_taken_by_itself(
     ],
 )
 def test_the_url_that_is_told_works(host: str, url: str) -> None:
-    assert _url(Serve.load(["m", "--host", host]), "80") == url
+    assert public_url(Serve.load(["m", "--host", host]), "80") == url
 
 
 def test_help_loads_nothing_that_takes_long() -> None:

@@ -1,0 +1,159 @@
+"""One answer: the tokens as they arrive, and whatever went wrong."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from surestep_common.errors import Unavailable
+
+from .prompts import Prompt
+
+_FAILURE_CHARACTERS = 300
+_OUTPUT = ("content", "reasoning", "reasoning_content", "tool_calls")  # of the delta of a chat
+
+
+@dataclass(slots=True)
+class Choice:
+    """One sequence. `alternatives`: of each token, the best tokens and their log-probabilities."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    alternatives: list[list[tuple[str, float]]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Answer:
+    """All sequences of a request by their indices. Times are those of time.monotonic."""
+
+    choices: dict[int, Choice] = field(default_factory=lambda: defaultdict(Choice))
+    arrivals: list[tuple[float, int]] = field(default_factory=list)  # time, tokens
+    failure: str | None = None
+    done: bool = False
+    has_text: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all sequences."""
+        return sum(len(choice.token_ids) for choice in self.choices.values())
+
+    @property
+    def longest_pause_s(self) -> float:
+        """Between two arrivals; 0 where there are no two."""
+        times = [moment for moment, _ in self.arrivals]
+        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+
+    def fail(self, reason: str) -> None:
+        """The first failure counts."""
+        if self.failure is None:
+            self.failure = reason[:_FAILURE_CHARACTERS]
+
+    def feed(self, line: bytes) -> int:
+        """Take one line of the stream; returns how many tokens it brought. Raises ValueError."""
+        if not line.startswith(b"data:"):
+            return 0
+        payload = line.removeprefix(b"data:").strip()
+        if payload == b"[DONE]":
+            self.done = True
+            return 0
+        chunk = json.loads(payload)
+        if chunk.get("error"):
+            self.fail(f"error in the stream: {message_of(chunk)}")
+            return 0
+        return sum(self._take(choice) for choice in chunk.get("choices", ()))
+
+    def _take(self, piece: Mapping[str, Any]) -> int:
+        new = piece.get("token_ids") or []
+        said = piece.get("delta") or {}
+        self.has_text |= bool(piece.get("text") or any(said.get(name) for name in _OUTPUT))
+        choice = self.choices[piece.get("index", 0)]
+        choice.token_ids += new
+        choice.finish_reason = piece.get("finish_reason") or choice.finish_reason
+        choice.alternatives += _alternatives(piece.get("logprobs"))
+        if new:
+            self.arrivals.append((time.monotonic(), len(new)))
+        return len(new)
+
+
+async def ask(
+    session: aiohttp.ClientSession,
+    prompt: Prompt,
+    options: Mapping[str, Any],
+    heard: Callable[[int], None] = lambda tokens: None,
+) -> Answer:
+    """Ask and read to the end. Whatever goes wrong is told in the answer."""
+    answer = Answer()
+    body = {**prompt.body, **options, "stream": True, "return_token_ids": True}
+    try:
+        async with session.post(prompt.path, json=body) as response:
+            if response.status != 200:
+                text = await response.text()
+                answer.fail(f"HTTP {response.status}: {_message_in(text)}")
+                return answer
+            async for line in response.content:
+                heard(answer.feed(line))
+    except TimeoutError:
+        answer.fail("no token for too long (--patience-s)")
+    except (aiohttp.ClientError, ValueError) as error:
+        answer.fail(f"{type(error).__name__}: {error}")
+    if not answer.done:
+        answer.fail("the stream ended without [DONE]")
+    elif answer.has_text and not answer.num_tokens:
+        answer.fail("the server sends no token ids (return_token_ids), texts alone prove little")
+    return answer
+
+
+async def get(session: aiohttp.ClientSession, path: str) -> Any:
+    """JSON of a GET. Raises Unavailable."""
+    text = await get_text(session, path)
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise Unavailable(f"/{path} is no JSON: {error}") from error
+
+
+async def get_text(session: aiohttp.ClientSession, path: str) -> str:
+    """Body of a GET. Raises Unavailable."""
+    try:
+        async with session.get(path) as response:
+            text = await response.text()
+            if response.status != 200:
+                why = _message_in(text)
+                raise Unavailable(f"/{path} was answered with HTTP {response.status}: {why}")
+            return text
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise Unavailable(f"no answer to /{path}: {error or 'too late'}") from error
+
+
+def message_of(body: Any) -> str:
+    """Of an error as OpenAI's API words it, with the parameter it is about."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict):
+        return str(error or body)
+    param = f" ({error['param']})" if error.get("param") else ""
+    return f"{error.get('message')}{param}"
+
+
+def _message_in(text: str) -> str:
+    try:
+        return message_of(json.loads(text))
+    except ValueError:
+        return text
+
+
+def _alternatives(logprobs: Any) -> list[list[tuple[str, float]]]:
+    """Of each token of a chunk, in either of the two shapes of OpenAI's API."""
+    if not logprobs:
+        return []
+    if "content" in logprobs:
+        return [
+            [(each["token"], each["logprob"]) for each in one["top_logprobs"]]
+            for one in logprobs["content"] or ()
+        ]
+    return [list((row or {}).items()) for row in logprobs.get("top_logprobs") or ()]

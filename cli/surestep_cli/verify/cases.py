@@ -1,0 +1,142 @@
+"""The cases, and what came out of each. Nothing here talks to a server."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from .answers import Answer
+from .prompts import Prompt
+
+_SEED = 20260101  # any will do, as long as it is always the same
+
+
+class Sampling(StrEnum):
+    """How tokens are chosen."""
+
+    GREEDY = "greedy"
+    SAMPLED = "sampled"
+
+
+ALONE, TOGETHER = "alone", "together"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to answer all prompts. `company`: ALONE, TOGETHER or "worker FAULT"."""
+
+    sampling: Sampling
+    company: str
+    speculation: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The first difference between two answers. None for a token: that answer was over."""
+
+    choice: int
+    position: int
+    expected: int | None
+    got: int | None
+
+
+@dataclass(slots=True)
+class Difference:
+    """An answer that is not the reference's. Of the gap see `gaps.py`."""
+
+    prompt: str
+    place: Place | None  # None: the tokens are equal, and the answers ended for other reasons
+    what: str
+    gap: float | None = None
+    best: list[tuple[str, float]] = field(default_factory=list)
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """What a case showed. `output_tok_s` is None where a fault makes it meaningless."""
+
+    case: Case
+    num_answers: int
+    num_equal: int
+    differences: list[tuple[int, Difference]]  # with the index of the prompt
+    failures: list[str]
+    output_tok_s: float | None
+    longest_pause_s: float
+
+    @property
+    def good(self) -> bool:
+        """Whether every request was answered with the reference's tokens."""
+        return self.num_equal == self.num_answers
+
+
+def options_of(
+    prompt: Prompt, index: int, sampling: Sampling, *, speculation: bool, temperature: float
+) -> dict[str, Any]:
+    """What a case puts into the body of a prompt."""
+    options: dict[str, Any] = {}
+    if sampling is Sampling.GREEDY:
+        options["temperature"] = 0
+    else:
+        options["temperature"] = prompt.body.get("temperature") or temperature
+        options["seed"] = prompt.body.get("seed", _SEED + index)
+    if not speculation:
+        options["speculative"] = {"num_tokens": 0}
+    return options
+
+
+def compare(prompt: Prompt, reference: Answer, answer: Answer) -> Difference | None:
+    """The first difference, if there is one."""
+    for choice in sorted(reference.choices.keys() | answer.choices.keys()):
+        old, new = reference.choices[choice], answer.choices[choice]
+        place = _first(choice, old.token_ids, new.token_ids)
+        if place is not None:
+            return Difference(prompt.name, place, "another token")
+        if old.finish_reason != new.finish_reason:
+            what = f"finish reason {old.finish_reason} became {new.finish_reason}"
+            return Difference(prompt.name, None, what)
+    return None
+
+
+def _first(choice: int, expected: Sequence[int], got: Sequence[int]) -> Place | None:
+    pairs = itertools.zip_longest(expected, got)
+    return next(
+        (Place(choice, i, old, new) for i, (old, new) in enumerate(pairs) if old != new), None
+    )
+
+
+def judge(
+    case: Case, prompts: Sequence[Prompt], references: Sequence[Answer], answers: Sequence[Answer]
+) -> CaseResult:
+    """The answers of a case beside those that they should be."""
+    differences, failures = [], []
+    for index, (prompt, old, new) in enumerate(zip(prompts, references, answers, strict=True)):
+        if new.failure is not None:
+            failures.append(f"{prompt.name}: {new.failure}")
+        elif (difference := compare(prompt, old, new)) is not None:
+            differences.append((index, difference))
+    hurt = case.company not in (ALONE, TOGETHER)
+    return CaseResult(
+        case=case,
+        num_answers=len(answers),
+        num_equal=len(answers) - len(differences) - len(failures),
+        differences=differences,
+        failures=failures,
+        output_tok_s=None if hurt else speed(answers, together=case.company == TOGETHER),
+        longest_pause_s=max((answer.longest_pause_s for answer in answers), default=0.0),
+    )
+
+
+def speed(answers: Sequence[Answer], *, together: bool) -> float | None:
+    """Tokens per second behind the first arrival of each answer: prompts take time of their own."""
+    streams = [answer.arrivals for answer in answers if answer.arrivals]
+    tokens = sum(count for stream in streams for _, count in stream[1:])
+    if together:
+        times = [moment for stream in streams for moment, _ in stream]
+        seconds = max(times) - min(times) if times else 0.0
+    else:
+        seconds = sum(stream[-1][0] - stream[0][0] for stream in streams)
+    return tokens / seconds if seconds > 0 and tokens else None

@@ -1,0 +1,162 @@
+"""Settings of `surestep verify`: a few of its own, and every flag of `serve`."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from pydantic import Field, FilePath, field_validator
+from pydantic_settings import CliImplicitFlag, SettingsConfigDict, SettingsError
+from surestep_common.config import Names, Settings, load, or_exit
+
+from surestep_cli.flags import Asked
+from surestep_cli.help import declared, entry
+from surestep_cli.output import writable
+from surestep_cli.serve_settings import ServeSettings
+
+from .faults import FAULTS
+
+_PROGRAM = "surestep verify"
+_REPORTS = (".json", ".html")
+# A running server has its settings; all that can be said of it here is who asks and for what.
+_WITH_URL = {"model", "api_key", "api_key_file"}
+_DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}')
+_INTRODUCTION = """\
+Usage: surestep verify [MODEL] [FLAG ...]
+       surestep verify --url URL [NAME] [FLAG ...]
+
+Start the server that `surestep serve` would start with these flags, and see whether speculation,
+company and lost workers change a single token. Exit status: 0 every token is equal, 1 one is not or
+a request was lost, 2 it could not be found out.
+
+"""
+_MORE = """\
+
+All other flags are those of `surestep serve`: see `surestep serve --help`. Where they ask for no
+speculation, n-gram drafts are added, for there would be nothing to verify. With --url only NAME (of
+the model) and --api-key or --api-key-file may stand beside these.
+"""
+
+
+class VerifyOptions(Settings):
+    """What `verify` wants to know beyond the server it starts."""
+
+    model_config = SettingsConfigDict(cli_prog_name=_PROGRAM)
+
+    url: str | None = Field(
+        default=None,
+        pattern=r"^(https?|unix)://",
+        description="verify this running server instead, without faults",
+    )
+    prompts: FilePath | None = Field(
+        default=None,
+        description="prompts, one a line; in a .jsonl file bodies of OpenAI requests; "
+        "none = six of our own",
+    )
+    max_tokens: int = Field(
+        default=64, ge=2, description="tokens generated where a prompt's body does not say"
+    )
+    temperature: float | None = Field(
+        default=None,
+        gt=0,
+        description="of sampled answers where a prompt does not say; none = the model's own, or 1",
+    )
+    faults: Names = Field(
+        default=tuple(FAULTS), description="what happens to a worker in mid-stream; none = nothing"
+    )
+    patience_s: float = Field(
+        default=120.0, gt=0, description="seconds without a token after which a request is lost"
+    )
+    report: Path | None = Field(default=None, description="file to write, .html or .json")
+    json_output: CliImplicitFlag[bool] = Field(
+        default=False, alias="json", description="print the report as one JSON object"
+    )
+
+    @field_validator("faults")
+    @classmethod
+    def _known(cls, faults: tuple[str, ...]) -> tuple[str, ...]:
+        wanted = tuple(dict.fromkeys(name for name in faults if name != "none"))
+        if unknown := [name for name in wanted if name not in FAULTS]:
+            raise ValueError(f"no such fault as {', '.join(unknown)}: {', '.join(FAULTS)} or none")
+        return wanted
+
+    @field_validator("report")
+    @classmethod
+    def _can_be_written(cls, path: Path | None) -> Path | None:
+        return None if path is None else writable(path, _REPORTS)
+
+
+class Asking(NamedTuple):
+    """What the command line asks for."""
+
+    options: VerifyOptions
+    serve: ServeSettings
+    arguments: list[str]  # of `serve`, for the server that is started
+
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> Self:
+        """Read the command line. Wrong settings end the process with status 2."""
+        own, rest = split(arguments)
+        options = load(VerifyOptions, own)
+        serve = or_exit(VerifyOptions, lambda: ServeSettings.of_flags(rest))
+        if options.url is not None:
+            or_exit(VerifyOptions, lambda: _refuse_settings(rest))
+        elif serve.speculative_config is None:
+            rest = [*rest, *_DRAFTS]
+        return cls(options, serve, rest)
+
+    @property
+    def adds_drafts(self) -> bool:
+        """Whether speculation is verified that nobody has asked for."""
+        return self.options.url is None and self.serve.speculative_config is None
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The flags of VerifyOptions and, as they stand, all other words."""
+    own: list[str] = []
+    rest: list[str] = []
+    switches, flags = _own_flags()
+    words = iter(arguments)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        flag = name.replace("_", "-")
+        if flag in flags:
+            own.append(flag + word[len(name) :])
+            own += [] if equals else itertools.islice(words, 1)
+        elif flag in switches:
+            own.append(flag + word[len(name) :])
+        else:
+            rest.append(word)
+    return own, rest
+
+
+def verify_help() -> str:
+    """The text of --help."""
+    width = max(shutil.get_terminal_size().columns, 60)
+    names = VerifyOptions.model_fields.keys() - Settings.model_fields.keys()
+    fields = {n: f for n, f in VerifyOptions.model_fields.items() if n in names}
+    lines = [entry(*declared(field.alias or name, field), width) for name, field in fields.items()]
+    return "".join([_INTRODUCTION, *lines, _MORE])
+
+
+def _own_flags() -> tuple[set[str], set[str]]:
+    """Switches, and flags with a value."""
+    switches: set[str] = set()
+    flags: set[str] = set()
+    for name, field in VerifyOptions.model_fields.items():
+        if name not in Settings.model_fields:
+            known = switches if field.annotation is bool else flags
+            known.add(f"--{(field.alias or name).replace('_', '-')}")
+    return switches, flags
+
+
+def _refuse_settings(rest: Sequence[str]) -> None:
+    asked = Asked(ServeSettings.model_fields)
+    asked.read_arguments(rest)
+    given = [*asked.values.keys() - _WITH_URL, *(n.lstrip("-") for n in asked.without_effect)]
+    if given:
+        names = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in given))
+        raise SettingsError(f"{names}: not with --url, where a server runs already")

@@ -1,0 +1,98 @@
+"""The server under test: one that is started as `serve` would start it, or one that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from surestep_common.config import PARENT_PID, child_environ, variables
+from surestep_common.errors import InvalidRequest, Unavailable
+
+from surestep_cli.http import call
+from surestep_cli.keys import one_key
+from surestep_cli.ports import free_addresses
+from surestep_cli.serve_settings import ServeSettings
+from surestep_cli.wiring import public_url
+
+from .options import Asking
+
+_LOOK_S = 0.1
+_STOP_S = 20.0
+_CLIENT_CERTIFICATES_NEEDED = 2  # of --ssl-cert-reqs
+
+
+class Server(NamedTuple):
+    """Where it is; `pid` of the launcher, None for a server that is somebody else's."""
+
+    url: str
+    api_key: str | None
+    certificate: Path | None = None
+    pid: int | None = None
+
+
+def key_of(settings: ServeSettings) -> str | None:
+    """The first of the keys that the server asks for, or that a running one is shown."""
+    return settings.api_key[0] if settings.api_key else one_key(None, settings.api_key_file)
+
+
+@contextlib.asynccontextmanager
+async def started(asking: Asking) -> AsyncIterator[Server]:
+    """`surestep serve` with these arguments in a process of its own, ended with the context.
+
+    The console is the server's until it is ready. Raises Unavailable, InvalidRequest.
+    """
+    settings, arguments = asking.serve, asking.arguments
+    if settings.ssl_cert_reqs >= _CLIENT_CERTIFICATES_NEEDED:
+        raise InvalidRequest("--ssl-cert-reqs 2: this command has no certificate to show")
+    port = str(settings.port) if "port" in settings.model_fields_set and settings.port else ""
+    if not port and settings.uds is None:
+        port = free_addresses({"port": 1})["port"].rpartition(":")[2]
+        arguments = [*arguments, "--port", port]
+    url = public_url(settings, port)
+    process = await _spawn(arguments)
+    try:
+        await _ready(process, url, settings.ssl_certfile)
+        yield Server(url, key_of(settings), settings.ssl_certfile, process.pid)
+    finally:
+        await _stop(process)
+
+
+async def _spawn(arguments: Sequence[str]) -> asyncio.subprocess.Process:
+    """Ends with this process, however that ends."""
+    environ = {**child_environ(variables("SURESTEP_")), PARENT_PID: str(os.getpid())}
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "surestep_cli", "serve", *arguments),
+        env=environ,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,  # how to connect is nobody's business here
+        start_new_session=True,  # Ctrl-C reaches this process alone
+    )
+
+
+async def _ready(process: asyncio.subprocess.Process, url: str, certificate: Path | None) -> None:
+    while process.returncode is None:
+        with contextlib.suppress(OSError):
+            path = f"{url}/health/ready"
+            if (await asyncio.to_thread(call, path, certificate=certificate)).status == 200:
+                return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _LOOK_S)
+    raise Unavailable("the server did not start; the reason stands above")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _STOP_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

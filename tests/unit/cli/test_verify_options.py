@@ -1,0 +1,90 @@
+"""The command line of `verify`: a few flags of its own, and all of `serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from surestep_cli.main import run
+from surestep_cli.serve_settings import ServeSettings
+from surestep_cli.verify.options import Asking, VerifyOptions, split
+from surestep_cli.vllm_flags import vllm_flags
+from surestep_common.config import Settings
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SURESTEP_SPECULATIVE_CONFIG", "SURESTEP_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_words_of_serve_pass_as_they_stand() -> None:
+    words = ["m", "-tp", "2", "--max_tokens", "9", "--served-model-name", "a", "b"]
+    words += ["--json", "--faults=killed", "-sc.method", "ngram"]
+    own, rest = split(words)
+    assert own == ["--max-tokens", "9", "--json", "--faults=killed"]
+    assert rest == ["m", "-tp", "2", "--served-model-name", "a", "b", "-sc.method", "ngram"]
+
+
+def test_no_flag_means_two_things() -> None:
+    own = {name for name in VerifyOptions.model_fields if name not in Settings.model_fields}
+    assert not own & ServeSettings.model_fields.keys()
+    assert not {name.replace("_", "-") for name in own} & vllm_flags().by_name.keys()
+
+
+def test_drafts_are_added_where_nobody_asks_for_any() -> None:
+    added = Asking.of(["m"])
+    assert added.adds_drafts
+    assert added.arguments[:2] == ["m", "--speculative-config"]
+    config = ServeSettings.of_flags(added.arguments).speculative_config
+    assert config == {"method": "ngram", "num_speculative_tokens": 4}
+    own = Asking.of(["m", "-sc.method", "mtp", "-sc.num_speculative_tokens", "1"])
+    assert not own.adds_drafts
+    assert own.arguments[0:2] == ["m", "-sc.method"]
+
+
+def test_faults() -> None:
+    assert Asking.of(["m"]).options.faults == ("killed", "stopped")
+    assert Asking.of(["m", "--faults", "none"]).options.faults == ()
+    assert Asking.of(["m", "--faults", "stopped,stopped"]).options.faults == ("stopped",)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--faults", "burned"], "no such fault as burned"),
+        (["--report", "x.pdf"], "must end in .json or .html"),
+        (["--report", "/nowhere/x.json"], "no file that can be written"),
+        (["--prompts", "/nowhere"], "prompts"),
+        (["--max-tokens", "1"], "max_tokens"),
+        (["--max-tokens"], "max-tokens"),
+        (["--temperature", "0"], "temperature"),
+        (["--bogus"], "unknown flag '--bogus'"),
+        (["--dtype", "int3"], "dtype"),
+        (["--url", "localhost:8000"], "url"),
+        (["--url", "http://x", "--dtype", "float32"], "--dtype: not with --url"),
+        (["--url", "http://x", "--trust-remote-code"], "--trust-remote-code: not with --url"),
+    ],
+)
+def test_what_cannot_be_had_is_told(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(["verify", *words])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said in told
+    assert told.startswith("surestep verify: ")
+
+
+def test_a_running_server_may_want_a_key_and_a_name() -> None:
+    asking = Asking.of(["name", "--url", "http://x", "--api-key", "k"])
+    assert (asking.serve.model, asking.serve.api_key) == ("name", ("k",))
+    assert not asking.adds_drafts
+
+
+def test_help_has_its_own_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["verify", "--help"]) == 0
+    told = capsys.readouterr().out
+    for name in VerifyOptions.model_fields.keys() - Settings.model_fields.keys() - {"json_output"}:
+        assert f"--{name.replace('_', '-')}" in told
