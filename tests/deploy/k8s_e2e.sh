@@ -52,14 +52,18 @@ chart() {
     "${args[@]}" --wait --timeout 15m "$@" >"$scratch/notes"
 }
 
-url=http://e2e-surestep-smollm2-gateway model=SmolLM2-135M-Instruct
-run_streams() { k exec -i client -- python - "$url" $model "${1:-8}" "${2:-200}" <tests/deploy/k8s_streams.py; }
+release=e2e model=SmolLM2-135M-Instruct
+# By address: names are the cluster's business, and small ones forget them under load.
+run_streams() {
+  local address; address=$(k get service $release-surestep-smollm2-gateway -o jsonpath='{.spec.clusterIP}')
+  k exec -i client -- python - "http://$address" $model "${1:-8}" "${2:-500}" <tests/deploy/k8s_streams.py
+}
 
 # Eight streams in the background; returns when all of them have some text.
 begin() {
   run_streams "$@" >"$scratch/lines" 2>"$scratch/stderr" &
   streams=$!
-  until grep -q open "$scratch/lines"; do
+  until grep -qx open "$scratch/lines"; do
     kill -0 $streams 2>/dev/null || { cat "$scratch/lines" "$scratch/stderr"; return 1; }
     sleep 0.2
   done
@@ -80,11 +84,15 @@ PYTHON
 }
 
 peace() { # FILE: the texts that nobody disturbs
-  run_streams "${2:-8}" "${3:-200}" | tail -n 1 >"$scratch/$1"
+  run_streams "${2:-8}" "${3:-500}" | tail -n 1 >"$scratch/$1"
   python3 -c 'import json, sys; d = json.load(open(sys.argv[1])); assert not d["errors"], d; print("    longest pause", d["pause"], "s")' "$scratch/$1"
 }
 
-pod() { k get pods -o name -l "app.kubernetes.io/instance=${2:-e2e},app.kubernetes.io/component=$1" | head -n 1; }
+# The pod of a service that nobody has deleted yet.
+pod() {
+  k get pods -l "app.kubernetes.io/instance=$release,app.kubernetes.io/component=$1${2:+,$2}" \
+    -o 'go-template={{range .items}}{{if not .metadata.deletionTimestamp}}pod/{{.metadata.name}}{{"\n"}}{{end}}{{end}}' | head -n 1
+}
 
 part_base() {
   say "install"
@@ -109,8 +117,9 @@ part_upgrade() {
     --set gateway.podAnnotations.upgraded=yes --set scheduler.podAnnotations.upgraded=yes
   say "upgraded"
   end upgrade
-  for one in $before; do ! k get "$one" >/dev/null 2>&1 || k get "$one" -o jsonpath='{.metadata.deletionTimestamp}' | grep -q . || {
-    echo "$one was not replaced"; return 1; }; done
+  for service in gateway scheduler worker; do
+    ! grep -q "$(pod $service)" <<<"$before" || { echo "$(pod $service) was not replaced"; return 1; }
+  done
 }
 
 deleted() {
@@ -151,31 +160,31 @@ part_group() {
   say "two ranks in two pods"
   # shellcheck disable=SC2046
   chart install group $(with_models) --set models[0].tensorParallelSize=2 --set models[0].podsPerReplica=2
-  url=http://group-surestep-smollm2-gateway
+  release=group
   say "ready; four streams in peace"
-  peace group-peace 4 120
+  peace group-peace 4 300
   for rank in 1 0; do
     say "kubectl delete of the pod of rank $rank with four open streams"
-    begin 4 120
-    k delete pod "group-surestep-smollm2-worker-$rank" --wait=false >/dev/null
+    begin 4 300
+    k delete "$(pod worker surestep.dev/pod=$rank)" --wait=false >/dev/null
     end "group-$rank" group-peace
   done
   helm uninstall group -n $namespace --wait >/dev/null
-  url=http://e2e-surestep-smollm2-gateway
+  release=e2e
 }
 
 part_replicas() {
   say "two replicas behind one gateway"
   # shellcheck disable=SC2046
   chart install pair $(with_models) --set models[0].replicas=2
-  url=http://pair-surestep-smollm2-gateway
+  release=pair
   say "ready; worker and scheduler of one of them deleted with eight open streams"
   begin
   k delete pod pair-surestep-smollm2-worker-0 --wait=false >/dev/null
   k delete pod -l app.kubernetes.io/instance=pair,surestep.dev/replica=0 --wait=false >/dev/null
   end replicas
   helm uninstall pair -n $namespace --wait >/dev/null
-  url=http://e2e-surestep-smollm2-gateway
+  release=e2e
 }
 
 # What is wrong is told in words, by NOTES or by an event.

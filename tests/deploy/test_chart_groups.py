@@ -17,12 +17,18 @@ def model(**more: Any) -> dict[str, Any]:
     return {"models": [{"name": "m", **more}]}
 
 
+def worker_pod(rendered: Rendered, service: str) -> dict[str, Any]:
+    """Whichever owner it has."""
+    pods: dict[str, dict[str, Any]] = dict(rendered.pods())
+    return pods.get(service) or pods["r-surestep-m-worker"]
+
+
 def ports_of(rendered: Rendered, service: str) -> dict[int, str]:
     return {p["port"]: p["name"] for p in rendered.one("Service", service)["spec"]["ports"]}
 
 
 @pytest.mark.parametrize("pods", [1, 2, 4])
-@pytest.mark.parametrize("kind", ["StatefulSet", "LeaderWorkerSet"])
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "LeaderWorkerSet"])
 def test_every_rank_has_an_address_at_its_scheduler(pods: int, kind: str) -> None:
     values = model(replicas=2, tensorParallelSize=4, podsPerReplica=pods)
     rendered = render(values | {"workers": {"kind": kind}})
@@ -40,43 +46,62 @@ def test_every_rank_has_an_address_at_its_scheduler(pods: int, kind: str) -> Non
             ports = ports_of(rendered, service)
             assert ports[50100 + local] == f"rank-{local}"
             assert ports[50200 + local] == f"supervisor-{local}"
-            names = {
-                p["name"] for p in rendered.pod("r-surestep-m-worker")["containers"][0]["ports"]
-            }
+            names = {p["name"] for p in worker_pod(rendered, service)["containers"][0]["ports"]}
             assert set(ports.values()) <= names
 
 
-@pytest.mark.parametrize(
-    ("host", "rank", "master"),
-    [
-        ("r-surestep-m-worker-0", 0, "10.0.0.9"),
-        ("r-surestep-m-worker-1", 2, "r-surestep-m-worker-0-0"),
-        ("r-surestep-m-worker-2", 0, "10.0.0.9"),
-        ("r-surestep-m-worker-3", 2, "r-surestep-m-worker-1-0"),
-    ],
-)
-def test_a_pod_of_a_group_knows_its_ranks(host: str, rank: int, master: str) -> None:
-    """The command as a shell runs it, with `python` replaced by `env`."""
-    rendered = render(model(replicas=2, tensorParallelSize=4, podsPerReplica=2))
-    (worker,) = rendered.pod("r-surestep-m-worker")["containers"]
-    assert environ(worker)["SURESTEP_LOCAL_RANKS"] == "2"
-    script = re.sub("exec python.*", "exec env", worker["command"][2])
+def variables(container: dict[str, Any], **environment: str) -> dict[str, str]:
+    """What the container's command hands on, as a shell runs it."""
+    script = re.sub("exec python.*", "exec env", container["command"][2])
     said = subprocess.run(
         ["sh", "-c", script],
-        env={"HOSTNAME": host, "POD_IP": "10.0.0.9", "PATH": "/usr/bin:/bin"},
+        env={"POD_IP": "10.0.0.9", "PATH": "/usr/bin:/bin", **environment},
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    variables = dict(line.split("=", 1) for line in said.splitlines())
-    assert variables["SURESTEP_RANK"] == str(rank)
-    assert variables["SURESTEP_TP_MASTER"] == f"{master}:50300"
-    assert variables["SURESTEP_WORKER_LISTEN"] == f"0.0.0.0:{50100 - rank}"  # and rank r: port + r
+    return dict(line.split("=", 1) for line in said.splitlines())
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "LeaderWorkerSet"])
+@pytest.mark.parametrize(("replica", "pod"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_a_pod_of_a_group_knows_its_ranks(kind: str, replica: int, pod: int) -> None:
+    values = model(replicas=2, tensorParallelSize=4, podsPerReplica=2)
+    rendered = render(values | {"workers": {"kind": kind}})
+    (worker,) = worker_pod(rendered, f"r-surestep-m-worker-{replica}-{pod}")["containers"]
+    assert environ(worker)["SURESTEP_LOCAL_RANKS"] == "2"
+    told = variables(
+        worker,
+        HOSTNAME=f"r-surestep-m-worker-{2 * replica + pod}",
+        GROUP_INDEX=str(replica),
+        WORKER_INDEX=str(pod),
+    )
+    assert told["SURESTEP_RANK"] == str(2 * pod)
+    assert told["SURESTEP_WORKER_LISTEN"] == f"0.0.0.0:{50100 - 2 * pod}"  # and rank r: port + r
+    master = "10.0.0.9" if pod == 0 else f"r-surestep-m-worker-{replica}-0"
+    assert told["SURESTEP_TP_MASTER"] == f"{master}:50300"
+
+
+def test_a_single_replica_is_replaced_at_once_and_several_are_upgraded_one_by_one() -> None:
+    alone = render(model())
+    assert alone.of_kind("StatefulSet") == []
+    (worker,) = alone.pod("r-surestep-m-worker-0-0")["containers"]
+    # Its Service must find it while it loads, and not the pod before it.
+    assert worker["readinessProbe"]["tcpSocket"] == {"port": "supervisor-0"}
+    service = alone.one("Service", "r-surestep-m-worker-0-0")["spec"]
+    assert "publishNotReadyAddresses" not in service
+    labels = alone.one("Deployment", "r-surestep-m-worker-0-0")["spec"]["template"]["metadata"]
+    assert service["selector"].items() <= labels["labels"].items()
+    several = render(model(replicas=2))
+    assert several.one("StatefulSet", "r-surestep-m-worker")["spec"]["replicas"] == 2
+    service = several.one("Service", "r-surestep-m-worker-1-0")["spec"]
+    assert service["publishNotReadyAddresses"] is True
+    assert service["selector"] == {"statefulset.kubernetes.io/pod-name": "r-surestep-m-worker-1"}
 
 
 def test_gpus() -> None:
     values = model(tensorParallelSize=8) | {"workers": {"device": "cuda"}}
-    spec = render(values).pod("r-surestep-m-worker")
+    spec = render(values).pod("r-surestep-m-worker-0-0")
     (worker,) = spec["containers"]
     assert worker["resources"]["limits"] == {"nvidia.com/gpu": 8}
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in spec[

@@ -96,7 +96,7 @@ def test_a_setting_goes_to_the_services_that_read_it_and_replaces_no_other_pods(
     both = checksums({"max_num_seqs": 3})
     assert {name for name in before if before[name] != both[name]} == {
         "r-surestep-m-scheduler-0",
-        "r-surestep-m-worker",
+        "r-surestep-m-worker-0-0",
     }
     data = render(model(settings=changed)).one("ConfigMap", "r-surestep-m-settings")["data"]
     assert yaml.safe_load(data["gateway.yaml"])["tool_call_parser"] == "hermes"
@@ -120,7 +120,7 @@ def test_requests_wait_as_long_as_a_pod_takes_to_come_back() -> None:
 
 @pytest.mark.parametrize(("version", "kind"), [("1.23.0", "exec"), ("1.24.0", "grpc")])
 def test_probes_are_the_kubelets_own_where_it_has_them(version: str, kind: str) -> None:
-    rendered = render(version=version)
+    rendered = render({"workers": {"kind": "StatefulSet"}}, version=version)
     (worker,) = rendered.pod("r-surestep-default-worker")["containers"]
     startup = worker["startupProbe"]
     assert kind in startup
@@ -128,10 +128,9 @@ def test_probes_are_the_kubelets_own_where_it_has_them(version: str, kind: str) 
     (scheduler,) = rendered.pod("r-surestep-default-scheduler-0")["containers"]
     live = scheduler["livenessProbe"][kind]
     assert live.get("service") == "live" or live["command"][-1] == "live"
-    (own,) = render({"probes": {"grpc": False}}, version="1.30").pod("r-surestep-default-worker")[
-        "containers"
-    ]
-    assert "exec" in own["startupProbe"]
+    forced = render({"probes": {"grpc": False}}, version="1.30")
+    (own,) = forced.pod("r-surestep-default-scheduler-0")["containers"]
+    assert "exec" in own["livenessProbe"]
 
 
 def test_models_are_merged_over_what_holds_for_all() -> None:
@@ -156,7 +155,7 @@ def test_another_revision_is_another_folder() -> None:
     """Pods that start while an upgrade is under way must not find the other model's files."""
 
     def folder(**more: Any) -> str:
-        spec = render(model(source="owner/name", **more)).pod("r-surestep-m-worker")
+        spec = render(model(source="owner/name", **more)).pod("r-surestep-m-worker-0-0")
         (fetch,) = spec["initContainers"]
         own = environ(spec["containers"][0])["SURESTEP_MODEL"]
         assert fetch["command"][-1] == own
@@ -177,7 +176,7 @@ def test_secrets_are_only_referred_to() -> None:
     spec = rendered.pod("r-surestep-default-gateway")
     named = {v["secret"]["secretName"] for v in spec["volumes"] if "secret" in v}
     assert named == {"s", "keys", "admin"}
-    (fetch,) = rendered.pod("r-surestep-default-worker")["initContainers"]
+    (fetch,) = rendered.pod("r-surestep-default-worker-0-0")["initContainers"]
     (token,) = [one for one in fetch["env"] if one["name"] == "HF_TOKEN"]
     assert token["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "token"}
     assert len(render().of_kind("Secret")) == 1  # drawn

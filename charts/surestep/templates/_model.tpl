@@ -25,7 +25,10 @@ the model merged over them, and what follows from these. Arguments: root, model.
 {{- $_ := set $model "pods" $pods }}
 {{- $_ := set $model "ranksPerPod" (div $ranks $pods) }}
 {{- $_ := set $model "settings" (default dict $model.settings) }}
-{{- $_ := set $model "leaderWorkerSet" (eq $workers.kind "LeaderWorkerSet") }}
+{{- /* A Deployment replaces a deleted pod at once, and one of a dead node; a StatefulSet upgrades replica by replica. */}}
+{{- $kind := $workers.kind }}
+{{- if eq $kind "auto" }}{{ $kind = ternary "StatefulSet" "Deployment" (or $scaled (gt $replicas 1)) }}{{ end }}
+{{- $_ := set $model "kind" $kind }}
 {{- $_ := set $model "path" (default (ternary (printf "/%s" $model.name) "/" $several) $model.gateway.path) }}
 {{- $_ := set $model "clientName" (default (ternary "SmolLM2-135M-Instruct" $source (eq $source "")) (join "," $model.servedNames)) }}
 {{- $fetched := and $model.modelCache.fetch (not (hasPrefix "/" $source)) }}
@@ -78,7 +81,8 @@ the model merged over them, and what follows from these. Arguments: root, model.
 {{- if has $m.base $names }}{{ fail (printf "%s two models with this name (or whose names begin alike for 36 characters)" $at) }}{{ end }}
 {{- $names = append $names $m.base }}
 {{- if ne (mod (int $m.ranks) (int $m.pods)) 0 }}{{ fail (printf "%s tensorParallelSize %d cannot be spread evenly over podsPerReplica %d" $at (int $m.ranks) (int $m.pods)) }}{{ end }}
-{{- if and $m.scaled (gt (int $m.pods) 1) (not $m.leaderWorkerSet) }}{{ fail (printf "%s workers.autoscaling with podsPerReplica %d needs workers.kind LeaderWorkerSet: a StatefulSet is scaled by pods, not by replicas" $at (int $m.pods)) }}{{ end }}
+{{- if and $m.scaled (eq $m.kind "Deployment") }}{{ fail (printf "%s workers.autoscaling needs workers.kind StatefulSet or LeaderWorkerSet" $at) }}{{ end }}
+{{- if and $m.scaled (gt (int $m.pods) 1) (ne $m.kind "LeaderWorkerSet") }}{{ fail (printf "%s workers.autoscaling with podsPerReplica %d needs workers.kind LeaderWorkerSet: a StatefulSet is scaled by pods, not by replicas" $at (int $m.pods)) }}{{ end }}
 {{- if and (eq $m.workers.autoscaling.kind "hpa") (semverCompare "<1.23.0-0" $.Capabilities.KubeVersion.Version) }}{{ fail (printf "%s workers.autoscaling.kind hpa needs Kubernetes 1.23 (autoscaling/v2)" $at) }}{{ end }}
 {{- if and $m.gateway.autoscaling.enabled (semverCompare "<1.23.0-0" $.Capabilities.KubeVersion.Version) }}{{ fail (printf "%s gateway.autoscaling needs Kubernetes 1.23 (autoscaling/v2)" $at) }}{{ end }}
 {{- if and (eq $m.modelCache.kind "hostPath") (not $m.modelCache.hostPath) }}{{ fail (printf "%s modelCache.kind hostPath needs modelCache.hostPath" $at) }}{{ end }}

@@ -1,4 +1,10 @@
-{{- /* The pod template of workers. Arguments: root, m, about. */}}
+{{- /* Labels of one pod's Deployment. Arguments: replica, pod. */}}
+{{- define "surestep.place" -}}
+surestep.dev/replica: {{ .replica | quote }}
+surestep.dev/pod: {{ .pod | quote }}
+{{- end }}
+
+{{- /* The pod template of workers. Arguments: root, m, about; of a Deployment: replica, pod. */}}
 {{- define "surestep.workerPod" -}}
 {{- $m := .m }}{{ $w := $m.workers }}{{ $root := .root }}
 {{- $cuda := eq $w.device "cuda" }}
@@ -12,6 +18,9 @@
 metadata:
   labels:
     {{- include "surestep.selector" .about | nindent 4 }}
+    {{- if eq $m.kind "Deployment" }}
+    {{- include "surestep.place" . | nindent 4 }}
+    {{- end }}
     {{- include "surestep.labels" $root | nindent 4 }}
     {{- with $w.podLabels }}
     {{- toYaml . | nindent 4 }}
@@ -46,11 +55,13 @@ spec:
         - sh
         - -c
         - |
-          {{- if $m.leaderWorkerSet }}
-          group=$GROUP_INDEX pod=$WORKER_INDEX
-          {{- else }}
+          {{- if eq $m.kind "StatefulSet" }}
           ordinal=${HOSTNAME##*-}
           group=$((ordinal / {{ $m.pods }})) pod=$((ordinal % {{ $m.pods }}))
+          {{- else if eq $m.kind "LeaderWorkerSet" }}
+          group=$GROUP_INDEX pod=$WORKER_INDEX
+          {{- else }}
+          group={{ .replica }} pod={{ .pod }}
           {{- end }}
           rank=$((pod * {{ $k }}))
           {{- if gt (int $m.pods) 1 }}
@@ -86,7 +97,7 @@ spec:
           value: {{ $k | quote }}
         - name: POD_IP
           valueFrom: {fieldRef: {fieldPath: status.podIP}}
-        {{- if $m.leaderWorkerSet }}
+        {{- if eq $m.kind "LeaderWorkerSet" }}
         - name: GROUP_INDEX
           valueFrom: {fieldRef: {fieldPath: "metadata.labels['leaderworkerset.sigs.k8s.io/group-index']"}}
         - name: WORKER_INDEX
@@ -105,19 +116,28 @@ spec:
         {{- end }}
       resources:
         {{- toYaml $resources | nindent 8 }}
+      {{- if eq $m.kind "Deployment" }}
+      # Ready is who answers, so that its Service finds it, and never the pod that it replaces. That the model is
+      # loaded is seen at the gateway; that loading goes on is watched by the supervisor.
+      readinessProbe:
+        tcpSocket: {port: supervisor-0}
+        periodSeconds: 1
+      {{- else }}
       startupProbe:
         {{- include "surestep.grpcProbe" (dict "m" $m "port" 50100) | nindent 8 }}
         periodSeconds: {{ include "surestep.probePeriod" $m }}
         failureThreshold: {{ div (int $w.startupSeconds) (include "surestep.probePeriod" $m | int) }}
-      # A rank that ends is brought back by its supervisor: no reason to start the container again.
-      livenessProbe:
-        {{- include "surestep.grpcProbe" (dict "m" $m "port" 50200 "service" "live") | nindent 8 }}
-        periodSeconds: {{ include "surestep.probePeriod" $m }}
-        failureThreshold: 6
       readinessProbe:
         {{- include "surestep.grpcProbe" (dict "m" $m "port" 50100) | nindent 8 }}
         periodSeconds: {{ include "surestep.probePeriod" $m }}
         failureThreshold: 3
+      {{- end }}
+      # A rank that ends is brought back by its supervisor: no reason to start the container again.
+      livenessProbe:
+        {{- include "surestep.grpcProbe" (dict "m" $m "port" 50200 "service" "live") | nindent 8 }}
+        periodSeconds: {{ include "surestep.probePeriod" $m }}
+        initialDelaySeconds: 10
+        failureThreshold: 6
       volumeMounts:
         {{- include "surestep.commonMounts" $root | nindent 8 }}
         - {name: models, mountPath: /models, readOnly: true}
