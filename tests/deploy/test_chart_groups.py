@@ -88,6 +88,8 @@ def test_a_single_replica_is_replaced_at_once_and_several_are_upgraded_one_by_on
     (worker,) = alone.pod("r-surestep-m-worker-0-0")["containers"]
     # Its Service must find it while it loads, and not the pod before it.
     assert worker["readinessProbe"]["tcpSocket"] == {"port": "supervisor-0"}
+    supervisor = environ(worker)["SURESTEP_SUPERVISOR_LISTEN"]
+    assert supervisor.replace("0.0.0.0", "127.0.0.1") in worker["command"], "its watchdog asks it"
     service = alone.one("Service", "r-surestep-m-worker-0-0")["spec"]
     assert "publishNotReadyAddresses" not in service
     labels = alone.one("Deployment", "r-surestep-m-worker-0-0")["spec"]["template"]["metadata"]

@@ -126,11 +126,11 @@ def test_probes_are_the_kubelets_own_where_it_has_them(version: str, kind: str) 
     assert kind in startup
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800
     (scheduler,) = rendered.pod("r-surestep-default-scheduler-0")["containers"]
-    live = scheduler["livenessProbe"][kind]
-    assert live.get("service") == "live" or live["command"][-1] == "live"
+    live = scheduler["livenessProbe"]
+    assert live.get("grpc", {}).get("service") == "live" or live["tcpSocket"] == {"port": 50051}
     forced = render({"probes": {"grpc": False}}, version="1.30")
     (own,) = forced.pod("r-surestep-default-scheduler-0")["containers"]
-    assert "exec" in own["livenessProbe"]
+    assert "tcpSocket" in own["livenessProbe"]
 
 
 def test_models_are_merged_over_what_holds_for_all() -> None:

@@ -38,32 +38,37 @@ securityContext:
   {{- toYaml .root.Values.securityContext | nindent 2 }}
 {{- end }}
 
-{{- /* A gRPC service: that it answers (service live), or that it serves (no service). Arguments: m, port, service. */}}
-{{- define "surestep.grpcProbe" -}}
-{{- if .m.exec -}}
+{{- /* That a rank serves. An exec probe starts a Python each time. Arguments: m. */}}
+{{- define "surestep.rankProbe" -}}
+{{- if .exec -}}
 exec:
-  command:
-    - python
-    - -m
-    - surestep_common.healthcheck
-    - 127.0.0.1:{{ .port }}
-    {{- with .service }}
-    - {{ . }}
-    {{- end }}
+  command: [python, -m, surestep_common.healthcheck, "127.0.0.1:50100"]
 timeoutSeconds: 10
 {{- else -}}
-grpc:
-  port: {{ .port }}
-  {{- with .service }}
-  service: {{ . }}
-  {{- end }}
+grpc: {port: 50100}
 timeoutSeconds: 3
 {{- end }}
+periodSeconds: {{ include "surestep.probePeriod" . }}
 {{- end }}
 
-{{- /* An exec probe starts a Python each time. Arguments: m. */}}
 {{- define "surestep.probePeriod" -}}
 {{- ternary 10 2 .exec }}
+{{- end }}
+
+{{- /*
+That a gRPC service answers. Without the kubelet's own probes: that it listens, for a Python that has to be
+started on a busy node is late, and nobody should end for that; what hangs is ended by its watchdog. Arguments: m, port.
+*/}}
+{{- define "surestep.liveProbe" -}}
+{{- if .m.exec -}}
+tcpSocket: {port: {{ .port }}}
+{{- else -}}
+grpc: {port: {{ .port }}, service: live}
+{{- end }}
+initialDelaySeconds: 10
+periodSeconds: 5
+timeoutSeconds: 5
+failureThreshold: 6
 {{- end }}
 
 {{- define "surestep.commonEnv" -}}

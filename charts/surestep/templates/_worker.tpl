@@ -73,6 +73,8 @@ spec:
           export SURESTEP_WORKER_LISTEN=0.0.0.0:$((50100 - rank))
           export SURESTEP_SUPERVISOR_LISTEN=0.0.0.0:$((50200 - rank))
           exec python -m surestep_worker.local_group
+      {{- else }}
+      command: [python, -m, surestep_common.watchdog, "127.0.0.1:50200", --, python, -m, surestep_worker]
       {{- end }}
       ports:
         {{- range $j := until $k }}
@@ -122,22 +124,18 @@ spec:
       readinessProbe:
         tcpSocket: {port: supervisor-0}
         periodSeconds: 1
+        failureThreshold: 10
       {{- else }}
       startupProbe:
-        {{- include "surestep.grpcProbe" (dict "m" $m "port" 50100) | nindent 8 }}
-        periodSeconds: {{ include "surestep.probePeriod" $m }}
+        {{- include "surestep.rankProbe" $m | nindent 8 }}
         failureThreshold: {{ div (int $w.startupSeconds) (include "surestep.probePeriod" $m | int) }}
       readinessProbe:
-        {{- include "surestep.grpcProbe" (dict "m" $m "port" 50100) | nindent 8 }}
-        periodSeconds: {{ include "surestep.probePeriod" $m }}
+        {{- include "surestep.rankProbe" $m | nindent 8 }}
         failureThreshold: 3
       {{- end }}
       # A rank that ends is brought back by its supervisor: no reason to start the container again.
       livenessProbe:
-        {{- include "surestep.grpcProbe" (dict "m" $m "port" 50200 "service" "live") | nindent 8 }}
-        periodSeconds: {{ include "surestep.probePeriod" $m }}
-        initialDelaySeconds: 10
-        failureThreshold: 6
+        {{- include "surestep.liveProbe" (dict "m" $m "port" 50200) | nindent 8 }}
       volumeMounts:
         {{- include "surestep.commonMounts" $root | nindent 8 }}
         - {name: models, mountPath: /models, readOnly: true}
