@@ -8,7 +8,8 @@
 #
 # Needs kubectl and helm with access to the cluster, whose nodes must have the images or be able to pull
 # them: IMAGE_REGISTRY, IMAGE_TAG, PULL_POLICY (Never). All is in namespace surestep-e2e, which is
-# removed at the end unless KEEP is set; with KEEP a further run goes on with what is there.
+# removed at the end unless KEEP is set; with KEEP a further run goes on with what is there. TOKENS (500) is the
+# length of the streams: on a quiet machine they should outlive an upgrade.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -56,7 +57,7 @@ release=e2e model=SmolLM2-135M-Instruct
 # By address: names are the cluster's business, and small ones forget them under load.
 run_streams() {
   local address; address=$(k get service $release-surestep-smollm2-gateway -o jsonpath='{.spec.clusterIP}')
-  k exec -i client -- python - "http://$address" $model "${1:-8}" "${2:-500}" <tests/deploy/k8s_streams.py
+  k exec -i client -- python - "http://$address" $model "${1:-8}" "${2:-${TOKENS:-500}}" <tests/deploy/k8s_streams.py
 }
 
 # Eight streams in the background; returns when all of them have some text.
@@ -84,7 +85,7 @@ PYTHON
 }
 
 peace() { # FILE: the texts that nobody disturbs
-  run_streams "${2:-8}" "${3:-500}" | tail -n 1 >"$scratch/$1"
+  run_streams "${2:-8}" | tail -n 1 >"$scratch/$1"
   python3 -c 'import json, sys; d = json.load(open(sys.argv[1])); assert not d["errors"], d; print("    longest pause", d["pause"], "s")' "$scratch/$1"
 }
 
@@ -162,10 +163,10 @@ part_group() {
   chart install group $(with_models) --set models[0].tensorParallelSize=2 --set models[0].podsPerReplica=2
   release=group
   say "ready; four streams in peace"
-  peace group-peace 4 300
+  peace group-peace 4
   for rank in 1 0; do
     say "kubectl delete of the pod of rank $rank with four open streams"
-    begin 4 300
+    begin 4
     k delete "$(pod worker surestep.dev/pod=$rank)" --wait=false >/dev/null
     end "group-$rank" group-peace
   done
