@@ -105,7 +105,7 @@ def test_gpus() -> None:
     values = model(tensorParallelSize=8) | {"workers": {"device": "cuda"}}
     spec = render(values).pod("r-surestep-m-worker-0-0")
     (worker,) = spec["containers"]
-    assert worker["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    assert worker["resources"]["limits"] == {"nvidia.com/gpu": "8"}
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in spec[
         "tolerations"
     ]

@@ -38,6 +38,17 @@ securityContext:
   {{- toYaml .root.Values.securityContext | nindent 2 }}
 {{- end }}
 
+{{- /* Quantities as strings, which is all that server-side apply takes. Arguments: requests, limits. */}}
+{{- define "surestep.resources" -}}
+{{- $all := dict }}
+{{- range $kind, $quantities := . }}
+{{- $strings := dict }}
+{{- range $name, $quantity := $quantities }}{{ $_ := set $strings $name (toString $quantity) }}{{ end }}
+{{- $_ := set $all $kind $strings }}
+{{- end }}
+{{- toYaml $all }}
+{{- end }}
+
 {{- /* That a rank serves. An exec probe starts a Python each time. Arguments: m. */}}
 {{- define "surestep.rankProbe" -}}
 {{- if .exec -}}

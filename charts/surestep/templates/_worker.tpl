@@ -117,7 +117,7 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
       resources:
-        {{- toYaml $resources | nindent 8 }}
+        {{- include "surestep.resources" $resources | nindent 8 }}
       {{- if eq $m.kind "Deployment" }}
       # Ready is who answers, so that its Service finds it, and never the pod that it replaces. That the model is
       # loaded is seen at the gateway; that loading goes on is watched by the supervisor.
