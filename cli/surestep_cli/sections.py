@@ -44,7 +44,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Timeouts": (
         *("startup_timeout_s", "drain_timeout_s", "request_timeout_s", "first_token_timeout_s"),
         *("inter_token_timeout_s", "admission_timeout_s", "head_timeout_s", "body_timeout_s"),
-        *("send_timeout_s", "text_timeout_s", "chat_template_timeout_s"),
+        *("send_timeout_s", "text_timeout_s", "chat_template_timeout_s", "shutdown_delay_s"),
     ),
     "Recovery": (
         *("standby", "heartbeat_timeout_s", "load_timeout_s", "step_deadline_floor_s"),
@@ -53,7 +53,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Processes": (
         *("scheduler_url", "scheduler_listen", "worker_listen", "supervisor_listen", "tp_master"),
-        *("worker_addresses", "supervisor_addresses", "rank", "grpc_secret", "grpc_secret_file"),
+        *("worker_addresses", "supervisor_addresses", "rank", "local_ranks"),
+        *("grpc_secret", "grpc_secret_file"),
         *("grpc_api_key", "grpc_tls_cert", "grpc_tls_key", "grpc_tls_ca", "grpc_tls_server_name"),
     ),
 }

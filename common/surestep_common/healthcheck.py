@@ -1,7 +1,8 @@
-"""`python -m surestep_common.healthcheck host:port|http://...`: for containers; 0 = healthy.
+"""`python -m surestep_common.healthcheck host:port [NAME]|http://...`: for containers; 0 = healthy.
 
-A gRPC address is asked for its overall health, a URL for any answer below 400. Says what is wrong,
-which container engines keep beside the status. TLS as the settings in the environment say.
+A gRPC address is asked for its overall health, or that of NAME (`live`: it answers at all), a URL
+for any answer below 400. Says what is wrong, which container engines keep beside the status. TLS as
+the settings in the environment say.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ _TIMEOUT_S = 3.0
 _MAX_BYTES = 4096  # of what a service says
 
 
-def trouble(target: str) -> str | None:
+def trouble(target: str, name: str = "") -> str | None:
     """What keeps the service behind `target` from serving; None if nothing does."""
-    return _http(target) if target.startswith("http") else _grpc(target)
+    return _http(target) if target.startswith("http") else _grpc(target, name)
 
 
-def _grpc(address: str) -> str | None:
+def _grpc(address: str, name: str) -> str | None:
     with _channel(address) as channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S
+                health_pb2.HealthCheckRequest(service=name), timeout=_TIMEOUT_S
             )
         except grpc.RpcError as error:
             return str(error.code().name)
@@ -55,13 +56,13 @@ def _http(url: str) -> str | None:
         return str(error)
 
 
-def main(target: str) -> int:
+def main(target: str, name: str = "") -> int:
     """Exit status."""
     tls.use(tls.TlsSettings.load([]))
-    said = trouble(target)
+    said = trouble(target, name)
     sys.stdout.write("" if said is None else f"{said}\n")
     return int(said is not None)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

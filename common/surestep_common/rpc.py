@@ -32,6 +32,7 @@ from .errors import (
 
 logger = logging.getLogger(__name__)
 
+LIVE = "live"  # health of this name says that a server answers, whether or not it serves
 MAX_MESSAGE_BYTES = 64 << 20  # a 1M-token prompt as varints is about 4 MiB
 
 # keepalive_timeout alone is not the wait for a ping's answer: since gRPC 1.60 or so that is
@@ -56,6 +57,8 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # 30 s by default, in which a peer that came back under another address is not found.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ("grpc.enable_retries", 0),  # a retried call would be a second request or a second epoch
 )
 
@@ -93,6 +96,7 @@ class Server:
     """A gRPC server with health, reflection and error mapping on every service.
 
     Health of each service (and of "" as a whole) starts as NOT_SERVING; `set_serving` flips it.
+    That of LIVE is SERVING from start to stop.
     Calls need the secret of this process, if it has one, or one of the `guests` of `access.Gate`.
     """
 
@@ -128,6 +132,7 @@ class Server:
         access.warn_if_exposed(address)
         await self.grpc.start()
         await self.set_serving(False)
+        await self._health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
         return port
 
     def _add_port(self, address: str) -> int:

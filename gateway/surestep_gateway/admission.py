@@ -34,11 +34,13 @@ class Admission:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._limit = settings.max_concurrent_requests
+        self._delay_s = settings.shutdown_delay_s
         self._drain_s = settings.drain_timeout_s
         self._keys, self._admin_keys = settings.api_keys(), settings.admin_keys()
         self._protect_metrics = settings.protect_metrics
         self._needs_certificate = settings.ssl_cert_reqs == ssl.CERT_REQUIRED
         self._open: dict[asyncio.Task[object], str] = {}  # and who called
+        self.leaving = False  # told to stop: nobody should send anything more
         self.draining = False
         self.aborting = False
 
@@ -94,9 +96,14 @@ class Admission:
         finally:
             self._open.pop(task, None)
 
+    async def leave(self) -> None:
+        """Serve on, while whoever hands out requests finds out that they belong elsewhere."""
+        self.leaving = True
+        await asyncio.sleep(self._delay_s)
+
     async def drain(self) -> None:
         """Admit nothing more; give open requests their time, then end them with an error."""
-        self.draining = True
+        self.leaving = self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_s):
                 await self._wait_until_idle()

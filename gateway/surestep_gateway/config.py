@@ -212,6 +212,11 @@ class GatewaySettings(ApiSettings):
     drain_timeout_s: float = Field(
         60.0, ge=0, description="seconds open requests may take to finish after SIGTERM"
     )
+    shutdown_delay_s: float = Field(
+        0.0,
+        ge=0,
+        description="seconds before that in which new ones are still served: balancers find out",
+    )
 
     @model_validator(mode="after")
     def _certificate_has_its_key(self) -> Self:

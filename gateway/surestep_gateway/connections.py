@@ -55,6 +55,11 @@ class Connections:
         """The head of a request has come."""
         self._idle.pop(connection, None)
 
+    def close_idle(self) -> None:
+        """End those without a request, in peace: whoever wants more connects again."""
+        for connection in list(self._idle):
+            connection.close()
+
     def make_room(self) -> bool:
         """End the connection that has been without a request for longest, if there is one."""
         connection = next(iter(self._idle), None)

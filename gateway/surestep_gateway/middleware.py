@@ -16,6 +16,7 @@ from .errors import error_response
 from .metrics import Metrics
 from .tenants import Caller
 
+_LAST_ANSWER = ((b"connection", b"close"),)  # the next request should find another server
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
@@ -85,6 +86,7 @@ class RequestMiddleware:
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),
+                    *(_LAST_ANSWER if self._admission.leaving else ()),
                 ]
             await send(message)
 

@@ -71,7 +71,7 @@ class OperatorRoutes:
 
     async def ready(self, request: Request) -> Response:
         """Ready: requests sent now would be served."""
-        if self._gateway.admission.draining:
+        if self._gateway.admission.leaving:
             raise Unavailable("the server is shutting down")
         patience_s = self._gateway.settings.first_token_timeout_s
         now = time.monotonic()
@@ -152,7 +152,7 @@ class OperatorRoutes:
         }
 
     def _state(self) -> str:
-        if self._gateway.admission.draining:
+        if self._gateway.admission.leaving:
             return "DRAINING"
         return "SERVING" if self._gateway.pool.serving else "WAITING_FOR_SCHEDULER"
 

@@ -115,6 +115,8 @@ class GatewayServer:
 
     async def _drain_when_stopping(self, listening: asyncio.Task[None]) -> None:
         await self._stopping.wait()
+        await self.gateway.admission.leave()
+        self._connections.close_idle()
         logger.info("draining %d open requests", self.gateway.admission.num_open)
         await self.gateway.admission.drain()
         listening.cancel()

@@ -33,7 +33,8 @@ class Source(NamedTuple):
     def package(self) -> str | None:
         """Import package the file belongs to; None outside the packages."""
         parts = Path(self.name).parts
-        return parts[1] if len(parts) > 2 and parts[1] in PACKAGES else None
+        inside = len(parts) > 2 and PACKAGES.get(parts[1]) == parts[0]
+        return parts[1] if inside else None
 
 
 @functools.cache

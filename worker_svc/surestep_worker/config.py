@@ -148,6 +148,12 @@ class WorkerSettings(PeerSettings):
         default=0, ge=0, description="compute threads of a rank; 0 = its share of the cores"
     )
     rank: int = Field(default=0, ge=0, description="index of this rank")
+    local_ranks: int | None = Field(
+        default=None,
+        ge=1,
+        description="ranks of the group on this machine; default: all of them where --tp-master is "
+        "on loopback, else one",
+    )
     worker_listen: str = Field(
         default="127.0.0.1:50061",
         pattern=HOST_PORT,
@@ -187,6 +193,8 @@ class WorkerSettings(PeerSettings):
     @property
     def ranks_here(self) -> int:
         """Ranks of the group that share this machine, as far as the settings tell."""
+        if self.local_ranks is not None:
+            return self.local_ranks
         host, _, _ = self.tp_master.rpartition(":")
         return self.tensor_parallel_size if is_loopback(host) else 1
 

@@ -7,33 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 from fake_scheduler import default_info, emulated, emulating, start, tokens
-from gateway_stack import Events, Stack, StartStack
+from gateway_stack import Events, Paused, Stack, StartStack
 from surestep_common.errors import QueueFull, Unavailable
 from surestep_gateway.tokenizer import Tokenizer
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hello"}]
-
-
-class Paused:
-    """A script that sends `count` tokens, then waits until `go` is set."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.sent = asyncio.Event()  # the tokens are on their way
-        self.go = asyncio.Event()
-
-    async def __call__(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
-        if self.count:
-            yield start()
-        ids = emulated(request)
-        for token in ids[: self.count]:
-            yield tokens([token])
-        self.sent.set()
-        async with asyncio.timeout(30):
-            await self.go.wait()
-        yield tokens(ids[self.count :], finish=LENGTH)
 
 
 async def settled(stack: Stack) -> None:
@@ -248,39 +228,3 @@ async def test_readiness_follows_the_scheduler(start_stack: StartStack) -> None:
     assert (await stack.client.get("/health/ready")).status_code == 200
     (model,) = (await stack.client.get("/v1/models")).json()["data"]
     assert model["max_model_len"] == 77
-
-
-async def test_draining(start_stack: StartStack) -> None:
-    stack = await start_stack(drain_timeout_s=20)
-    stack.scheduler.script = paused = Paused(1)
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(stack.stream(CHAT, messages=USER, max_tokens=3))
-        await stack.scheduler.until(lambda fake: fake.num_open == 1)
-        stack.server.stop()
-        async with asyncio.timeout(10):
-            while (await stack.client.get("/health/ready")).status_code != 503:
-                await asyncio.sleep(0)
-        refused = await stack.chat()
-        assert refused.status_code == 503
-        assert refused.headers["retry-after"] == "20"
-        assert (await stack.client.get("/health")).status_code == 200
-        paused.go.set()
-    assert task.result().done
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_draining_has_an_end(start_stack: StartStack, stream: bool) -> None:
-    stack = await start_stack(drain_timeout_s=0.05)
-    stack.scheduler.script = Paused(1)
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(stack.chat(stream=stream, max_tokens=3))
-        await stack.scheduler.until(lambda fake: fake.num_open == 1)
-        stack.server.stop()
-    response = task.result()
-    if stream:
-        events = Events.parse(response.text)
-        assert not events.done
-        assert events[-1]["error"]["code"] == "service_unavailable"
-    else:
-        assert response.status_code == 503
-    await stack.scheduler.until(lambda fake: fake.num_open == 0)

@@ -111,14 +111,14 @@ def test_a_gguf_file_says_what_to_do(tmp_path: Path) -> None:
 def test_fetch_leaves_a_link(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     link = folder.parent / "served"
     link.symlink_to("/nowhere")
-    fetch(str(folder), link, QUIET)
+    fetch(str(folder), link, Source(), QUIET, text_only=False)
     assert link.resolve() == folder
     assert capsys.readouterr().out == f"{folder}\n"
 
 
 def test_fetch_replaces_no_folder(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="no symbolic link"):
-        fetch(str(folder), folder, QUIET)
+        fetch(str(folder), folder, Source(), QUIET, text_only=False)
 
 
 def test_a_cache_that_cannot_be_made_is_named(
@@ -182,3 +182,22 @@ def test_revisions(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
     assert fetch_all(Serve.load([str(folder), *flags]), told) == (("my-model", folder), None)
     assert isinstance(told.file, io.StringIO)
     assert told.file.getvalue().count("does nothing") == 2
+
+
+@pytest.mark.parametrize("text_only", [False, True])
+def test_a_gateway_can_do_without_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text_only: bool
+) -> None:
+    asked = {}
+
+    def snapshot(model: str, **about: Any) -> str:
+        asked[model] = about
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    link = tmp_path / "link"
+    fetch("owner/name", link, Source("v2"), QUIET, text_only=text_only)
+    assert asked["owner/name"]["revision"] == "v2"
+    assert ("*.safetensors" in asked["owner/name"]["allow_patterns"]) is not text_only
+    assert "*.json" in asked["owner/name"]["allow_patterns"]
+    assert link.resolve() == tmp_path.resolve()

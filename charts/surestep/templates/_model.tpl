@@ -1,0 +1,92 @@
+{{- /*
+A model with everything that its objects are made of, as YAML: the values of the release with those of
+the model merged over them, and what follows from these. Arguments: root, model.
+*/}}
+{{- define "surestep.model" -}}
+{{- $root := .root }}{{ $model := deepCopy .model }}
+{{- range $part := list "gateway" "scheduler" "workers" "modelCache" }}
+{{- $own := default dict (get $model $part) }}
+{{- $_ := set $model $part (mergeOverwrite (deepCopy (get $root.Values $part)) $own) }}
+{{- end }}
+{{- $workers := $model.workers }}
+{{- $base := printf "%s-%s" (include "surestep.fullname" $root) $model.name | trunc 43 | trimSuffix "-" }}
+{{- $source := default "" $model.source }}
+{{- $replicas := int (default 1 $model.replicas) }}
+{{- $ranks := int (default 1 $model.tensorParallelSize) }}
+{{- $pods := int (default 1 $model.podsPerReplica) }}
+{{- $scaled := ne $workers.autoscaling.kind "none" }}
+{{- $several := gt (len $root.Values.models) 1 }}
+{{- $_ := set $model "base" $base }}
+{{- $_ := set $model "source" $source }}
+{{- $_ := set $model "replicas" $replicas }}
+{{- $_ := set $model "scaled" $scaled }}
+{{- $_ := set $model "maxReplicas" (ternary (int $workers.autoscaling.maxReplicas) $replicas $scaled) }}
+{{- $_ := set $model "ranks" $ranks }}
+{{- $_ := set $model "pods" $pods }}
+{{- $_ := set $model "ranksPerPod" (div $ranks $pods) }}
+{{- $_ := set $model "settings" (default dict $model.settings) }}
+{{- /* A Deployment replaces a deleted pod at once, and one of a dead node; a StatefulSet upgrades replica by replica. */}}
+{{- $kind := $workers.kind }}
+{{- if eq $kind "auto" }}{{ $kind = ternary "StatefulSet" "Deployment" (or $scaled (gt $replicas 1)) }}{{ end }}
+{{- $_ := set $model "kind" $kind }}
+{{- $_ := set $model "path" (default (ternary (printf "/%s" $model.name) "/" $several) $model.gateway.path) }}
+{{- $_ := set $model "clientName" (default (ternary "SmolLM2-135M-Instruct" $source (eq $source "")) (join "," $model.servedNames)) }}
+{{- $fetched := and $model.modelCache.fetch (not (hasPrefix "/" $source)) }}
+{{- $_ := set $model "fetched" $fetched }}
+{{- $link := printf "/models/served-%s" (printf "%s@%s" $source (default "" $model.revision) | sha256sum | trunc 8) }}
+{{- $_ := set $model "folder" (ternary $source $link (hasPrefix "/" $source)) }}
+{{- $_ := set $model "exec" (eq (include "surestep.grpcProbes" $root) "") }}
+{{- toYaml $model }}
+{{- end }}
+
+{{- /* Not empty where the kubelet asks gRPC services for their health itself. */}}
+{{- define "surestep.grpcProbes" -}}
+{{- $wish := toString .Values.probes.grpc }}
+{{- if or (eq $wish "true") (and (eq $wish "auto") (semverCompare ">=1.24.0-0" .Capabilities.KubeVersion.Version)) }}yes{{ end }}
+{{- end }}
+
+{{- /* host:port of each rank of a replica as JSON. Arguments: m, replica, port. */}}
+{{- define "surestep.rankAddresses" -}}
+{{- $all := list }}
+{{- range $rank := until (int .m.ranks) }}
+{{- $pod := div $rank (int $.m.ranksPerPod) }}
+{{- $port := add $.port (mod $rank (int $.m.ranksPerPod)) }}
+{{- $all = append $all (printf "%s-worker-%d-%d:%d" $.m.base (int $.replica) (int $pod) (int $port)) }}
+{{- end }}
+{{- toJson $all }}
+{{- end }}
+
+{{- /* What one service reads of the settings, over what the chart would have it. Arguments: root, m, service. */}}
+{{- define "surestep.settings" -}}
+{{- $m := .m }}
+{{- $known := get (.root.Files.Get "files/settings.json" | fromJson) .service }}
+{{- $all := dict }}
+{{- if eq .service "gateway" }}
+{{- range $name := list "admission_timeout_s" "first_token_timeout_s" "inter_token_timeout_s" "resume_timeout_s" }}
+{{- $_ := set $all $name $m.gateway.patienceSeconds }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := $m.settings }}
+{{- if has $name $known }}{{ $_ := set $all $name $value }}{{ end }}
+{{- end }}
+{{- toYaml $all }}
+{{- end }}
+
+{{- /* What values mean only together. Arguments: root. */}}
+{{- define "surestep.check" -}}
+{{- $names := list }}
+{{- range $model := .Values.models }}
+{{- $m := include "surestep.model" (dict "root" $ "model" $model) | fromYaml }}
+{{- $at := printf "models: %s:" $m.name }}
+{{- if has $m.base $names }}{{ fail (printf "%s two models with this name (or whose names begin alike for 36 characters)" $at) }}{{ end }}
+{{- $names = append $names $m.base }}
+{{- if ne (mod (int $m.ranks) (int $m.pods)) 0 }}{{ fail (printf "%s tensorParallelSize %d cannot be spread evenly over podsPerReplica %d" $at (int $m.ranks) (int $m.pods)) }}{{ end }}
+{{- if and $m.scaled (eq $m.kind "Deployment") }}{{ fail (printf "%s workers.autoscaling needs workers.kind StatefulSet or LeaderWorkerSet" $at) }}{{ end }}
+{{- if and $m.scaled (gt (int $m.pods) 1) (ne $m.kind "LeaderWorkerSet") }}{{ fail (printf "%s workers.autoscaling with podsPerReplica %d needs workers.kind LeaderWorkerSet: a StatefulSet is scaled by pods, not by replicas" $at (int $m.pods)) }}{{ end }}
+{{- if and (eq $m.workers.autoscaling.kind "hpa") (semverCompare "<1.23.0-0" $.Capabilities.KubeVersion.Version) }}{{ fail (printf "%s workers.autoscaling.kind hpa needs Kubernetes 1.23 (autoscaling/v2)" $at) }}{{ end }}
+{{- if and $m.gateway.autoscaling.enabled (semverCompare "<1.23.0-0" $.Capabilities.KubeVersion.Version) }}{{ fail (printf "%s gateway.autoscaling needs Kubernetes 1.23 (autoscaling/v2)" $at) }}{{ end }}
+{{- if and (eq $m.modelCache.kind "hostPath") (not $m.modelCache.hostPath) }}{{ fail (printf "%s modelCache.kind hostPath needs modelCache.hostPath" $at) }}{{ end }}
+{{- if and (eq $m.modelCache.kind "emptyDir") (hasPrefix "/" $m.source) }}{{ fail (printf "%s source %s is a folder, and modelCache.kind emptyDir is empty at the start: a hub id, or another kind" $at $m.source) }}{{ end }}
+{{- if and (hasPrefix "/" $m.source) (not (hasPrefix "/models/" $m.source)) }}{{ fail (printf "%s source %s: folders are those of the model volume, which is mounted at /models" $at $m.source) }}{{ end }}
+{{- end }}
+{{- end }}

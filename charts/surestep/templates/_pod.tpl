@@ -1,0 +1,170 @@
+{{- /* What all pods have in common. Arguments: root, part (gateway, scheduler or workers of a model). */}}
+{{- define "surestep.podSpec" -}}
+serviceAccountName: {{ include "surestep.serviceAccountName" .root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+securityContext:
+  {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
+{{- with .part.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .part.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* Image and what a container may. Arguments: root, image. */}}
+{{- define "surestep.container" -}}
+image: {{ include "surestep.image" . | quote }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+# The last lines of the log are shown by `kubectl describe pod`.
+terminationMessagePolicy: FallbackToLogsOnError
+securityContext:
+  {{- toYaml .root.Values.securityContext | nindent 2 }}
+{{- end }}
+
+{{- /* Quantities as strings, which is all that server-side apply takes. Arguments: requests, limits. */}}
+{{- define "surestep.resources" -}}
+{{- $all := dict }}
+{{- range $kind, $quantities := . }}
+{{- $strings := dict }}
+{{- range $name, $quantity := $quantities }}{{ $_ := set $strings $name (toString $quantity) }}{{ end }}
+{{- $_ := set $all $kind $strings }}
+{{- end }}
+{{- toYaml $all }}
+{{- end }}
+
+{{- /* That a rank serves. An exec probe starts a Python each time. Arguments: m. */}}
+{{- define "surestep.rankProbe" -}}
+{{- if .exec -}}
+exec:
+  command: [python, -m, surestep_common.healthcheck, "127.0.0.1:50100"]
+timeoutSeconds: 10
+{{- else -}}
+grpc: {port: 50100}
+timeoutSeconds: 3
+{{- end }}
+periodSeconds: {{ include "surestep.probePeriod" . }}
+{{- end }}
+
+{{- define "surestep.probePeriod" -}}
+{{- ternary 10 2 .exec }}
+{{- end }}
+
+{{- /*
+That a gRPC service answers. Without the kubelet's own probes: that it listens, for a Python that has to be
+started on a busy node is late, and nobody should end for that; what hangs is ended by its watchdog. Arguments: m, port.
+*/}}
+{{- define "surestep.liveProbe" -}}
+{{- if .m.exec -}}
+tcpSocket: {port: {{ .port }}}
+{{- else -}}
+grpc: {port: {{ .port }}, service: live}
+{{- end }}
+initialDelaySeconds: 10
+periodSeconds: 5
+timeoutSeconds: 5
+failureThreshold: 6
+{{- end }}
+
+{{- define "surestep.commonEnv" -}}
+- name: SURESTEP_CONFIG
+  value: /etc/surestep/settings.yaml
+- name: SURESTEP_GRPC_SECRET_FILE
+  value: /secrets/grpc/secret
+{{- end }}
+
+{{- /* Arguments: root, m, service. */}}
+{{- define "surestep.commonVolumes" -}}
+- name: tmp
+  emptyDir: {}
+- name: settings
+  configMap:
+    name: {{ .m.base }}-settings
+    items:
+      - key: {{ .service }}.yaml
+        path: settings.yaml
+- name: grpc-secret
+  secret:
+    secretName: {{ include "surestep.grpcSecretName" .root }}
+    items:
+      - key: {{ .root.Values.grpcSecret.key }}
+        path: secret
+{{- end }}
+
+{{- define "surestep.commonMounts" -}}
+- name: tmp
+  mountPath: /tmp
+- name: settings
+  mountPath: /etc/surestep
+  readOnly: true
+- name: grpc-secret
+  mountPath: /secrets/grpc
+  readOnly: true
+{{- end }}
+
+{{- /* Arguments: m. */}}
+{{- define "surestep.modelVolume" -}}
+{{- $cache := .modelCache }}
+- name: models
+  {{- if eq $cache.kind "emptyDir" }}
+  emptyDir: {}
+  {{- else if eq $cache.kind "hostPath" }}
+  hostPath:
+    path: {{ $cache.hostPath }}
+    type: DirectoryOrCreate
+  {{- else }}
+  persistentVolumeClaim:
+    claimName: {{ default (printf "%s-models" .base) $cache.existingClaim }}
+  {{- end }}
+{{- end }}
+
+{{- /* Fetches what is missing and lets the link of this model point to it. Arguments: root, m, image, textOnly. */}}
+{{- define "surestep.fetch" -}}
+- name: fetch-model
+  {{- include "surestep.container" . | nindent 2 }}
+  command: [surestep, fetch, --link, {{ .m.folder }}]
+  args:
+    - {{ .m.source | quote }}
+    {{- with .m.revision }}
+    - --revision
+    - {{ . | quote }}
+    {{- end }}
+    {{- if .textOnly }}
+    - --text-only
+    {{- end }}
+  env:
+    - {name: HOME, value: /tmp}
+    - {name: XDG_CACHE_HOME, value: /models}
+    - {name: HF_HOME, value: /models/huggingface}
+    {{- with .root.Values.huggingFaceToken.existingSecret }}
+    - name: HF_TOKEN
+      valueFrom:
+        secretKeyRef:
+          name: {{ . }}
+          key: {{ $.root.Values.huggingFaceToken.key }}
+    {{- end }}
+    {{- with .env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  resources:
+    {{- toYaml .resources | nindent 4 }}
+  volumeMounts:
+    - {name: tmp, mountPath: /tmp}
+    - {name: models, mountPath: /models}
+{{- end }}
