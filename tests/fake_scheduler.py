@@ -173,6 +173,7 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
     script: Script = emulating
     info: SchedulerInfo = field(default_factory=default_info)
     stats: SchedulerStats = field(default_factory=SchedulerStats)
+    status: SchedulerStatus = field(default_factory=SchedulerStatus)  # besides what all say
     requests: list[GenerateRequest] = field(default_factory=list)
     time_remaining: list[float] = field(default_factory=list)
     restarts: list[str] = field(default_factory=list)  # reasons
@@ -227,9 +228,11 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
         return RestartWorkersResponse(epoch=3, num_ranks=2)
 
     async def Status(self, request: Any, context: Any) -> SchedulerStatus:
-        return SchedulerStatus(
+        told = SchedulerStatus(
             pid=1, address=f"127.0.0.1:{self.port}", state=generate_pb2.SERVING, epoch=3, step=7
         )
+        told.MergeFrom(self.status)
+        return told
 
     async def _notify(self) -> None:
         async with self._changed:
