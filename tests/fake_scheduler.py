@@ -176,6 +176,7 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
     status: SchedulerStatus = field(default_factory=SchedulerStatus)  # besides what all say
     requests: list[GenerateRequest] = field(default_factory=list)
     time_remaining: list[float] = field(default_factory=list)
+    metadata: list[dict[str, Any]] = field(default_factory=list)  # of the calls
     restarts: list[str] = field(default_factory=list)  # reasons
     hanging: bool = False
     trouble: str = ""  # why it has no Info to give
@@ -192,6 +193,7 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
         """Plays the script; a request id may be open only once."""
         self.requests.append(request)
         self.time_remaining.append(context.time_remaining() or 0.0)
+        self.metadata.append(dict(context.invocation_metadata()))
         if not request.prompt_ids:
             raise InvalidRequest("prompt_ids must be set", param="prompt_ids")
         self.num_open += 1

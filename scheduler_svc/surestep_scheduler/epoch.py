@@ -97,6 +97,7 @@ class Epoch:
             if plan is None:
                 self._monitor.nothing_to_send()
                 return
+            self._requests.admitted(plan.admissions, now)
             sent = self._monitor.sent(plan, core.speculation.expected_us, now)
             # Workers that hang take no more plans either: this wait is part of the oldest step's.
             timeout_s = max(self._monitor.due_at - now, _SEND_S)
