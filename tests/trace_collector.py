@@ -88,7 +88,9 @@ def _sent(service: str, span: Any) -> Sent:
 def collecting() -> Iterator[Collector]:
     """A collector that listens."""
     collector, server = Collector(), grpc.server(ThreadPoolExecutor(2))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+        collector, server
+    )
     collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:

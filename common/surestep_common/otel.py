@@ -94,7 +94,7 @@ class OtelTracer(Tracer):
             endpoint=f"{'https' if parts.scheme in TLS_SCHEMES else 'http'}://{parts.netloc}",
             insecure=parts.scheme not in TLS_SCHEMES,
         )
-        facts = {"service.name": service, "process.pid": os.getpid()}
+        facts: dict[str, Value] = {"service.name": service, "process.pid": os.getpid()}
         self._provider = TracerProvider(
             resource=Resource(facts).merge(OTELResourceDetector().detect()), shutdown_on_exit=False
         )

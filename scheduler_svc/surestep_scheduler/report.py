@@ -13,6 +13,7 @@ from .counters import Counters
 from .engine import Engine
 from .incidents import Cause, Incident
 from .messages import RankTimes
+from .state import SchedulerState
 from .step_times import BOUNDS_S, StepTimes
 from .workers import WorkerGroup
 
@@ -94,14 +95,10 @@ def stats(engine: Engine) -> pb.SchedulerStats:
     core = engine.core
     if core is None:
         return pb.SchedulerStats()
-    counters, pool, incidents, monitor = core.counters, core.pool, engine.incidents, engine.monitor
-    snapshots = core.snapshots.pool
+    counters, incidents, monitor = core.counters, engine.incidents, engine.monitor
     return pb.SchedulerStats(
         num_running=len(core.running),
         num_waiting=len(core.waiting),
-        num_blocks_total=pool.num_blocks - 1,
-        num_blocks_used=pool.num_used,
-        num_slots_used=core.limits.num_slots - len(core.free_slots),
         prompt_tokens=counters.prompt_tokens,
         generation_tokens=counters.generation_tokens - counters.canary_tokens,
         num_prompt_tokens_cached=counters.prompt_tokens_cached,
@@ -147,11 +144,22 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_tenants=len(core.tenants),
         num_displacements=counters.displacements,
         steps=_steps(counters, monitor.times),
-        num_blocks_cached=pool.num_available - pool.num_free,
-        num_slots_total=core.limits.num_slots,
-        num_snapshots_total=snapshots.num_blocks - 1,
-        num_snapshots_held=snapshots.num_blocks - 1 - snapshots.num_free,
+        **_room(core),
     )
+
+
+def _room(core: SchedulerState) -> dict[str, int]:
+    """Blocks, slots and snapshots: how many there are, and what of them is taken."""
+    pool, snapshots, num_slots = core.pool, core.snapshots.pool, core.limits.num_slots
+    return {
+        "num_blocks_total": pool.num_blocks - 1,
+        "num_blocks_used": pool.num_used,
+        "num_blocks_cached": pool.num_available - pool.num_free,
+        "num_slots_total": num_slots,
+        "num_slots_used": num_slots - len(core.free_slots),
+        "num_snapshots_total": snapshots.num_blocks - 1,
+        "num_snapshots_held": snapshots.num_blocks - 1 - snapshots.num_free,
+    }
 
 
 def _steps(counters: Counters, times: StepTimes) -> pb.StepStats:
