@@ -61,11 +61,11 @@ def _tell_attempt(
     known = [(name, at) for name, at in marks if at is not None]
     ends = [*(at for _, at in known[1:]), attempt.ended_at]
     part = span
-    for (name, began), ended in zip(known, ends, strict=True):
+    for left, ((name, began), ended) in enumerate(zip(known, ends, strict=True), 1 - len(known)):
         attributes = {"surestep.attempt": number}
         began_ns = clock.ns(began)
         part = span.child(name, attributes=attributes, after=after, began_ns=began_ns)
-        if attempt.lost and ended is attempt.ended_at:
+        if attempt.lost and not left:
             part.fail("worker_lost", "the workers were lost; the next attempt goes on from here")
         part.end(clock.ns(ended))
     return part

@@ -78,11 +78,11 @@ class SchedulerService(SchedulerServicer):
                     done = False
                     while not done:
                         outputs = await _within(opened, context.time_remaining())
-                        if span.sent:
-                            opened.timeline.tokens(self._engine.clock())
                         done = outputs[-1].finish is not None
                         tokens = [output for output in outputs if output.error is None]
                         if tokens:
+                            if span.sent:
+                                opened.timeline.tokens(self._engine.clock())
                             chunk = _chunk(opened, tokens)
                             if not opened.started:
                                 opened.started = True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+
+_KEPT = 32  # the newest ones, of a request that gives up its slot again and again
 
 
 @dataclass(slots=True)
@@ -22,7 +25,7 @@ class Timeline:
     or when the request gave its slot up for others."""
 
     def __init__(self, arrived: float) -> None:
-        self.attempts = [Attempt(arrived)]
+        self.attempts = deque([Attempt(arrived)], maxlen=_KEPT)
 
     def admitted(self, now: float) -> None:
         """It is in a slot. Where it was in one before, that one ended with its last tokens."""
