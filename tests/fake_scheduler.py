@@ -173,8 +173,10 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
     script: Script = emulating
     info: SchedulerInfo = field(default_factory=default_info)
     stats: SchedulerStats = field(default_factory=SchedulerStats)
+    status: SchedulerStatus = field(default_factory=SchedulerStatus)  # besides what all say
     requests: list[GenerateRequest] = field(default_factory=list)
     time_remaining: list[float] = field(default_factory=list)
+    metadata: list[dict[str, Any]] = field(default_factory=list)  # of the calls
     restarts: list[str] = field(default_factory=list)  # reasons
     hanging: bool = False
     trouble: str = ""  # why it has no Info to give
@@ -191,6 +193,7 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
         """Plays the script; a request id may be open only once."""
         self.requests.append(request)
         self.time_remaining.append(context.time_remaining() or 0.0)
+        self.metadata.append(dict(context.invocation_metadata()))
         if not request.prompt_ids:
             raise InvalidRequest("prompt_ids must be set", param="prompt_ids")
         self.num_open += 1
@@ -227,9 +230,11 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
         return RestartWorkersResponse(epoch=3, num_ranks=2)
 
     async def Status(self, request: Any, context: Any) -> SchedulerStatus:
-        return SchedulerStatus(
+        told = SchedulerStatus(
             pid=1, address=f"127.0.0.1:{self.port}", state=generate_pb2.SERVING, epoch=3, step=7
         )
+        told.MergeFrom(self.status)
+        return told
 
     async def _notify(self) -> None:
         async with self._changed:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from surestep_scheduler.commit import apply
 from surestep_scheduler.limits import Limits
-from surestep_scheduler.messages import Outcome, Plan
+from surestep_scheduler.messages import Outcome, Plan, RankTimes
 from surestep_scheduler.policy import schedule
 from surestep_scheduler.sequence import Request, Sequence
 from surestep_scheduler.state import SchedulerState
@@ -114,7 +114,7 @@ class PacedLoop:
             epoch=plan.epoch,
             step=plan.step,
             digests=[0],
-            gap_us=0,
+            times=[RankTimes(0, 0, 0, 0, 0, 0)],
             slot=plan.slot,
             slot_epoch=plan.slot_epoch,
             ok=np.ones(count, dtype=np.bool_),

@@ -35,7 +35,10 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("response_role", "allow_special_tokens_in_content", "return_tokens_as_token_ids"),
         "enable_force_include_usage",
     ),
-    "Logs": (*("log_level", "log_json", "log_dir", "enable_log_requests", "max_log_len"),),
+    "Logs": (
+        *("log_level", "log_json", "log_dir", "enable_log_requests", "max_log_len"),
+        "otlp_traces_endpoint",
+    ),
     "Limits": (
         *("max_concurrent_requests", "max_connections", "max_n", "max_body_bytes"),
         *("max_total_body_bytes", "max_answer_bytes", "min_body_rate", "text_processes"),

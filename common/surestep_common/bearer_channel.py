@@ -1,4 +1,4 @@
-"""A gRPC channel all of whose calls carry the same metadata.
+"""A gRPC channel all of whose calls carry the same metadata, besides their own.
 
 Interceptors could add it too, but would stand between every plan and its stream.
 """
@@ -15,6 +15,16 @@ import grpc
 from .access import Metadata
 
 
+def _call(
+    multi_callable: Callable[..., Any],
+    known: Metadata,
+    *args: Any,
+    metadata: Metadata = (),
+    **kwargs: Any,
+) -> Any:
+    return multi_callable(*args, metadata=(*known, *metadata), **kwargs)
+
+
 class BearerChannel(grpc.aio.Channel):
     """Calls go to `channel`, each with `metadata`."""
 
@@ -23,7 +33,7 @@ class BearerChannel(grpc.aio.Channel):
         self._metadata = metadata
 
     def _with_metadata(self, multi_callable: Callable[..., Any]) -> Any:
-        return partial(multi_callable, metadata=self._metadata)
+        return partial(_call, multi_callable, self._metadata)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
         """As of any channel; likewise the others."""

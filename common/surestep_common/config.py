@@ -248,6 +248,12 @@ def gpus_are_hidden() -> bool:
     return shown is not None and shown.partition(",")[0].strip() in ("", "-1")
 
 
+def traces_protocol() -> str:
+    """The protocol that spans are to be sent by, in the words of OpenTelemetry; empty = any."""
+    names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    return next(filter(None, map(os.environ.get, names)), "")
+
+
 def parent_pid() -> int | None:
     """The process that has started this one and does not want to be outlived; None: nobody."""
     value = os.environ.get(PARENT_PID)

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 from surestep_common.errors import SurestepError
+from surestep_common.tracing import open_tracer
 
 from .admin import AdminRoutes
 from .admission import Admission
@@ -48,6 +49,7 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
         admission=Admission(settings),
         answers=Answers(settings),
         seeds=_seeds(settings.seed),
+        tracer=open_tracer(settings, "surestep-gateway"),
     )
 
 
@@ -71,6 +73,7 @@ def make_app(gateway: Gateway, address: str) -> ASGIApp:
                 hosts=HostCheck(gateway.settings),
                 admission=gateway.admission,
                 metrics=gateway.metrics,
+                tracer=gateway.tracer,
             )
         ],
         exception_handlers={

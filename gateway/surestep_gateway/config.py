@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_settings import NoDecode, SettingsConfigDict
 from surestep_common.config import Names, split_names
 from surestep_common.registry import Registry
+from surestep_common.tracing import TraceSettings
 
 from .api_settings import ApiSettings
 from .clients import ApiKeys, plain_keys, read_keys
@@ -55,7 +56,7 @@ def _known(registry: Registry[Any]) -> Callable[[str], str]:
     return check
 
 
-class GatewaySettings(ApiSettings):
+class GatewaySettings(ApiSettings, TraceSettings):
     """Each field is a flag, a `SURESTEP_*` variable and a key of the config file."""
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-gateway")

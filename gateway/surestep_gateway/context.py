@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from surestep_common.tracing import Tracer
+
 from .admission import Admission
 from .answers import Answers
 from .config import GatewaySettings
@@ -28,3 +30,4 @@ class Gateway:
     admission: Admission
     answers: Answers
     seeds: random.Random  # of requests that bring none
+    tracer: Tracer

@@ -28,6 +28,7 @@ from .generation import Origin, most_open
 from .journal import Journal, OpenRequest, Patience
 from .json_pieces import JsonPieces
 from .metrics import SequenceEnd, SequenceTimer
+from .request_spans import failures, tell_embedding
 from .respond import until_disconnect
 from .sequence import first_error
 from .siblings import Siblings
@@ -95,6 +96,7 @@ class Embedding:
         self._gateway, self._body, self._origin = gateway, prepared.body, origin
         self._inputs, self._deadline = prepared.inputs, deadline
         self._id = f"embd-{origin.request_id}"
+        self._name = prepared.body.model or gateway.settings.model_names()[0]
         # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
         self._call_id = f"{self._id}-{secrets.token_hex(4)}"
         self._siblings = Siblings()
@@ -174,7 +176,7 @@ class Embedding:
             "id": self._id,
             "object": "list",
             "created": int(time.time()),
-            "model": self._body.model or self._gateway.settings.model_names()[0],
+            "model": self._name,
         }
         tokens = sum(map(len, self._inputs))
         usage = orjson.dumps({"usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
@@ -185,14 +187,16 @@ class Embedding:
 
     @contextlib.asynccontextmanager
     async def _logged(self) -> AsyncIterator[None]:
-        """One log line for the request, however it ends."""
+        """One log line and a trace for the request, however it ends."""
         outcome = "error"
         try:
-            yield
+            with failures():
+                yield
             outcome = "done"
         except (Cancelled, asyncio.CancelledError):
             outcome = "abort"
             raise
         finally:
             tokens = sum(map(len, self._inputs))
+            tell_embedding(self._name, self._origin.request_id, tokens)
             logger.info("%s %s: inputs=%d tokens=%d", self._id, outcome, len(self._inputs), tokens)

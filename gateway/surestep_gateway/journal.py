@@ -8,13 +8,15 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass, field
 
+from surestep_common import tracing
 from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
+from surestep_common.tracing import Kind, Span
 from surestep_proto.engine_pb2 import NO_POOLING, Pooling, SamplingParams
 from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest, ResolvedParams
 
 from .choice import prefix_key
 from .config import GatewaySettings
-from .link import GenerateCall, SchedulerLink
+from .link import GENERATE, GenerateCall, SchedulerLink
 from .losses import Record
 from .pool import SchedulerPool
 from .siblings import Siblings
@@ -139,6 +141,7 @@ class OpenRequest:
         self._next: SchedulerLink | None = None  # whom to ask instead of one that is full
         self._call: GenerateCall | None = None  # the last one
         self._error: Unavailable | None = None  # what ended it
+        self._span: Span | None = None  # of the last call
         self._waiting_since: float | None = None  # for tokens, without a call that brings them
         self._refused = 0  # calls that nobody could serve since the last token
         self._full = 0  # schedulers that said they are full since the last token
@@ -194,7 +197,11 @@ class OpenRequest:
     async def _attempt(self, link: SchedulerLink) -> AsyncGenerator[GenerateChunk, None]:
         token_by = self._clock() + self._patience.first_token_s
         request, remaining_s = self._journal.request(), self._remaining()
-        with self._siblings.calling(), link.generate(request, remaining_s) as call:
+        with (
+            self._traced(link, request) as span,
+            self._siblings.calling(),
+            link.generate(request, remaining_s, span.headers) as call,
+        ):
             self._call = call
             while True:
                 chunk = await self._read(call, token_by)
@@ -207,6 +214,22 @@ class OpenRequest:
                 yield chunk
                 if chunk.finish_reason:
                     return
+
+    def _traced(self, link: SchedulerLink, request: GenerateRequest) -> Span:
+        """A span for a call, linked to that of the call which it goes on from."""
+        self._span = tracing.current.get().child(
+            GENERATE,
+            Kind.CLIENT,
+            attributes={
+                "rpc.system": "grpc",
+                "rpc.method": GENERATE,
+                "server.address": link.address,
+                "gen_ai.request.id": request.request_id,
+                "surestep.emitted_tokens": len(request.emitted_ids),
+            },
+            after=self._span,
+        )
+        return self._span
 
     async def _read(self, call: GenerateCall, token_by: float) -> GenerateChunk:
         try:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from surestep_common.access import Metadata
 from surestep_common.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -26,6 +27,7 @@ from .breaker import CircuitBreaker
 logger = logging.getLogger(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
+GENERATE = f"{SERVICE}/Generate"
 RETRY_AFTER_S = 1.0  # what a client is told while there is nothing better to say
 _RETRY_S = 0.1
 _QUERY_TIMEOUT_S = 2.0
@@ -234,10 +236,13 @@ class SchedulerLink:
             self._on_change()
 
     @contextlib.contextmanager
-    def generate(self, request: pb.GenerateRequest, timeout_s: float) -> Iterator[GenerateCall]:
+    def generate(
+        self, request: pb.GenerateRequest, timeout_s: float, metadata: Metadata = ()
+    ) -> Iterator[GenerateCall]:
         """An open call of Generate; leaving the block aborts what is not over."""
         number = self.breaker.begin(time.monotonic())
-        call = GenerateCall(self, self._stub.Generate(request, timeout=timeout_s), number)
+        stream = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
+        call = GenerateCall(self, stream, number)
         self._calls.add(call)
         try:
             yield call

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from surestep_common import tracing
 from surestep_common.errors import SurestepError
+from surestep_common.tracing import Tracer
 
+from . import request_spans
 from .admission import COUNTED, Admission
 from .bodies import Bodies, Body
 from .browsers import HostCheck
@@ -34,12 +38,14 @@ class RequestMiddleware:
         hosts: HostCheck,
         admission: Admission,
         metrics: Metrics,
+        tracer: Tracer,
     ) -> None:
         self._app = app
         self._bodies = bodies
         self._hosts = hosts
         self._admission = admission
         self._metrics = metrics
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,6 +53,14 @@ class RequestMiddleware:
             return
         path, headers = scope["path"].rstrip("/") or "/", dict(scope["headers"])
         scope["path"] = path  # clients put slashes behind their base URL
+        with request_spans.begin(self._tracer, scope["method"], path, headers) as span:
+            tracing.current.set(span)
+            await self._serve(scope, headers, receive, send)
+
+    async def _serve(
+        self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        path = scope["path"]
         given = headers.get(b"x-request-id", b"")
         known = bool(_REQUEST_ID.fullmatch(given))
         request_id = given.decode() if known else uuid.uuid4().hex
@@ -83,6 +97,7 @@ class RequestMiddleware:
         async def numbered(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._metrics.responses.labels(str(message["status"])).inc()
+                request_spans.answered(tracing.current.get(), message["status"])
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),

@@ -106,9 +106,12 @@ class OperatorRoutes:
         """Prometheus text; the gateway's own part even when no scheduler answers."""
         async with self._one_scrape:
             now = time.monotonic()
+            every_stats, every_status = await asyncio.gather(
+                self._ask(SchedulerLink.query_stats), self._ask(SchedulerLink.query_status)
+            )
             readings = [
-                SchedulerReading(link.address, link.breaker.state(now), stats, link.info)
-                for link, stats in await self._ask(SchedulerLink.query_stats)
+                SchedulerReading(link.address, link.breaker.state(now), stats, link.info, status)
+                for (link, stats), (_, status) in zip(every_stats, every_status, strict=True)
             ]
             text = self._gateway.metrics.render(readings)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

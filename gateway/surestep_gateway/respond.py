@@ -19,6 +19,7 @@ from .errors import error_body
 from .gathered import Gathered
 from .generation import Generation
 from .json_pieces import JsonPieces, json_pieces, send_pieces
+from .request_spans import failures, tell_generation
 from .sequence import Delta, OutputSequence, first_error, run_sequences
 from .shapes import Shape
 
@@ -212,10 +213,11 @@ async def _raise_on_disconnect(receive: Receive) -> None:
 
 @contextlib.asynccontextmanager
 async def accounted(generation: Generation) -> AsyncIterator[None]:
-    """Metrics and one log line for the request, however it ends."""
+    """Metrics, traces and one log line for the request, however it ends."""
     outcome = "error"
     try:
-        yield
+        with failures():
+            yield
         outcome = "done"
     except (Cancelled, asyncio.CancelledError):
         outcome = "abort"
@@ -227,6 +229,7 @@ async def accounted(generation: Generation) -> AsyncIterator[None]:
             sequence.timer.finished(sequence.end("error" if outcome == "error" else "abort"))
         if outcome == "done":
             generation.count_choices()
+        tell_generation(generation)
         _log_end(generation, outcome)
 
 

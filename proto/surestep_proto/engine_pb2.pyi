@@ -285,18 +285,20 @@ class LogprobColumns(_message.Message):
     def __init__(self, row: _Optional[_Iterable[int]] = ..., token_id: _Optional[_Iterable[int]] = ..., logprob: _Optional[_Iterable[float]] = ..., rank: _Optional[_Iterable[int]] = ..., num_top: _Optional[_Iterable[int]] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_us", "prepare_us", "forward_us", "sample_us", "gap_us")
+    __slots__ = ("queue_us", "prepare_us", "forward_us", "sample_us", "gap_us", "draft_us")
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     PREPARE_US_FIELD_NUMBER: _ClassVar[int]
     FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_US_FIELD_NUMBER: _ClassVar[int]
     GAP_US_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     queue_us: int
     prepare_us: int
     forward_us: int
     sample_us: int
     gap_us: int
-    def __init__(self, queue_us: _Optional[int] = ..., prepare_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., gap_us: _Optional[int] = ...) -> None: ...
+    draft_us: int
+    def __init__(self, queue_us: _Optional[int] = ..., prepare_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., sample_us: _Optional[int] = ..., gap_us: _Optional[int] = ..., draft_us: _Optional[int] = ...) -> None: ...
 
 class WorkerInfoRequest(_message.Message):
     __slots__ = ()

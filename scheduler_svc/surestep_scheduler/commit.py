@@ -46,6 +46,7 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     plan = state.in_flight[0]
     check_step(plan.step, outcome.step)
     check_digests(outcome.step, outcome.digests)
+    state.counters.checked_digests += len(outcome.digests) - 1
     check_columns(plan, outcome, state.limits.vocab_size)
     rows = live_rows(state, plan, outcome)
     _drafter_fared(state, plan, outcome)
@@ -72,11 +73,12 @@ def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: LiveRows)
     Returns which of the plan's snapshots [S] were taken.
     """
     slots, planned = state.slots, rows.planned
+    k_cap = plan.k_cap[planned]
     advance = check_result_rows(
         slot=rows.slot,
         mode=rows.mode,
         num_tokens=plan.num_tokens[planned],
-        k_cap=plan.k_cap[planned],
+        k_cap=k_cap,
         ok=rows.ok,
         len_before=rows.len_before,
         n_drafts=rows.n_drafts,
@@ -95,7 +97,8 @@ def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: LiveRows)
     accepted = np.minimum(rows.n_accepted, rows.n_emitted)
     state.speculation.observe(rows.slot, drafts, rows.n_accepted)
     slots.count(rows.slot, rows.n_emitted > 0, drafts, accepted)
-    state.counters.count(advance, rows.n_emitted, drafts, accepted)
+    counts = advance, rows.n_emitted, drafts, accepted
+    state.counters.count(*counts, mode=rows.mode, k_cap=k_cap)
     return taken
 
 

@@ -8,13 +8,14 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 from surestep_common.access import PeerSettings
 from surestep_common.config import Count, Names
+from surestep_common.tracing import TraceSettings
 from surestep_proto import engine_pb2
 
 if TYPE_CHECKING:
     from .limits import Limits
 
 
-class SchedulerSettings(PeerSettings):
+class SchedulerSettings(PeerSettings, TraceSettings):
     """Every field is also an environment variable, e.g. SURESTEP_MAX_NUM_SEQS."""
 
     model_config = SettingsConfigDict(cli_prog_name="surestep-scheduler")

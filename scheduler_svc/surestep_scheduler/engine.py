@@ -46,7 +46,7 @@ class Engine:
     ) -> None:
         self._settings = settings
         self._on_state = on_state
-        self._clock = clock
+        self.clock = clock
         self._wake = asyncio.Event()
         self._requests = OpenRequests()
         self._epoch: Epoch | None = None  # the one under way
@@ -95,7 +95,7 @@ class Engine:
 
     def age_s(self, at: float | None) -> float:
         """Seconds since a time on the engine's clock; 0 for what has not been yet."""
-        return 0.0 if at is None else self._clock() - at
+        return 0.0 if at is None else self.clock() - at
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -106,17 +106,17 @@ class Engine:
         model that it was checked for is not served any more.
         """
         core = self._known_core()
-        seq, limits = core.sequence(request, self._clock()), core.limits
+        seq, limits = core.sequence(request, self.clock()), core.limits
         if limits.enable_prefix_caching and len(seq.tokens) > _HASHED_INLINE:
             model = self.model_fingerprint
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._hashing, seq.chain.extend, seq.tokens)
             self.check_model(model)
             if core.limits is not limits:  # the workers were replaced meanwhile
-                seq = core.sequence(request, self._clock())
+                seq = core.sequence(request, self.clock())
         if self.engine_state == generate_pb2.DRAINING:
             raise _shutting_down()
-        opened = self._requests.open(core.enqueue(seq, self._clock()))
+        opened = self._requests.open(core.enqueue(seq, self.clock()))
         self._wake.set()
         return opened
 
@@ -179,7 +179,7 @@ class Engine:
 
     async def _reach_workers(self) -> WorkerGroup:
         """Ask for the ranks until all are ready, at first often: it should not cost time itself."""
-        began = self._clock()
+        began = self.clock()
         while True:
             try:
                 return await self._try_workers()
@@ -189,7 +189,7 @@ class Engine:
                 if str(error) != self.waiting_for:
                     self.waiting_for = str(error)
                     logger.info("waiting for workers: %s", error)
-            poll_s = _POLL_SHARE * (self._clock() - began)
+            poll_s = _POLL_SHARE * (self.clock() - began)
             await asyncio.sleep(min(max(poll_s, _SHORTEST_POLL_S), _LONGEST_POLL_S))
 
     async def _try_workers(self) -> WorkerGroup:
@@ -241,7 +241,7 @@ class Engine:
             self.monitor,
             self.incidents,
             wake=self._wake,
-            clock=self._clock,
+            clock=self.clock,
             canary_interval_s=self._settings.canary_interval_s,
         )
         self.waiting_for = ""
@@ -255,11 +255,12 @@ class Engine:
         `num_unread` results are dropped with it. The ranks are one group: when one is lost, the
         processes of the others are replaced too.
         """
-        core, now = self.core, self._clock()
+        core, now = self.core, self.clock()
         assert core is not None
         core.counters.fenced_messages += num_unread
         detect_s, windows = self.monitor.silent_s(now), under_way(core)
         replay = core.fence()
+        self._requests.lost(now)
         if CANARY in core.open:  # the next one tells more if it starts afresh
             self.close(self._requests[CANARY])
         self.waiting_for = f"epoch {core.epoch} is lost: {error}"

@@ -97,11 +97,13 @@ class Epoch:
             if plan is None:
                 self._monitor.nothing_to_send()
                 return
+            self._requests.admitted(plan.admissions, now)
             sent = self._monitor.sent(plan, core.speculation.expected_us, now)
             # Workers that hang take no more plans either: this wait is part of the oldest step's.
             timeout_s = max(self._monitor.due_at - now, _SEND_S)
-            message = to_proto(plan, round(1000 * sent.budget_s))
-            await group.send(message.SerializeToString(), timeout_s)
+            message = to_proto(plan, round(1000 * sent.budget_s)).SerializeToString()
+            self._monitor.times.planned(self._clock() - now)
+            await group.send(message, timeout_s)
 
     async def _wait(self) -> None:
         """Until something happens. Raises DeadlineExceeded when the oldest step is late."""
@@ -126,12 +128,14 @@ class Epoch:
             core.counters.fenced_messages += 1
             return
         outputs = apply(core, outcome)
-        sent, took_s = self._monitor.answered(1e-6 * outcome.gap_us, now)
+        sent, took_s = self._monitor.answered(1e-6 * outcome.times[0].gap_us, now)
+        self._monitor.times.answered(took_s, outcome.times, follows=sent.follows)
         if sent.expected_us:
             core.speculation.overhead.observe(sent.expected_us, 1e6 * took_s)
         if any(output.token_ids or output.pooled for output in outputs):
             self._monitor.last_token_at = self._token_at = now
         self._requests.deliver(outputs)
+        self._monitor.times.applied(self._clock() - now)
         for incident in self._incidents.recovered(now):
             logger.info(
                 "recovered from the loss of epoch %d in %.1f s: %d requests, %d tokens replayed",

@@ -65,6 +65,17 @@ class Plan:
         return int(self.width.sum())
 
 
+class RankTimes(NamedTuple):
+    """What a rank spent on a step, in microseconds; see Timings in engine.proto."""
+
+    queue_us: int
+    prepare_us: int
+    draft_us: int
+    forward_us: int
+    sample_us: int
+    gap_us: int
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What the ranks report for one step. Row columns are parallel [R], in the plan's order."""
@@ -72,7 +83,7 @@ class Outcome:
     epoch: int
     step: int
     digests: list[int]  # one per rank
-    gap_us: int  # rank 0's pause before the step
+    times: list[RankTimes]  # one per rank
     slot: IntArray
     slot_epoch: IntArray
     ok: BoolArray

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from surestep_common.errors import SurestepError
 
-from .sequence import Output, Sequence
+from .sequence import Output, Sequence, Tenancy
+from .timeline import Timeline
 
 
 class OpenRequest:
@@ -17,6 +18,7 @@ class OpenRequest:
     def __init__(self, seq: Sequence) -> None:
         self.seq = seq
         self.started = False  # the first chunk was sent
+        self.timeline = Timeline(seq.arrival)
         self._outputs: asyncio.Queue[Output] = asyncio.Queue()
 
     def put(self, output: Output) -> None:
@@ -54,6 +56,16 @@ class OpenRequests:
             return False
         del self._by_id[request_id]
         return True
+
+    def admitted(self, tenancies: Iterable[Tenancy], now: float) -> None:
+        """They have moved into slots."""
+        for tenancy in tenancies:
+            self._by_id[tenancy.seq.request.id].timeline.admitted(now)
+
+    def lost(self, now: float) -> None:
+        """The workers are gone: those that were in slots wait again."""
+        for opened in self._by_id.values():
+            opened.timeline.lost(now)
 
     def deliver(self, outputs: Iterable[Output]) -> None:
         """Hand outputs to the readers."""

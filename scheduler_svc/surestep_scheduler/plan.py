@@ -9,7 +9,7 @@ import numpy as np
 from surestep_common.invariants import IntArray, LedgerError
 from surestep_proto import engine_pb2 as pb
 
-from .messages import Outcome, Plan
+from .messages import Outcome, Plan, RankTimes
 from .sequence import Logprobs, Tenancy
 
 
@@ -73,7 +73,7 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
         epoch=first.epoch,
         step=first.step,
         digests=[result.digest for result in results],
-        gap_us=first.timings.gap_us,
+        times=[_times(result.timings) for result in results],
         slot=slot,
         slot_epoch=_column(first.slot_epoch),
         ok=_column(first.status) == pb.OK,
@@ -91,6 +91,17 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
         logprobs=_by_row(first.logprobs),
         prompt_logprobs=_by_row(first.prompt_logprobs),
         pooled=_pooled(first),
+    )
+
+
+def _times(timings: pb.Timings) -> RankTimes:
+    return RankTimes(
+        timings.queue_us,
+        timings.prepare_us,
+        timings.draft_us,
+        timings.forward_us,
+        timings.sample_us,
+        timings.gap_us,
     )
 
 

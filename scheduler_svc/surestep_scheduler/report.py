@@ -9,8 +9,12 @@ from surestep_common.errors import SurestepError, Unavailable
 from surestep_proto import engine_pb2
 from surestep_proto import generate_pb2 as pb
 
+from .counters import Counters
 from .engine import Engine
-from .incidents import Incident
+from .incidents import Cause, Incident
+from .messages import RankTimes
+from .state import SchedulerState
+from .step_times import BOUNDS_S, StepTimes
 from .workers import WorkerGroup
 
 _TIMEOUT_S = 1.0  # for one question to a rank or supervisor
@@ -91,13 +95,10 @@ def stats(engine: Engine) -> pb.SchedulerStats:
     core = engine.core
     if core is None:
         return pb.SchedulerStats()
-    counters, pool, incidents, monitor = core.counters, core.pool, engine.incidents, engine.monitor
+    counters, incidents, monitor = core.counters, engine.incidents, engine.monitor
     return pb.SchedulerStats(
         num_running=len(core.running),
         num_waiting=len(core.waiting),
-        num_blocks_total=pool.num_blocks - 1,
-        num_blocks_used=pool.num_used,
-        num_slots_used=core.limits.num_slots - len(core.free_slots),
         prompt_tokens=counters.prompt_tokens,
         generation_tokens=counters.generation_tokens - counters.canary_tokens,
         num_prompt_tokens_cached=counters.prompt_tokens_cached,
@@ -115,7 +116,7 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_drafts=counters.num_drafts,
         num_draft_tokens=counters.draft_tokens,
         num_accepted_tokens=counters.accepted_tokens,
-        num_accepted_tokens_per_pos=counters.accepted_per_position(),
+        num_accepted_tokens_per_pos=counters.accepted.at_least(),
         num_rejected_requests=core.waiting.num_refused,
         num_steps=counters.steps,
         num_epochs=counters.epochs,
@@ -129,7 +130,7 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         step_gap_p99_s=monitor.gaps_s.quantile(0.99),
         num_check_draft_tokens=engine.infos[0].check_drafts if engine.infos else 0,
         num_check_accepted_tokens=engine.infos[0].check_accepted if engine.infos else 0,
-        num_incidents={cause.value: count for cause, count in incidents.by_cause.items()},
+        num_incidents={cause.value: incidents.by_cause[cause] for cause in Cause},
         detect_s_sum=incidents.detect_s,
         recover_s_sum=incidents.recover_s,
         num_recoveries=incidents.num_recoveries,
@@ -142,4 +143,50 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_queued_tokens=core.waiting.num_tokens,
         num_tenants=len(core.tenants),
         num_displacements=counters.displacements,
+        steps=_steps(counters, monitor.times),
+        **_room(core),
+    )
+
+
+def _room(core: SchedulerState) -> dict[str, int]:
+    """Blocks, slots and snapshots: how many there are, and what of them is taken."""
+    pool, snapshots, num_slots = core.pool, core.snapshots.pool, core.limits.num_slots
+    return {
+        "num_blocks_total": pool.num_blocks - 1,
+        "num_blocks_used": pool.num_used,
+        "num_blocks_cached": pool.num_available - pool.num_free,
+        "num_slots_total": num_slots,
+        "num_slots_used": num_slots - len(core.free_slots),
+        "num_snapshots_total": snapshots.num_blocks - 1,
+        "num_snapshots_held": snapshots.num_blocks - 1 - snapshots.num_free,
+    }
+
+
+def _steps(counters: Counters, times: StepTimes) -> pb.StepStats:
+    steps, rows = counters.by_mode()
+    return pb.StepStats(
+        num_steps_by_mode=steps,
+        num_rows_by_mode=rows,
+        num_rows_by_k=counters.rows_by_k,
+        num_windows_by_drafts=counters.drafted.counts.tolist(),
+        num_windows_by_accepted=counters.accepted.counts.tolist(),
+        num_checked_rows=counters.checked_rows,
+        num_checked_digests=counters.checked_digests,
+        plan_s=times.plan_s,
+        apply_s=times.apply_s,
+        bounds_s=BOUNDS_S,
+        num_steps_within=times.num_within,
+        step_s=times.step_s,
+        ranks=[_rank(RankTimes(*total)) for total in times.by_rank.tolist()],
+    )
+
+
+def _rank(total: RankTimes) -> pb.RankSeconds:
+    return pb.RankSeconds(
+        queue_s=1e-6 * total.queue_us,
+        prepare_s=1e-6 * (total.prepare_us - total.draft_us),
+        draft_s=1e-6 * total.draft_us,
+        forward_s=1e-6 * total.forward_us,
+        verify_s=1e-6 * total.sample_us,
+        bubble_s=1e-6 * total.gap_us,
     )

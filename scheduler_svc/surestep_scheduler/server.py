@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from surestep_common.request_bounds import MAX_REQUEST_BYTES
 from surestep_common.rpc import Server
 from surestep_common.tasks import end
+from surestep_common.tracing import open_tracer
 from surestep_proto import generate_pb2
 from surestep_proto.generate_pb2_grpc import add_SchedulerServicer_to_server
 
@@ -31,9 +32,10 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
     guests = {f"/{descriptor.full_name}/{name}": settings.grpc_api_key for name in _FOR_CLIENTS}
     server = Server([descriptor], guests, max_message_bytes=MAX_REQUEST_BYTES)
     engine = Engine(settings, lambda state: server.set_serving(state == generate_pb2.SERVING))
+    tracer = open_tracer(settings, "surestep-scheduler")
     host, _, _ = settings.scheduler_listen.rpartition(":")
     async with asyncio.TaskGroup() as tasks:
-        service = SchedulerService(engine, settings.scheduler_listen)
+        service = SchedulerService(engine, settings.scheduler_listen, tracer)
         add_SchedulerServicer_to_server(  # generated
             service, server.grpc
         )
@@ -50,6 +52,7 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
             engine.hand_back()
             await server.stop(_LAST_WORDS_S)
             await end(loop)
+            await tracer.close()
 
 
 async def serve(settings: SchedulerSettings) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from surestep_common.errors import DeadlineExceeded
+from surestep_common.tracing import Tracer
 from surestep_proto import generate_pb2 as pb
 from surestep_proto.generate_pb2_grpc import SchedulerServicer
 
@@ -15,19 +16,22 @@ from . import report
 from .engine import Engine
 from .open_requests import OpenRequest
 from .plan import logprob_columns
+from .request_spans import tell
 from .requests import ended, parse_request
 from .resolve import resolve
 from .sequence import Finish, Logprobs, Output
 from .sequence import Sequence as TokenSequence
 
+_GENERATE = f"{pb.DESCRIPTOR.services_by_name['Scheduler'].full_name}/Generate"
 _FINISH = {Finish.STOP: pb.STOP, Finish.LENGTH: pb.LENGTH, Finish.POOLED: pb.POOLED}
 
 
 class SchedulerService(SchedulerServicer):
     """Handlers of generate.proto. Errors become statuses in the server's interceptor."""
 
-    def __init__(self, engine: Engine, address: str) -> None:
+    def __init__(self, engine: Engine, address: str, tracer: Tracer) -> None:
         self._engine = engine
+        self._tracer = tracer
         self.address = address  # the bound one, once the server has started
         self._num_calls = 0  # of Generate
         self._quiet = asyncio.Event()  # no call of Generate is open
@@ -57,36 +61,41 @@ class SchedulerService(SchedulerServicer):
 
         Cancelling the call aborts the request.
         """
-        limits = self._engine.limits
-        self._engine.check_model(request.model_fingerprint)
-        resolved = None  # where a vector is wanted nothing is sampled
-        if not request.pooling:
-            resolved = resolve(request, self._engine.model, limits.max_request_len)
-        parsed = parse_request(request, limits.vocab_size)
-        finish = ended(parsed, limits.max_request_len)
-        if finish is not None:
-            yield _ended_chunk(finish, resolved)
-            return
-        with self._counted():
-            opened = await self._engine.submit(parsed)
-            try:
-                done = False
-                while not done:
-                    outputs = await _within(opened, context.time_remaining())
-                    done = outputs[-1].finish is not None
-                    tokens = [output for output in outputs if output.error is None]
-                    if tokens:
-                        chunk = _chunk(opened, tokens)
-                        if not opened.started:
-                            opened.started = True
-                            self._start(chunk, opened.seq, tokens[0].prompt_logprobs)
-                            if resolved is not None:
-                                chunk.start.resolved.CopyFrom(resolved)
-                        yield chunk
-                    if outputs[-1].error is not None:
-                        raise outputs[-1].error
-            finally:
-                self._engine.close(opened)
+        with self._tracer.begin(_GENERATE, context.invocation_metadata()) as span:
+            limits = self._engine.limits
+            self._engine.check_model(request.model_fingerprint)
+            resolved = None  # where a vector is wanted nothing is sampled
+            if not request.pooling:
+                resolved = resolve(request, self._engine.model, limits.max_request_len)
+            parsed = parse_request(request, limits.vocab_size)
+            finish = ended(parsed, limits.max_request_len)
+            if finish is not None:
+                yield _ended_chunk(finish, resolved)
+                return
+            with self._counted():
+                opened = await self._engine.submit(parsed)
+                try:
+                    done = False
+                    while not done:
+                        outputs = await _within(opened, context.time_remaining())
+                        done = outputs[-1].finish is not None
+                        tokens = [output for output in outputs if output.error is None]
+                        if tokens:
+                            if span.sent:
+                                opened.timeline.tokens(self._engine.clock())
+                            chunk = _chunk(opened, tokens)
+                            if not opened.started:
+                                opened.started = True
+                                self._start(chunk, opened.seq, tokens[0].prompt_logprobs)
+                                if resolved is not None:
+                                    chunk.start.resolved.CopyFrom(resolved)
+                            yield chunk
+                        if outputs[-1].error is not None:
+                            raise outputs[-1].error
+                finally:
+                    self._engine.close(opened)
+                    if span.sent:
+                        tell(span, opened.seq, opened.timeline, self._engine.clock())
 
     def _start(self, chunk: pb.GenerateChunk, seq: TokenSequence, prompt: Logprobs | None) -> None:
         chunk.start.model_fingerprint = self._engine.model_fingerprint

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from .deadline import Recent, StepClass, StepTimer, classify
 from .messages import Plan
+from .step_times import StepTimes
 
 
 class Sent(NamedTuple):
@@ -25,6 +26,7 @@ class StepMonitor:
 
     def __init__(self, timer: StepTimer) -> None:
         self.timer = timer
+        self.times = StepTimes()
         self.gaps_s = Recent()  # in which workers had work to do and did not do it
         self.last_step_at: float | None = None
         self.last_token_at: float | None = None

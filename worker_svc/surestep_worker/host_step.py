@@ -32,7 +32,8 @@ from .state_rows import StateRows, state_rows
 class StepClock:
     """Microseconds of each phase of a step."""
 
-    prepare_us: int = 0
+    draft_us: int = 0
+    prepare_us: int = 0  # drafting included
     forward_us: int = 0
     sample_us: int = 0
 
@@ -73,6 +74,7 @@ class HostStep:
         self.parts.heartbeat.enter(pb.DRAFTING)
         drafted = self._drafting.run(rows, plan.drafter_faults)
         drafts = drafted.drafts
+        clock.draft_us = clock.lap()
         self.parts.heartbeat.enter(pb.FORWARD)
         state = self._state_rows(plan, rows, drafts)
         gathered = gather(
@@ -83,7 +85,7 @@ class HostStep:
             state.columns if state is not None else None,
             self.parts.device,
         )
-        clock.prepare_us = clock.lap()
+        clock.prepare_us = clock.draft_us + clock.lap()
         hidden = self._forward(gathered)
         scored = hidden[: len(hidden) - len(gathered.pooled.token)]
         logits = self.parts.model.logits(scored).float() if len(scored) else scored
@@ -104,6 +106,7 @@ class HostStep:
         result.draft_non_finite_rows.extend(drafted.non_finite_rows.tolist())
         clock.sample_us = clock.lap()
         result.timings.prepare_us = clock.prepare_us
+        result.timings.draft_us = clock.draft_us
         result.timings.forward_us = clock.forward_us
         result.timings.sample_us = clock.sample_us
         return Done(result)

@@ -1,0 +1,131 @@
+"""Spans of OpenTelemetry; imported only where there is a collector to send them to.
+
+The SDK's batch processor sends them from a thread of its own. When the collector is away its queue
+fills, and further spans are dropped: requests never wait, and never fail for it. Its variables
+(OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER, OTEL_BSP_..., the headers and
+certificates of OTEL_EXPORTER_OTLP_...) hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from .tracing import TLS_SCHEMES, Headers, Kind, Span, Tracer, Value
+
+_KINDS = {
+    Kind.INTERNAL: trace.SpanKind.INTERNAL,
+    Kind.SERVER: trace.SpanKind.SERVER,
+    Kind.CLIENT: trace.SpanKind.CLIENT,
+}
+_W3C = TraceContextTextMapPropagator()
+_CLOSE_S = 2.0
+_LONGEST_HEADER = 512  # characters; W3C wants as much to be passed on
+
+
+class OtelSpan(Span):
+    """A span that is sent when it ends."""
+
+    def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
+        self._tracer, self._span = tracer, span
+        self.sent = span.is_recording()
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """See Span."""
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier, trace.set_span_in_context(self._span))
+        return tuple(carrier.items())
+
+    def child(
+        self,
+        name: str,
+        kind: Kind = Kind.INTERNAL,
+        *,
+        attributes: Mapping[str, Value] | None = None,
+        after: Span | None = None,
+        began_ns: int | None = None,
+    ) -> Span:
+        """See Span."""
+        links = [trace.Link(after._span.get_span_context())] if isinstance(after, OtelSpan) else []
+        span = self._tracer.start_span(
+            name,
+            trace.set_span_in_context(self._span),
+            _KINDS[kind],
+            attributes,
+            links,
+            began_ns,
+        )
+        return OtelSpan(self._tracer, span)
+
+    def set(self, attributes: Mapping[str, Value]) -> None:
+        """See Span."""
+        self._span.set_attributes(attributes)
+
+    def fail(self, error: str, message: str = "") -> None:
+        """See Span."""
+        self._span.set_attribute("error.type", error)
+        self._span.set_status(trace.Status(trace.StatusCode.ERROR, message or None))
+
+    def end(self, at_ns: int | None = None) -> None:
+        """See Span."""
+        if self._span.is_recording():
+            self._span.end(at_ns)
+
+
+class OtelTracer(Tracer):
+    """Sends spans to a collector."""
+
+    def __init__(self, endpoint: str, service: str) -> None:
+        """`endpoint` is a URL of OTLP over gRPC; OTEL_SERVICE_NAME goes before `service`."""
+        parts = urlsplit(endpoint)
+        exporter = OTLPSpanExporter(
+            endpoint=f"{'https' if parts.scheme in TLS_SCHEMES else 'http'}://{parts.netloc}",
+            insecure=parts.scheme not in TLS_SCHEMES,
+        )
+        facts: dict[str, Value] = {"service.name": service, "process.pid": os.getpid()}
+        self._provider = TracerProvider(
+            resource=Resource(facts).merge(OTELResourceDetector().detect()), shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("surestep")
+
+    def begin(
+        self,
+        name: str,
+        headers: Headers,
+        *,
+        attributes: Mapping[str, Value] | None = None,
+    ) -> Span:
+        """See Tracer."""
+        # What is passed on travels as metadata of a call, which has no room for more than this.
+        carrier = {k: v for k, v in headers if isinstance(v, str) and len(v) <= _LONGEST_HEADER}
+        span = self._tracer.start_span(
+            name, _W3C.extract(carrier), trace.SpanKind.SERVER, attributes
+        )
+        return OtelSpan(self._tracer, span)
+
+    async def close(self) -> None:
+        """See Tracer. The thread is left behind where the collector does not answer."""
+        loop, closed = asyncio.get_running_loop(), asyncio.Event()
+
+        def close() -> None:
+            self._provider.shutdown()
+            with contextlib.suppress(RuntimeError):  # nobody waits any more
+                loop.call_soon_threadsafe(closed.set)
+
+        threading.Thread(target=close, daemon=True).start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await closed.wait()

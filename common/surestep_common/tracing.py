@@ -1,0 +1,139 @@
+"""Traces of requests: spans that are told to a collector in the background, or to nobody.
+
+Without `--otlp-traces-endpoint` nothing of OpenTelemetry is imported (see otel.py): every span is a
+`Span`, which does nothing. Callers need not know which kind they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from enum import Enum
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field
+
+from .config import Settings, traces_protocol
+
+Value = str | bool | int | float | Sequence[str]
+Headers = Iterable[tuple[str, str | bytes]]
+
+TLS_SCHEMES = ("https", "grpcs")
+_SCHEMES = ("http", "grpc", *TLS_SCHEMES)
+_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
+
+
+def _endpoint(url: str) -> str:
+    """A URL with one of the schemes, host and port. Raises ValueError."""
+    url = url if "://" in url else f"http://{url}"
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES or not parts.hostname or parts.port is None:
+        raise ValueError("must be host:port, http://host:port or https://host:port")
+    if parts.path.strip("/") or traces_protocol() not in ("", "grpc"):
+        raise ValueError("spans are sent by OTLP over gRPC (usually port 4317), not over HTTP")
+    if not all(map(_installed, _PACKAGES)):
+        raise ValueError("needs OpenTelemetry: pip install 'surestep[traces]'")
+    return url
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # what it is part of is not there either
+        return False
+
+
+class TraceSettings(Settings):
+    """Settings of a process that handles requests."""
+
+    otlp_traces_endpoint: Annotated[str, AfterValidator(_endpoint)] | None = Field(
+        default=None,
+        description="where spans of requests are sent (OpenTelemetry, OTLP over gRPC), e.g. "
+        "http://localhost:4317; none = there are none",
+    )
+
+
+class Kind(Enum):
+    """On which side of a call a span is."""
+
+    INTERNAL = 0
+    SERVER = 1
+    CLIENT = 2
+
+
+class Span:
+    """A span that nobody hears of, and what callers may do with any. Times are time.time_ns()."""
+
+    sent: bool = False  # somebody hears of it, so that what it tells is worth computing
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """What carries it to whoever is called: traceparent and tracestate (W3C)."""
+        return ()
+
+    def child(
+        self,
+        name: str,
+        kind: Kind = Kind.INTERNAL,
+        *,
+        attributes: Mapping[str, Value] | None = None,
+        after: Span | None = None,
+        began_ns: int | None = None,
+    ) -> Span:
+        """A part of this one. With `after`, a link to what it is another attempt at."""
+        return self
+
+    def set(self, attributes: Mapping[str, Value]) -> None:
+        """Say more of it."""
+
+    def fail(self, error: str, message: str = "") -> None:
+        """It has failed for a reason of this kind."""
+
+    def end(self, at_ns: int | None = None) -> None:
+        """It is over; a second time has no effect."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception):  # others: it was cancelled, or closed
+            self.fail(type(error).__name__, str(error))
+        self.end()
+
+
+class Tracer:
+    """Makes the first span of a process for a request; this one makes none that anybody hears."""
+
+    def begin(
+        self,
+        name: str,
+        headers: Headers,
+        *,
+        attributes: Mapping[str, Value] | None = None,
+    ) -> Span:
+        """A span of kind SERVER, part of the caller's if the headers of its call say so."""
+        return NO_SPAN
+
+    async def close(self) -> None:
+        """Send what is left, for a moment."""
+
+
+NO_SPAN = Span()
+current: ContextVar[Span] = ContextVar("span", default=NO_SPAN)
+
+
+def open_tracer(settings: TraceSettings, service: str) -> Tracer:
+    """As the settings say; `service` is the name of the process in traces."""
+    if settings.otlp_traces_endpoint is None:
+        return Tracer()
+    from .otel import OtelTracer
+
+    return OtelTracer(settings.otlp_traces_endpoint, service)
