@@ -9,7 +9,7 @@ FROM ${BASE_IMAGE} AS base
 RUN command -v python3 && python3 -c 'import venv, ensurepip' \
  || (apt-get update && apt-get install -y --no-install-recommends python3 python3-venv && apt-get clean && rm -rf /var/lib/apt/lists/*)
 RUN useradd --system --uid 10001 --create-home surestep
-ENV PATH=/opt/surestep/bin:$PATH PYTHONUNBUFFERED=1 GRPC_ENABLE_FORK_SUPPORT=0
+ENV PATH=/opt/surestep/bin:$PATH PYTHONUNBUFFERED=1
 
 # Dependencies and sources are installed in stages of their own: pip's cache and the tools that it
 # needs stay out of the images, and a change of source does not install the dependencies again.

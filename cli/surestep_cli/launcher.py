@@ -37,8 +37,8 @@ from .wiring import public_url, wiring, with_secret
 
 logger = logging.getLogger(__name__)
 
-# Logs appear as they are written; gRPC need not prepare for forks, because an exec follows each.
-_PROCESS = {"PYTHONUNBUFFERED": "1", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+# Logs appear as they are written.
+_PROCESS = {"PYTHONUNBUFFERED": "1"}
 _STOP_GRACE_S = 10.0  # for scheduler and workers, which have nothing to do once the gateway is done
 _BEAT_S = 1.0
 _INTERRUPTED = 130  # exit status after a second Ctrl-C

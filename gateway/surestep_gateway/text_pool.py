@@ -216,7 +216,11 @@ class TextPool:
     async def _start(self) -> TextProcess:
         try:
             async with asyncio.timeout(_START_S):
-                return await TextProcess.start(self._side)
+                try:
+                    return await TextProcess.start(self._side)
+                except ProcessDied as death:
+                    logger.warning("a text process died at its start: %s", death)
+                    return await TextProcess.start(self._side)
         except (TimeoutError, ProcessDied, OSError) as error:
             logger.error("cannot start a text process: %s", error)
             raise Unavailable("the request could not be prepared") from error

@@ -56,12 +56,18 @@ def read(stream: BinaryIO) -> list[bytes] | None:
 
 async def send(stream: asyncio.StreamWriter, parts: Parts) -> None:
     """Send a frame, piece by piece. Raises ConnectionError."""
-    stream.write(_head(parts))
+    _write(stream, _head(parts))
     for part in parts:
         view = memoryview(part)
         for at in range(0, len(view), _WRITE_BYTES):
-            stream.write(view[at : at + _WRITE_BYTES])
+            _write(stream, view[at : at + _WRITE_BYTES])
             await stream.drain()
+
+
+def _write(stream: asyncio.StreamWriter, data: bytes | memoryview) -> None:
+    if stream.is_closing():  # uvloop has a RuntimeError for that
+        raise ConnectionResetError
+    stream.write(data)
 
 
 async def receive(stream: asyncio.StreamReader) -> list[bytes]:

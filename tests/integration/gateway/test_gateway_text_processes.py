@@ -21,6 +21,7 @@ from gateway_process import gateway, until_ready
 from gateway_stack import Stack, StartStack, stacks
 from ports import free_port
 from surestep_common.errors import InvalidRequest, SurestepError
+from surestep_gateway import text_wire
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.text import NeedsProcess, TextSide
 from surestep_gateway.text_jobs import BY_NAME, CHAT, COMPLETION, Job
@@ -270,6 +271,16 @@ async def test_processes_end_with_their_gateway(model: Path) -> None:
             for text in texts:
                 while text.is_running() and text.status() != psutil.STATUS_ZOMBIE:
                     await asyncio.sleep(0.01)
+
+
+async def test_a_pipe_that_is_closed_is_a_lost_connection() -> None:
+    process = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
+    assert process.stdin is not None
+    await text_wire.send(process.stdin, [b"x"])
+    process.stdin.close()
+    with pytest.raises(ConnectionError):
+        await text_wire.send(process.stdin, [b"x"])
+    assert await process.wait() == 0
 
 
 async def test_processes_start_without_the_model_folder(tmp_path: Path) -> None:

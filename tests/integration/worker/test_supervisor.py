@@ -14,6 +14,7 @@ import grpc
 import pytest
 from stand_in_rank import MEMO, NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE
 from supervised import IDLE_S, STAND_IN, TIMEOUT_S, Supervised, supervising
+from surestep_common.process import STOPPED, state_of
 from surestep_proto import engine_pb2 as pb
 from surestep_worker.oom import OomKills
 
@@ -116,6 +117,9 @@ async def test_restart_kills_a_stopped_rank_without_waiting_for_its_stacks(
 ) -> None:
     first = await lone.ready(restarts=0)
     os.kill(first.rank_pid, signal.SIGSTOP)
+    async with asyncio.timeout(TIMEOUT_S):
+        while state_of(first.rank_pid) != STOPPED:
+            await asyncio.sleep(0.001)
     began = time.monotonic()
     assert await lone.restart(first.rank_pid)
     assert time.monotonic() - began < 0.4
