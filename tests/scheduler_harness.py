@@ -42,8 +42,8 @@ class Client(NamedTuple):
         """Wait until the service reports this health."""
         wanted = health_pb2.HealthCheckResponse.SERVING if serving else 2
         watch = health_pb2_grpc.HealthStub(self.channel).Watch(
-            health_pb2.HealthCheckRequest(service=_SERVICE), timeout=20
-        )
+            health_pb2.HealthCheckRequest(service=_SERVICE), timeout=20, wait_for_ready=True
+        )  # gRPC remembers that an address refused, for a server that had this port before
         async for answer in watch:
             if answer.status == wanted:
                 break

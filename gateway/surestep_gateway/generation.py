@@ -65,8 +65,8 @@ class Generation:
         n = self.body.n or 1
         for first in range(0, len(self.sequences), n):
             longest = max(one.num_tokens for one in self.sequences[first : first + n])
-            self.metrics.choices.observe(n)
-            self.metrics.most_tokens.observe(longest)
+            self.metrics.requests.choices.observe(n)
+            self.metrics.requests.most_tokens.observe(longest)
 
 
 async def chat_generation(

@@ -36,22 +36,14 @@ _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 _CHOICES = (1, 2, 5, 10, 20)
 
 
-class Metrics:
-    """All metrics of one gateway."""
+class RequestHistograms:
+    """What vLLM's dashboards show of requests, under its names."""
 
-    def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
-        self.registry = CollectorRegistry()
-        self.scheduler = SchedulerCollector(model_name)
-        self.registry.register(self.scheduler)
-
+    def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             name = f"vllm:{name}"
-            metric = Histogram(name, text, LABELS, buckets=buckets, registry=self.registry)
+            metric = Histogram(name, text, LABELS, buckets=buckets, registry=registry)
             return metric.labels(model_name, ENGINE)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=self.registry)
 
         self.first_token = histogram(
             "time_to_first_token_seconds", "Request received to first token.", _FIRST_TOKEN_S
@@ -94,6 +86,21 @@ class Metrics:
         self.most_tokens = histogram(
             "request_max_num_generation_tokens", "Tokens of the longest choice.", _TOKENS
         )
+
+
+class Metrics:
+    """All metrics of one gateway."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self.registry = CollectorRegistry()
+        self.scheduler = SchedulerCollector(model_name)
+        self.registry.register(self.scheduler)
+        self.requests = RequestHistograms(model_name, self.registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
+
         self._success = counter(
             "vllm:request_success", "Sequences ended, by reason.", *LABELS, "finished_reason"
         )
@@ -214,16 +221,16 @@ class SequenceTimer:
     def started(self, queue_s: float) -> None:
         """The scheduler started the sequence after it had waited `queue_s` seconds."""
         self._queue_s = queue_s
-        self._metrics.queue.observe(queue_s)
+        self._metrics.requests.queue.observe(queue_s)
 
     def tokens(self) -> None:
         """Tokens came."""
         now = time.perf_counter()
         if self._last:
-            self._metrics.inter_token.observe(now - self._last)
+            self._metrics.requests.inter_token.observe(now - self._last)
         else:
             self._first = now
-            self._metrics.first_token.observe(now - self._arrived)
+            self._metrics.requests.first_token.observe(now - self._arrived)
         self._last = now
 
     def resumed(self, times: int, tokens: int) -> None:
@@ -233,19 +240,19 @@ class SequenceTimer:
 
     def finished(self, end: SequenceEnd) -> None:
         """The sequence ended."""
-        metrics = self._metrics
-        metrics.count_end(end.reason)
+        self._metrics.count_end(end.reason)
         if end.reason in ("abort", "error") or not self._first:
             return
+        requests = self._metrics.requests
         scheduled = self._arrived + self._queue_s
-        metrics.request.observe(self._last - self._arrived)
-        metrics.inference.observe(max(0.0, self._last - scheduled))
-        metrics.prefill.observe(max(0.0, self._first - scheduled))
-        metrics.decode.observe(self._last - self._first)
+        requests.request.observe(self._last - self._arrived)
+        requests.inference.observe(max(0.0, self._last - scheduled))
+        requests.prefill.observe(max(0.0, self._first - scheduled))
+        requests.decode.observe(self._last - self._first)
         if end.tokens > 1:
-            metrics.per_token.observe((self._last - self._first) / (end.tokens - 1))
-        metrics.prompt_tokens.observe(end.prompt_tokens)
-        metrics.computed_tokens.observe(max(0, end.prompt_tokens - end.cached_tokens))
-        metrics.generation_tokens.observe(end.tokens)
-        metrics.max_tokens.observe(end.max_tokens)
-        metrics.preemptions.observe(end.preemptions)
+            requests.per_token.observe((self._last - self._first) / (end.tokens - 1))
+        requests.prompt_tokens.observe(end.prompt_tokens)
+        requests.computed_tokens.observe(max(0, end.prompt_tokens - end.cached_tokens))
+        requests.generation_tokens.observe(end.tokens)
+        requests.max_tokens.observe(end.max_tokens)
+        requests.preemptions.observe(end.preemptions)
