@@ -8,9 +8,11 @@ import io
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -141,13 +143,14 @@ class Terminal:
 
     def __init__(self, url: str) -> None:
         self.fd, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (24, 500))  # no line that is typed breaks
         command = [sys.executable, "-m", "surestep_cli", "chat", "--url", url]
         self.process = subprocess.Popen(
             command,
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env=environment({"TERM": "xterm", "COLUMNS": "80"}),
+            env=environment({"TERM": "xterm"}),
             start_new_session=True,
         )
         os.close(theirs)
@@ -157,6 +160,8 @@ class Terminal:
         """Read until what came since the last call is enough."""
         begin = len(self.told)
         while not done(self.told[begin:]):
+            ready, _, _ = select.select([self.fd], [], [], 30)
+            assert ready, f"nothing more came after {self.told[begin:]!r}"
             self.told += os.read(self.fd, 65536).decode()
         return self.told[begin:]
 
