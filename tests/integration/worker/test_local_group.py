@@ -15,7 +15,14 @@ import pytest
 from surestep_worker.config import WorkerSettings
 from surestep_worker.local_group import LocalGroup, commands
 
+OTHERS: set[psutil.Process] = set()  # children of this process for other tests
 SLEEPS = [sys.executable, "-c", "import signal; signal.pause()"]
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    OTHERS.clear()
+    OTHERS.update(psutil.Process().children())
 
 
 def fails(status: int) -> list[str]:
@@ -26,7 +33,7 @@ async def children(count: int, but: psutil.Process | None = None) -> list[psutil
     """As soon as there are so many, besides one."""
     async with asyncio.timeout(20):
         while True:
-            found = [one for one in psutil.Process().children() if one != but]
+            found = [one for one in psutil.Process().children() if one not in {but, *OTHERS}]
             if len(found) == count:
                 return found
             await asyncio.sleep(0.01)
