@@ -140,8 +140,15 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags arrive through `init_settings` or in front of it."""
-        return init_settings, env_settings, _ConfigFile(settings_cls)
+        """Pydantic's hook; classes with other sources override `sources`."""
+        return cls.sources(init_settings, env_settings)
+
+    @classmethod
+    def sources(
+        cls, init: PydanticBaseSettingsSource, env: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """From the first in priority to the last; flags arrive through `init` or before it."""
+        return init, env, _ConfigFile(cls)
 
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> dict[str, Any]:
