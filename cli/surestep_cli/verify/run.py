@@ -12,6 +12,7 @@ from surestep_common.errors import InvalidRequest, SurestepError
 
 from surestep_cli.drafts import Drafts, drafts_of
 from surestep_cli.metrics import Metrics
+from surestep_cli.served import model_card
 
 from .answers import Answer, ask, get, get_text
 from .cases import ALONE, TOGETHER, Case, CaseResult, Sampling, judge, options_of
@@ -200,12 +201,7 @@ class About(NamedTuple):
 
 async def about(session: aiohttp.ClientSession, name: str | None) -> About:
     """The model called `name`, or the first one. Raises Unavailable and InvalidRequest."""
-    document = await get(session, "v1/models")
-    cards = [card for card in document.get("data") or () if isinstance(card, dict)]
-    card = next((card for card in cards if name in (None, card.get("id"))), None)
-    if card is None:
-        known = ", ".join(str(card.get("id")) for card in cards)
-        raise InvalidRequest(f"no model {name!r} is served: {known or 'there is none'}")
+    card = model_card(await get(session, "v1/models"), name)
     defaults = card.get("default_sampling_params") or {}
     try:
         ours = "surestep:steps_total" in Metrics(await get_text(session, "metrics"))
