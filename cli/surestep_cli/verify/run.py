@@ -73,11 +73,11 @@ class Verification:
         for sampling in Sampling:
             results += [await self._together(Case(sampling, TOGETHER, on)) for on in self._modes]
         struck = []
-        for name in faults if victims is not None else ():
-            assert victims is not None
-            fault, hurt = await self._hurt(name, victims)
-            struck.append(fault)
-            results += hurt
+        if victims is not None:
+            for name in faults:
+                fault, hurt = await self._hurt(name, victims)
+                struck.append(fault)
+                results += hurt
         drafts = (await self.drafts()).since(before)
         await self._explain(results)
         return Found(self._references, results, struck, drafts)
