@@ -71,6 +71,7 @@ def _count(value: Any) -> Any:
 
 
 Count = Annotated[int, BeforeValidator(_count)]  # of tokens, say
+Size = Annotated[Count, Field(gt=0)]  # bytes
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_names)]
 
 
