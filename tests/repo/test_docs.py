@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from repo.source import ROOT, tracked
+from repo.source import ROOT, product, tracked
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -70,6 +71,22 @@ def test_pages_that_alerts_and_charts_name_are_there() -> None:
         if not _leads_somewhere(ROOT / "README.md", target)
     ]
     assert lost == []
+
+
+def test_every_metric_is_on_a_page() -> None:
+    metric = re.compile(r"surestep:[a-z0-9_]+")
+    made = {
+        node.value
+        for source in product()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and metric.fullmatch(node.value)
+    }
+    pages = " ".join((ROOT / n).read_text() for n in tracked() if Path(n).match("docs/*.md"))
+    told = {re.sub(r"(_total|_)$", "", name) for name in metric.findall(pages)}
+    assert made
+    assert {name.removesuffix("_total") for name in made} - told == set()
 
 
 def test_every_alert_that_wakes_somebody_has_a_section() -> None:
