@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from repo.source import ROOT, product
+from repo.source import ROOT, product, tracked
 from surestep_common.errors import ERROR_TABLE
 from surestep_scheduler.incidents import Cause
 
@@ -63,8 +63,10 @@ def _template(node: ast.expr) -> str | None:
 
 @functools.cache
 def _said() -> str:
-    """Every text of the product, one a line."""
-    texts = (text for source in product() for text in _texts(source.tree))
+    """Every text of the product, and every line of the chart's templates, one a line."""
+    texts = [text for source in product() for text in _texts(source.tree)]
+    charts = [ROOT / name for name in tracked() if re.match("charts/.*/templates/", name)]
+    texts += [_PLACEHOLDER.sub(_GAP, line) for p in charts for line in p.read_text().splitlines()]
     return "\n".join(" ".join(text.split()) for text in texts)
 
 
