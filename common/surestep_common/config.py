@@ -9,6 +9,7 @@ are not theirs, because one file serves them all; a command that knows every key
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -59,11 +60,13 @@ def human_int(text: str) -> int:
     """
     number, factor = text.strip(), _SUFFIXES.get(text.strip()[-1:])
     if factor is None:
-        return int(number)
-    product = Decimal(number[:-1]) * factor if _DIGITS.fullmatch(number[:-1]) else None
-    if product is None or product != int(product):
-        raise ValueError(f"{text!r} is no whole number")
-    return int(product)
+        with contextlib.suppress(ValueError):
+            return int(number)
+    elif _DIGITS.fullmatch(number[:-1]):
+        product = Decimal(number[:-1]) * factor
+        if product == int(product):
+            return int(product)
+    raise ValueError(f"{text!r} is no whole number")
 
 
 def _count(value: Any) -> Any:
