@@ -21,9 +21,9 @@ _LETTERS = 6  # a text with fewer says nothing that one could look for
 _LOGGED = {"warning", "error", "exception", "critical"}
 
 
-def _section(heading: str) -> str:
+def _section(heading: str, page: str = PAGE) -> str:
     """Up to the next heading of any level."""
-    return re.split(r"\n#+ ", PAGE.split(f"{heading}\n")[1])[0]
+    return re.split(r"\n#+ ", page.split(f"{heading}\n")[1])[0]
 
 
 def _first_cells(text: str) -> Iterator[str]:
@@ -37,7 +37,9 @@ def _quoted() -> list[str]:
     ours = PAGE.split(_FOREIGN)[0]
     for heading in (_BY_CODE, _CAUSES):
         ours = ours.replace(_section(heading), "")
-    return [cell.strip("`") for cell in _first_cells(ours)]
+    operate = (ROOT / "docs" / "operate.md").read_text()
+    ours += _section("### Lines to look for", operate)
+    return sorted({cell.strip("`") for cell in _first_cells(ours)})
 
 
 def _letters(text: str) -> int:
