@@ -13,8 +13,9 @@ from surestep_common.errors import ERROR_TABLE
 from surestep_scheduler.incidents import Cause
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+_MEMORY = "### Memory"  # has the warnings about it
 _FOREIGN = "## Containers and machines"  # what others say cannot be looked up here
-_BY_CODE, _BY_MESSAGE, _CAUSES = "### By code", "### By message", "## Workers are lost"
+_BY_CODE, _CAUSES, _LOG = "### By code", "## Workers are lost", "## A line in the log"
 _GAP = "\0"  # stands for what differs from case to case
 _PLACEHOLDER = re.compile(r"%[-\d.]*[a-z]")
 _LETTERS = 6  # a text with fewer says nothing that one could look for
@@ -102,7 +103,8 @@ def test_what_the_page_quotes_is_said(quoted: str) -> None:
 
 
 def test_every_warning_and_error_in_a_log_has_an_entry() -> None:
-    patterns = [_pattern(quoted) for quoted in _quoted()]
+    entries = _section(_MEMORY) + _section(_LOG)
+    patterns = [_pattern(cell.strip("`")) for cell in _first_cells(entries)]
     missing = [
         f"{place} {text}"
         for place, text in _logged()
