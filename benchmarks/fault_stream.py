@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from surestep_cli.served import DONE, payload_of
 
 
 @dataclass(slots=True)
@@ -40,10 +41,10 @@ async def read(
                 stream.failure = f"HTTP {response.status}"
                 return stream
             async for line in response.content:
-                payload = line.removeprefix(b"data:").strip()
-                if payload == b"[DONE]":
+                payload = payload_of(line)
+                if payload == DONE:
                     done = True
-                elif line.startswith(b"data:"):
+                elif payload is not None:
                     arrived(_take(stream, json.loads(payload)))
     except TimeoutError:
         stream.failure = stream.failure or "no token in time"

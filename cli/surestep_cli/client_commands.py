@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import Field, FilePath, SecretStr, field_validator
 from pydantic_settings import (
-    BaseSettings,
     CliImplicitFlag,
     CliPositionalArg,
     EnvSettingsSource,
@@ -40,19 +39,11 @@ class ServerUrl(Settings):
     )
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+    def sources(
+        cls, init: PydanticBaseSettingsSource, env: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """See Settings; of the variables, those of the fields of this class."""
-        variables = _Address(settings_cls, env_prefix=ENV_PREFIX)
-        return super().settings_customise_sources(
-            settings_cls, init_settings, variables, dotenv_settings, file_secret_settings
-        )
+        """See Settings.sources; of the variables, those of the fields of this class."""
+        return super().sources(init, _Address(cls, env_prefix=ENV_PREFIX))
 
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
 
 from .http import api_root, call, posted
+from .served import DONE, model_card, payload_of
 
 _MODELS_TIMEOUT_S = 10.0
 _MOST_ERROR_BYTES = 64 << 10
@@ -82,25 +83,24 @@ class Conversation:
 
 
 def first_model(url: str, api_key: str | None) -> str:
-    """Of a server. Raises Unavailable."""
+    """Of a server. Raises Unavailable and InvalidRequest."""
     try:
         answer = call(f"{api_root(url)}/v1/models", api_key=api_key, timeout_s=_MODELS_TIMEOUT_S)
     except OSError as error:
         raise Unavailable(f"no answer from {url}: {error}") from error
-    models = (answer.body or {}).get("data")
-    if answer.status != 200 or not models:
+    if answer.status != 200:
         message = (answer.body or {}).get("error", {}).get("message", f"HTTP {answer.status}")
         raise Unavailable(f"{url} names no model: {message}")
-    return str(models[0]["id"])
+    return str(model_card(answer.body)["id"])
 
 
 def _events(stream: Any) -> Iterator[dict[str, Any]]:
     """The chunks of a stream. Raises Unavailable when it does not end as it should."""
     for line in stream:
-        if not line.startswith(b"data:"):
+        payload = payload_of(line)
+        if payload is None:
             continue
-        payload = line.removeprefix(b"data:").strip()
-        if payload == b"[DONE]":
+        if payload == DONE:
             return
         try:
             chunk = json.loads(payload)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -24,19 +24,23 @@ the key some-flag of the YAML file that --config names. Flags beat variables, va
 _MORE = """\
 --help=SECTION shows one section, --help=WORD the flags with that word in their names, --help=all
 also what becomes of the flags that vLLM has and we do not. Lists take several values, or commas;
-JSON may be given as --flag.key VALUE; numbers of tokens may end in k, m, K or M.
+JSON may be given as --flag.key VALUE; numbers of tokens and bytes may end in k, m, g (thousands) or
+K, M, G (of 1024).
 """
 _COLUMN = 34
 _UNITS = {  # what a value is, by the end of the setting's name
     "_s": "SECONDS",
     "_memory": "GiB",
     "_bytes": "BYTES",
+    "_rate": "BYTES",
     "_utilization": "FRACTION",
     "_listen": "HOST:PORT",
     "_master": "HOST:PORT",
     "_url": "HOST:PORT",
     "_addresses": "HOST:PORT",
 }
+_MULTIPLES = ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K"))
+_AS_MULTIPLE = 1 << 16  # numbers from here on are shown as so many K, M or G
 _TYPES = {bool: "", int: "INT", float: "NUMBER", Path: "PATH", dict: "JSON"}
 _VERDICTS = {
     Verdict.RENAMED: "Flags of vLLM that go by another name here",
@@ -89,23 +93,38 @@ def entry(usage: str, text: str, width: int) -> str:
 
 def declared(name: str, field: FieldInfo) -> tuple[str, str]:
     """How a setting is given, and what it is."""
+    default = "on" if field.default is True else typed_default(field)
+    told = f" (default: {default})" if default is not None else ""
+    return usage(name, field), (field.description or "") + told
+
+
+def usage(name: str, field: FieldInfo) -> str:
+    """How a setting is given: short forms, flag, and what stands for its value."""
     flag = vllm_flags().by_name.get(_flag(name))
     value = metavar(name, field)
     if flag is not None and kind_of_flag(flag) is Kind.MANY:
         value += " ..."
     shorts = flag.shorts if flag is not None else ()
     long_form = f"--[no-]{_flag(name)}" if field.default is True else f"--{_flag(name)}"
-    usage = f"{', '.join([*shorts, long_form])} {value}".rstrip()
-    return usage, (field.description or "") + "".join(_default(field))
+    return f"{', '.join([*shorts, long_form])} {value}".rstrip()
 
 
-def _default(field: FieldInfo) -> Iterator[str]:
+def typed_default(field: FieldInfo) -> str | None:
+    """The default as one would type it; None for switches, and where there is nothing to type."""
     default = field.default
-    if default is True:
-        yield " (default: on)"
-    elif default not in (None, False, "", (), []) and not field.is_required():
-        shown = ",".join(map(str, default)) if isinstance(default, tuple | list) else default
-        yield f" (default: {shown:g})" if isinstance(shown, float) else f" (default: {shown})"
+    if field.is_required() or field.default_factory is not None:
+        return None
+    if isinstance(default, bool) or default in (None, "", (), []):
+        return None
+    if isinstance(default, tuple | list):
+        return ",".join(map(str, default))
+    if isinstance(default, float):
+        return f"{default:g}"
+    if isinstance(default, int) and default >= _AS_MULTIPLE:
+        for size, suffix in _MULTIPLES:
+            if default % size == 0:
+                return f"{default // size}{suffix}"
+    return str(default)
 
 
 def metavar(name: str, field: FieldInfo) -> str:
@@ -116,7 +135,9 @@ def metavar(name: str, field: FieldInfo) -> str:
     if kind is Kind.MAPPING:
         return "JSON"
     if choices := _choices(field.annotation):
-        return "{" + ",".join(map(str, choices)) + "}"
+        own = typed_default(field)  # which may stand for one of them
+        first = [own] if own is not None and own not in choices else []
+        return "{" + ",".join([*first, *map(str, choices)]) + "}"
     ends = (unit for end, unit in _UNITS.items() if name.endswith(end))
     plain = (_TYPES[one] for one in types_of(field.annotation) if one in _TYPES)
     return next(ends, None) or next(plain, None) or "NAME"

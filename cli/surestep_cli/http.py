@@ -50,13 +50,11 @@ def read_text(url: str, *, api_key: str | None = None, timeout_s: float = 2.0) -
         return response.read().decode(errors="replace")
 
 
-@contextlib.contextmanager
 def posted(
     url: str, body: dict[str, Any], *, api_key: str | None = None, timeout_s: float
-) -> Iterator[http.client.HTTPResponse]:
+) -> contextlib.AbstractContextManager[http.client.HTTPResponse]:
     """The answer to a POST, to be read as it comes. Errors as in `call`; `timeout_s` of silence."""
-    with _opened(url, body, api_key, timeout_s) as response:
-        yield response
+    return _opened(url, body, api_key, timeout_s)
 
 
 @contextlib.contextmanager

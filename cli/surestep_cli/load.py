@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import aiohttp
 
+from .served import DONE, model_card, payload_of
 from .sessions import open_session
 
 PromptKind = Literal["random", "repeat"]
@@ -106,8 +107,8 @@ async def run_load(
 
     `model` None asks the server for its first model. `extra` goes into every request body.
     `num_warmup` requests with prompts of their own run first and are not counted. `timeout_s`
-    bounds each request. Failed requests are counted, not raised; aiohttp.ClientError is raised only
-    when `model` is None and the server does not answer.
+    bounds each request. Failed requests are counted, not raised; only when `model` is None are
+    there aiohttp.ClientError from a server that does not answer, InvalidRequest without a model.
     """
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with open_session(url, api_key=api_key, timeout=timeout) as session:
@@ -161,10 +162,10 @@ class _Trace:
 
     def feed(self, line: bytes) -> None:
         """Take one line of the stream. Raises ValueError when it is not what it should be."""
-        if not line.startswith(b"data:"):
+        payload = payload_of(line)
+        if payload is None:
             return
-        payload = line[len(b"data:") :].strip()
-        if payload == b"[DONE]":
+        if payload == DONE:
             self.done = True
             return
         now = time.perf_counter()
@@ -186,7 +187,7 @@ class _Trace:
 
 async def _first_model(session: aiohttp.ClientSession) -> str:
     async with session.get("v1/models", raise_for_status=True) as response:
-        return str((await response.json())["data"][0]["id"])
+        return str(model_card(await response.json())["id"])
 
 
 async def _closed_loop(

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
 from pydantic_settings import (
-    BaseSettings,
     CliPositionalArg,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -123,19 +122,11 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
         return asked.values
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+    def sources(
+        cls, init: PydanticBaseSettingsSource, env: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Last of all, the variables of vLLM that are read."""
-        own = super().settings_customise_sources(
-            settings_cls, init_settings, env_settings, dotenv_settings, file_secret_settings
-        )
-        return (*own, _VllmVariables(settings_cls))
+        """See Settings.sources; last of all, the variables of vLLM that are read."""
+        return (*super().sources(init, env), _VllmVariables(cls))
 
     @property
     def without_effect(self) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ are not theirs, because one file serves them all; a command that knows every key
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -59,11 +60,13 @@ def human_int(text: str) -> int:
     """
     number, factor = text.strip(), _SUFFIXES.get(text.strip()[-1:])
     if factor is None:
-        return int(number)
-    product = Decimal(number[:-1]) * factor if _DIGITS.fullmatch(number[:-1]) else None
-    if product is None or product != int(product):
-        raise ValueError(f"{text!r} is no whole number")
-    return int(product)
+        with contextlib.suppress(ValueError):
+            return int(number)
+    elif _DIGITS.fullmatch(number[:-1]):
+        product = Decimal(number[:-1]) * factor
+        if product == int(product):
+            return int(product)
+    raise ValueError(f"{text!r} is no whole number")
 
 
 def _count(value: Any) -> Any:
@@ -71,6 +74,7 @@ def _count(value: Any) -> Any:
 
 
 Count = Annotated[int, BeforeValidator(_count)]  # of tokens, say
+Size = Annotated[Count, Field(gt=0)]  # bytes
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_names)]
 
 
@@ -140,8 +144,15 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags arrive through `init_settings` or in front of it."""
-        return init_settings, env_settings, _ConfigFile(settings_cls)
+        """Pydantic's hook; classes with other sources override `sources`."""
+        return cls.sources(init_settings, env_settings)
+
+    @classmethod
+    def sources(
+        cls, init: PydanticBaseSettingsSource, env: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """From the first in priority to the last; flags arrive through `init` or before it."""
+        return init, env, _ConfigFile(cls)
 
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> dict[str, Any]:

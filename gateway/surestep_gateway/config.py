@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic_settings import NoDecode, SettingsConfigDict
-from surestep_common.config import Names, split_names
+from surestep_common.config import Names, Size, split_names
 from surestep_common.registry import Registry
 from surestep_common.tracing import TraceSettings
 
@@ -154,8 +154,8 @@ class GatewaySettings(ApiSettings, TraceSettings):
     )
     max_logprobs: int = Field(20, ge=0, description="alternatives a request may ask for per token")
     max_n: PositiveInt = Field(128, description="sequences a request may ask for per prompt")
-    max_body_bytes: PositiveInt = Field(32 << 20, description="largest request body, in bytes")
-    max_total_body_bytes: PositiveInt | None = Field(
+    max_body_bytes: Size = Field(32 << 20, description="largest request body")
+    max_total_body_bytes: Size | None = Field(
         None,
         description="bytes of request bodies in memory at once, less 64 KiB of each; default: "
         "1 GiB, or a quarter of the memory if that is less",
@@ -166,10 +166,10 @@ class GatewaySettings(ApiSettings, TraceSettings):
         "and for a TLS handshake",
     )
     body_timeout_s: PositiveFloat = Field(
-        30.0, description="seconds in which a request body must arrive, and longer by its bytes"
+        30.0, description="seconds in which a request body must arrive; see --min-body-rate"
     )
-    min_body_rate: PositiveInt = Field(
-        64 << 10, description="divided by this: bytes per second at which they must come"
+    min_body_rate: Size = Field(
+        64 << 10, description="a body may take a second longer for every so many of its bytes"
     )
     send_timeout_s: PositiveFloat = Field(
         30.0, description="seconds a client may leave what is sent to it unread"
@@ -177,17 +177,15 @@ class GatewaySettings(ApiSettings, TraceSettings):
     max_connections: PositiveInt = Field(
         1 << 14, description="open connections; fewer where there are not as many descriptors"
     )
-    max_answer_bytes: PositiveInt = Field(
-        256 << 20, description="largest answer that is no stream, in bytes, about"
-    )
+    max_answer_bytes: Size = Field(256 << 20, description="largest answer that is no stream, about")
     text_processes: PositiveInt = Field(
-        2, description="most processes that prepare large requests and unusual ones"
+        2, description="most text processes, which prepare large requests and unusual ones"
     )
     text_timeout_s: PositiveFloat = Field(
-        30.0, description="seconds that one of them may take over a request"
+        30.0, description="seconds that a text process may take over a request"
     )
-    text_memory_bytes: PositiveInt = Field(
-        2 << 30, description="bytes of memory that it may take for it"
+    text_memory_bytes: Size = Field(
+        2 << 30, description="memory that a text process may take over a request"
     )
     max_concurrent_requests: PositiveInt = Field(
         1024, description="generation requests open at once; more are answered with 429"
@@ -216,7 +214,8 @@ class GatewaySettings(ApiSettings, TraceSettings):
     shutdown_delay_s: float = Field(
         0.0,
         ge=0,
-        description="seconds before that in which new ones are still served: balancers find out",
+        description="seconds after SIGTERM in which new requests are still served, before those of "
+        "--drain-timeout-s: balancers find out",
     )
 
     @model_validator(mode="after")

@@ -95,10 +95,11 @@ class Embedding:
         self._shape = _Shape.of(prepared.body, gateway.embedding, gateway.pool.info)
         self._gateway, self._body, self._origin = gateway, prepared.body, origin
         self._inputs, self._deadline = prepared.inputs, deadline
-        self._id = f"embd-{origin.request_id}"
+        self.id = f"embd-{origin.request_id}"
         self._name = prepared.body.model or gateway.settings.model_names()[0]
         # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
-        self._call_id = f"{self._id}-{secrets.token_hex(4)}"
+        self._call_id = f"{self.id}-{secrets.token_hex(4)}"
+        self._tenant = origin.caller.tenant(prepared.body.user)
         self._siblings = Siblings()
         self._size = 0  # of what is written, bytes
         self._model = ""  # fingerprint of the model that made the first vector
@@ -165,7 +166,7 @@ class Embedding:
             prompt_ids=ids,
             pooling=self._gateway.embedding.pooling,
             model_fingerprint=self._model,
-            tenant=self._origin.caller.tenant(self._body.user),
+            tenant=self._tenant,
             priority=self._body.priority or 0,
             cache_salt=self._body.cache_salt or "",
         )
@@ -173,7 +174,7 @@ class Embedding:
     def _whole(self, entries: Sequence[bytes]) -> list[bytes | bytearray]:
         """Pieces of the answer."""
         head = {
-            "id": self._id,
+            "id": self.id,
             "object": "list",
             "created": int(time.time()),
             "model": self._name,
@@ -199,4 +200,4 @@ class Embedding:
         finally:
             tokens = sum(map(len, self._inputs))
             tell_embedding(self._name, self._origin.request_id, tokens)
-            logger.info("%s %s: inputs=%d tokens=%d", self._id, outcome, len(self._inputs), tokens)
+            logger.info("%s %s: inputs=%d tokens=%d", self.id, outcome, len(self._inputs), tokens)

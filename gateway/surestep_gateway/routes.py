@@ -73,8 +73,7 @@ class OpenAIRoutes:
         prepared = await self._prepare(EMBEDDING, request, deadline)
         origin = _origin(request, prepared.body, arrived)
         embedding = Embedding(self._gateway, prepared, origin, deadline)
-        name = f"embd-{origin.request_id}"
-        log_request(self._gateway, name, origin, prepared.body, prepared.inputs)
+        log_request(self._gateway, embedding.id, origin, prepared.body, prepared.inputs)
         return await embedding.answer(request.receive)
 
     def _deadline(self) -> float:

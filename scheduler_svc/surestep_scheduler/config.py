@@ -57,24 +57,28 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         default=30.0, ge=0, description="seconds of waiting that outweigh one level of priority"
     )
     step_deadline_floor_s: float = Field(
-        default=3.0, gt=0, description="no step is given up earlier"
+        default=3.0, gt=0, description="seconds before which no step is given up"
     )
     step_deadline_ceiling_s: float = Field(
-        default=30.0, gt=0, description="every step is given up by then"
+        default=30.0, gt=0, description="seconds after which every step is given up"
     )
     step_warmup_s: float = Field(
-        default=60.0, gt=0, description="the same for a kind of step that was never seen"
+        default=60.0,
+        gt=0,
+        description="seconds after which a step of a kind is given up that was never seen before",
     )
     canary_interval_s: float = Field(
-        default=10.0, ge=0, description="idle time after which a step is made to see; 0 = never"
+        default=10.0, ge=0, description="idle seconds after which a step is made, to see; 0 = never"
     )
     worker_connect_timeout_s: float = Field(
-        default=2.0, gt=0, description="for one question to a worker"
+        default=2.0, gt=0, description="seconds for one question to a worker"
     )
     restart_timeout_s: float = Field(
-        default=20.0, gt=0, description="for a supervisor to end a rank"
+        default=20.0, gt=0, description="seconds for a supervisor to end a rank"
     )
-    drain_timeout_s: float = Field(default=30.0, ge=0, description="for open requests on SIGTERM")
+    drain_timeout_s: float = Field(
+        default=30.0, ge=0, description="seconds for open requests on SIGTERM"
+    )
 
     @model_validator(mode="after")
     def _someone_to_talk_to(self) -> SchedulerSettings:

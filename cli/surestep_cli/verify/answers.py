@@ -13,6 +13,8 @@ from typing import Any
 import aiohttp
 from surestep_common.errors import Unavailable
 
+from surestep_cli.served import DONE, payload_of
+
 from .prompts import Prompt
 
 _FAILURE_CHARACTERS = 300
@@ -56,10 +58,10 @@ class Answer:
 
     def feed(self, line: bytes) -> int:
         """Take one line of the stream; returns how many tokens it brought. Raises ValueError."""
-        if not line.startswith(b"data:"):
+        payload = payload_of(line)
+        if payload is None:
             return 0
-        payload = line.removeprefix(b"data:").strip()
-        if payload == b"[DONE]":
+        if payload == DONE:
             self.done = True
             return 0
         chunk = json.loads(payload)

@@ -79,6 +79,8 @@ async def _interruptible(work: Any) -> Report:
 async def _verify(asking: Asking, console: Console) -> Report:
     options = asking.options
     prompts = built_in() if options.prompts is None else read_prompts(options.prompts)
+    speculative_config = _speculative_config(asking)
+    speculates = _speculates(speculative_config)
     began, moment = time.monotonic(), datetime.now(UTC)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=options.patience_s)
     async with contextlib.AsyncExitStack() as stack:
@@ -96,7 +98,7 @@ async def _verify(asking: Asking, console: Console) -> Report:
             verification = Verification(
                 *(session, ready),
                 temperature=temperature,
-                speculation=_speculates(asking),
+                speculation=speculates,
                 at_once=min(_MOST_AT_ONCE, asking.serve.max_concurrent_requests),
                 tell=tell,
             )
@@ -110,7 +112,7 @@ async def _verify(asking: Asking, console: Console) -> Report:
         model=known.model,
         url=api_root(options.url) if options.url is not None else None,
         flags=_flags(asking.serve) if options.url is None else {},
-        speculative_config=_speculative_config(asking),
+        speculative_config=speculative_config,
         temperature=temperature,
         questions=[
             Question(prompt.name, {s: found.references[s][i].num_tokens for s in Sampling})
@@ -119,7 +121,7 @@ async def _verify(asking: Asking, console: Console) -> Report:
         results=found.results,
         faults=found.faults,
         drafts=found.drafts,
-        notes=list(_notes(asking, known, found)),
+        notes=list(_notes(asking, known, found, speculates=speculates)),
     )
 
 
@@ -132,9 +134,8 @@ async def _server(asking: Asking) -> AsyncIterator[Server]:
         yield server
 
 
-def _speculates(asking: Asking) -> bool:
+def _speculates(config: dict[str, Any] | None) -> bool:
     """Whether answers with speculation can differ from those without."""
-    config = _speculative_config(asking)
     return config is None or config.get("num_speculative_tokens") != 0
 
 
@@ -150,7 +151,7 @@ def _flags(settings: ServeSettings) -> dict[str, Any]:
     return dict(sorted(document.items()))
 
 
-def _notes(asking: Asking, known: About, found: Found) -> Iterator[str]:
+def _notes(asking: Asking, known: About, found: Found, *, speculates: bool) -> Iterator[str]:
     """What a reader of the figures has to know."""
     if asking.adds_drafts:
         yield (
@@ -158,7 +159,7 @@ def _notes(asking: Asking, known: About, found: Found) -> Iterator[str]:
             '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 0}\' verifies '
             "without."
         )
-    if not _speculates(asking):
+    if not speculates:
         yield "Speculation is off: company and faults were verified, speculation was not."
     elif not found.drafts.windows:
         yield (

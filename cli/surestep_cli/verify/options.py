@@ -12,6 +12,7 @@ from pydantic import Field, FilePath, field_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict, SettingsError
 from surestep_common.config import Names, Settings, load, or_exit
 
+from surestep_cli.client_commands import URL
 from surestep_cli.flags import Asked
 from surestep_cli.help import declared, entry
 from surestep_cli.output import writable
@@ -48,7 +49,7 @@ class VerifyOptions(Settings):
 
     url: str | None = Field(
         default=None,
-        pattern=r"^(https?|unix)://",
+        pattern=URL,
         description="verify this running server instead, without faults",
     )
     prompts: FilePath | None = Field(

@@ -12,6 +12,7 @@ from surestep_common.errors import InvalidRequest, SurestepError
 
 from surestep_cli.drafts import Drafts, drafts_of
 from surestep_cli.metrics import Metrics
+from surestep_cli.served import model_card
 
 from .answers import Answer, ask, get, get_text
 from .cases import ALONE, TOGETHER, Case, CaseResult, Sampling, judge, options_of
@@ -72,11 +73,11 @@ class Verification:
         for sampling in Sampling:
             results += [await self._together(Case(sampling, TOGETHER, on)) for on in self._modes]
         struck = []
-        for name in faults if victims is not None else ():
-            assert victims is not None
-            fault, hurt = await self._hurt(name, victims)
-            struck.append(fault)
-            results += hurt
+        if victims is not None:
+            for name in faults:
+                fault, hurt = await self._hurt(name, victims)
+                struck.append(fault)
+                results += hurt
         drafts = (await self.drafts()).since(before)
         await self._explain(results)
         return Found(self._references, results, struck, drafts)
@@ -200,12 +201,7 @@ class About(NamedTuple):
 
 async def about(session: aiohttp.ClientSession, name: str | None) -> About:
     """The model called `name`, or the first one. Raises Unavailable and InvalidRequest."""
-    document = await get(session, "v1/models")
-    cards = [card for card in document.get("data") or () if isinstance(card, dict)]
-    card = next((card for card in cards if name in (None, card.get("id"))), None)
-    if card is None:
-        known = ", ".join(str(card.get("id")) for card in cards)
-        raise InvalidRequest(f"no model {name!r} is served: {known or 'there is none'}")
+    card = model_card(await get(session, "v1/models"), name)
     defaults = card.get("default_sampling_params") or {}
     try:
         ours = "surestep:steps_total" in Metrics(await get_text(session, "metrics"))

@@ -51,6 +51,14 @@ def test_what_is_no_prompt(tmp_path: Path, name: str, content: bytes, said: str)
         read_prompts(path)
 
 
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    with path.open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(InvalidRequest, match="more than 64 MiB"):
+        read_prompts(path)
+
+
 def test_messages_of_any_kind_have_a_name(tmp_path: Path) -> None:
     """What is wrong with them is for the server to say."""
     path = tmp_path / "a.jsonl"

@@ -1,0 +1,54 @@
+"""What benchmarks/memory.py computes is what the worker allocates by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from memory import Sizes, figures, of_folder
+from safetensors.torch import load_file
+from surestep_kernels import load_kernels
+from surestep_worker.models import Model, ModelSource, load_model
+from surestep_worker.tp import TensorParallel
+from tiny import make_tiny_checkpoint
+
+HYBRID = Path(__file__).parents[1] / "data" / "tiny-hybrid"
+
+
+def loaded(folder: Path, *, mtp: bool) -> Model:
+    return load_model(
+        ModelSource(folder),
+        dtype="auto",
+        device="cpu",
+        tp=TensorParallel(),
+        kernels=load_kernels("cpu", "reference"),
+        mtp=mtp,
+    )
+
+
+@pytest.mark.parametrize("mtp", [False, True])
+def test_a_hybrid_takes_what_is_computed(mtp: bool) -> None:
+    model, sizes = loaded(HYBRID, mtp=mtp), of_folder(HYBRID, mtp=mtp)
+    assert sizes.kv_spec(1, None) == model.kv_spec(16)
+    assert sizes.recurrent == model.recurrent_spec()
+
+
+def test_a_dense_model_takes_what_is_computed(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path, dtype=torch.bfloat16)
+    sizes = of_folder(folder, mtp=True)
+    assert sizes.kv_spec(1, None) == loaded(folder, mtp=False).kv_spec(16)
+    assert sizes.recurrent is None
+    tensors = load_file(folder / "model.safetensors").values()
+    assert sizes.weight_bytes == sum(tensor.nbytes for tensor in tensors)
+
+
+def test_requests_are_those_whose_tokens_have_room() -> None:
+    sizes = Sizes(8 << 30, 2, 4, 64, 0, torch.bfloat16, None)  # 2 KiB a token
+    found = figures(sizes, 2, 4 + 2 / 0.85, 0, fp8=False)  # two ranks: half of all
+    assert found["weights_gib"] == 4
+    assert found["kv_kib_per_token"] == 1
+    assert found["caches_gib"] == 2
+    assert found["requests"] == {1024: 2048, 4096: 512, 32768: 64}
+    assert figures(sizes, 2, 4 + 2 / 0.85, 0, fp8=True)["kv_kib_per_token"] == 0.5
+    assert figures(sizes, 1, 4, 0, fp8=False)["requests"] == {1024: 0, 4096: 0, 32768: 0}

@@ -1,0 +1,97 @@
+"""A reader finds every page, and no link leads nowhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from repo.source import ROOT, product, tracked
+
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_PAGE_IN_FILE = re.compile(r"docs/[\w/-]+\.md(?:#[\w-]+)?")  # as alerts name theirs
+
+
+def _text(page: Path) -> str:
+    """Without code."""
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def _anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    seen: Counter[str] = Counter()
+    anchors = set()
+    for title in re.findall(r"^#+ (.*)$", _text(page), re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
+        anchors.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+        seen[slug] += 1
+    return anchors
+
+
+def _leads_somewhere(page: Path, target: str) -> bool:
+    """Whether there is what a link on a page names."""
+    name, _, anchor = target.partition("#")
+    goal = (page.parent / name).resolve() if name else page
+    return goal.exists() and (not anchor or anchor in _anchors(goal))
+
+
+def _links(page: Path) -> Iterator[str]:
+    """Within the repository."""
+    yield from (link for link in _LINK.findall(_text(page)) if "://" not in link)
+
+
+def test_every_link_leads_somewhere() -> None:
+    pages = [ROOT / name for name in tracked() if name.endswith(".md")]
+    assert any(list(_links(page)) for page in pages)
+    lost = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in pages
+        for link in _links(page)
+        if not _leads_somewhere(page, link)
+    ]
+    assert lost == []
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    linked = {link.partition("#")[0] for link in _links(ROOT / "README.md")}
+    pages = {name for name in tracked() if Path(name).match("docs/*.md")}
+    assert pages - linked == set()
+
+
+def test_pages_that_alerts_and_charts_name_are_there() -> None:
+    lost = [
+        f"{name}: {target}"
+        for name in tracked()
+        if name.startswith(("deploy/", "charts/"))
+        for target in _PAGE_IN_FILE.findall((ROOT / name).read_text(encoding="utf-8"))
+        if not _leads_somewhere(ROOT / "README.md", target)
+    ]
+    assert lost == []
+
+
+def test_every_metric_is_on_a_page() -> None:
+    metric = re.compile(r"surestep:[a-z0-9_]+")
+    made = {
+        node.value
+        for source in product()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and metric.fullmatch(node.value)
+    }
+    pages = " ".join((ROOT / n).read_text() for n in tracked() if Path(n).match("docs/*.md"))
+    told = {re.sub(r"(_total|_)$", "", name) for name in metric.findall(pages)}
+    assert made
+    assert {name.removesuffix("_total") for name in made} - told == set()
+
+
+def test_every_alert_that_wakes_somebody_has_a_section() -> None:
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules.yml").read_text())
+    alerts = [rule for group in rules["groups"] for rule in group["rules"]]
+    critical = {a["alert"].lower() for a in alerts if a["labels"]["severity"] == "critical"}
+    assert critical
+    assert critical - _anchors(ROOT / "docs" / "operate.md") == set()
