@@ -6,7 +6,7 @@ presence for every field, so that a test can send a zero and leave a field out.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
 import grpc
@@ -245,7 +245,13 @@ class WireClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
 
-    def call(self, method: str, request: Any, timeout_s: float | None = 30) -> Any:
+    def call(
+        self,
+        method: str,
+        request: Any,
+        timeout_s: float | None = 30,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> Any:
         """Start a call."""
         kind = self._channel.unary_stream if method in _STREAMS else self._channel.unary_unary
         answer = type(new(_METHODS[method][1]))
@@ -254,7 +260,7 @@ class WireClient:
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=answer.FromString,
         )
-        return stub(request, timeout=timeout_s)
+        return stub(request, timeout=timeout_s, metadata=tuple(metadata))
 
     async def ask(self, method: str, **values: Any) -> Any:
         """One question, one answer."""

@@ -66,6 +66,7 @@ SILENT = {
     "spaces_between_special_tokens": True,
     "grammar_from_first_token": True,
 }
+NO_EFFECT: dict[str, Any] = {**SILENT, **TOLD, **TOLD_BY_NUMBER}
 REFUSED_OF_REQUEST: dict[str, Any] = {
     "text": "hello",
     "kv_transfer_params": {"remote_host": "other"},
@@ -106,9 +107,9 @@ def test_what_is_served_changes_our_request(name: str) -> None:
     assert ours(**{name: SERVED[name]}) != ours()
 
 
-@pytest.mark.parametrize("name", SILENT | TOLD | TOLD_BY_NUMBER)
+@pytest.mark.parametrize("name", NO_EFFECT)
 def test_what_has_no_effect_changes_nothing(name: str) -> None:
-    value = (SILENT | TOLD | TOLD_BY_NUMBER)[name]
+    value = NO_EFFECT[name]
     assert ours(**{name: value}) == ours()
     told = {**dict.fromkeys(TOLD, name), "of_a_later_version": "sampling_params.field 900"}
     expected = [told[name]] if name in told else []
