@@ -115,7 +115,7 @@ class VllmEngineServicer:
         raise NotImplementedError('Method not implemented!')
 
     def HealthCheck(self, request, context):
-        """Whether new requests are computed now. Answers in every state.
+        """Whether new requests are computed now. UNAVAILABLE until every rank was ready for the first time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,14 +129,14 @@ class VllmEngineServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """Facts of the served model. UNAVAILABLE until every rank is ready.
+        """Facts of the served model. UNAVAILABLE as above.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetServerInfo(self, request, context):
-        """Facts of this scheduler. UNAVAILABLE until every rank is ready.
+        """Facts of this scheduler. UNAVAILABLE as above.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

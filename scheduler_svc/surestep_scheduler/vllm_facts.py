@@ -7,6 +7,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from surestep_common.errors import Unavailable
 from surestep_common.release import package_version
 from surestep_common.sampling_defaults import neutral, shown
 from surestep_proto import vllm_engine_pb2 as pb
@@ -32,8 +33,14 @@ class Facts:
         self.received_at = 0.0  # seconds since 1970
 
     def health(self) -> pb.HealthCheckResponse:
-        """As the health service says."""
+        """As the health service says. Raises Unavailable before the workers were reached.
+
+        By then a server of vLLM would not listen yet. A router that gets an answer takes the server
+        for started, asks once which model it has, and does not ask again.
+        """
         engine = self._engine
+        if engine.core is None:
+            raise Unavailable(engine.waiting_for, retry_after=1.0)
         healthy = engine.engine_state == EngineState.SERVING
         state = EngineState.Name(engine.engine_state).lower()
         why = f"{state}: {engine.waiting_for}" if engine.waiting_for else state
