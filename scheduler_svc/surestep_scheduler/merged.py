@@ -32,6 +32,7 @@ class Merged:
     def stop(self) -> None:
         """End the streams; the iteration ends after what has come."""
         self._feeding.cancel()
+        self._waiting.put_nowait(None)  # a task that is cancelled before it begins says nothing
 
     async def close(self) -> None:
         """Return when the streams have ended, and end them."""
@@ -44,8 +45,7 @@ class Merged:
                     group.create_task(self._pump(index, stream))
         except* Exception as errors:  # noqa: BLE001  # whatever it is, the reader gets it
             self._waiting.put_nowait(_first(errors))
-        finally:
-            self._waiting.put_nowait(None)
+        self._waiting.put_nowait(None)
 
     async def _pump(self, index: int, stream: Stream) -> None:
         async with aclosing(stream):

@@ -6,7 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
-from surestep_common.errors import InvalidRequest, MissingParameter, UnsupportedParameter
+from surestep_common.errors import (
+    InvalidRequest,
+    MissingParameter,
+    RequestTooLarge,
+    UnsupportedParameter,
+)
 from surestep_common.request_bounds import check_entries
 from surestep_common.seeds import sibling_seed
 from surestep_proto.engine_pb2 import SamplingParams
@@ -18,6 +23,7 @@ from .limits import Limits
 
 MAX_N = 128  # sequences of a request
 MAX_LOGPROBS = 128  # alternatives per token
+MAX_HELD_LOGPROBS = 1 << 22  # of a request that does not stream: some 50 MB
 NAMESPACE = "vllm/"  # their ids stand apart from those of other clients
 
 _REFUSED = {
@@ -42,6 +48,8 @@ def choices(request: TheirRequest, limits: Limits) -> list[GenerateRequest]:
     params, count = request.sampling_params, _count(request.sampling_params)
     sampling = _sampling(params)
     check_entries(sampling, count)
+    if sampling.want_logprobs and not request.stream:
+        _check_held(params, count, limits.max_request_len - len(ids))
     return [_choice(request, ids, sampling, index) for index in range(count)]
 
 
@@ -142,6 +150,18 @@ def _alternatives(params: TheirParams, name: str) -> int | None:
     if not 0 <= count <= MAX_LOGPROBS:
         raise InvalidRequest(f"{name} must be 0 to {MAX_LOGPROBS}, got {count}", param=name)
     return count
+
+
+def _check_held(params: TheirParams, num_sequences: int, room: int) -> None:
+    """Raise RequestTooLarge for an answer in one piece that would be too large to hold and send."""
+    num_tokens = min(params.max_tokens, room) if params.HasField("max_tokens") else room
+    count = num_sequences * num_tokens * (1 + params.logprobs)
+    if count > MAX_HELD_LOGPROBS:
+        raise RequestTooLarge(
+            f"up to {count} log-probabilities are more than {MAX_HELD_LOGPROBS} for an answer in "
+            "one piece: ask for a stream, or for fewer tokens",
+            param="logprobs",
+        )
 
 
 def _choice(

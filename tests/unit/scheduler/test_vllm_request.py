@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -173,6 +174,27 @@ def test_what_is_missing_is_named(changes: dict[str, Any]) -> None:
 def test_a_prompt_that_leaves_no_room_is_refused_before_it_is_copied() -> None:
     with pytest.raises(RequestTooLarge, match="no room for output"):
         choices(theirs({"n": MAX_N}, tokenized={"input_ids": [1] * 64}), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "fits"),
+    [
+        ({"max_tokens": 1 << 12, "logprobs": 127, "n": 8}, True),
+        ({"max_tokens": 1 << 12, "logprobs": 128, "n": 8}, False),
+        ({"logprobs": 3}, True),
+        ({"logprobs": 4}, False),  # no bound of its own: as many as fit
+        ({"max_tokens": 1, "logprobs": 128, "n": 128}, True),
+        ({"prompt_logprobs": 128}, True),  # these have a bound of their own
+    ],
+)
+def test_an_answer_in_one_piece_has_a_bound(sampling: dict[str, Any], fits: bool) -> None:
+    long = replace(LIMITS, num_blocks=1 << 20, max_model_len=(1 << 20) + 3)
+    assert choices(theirs(sampling, stream=True), long)
+    if fits:
+        assert choices(theirs(sampling), long)
+        return
+    with pytest.raises(RequestTooLarge, match="ask for a stream"):
+        choices(theirs(sampling), long)
 
 
 def test_a_prompt_keeps_its_end() -> None:
