@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import io
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 from surestep_common.errors import NotFound, RequestTooLarge
 
-MAX_BYTES = 200 << 20  # of all of them: what receivers take
+MAX_BYTES = 64 << 20  # of all of them; the largest have some 40 MB
 # config.json, for receivers find the kind of model there.
 _NAMES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -17,6 +20,35 @@ _NAMES = (
 )
 _PATTERNS = ("*.model", "*.tiktoken", "*.jinja")
 _TOKENISE = ("tokenizer", "vocab", ".model", ".tiktoken")  # one of these in a name that is enough
+
+
+class Bundle(NamedTuple):
+    """An archive and its SHA-256 in hex."""
+
+    data: bytes
+    digest: str
+
+    @classmethod
+    def of(cls, folder: Path) -> Bundle:
+        """Raises what `archive` raises."""
+        data = archive(folder)
+        return cls(data, hashlib.sha256(data).hexdigest())
+
+
+class Bundles:
+    """That of one model at a time: made once, however many ask, and however slowly they read."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, str], Bundle] = {}
+        self._making = asyncio.Lock()
+
+    async def get(self, folder: str, fingerprint: str) -> Bundle:
+        """Of the model in a folder. Raises NotFound or RequestTooLarge."""
+        async with self._making:
+            key = (folder, fingerprint)
+            if key not in self._made:
+                self._made = {key: await asyncio.to_thread(Bundle.of, Path(folder))}
+            return self._made[key]
 
 
 def archive(folder: Path) -> bytes:

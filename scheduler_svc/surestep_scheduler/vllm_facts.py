@@ -12,7 +12,7 @@ from surestep_common.release import package_version
 from surestep_common.sampling_defaults import neutral, shown
 from surestep_proto import vllm_engine_pb2 as pb
 from surestep_proto.engine_pb2 import SamplingDefaults
-from surestep_proto.generate_pb2 import EngineState, SchedulerStats
+from surestep_proto.generate_pb2 import EngineState
 
 from . import report
 from .engine import Engine
@@ -28,6 +28,7 @@ class Facts:
         """An empty name stands for that of the model's folder."""
         self._engine = engine
         self._name = served_model_name
+        self._version = package_version()
         self._began = time.time()
         self._rate = Rate()
         self.received_at = 0.0  # seconds since 1970
@@ -35,8 +36,8 @@ class Facts:
     def health(self) -> pb.HealthCheckResponse:
         """As the health service says. Raises Unavailable before the workers were reached.
 
-        By then a server of vLLM would not listen yet. A router that gets an answer takes the server
-        for started, asks once which model it has, and does not ask again.
+        A server of vLLM does not even listen before that. A router that gets an answer takes the
+        server for started, asks once which model it has, and never again.
         """
         engine = self._engine
         if engine.core is None:
@@ -89,7 +90,7 @@ class Facts:
             num_used_tokens=stats.num_blocks_used * block_size,
             max_total_num_tokens=stats.num_blocks_total * block_size,
             token_usage=_share(stats.num_blocks_used, stats.num_blocks_total),
-            gen_throughput=self._throughput(stats),
+            gen_throughput=self._rate.at(self._engine.clock(), stats.generation_tokens),
             cache_hit_rate=_share(stats.prefix_cache_hits, stats.prefix_cache_queries),
             utilization=_share(stats.num_slots_used, stats.num_slots_total),
             max_running_requests=stats.num_slots_total,
@@ -97,13 +98,10 @@ class Facts:
         )
         return pb.GetLoadsResponse(
             timestamp=datetime.now(UTC).isoformat(),
-            version=package_version(),
+            version=self._version,
             dp_rank_count=1,
             loads=[load],
         )
-
-    def _throughput(self, stats: SchedulerStats) -> float:
-        return self._rate.at(self._engine.clock(), stats.generation_tokens)
 
 
 class Rate:

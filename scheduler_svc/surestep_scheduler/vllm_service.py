@@ -7,20 +7,18 @@ admits, bounds, traces and counts it, and keeps it through the loss of a worker.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, NoReturn
 
 from surestep_common.errors import InvalidRequest, Unimplemented
 from surestep_proto import smg_common_pb2, vllm_engine_pb2
 from surestep_proto.vllm_engine_pb2_grpc import VllmEngineServicer
 
-from . import tokenizer_files
 from .engine import Engine
 from .merged import Merged
 from .service import SchedulerService
+from .tokenizer_files import Bundles
 from .vllm_facts import Facts
 from .vllm_request import choices, without_effect
 from .vllm_response import Choice
@@ -45,7 +43,7 @@ class VllmService(VllmEngineServicer):
         self._tasks = tasks
         self._facts = Facts(engine, served_model_name)
         self._calls: dict[str, Merged] = {}  # open ones of Generate, by the client's id
-        self._one_archive = asyncio.Lock()  # at a time
+        self._bundles = Bundles()
 
     async def Generate(
         self, request: vllm_engine_pb2.GenerateRequest, context: Any
@@ -122,10 +120,8 @@ class VllmService(VllmEngineServicer):
         self, request: smg_common_pb2.GetTokenizerRequest, context: Any
     ) -> AsyncIterator[smg_common_pb2.GetTokenizerChunk]:
         """Files of the model's tokenizer. Raises NotFound where this machine has not got them."""
-        folder = Path(self._engine.model.model_path)
-        async with self._one_archive:
-            data = await asyncio.to_thread(tokenizer_files.archive, folder)
-            digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
+        model = self._engine.model
+        data, digest = await self._bundles.get(model.model_path, model.model_fingerprint)
         for start in range(0, len(data), _CHUNK_BYTES):
             last = start + _CHUNK_BYTES >= len(data)
             yield smg_common_pb2.GetTokenizerChunk(

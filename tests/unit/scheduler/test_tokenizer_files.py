@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import io
 import zipfile
 from pathlib import Path
 
 import pytest
 from surestep_common.errors import NotFound, RequestTooLarge
-from surestep_scheduler.tokenizer_files import MAX_BYTES, archive
+from surestep_scheduler.tokenizer_files import MAX_BYTES, Bundles, archive
 
 _OTHERS = ("model.safetensors", "README.md", "modeling.py", "secrets.env")
 
@@ -48,3 +50,22 @@ def test_too_large_to_send(tmp_path: Path) -> None:
         file.truncate(MAX_BYTES + 1)  # a hole
     with pytest.raises(RequestTooLarge):
         archive(tmp_path)
+
+
+async def test_one_archive_is_made_and_shared(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    bundles = Bundles()
+    first, second = await asyncio.gather(*(bundles.get(str(tmp_path), "a") for _ in range(2)))
+    assert first.data is second.data
+    (tmp_path / "tokenizer.json").write_text("[]")
+    other = await bundles.get(str(tmp_path), "b")  # another model at the same place
+    assert other.data != first.data
+    assert other.digest == hashlib.sha256(other.data).hexdigest()
+
+
+async def test_what_was_not_found_is_looked_for_again(tmp_path: Path) -> None:
+    bundles = Bundles()
+    with pytest.raises(NotFound):
+        await bundles.get(str(tmp_path), "a")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert names((await bundles.get(str(tmp_path), "a")).data) == ["tokenizer.json"]
