@@ -58,6 +58,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("scheduler_url", "scheduler_listen", "worker_listen", "supervisor_listen", "tp_master"),
         *("worker_addresses", "supervisor_addresses", "rank", "local_ranks"),
         *("grpc_secret", "grpc_secret_file"),
+        "vllm_grpc_public",
         *("grpc_api_key", "grpc_tls_cert", "grpc_tls_key", "grpc_tls_ca", "grpc_tls_server_name"),
     ),
 }

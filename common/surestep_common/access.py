@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Self
@@ -92,12 +92,14 @@ def credentials() -> Metadata:
 class Gate:
     """Who is let in by a server of this process.
 
-    `guests` maps methods, `/package.Service/Method`, to keys that are as good as the secret there.
+    `guests` maps methods, `/package.Service/Method`, to keys that are as good as the secret there;
+    those in `public` take calls from anybody.
     """
 
-    def __init__(self, guests: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, guests: Mapping[str, Sequence[str]], public: Collection[str] = ()) -> None:
         known = secret.get()
         self._secret = [known.encode()] if known is not None else []
+        self._public = frozenset(public)
         self._guests = {method: [key.encode() for key in keys] for method, keys in guests.items()}
 
     @property
@@ -109,7 +111,7 @@ class Gate:
         """Whether a call may be served."""
         method = details.method
         guests = self._guests.get(method, [])
-        if method.startswith(_OPEN) or not (self._secret or guests):
+        if method.startswith(_OPEN) or method in self._public or not (self._secret or guests):
             return True
         metadata: Any = details.invocation_metadata or ()
         headers = [value for key, value in metadata if key == _KEY]

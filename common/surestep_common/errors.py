@@ -19,6 +19,7 @@ SurestepError
 │   └── ClientTooSlow    the client did not send in time what it had begun to send
 ├── ModelFault           this request cannot be computed: unusable logits, or it ends what tries
 ├── Cancelled            the client went away
+├── Unimplemented        a method of somebody else's interface that is not served
 └── InternalError        our own fault; the message shown outside is generic
 
 Services raise these; `surestep_common.rpc` turns them into gRPC statuses and back, and the gateway
@@ -122,6 +123,10 @@ class Cancelled(SurestepError):
     """The caller cancelled."""
 
 
+class Unimplemented(SurestepError):
+    """The interface has this method, and this server does not serve it."""
+
+
 class InternalError(SurestepError):
     """A bug of ours."""
 
@@ -182,6 +187,11 @@ ERROR_TABLE: tuple[ErrorKind, ...] = (
     ErrorKind(ModelFault, StatusCode.DATA_LOSS, 500, "model_error", "server_error"),
     ErrorKind(DrafterFault, StatusCode.ABORTED, 500, "internal_error", "server_error"),
     ErrorKind(Cancelled, StatusCode.CANCELLED, 499, "cancelled_error", "cancelled"),
+    ErrorKind(
+        *(Unimplemented, StatusCode.UNIMPLEMENTED, 501),
+        "not_implemented_error",
+        "not_implemented",
+    ),
     ErrorKind(InternalError, StatusCode.INTERNAL, 500, "internal_error", "server_error"),
 )
 

@@ -7,7 +7,15 @@ import functools
 import inspect
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -97,7 +105,8 @@ class Server:
 
     Health of each service (and of "" as a whole) starts as NOT_SERVING; `set_serving` flips it.
     That of LIVE is SERVING from start to stop.
-    Calls need the secret of this process, if it has one, or one of the `guests` of `access.Gate`.
+    Calls need the secret of this process, if it has one, or one of the `guests` of `access.Gate`,
+    or go to one of its `public` methods.
     """
 
     def __init__(
@@ -105,10 +114,12 @@ class Server:
         services: Sequence[ServiceDescriptor],
         guests: Mapping[str, Sequence[str]] | None = None,
         *,
+        public: Collection[str] = (),
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """`max_message_bytes` of what is received; larger messages are refused unread."""
-        interceptors = [_ErrorInterceptor(), _AccessInterceptor(access.Gate(guests or {}))]
+        gate = access.Gate(guests or {}, public)
+        interceptors = [_ErrorInterceptor(services), _AccessInterceptor(gate)]
         most = ("grpc.max_receive_message_length", max_message_bytes)
         self.grpc = grpc.aio.server(interceptors=interceptors, options=(*SERVER_OPTIONS, most))
         self._names = ("", *(service.full_name for service in services))
@@ -222,10 +233,13 @@ async def _refuse(request: Any, context: _Context) -> Any:
 
 
 class _ErrorInterceptor(_Interceptor):
-    """Turns exceptions of any handler into the status of the error table."""
+    """Turns exceptions of the services' handlers into the status of the error table."""
+
+    def __init__(self, services: Sequence[ServiceDescriptor]) -> None:
+        self._prefixes = tuple(f"/{service.full_name}/" for service in services)
 
     def _instead_of(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
-        if not details.method.startswith("/surestep."):
+        if not details.method.startswith(self._prefixes):
             return handler
         for kind in _KINDS:
             behaviour = getattr(handler, kind)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from surestep_common.seeds import sibling_seed
 from surestep_proto.engine_pb2 import SamplingParams
 from surestep_proto.generate_pb2 import SchedulerInfo
 
@@ -20,7 +21,7 @@ from .output import ChatOutput
 from .parsers import OutputParser
 from .prompts import Prepared, Prompt
 from .protocol import GenerationBody
-from .sampling import max_tokens, sibling_seed
+from .sampling import max_tokens
 from .sequence import OutputSequence
 from .siblings import Siblings
 from .tenants import Caller, Tenant

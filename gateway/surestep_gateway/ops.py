@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToDict
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from surestep_common.errors import SurestepError, Unavailable
+from surestep_common.release import package_version
 
 from .context import Gateway
 from .errors import JsonResponse
@@ -27,14 +27,6 @@ from .scheduler_metrics import SchedulerReading
 T = TypeVar("T")
 
 _DOCUMENTS = frozenset({"/openapi.json", "/docs"})
-
-
-def package_version() -> str:
-    """Version of the installed distribution, or a stand-in for a source tree."""
-    try:
-        return version("surestep")
-    except PackageNotFoundError:
-        return "0+source"
 
 
 class OperatorRoutes:

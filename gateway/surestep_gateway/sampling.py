@@ -11,8 +11,6 @@ from surestep_proto.generate_pb2 import SchedulerInfo
 
 from .protocol import ChatBody, GenerationBody, Truncation
 
-_MASK64 = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 _COMPLETION_TOKENS = 16  # of a completion that does not say, in OpenAI's API
 _SHOWN_CHARS = 32  # of a key that is no token id
 _SHOWN_IDS = 1024  # that are outside the vocabulary
@@ -176,17 +174,3 @@ def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> in
             f"min_tokens={body.min_tokens} exceeds {param}={asked}", param="min_tokens"
         )
     return asked
-
-
-def sibling_seed(seed: int, sibling: int) -> int:
-    """Seed of sequence `sibling` of a request: its own stream of noise.
-
-    Sibling 0 has the request's seed, sibling i the i-th output of splitmix64 (Steele, Lea and
-    Flood, "Fast splittable pseudorandom number generators", 2014) started there.
-    """
-    if sibling == 0:
-        return seed & _MASK64
-    z = (seed + sibling * _GOLDEN) & _MASK64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return z ^ (z >> 31)

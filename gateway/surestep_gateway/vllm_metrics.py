@@ -171,6 +171,7 @@ class EngineMetrics:
             yield self._counter(counter)
         yield self._step_tokens()
         yield self._cache_config(answers)
+        yield _no_adapters()
 
     def _waiting(self, stats: Sequence[SchedulerStats]) -> Metric:
         family = GaugeMetricFamily(
@@ -212,3 +213,13 @@ class EngineMetrics:
             sizes = (str(infos[0].block_size), str(num_blocks), infos[0].dtype)
             family.add_metric((*self._labels, *sizes), 1.0)
         return family
+
+
+def _no_adapters() -> Metric:
+    """What endpoint pickers read of LoRA: that there is room for none."""
+    names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+    family = GaugeMetricFamily(
+        "vllm:lora_requests_info", "LoRA adapters, as of a time: none.", labels=names
+    )
+    family.add_metric(("0", "", ""), 0.0)
+    return family

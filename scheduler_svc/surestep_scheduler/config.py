@@ -23,7 +23,15 @@ class SchedulerSettings(PeerSettings, TraceSettings):
     scheduler_listen: str = Field(default="127.0.0.1:50051", description="host:port to serve on")
     grpc_api_key: Names = Field(
         default=(),
-        description="keys, comma separated, that let gRPC clients call Generate and Info",
+        description="keys, comma separated, that let gRPC clients call Generate, Info and "
+        "vllm.grpc.engine",
+    )
+    vllm_grpc_public: bool = Field(
+        default=False,
+        description="let anybody call vllm.grpc.engine on that port: routers like SMG send no key",
+    )
+    served_model_name: Names = Field(
+        default=(), description="names clients may use, comma separated; vllm.grpc.engine tells one"
     )
     worker_addresses: list[str] = Field(
         default=[], description="host:port of each rank; empty = as the supervisors say"

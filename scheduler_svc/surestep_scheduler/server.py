@@ -8,18 +8,25 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from surestep_common.access import is_loopback
 from surestep_common.request_bounds import MAX_REQUEST_BYTES
 from surestep_common.rpc import Server
 from surestep_common.tasks import end
 from surestep_common.tracing import open_tracer
-from surestep_proto import generate_pb2
+from surestep_proto import generate_pb2, vllm_engine_pb2
 from surestep_proto.generate_pb2_grpc import add_SchedulerServicer_to_server
+from surestep_proto.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
 
 from .config import SchedulerSettings
 from .engine import Engine
 from .service import SchedulerService
+from .vllm_service import VllmService
 
-_FOR_CLIENTS = ("Generate", "Info")  # methods; the others are for operators and the gateway
+_OURS = generate_pb2.DESCRIPTOR.services_by_name["Scheduler"]
+_VLLMS = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
+# Methods for clients; the others are for operators and the gateway.
+_FOR_CLIENTS = [f"/{_OURS.full_name}/{name}" for name in ("Generate", "Info")]
+_FOR_ROUTERS = [f"/{_VLLMS.full_name}/{method.name}" for method in _VLLMS.methods]
 _LAST_WORDS_S = 1.0  # for statuses that are on their way
 
 logger = logging.getLogger(__name__)
@@ -28,9 +35,7 @@ logger = logging.getLogger(__name__)
 @asynccontextmanager
 async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
     """Serve inside the block; gives the bound address. Leaving the block drains and stops."""
-    descriptor = generate_pb2.DESCRIPTOR.services_by_name["Scheduler"]
-    guests = {f"/{descriptor.full_name}/{name}": settings.grpc_api_key for name in _FOR_CLIENTS}
-    server = Server([descriptor], guests, max_message_bytes=MAX_REQUEST_BYTES)
+    server = _server(settings)
     engine = Engine(settings, lambda state: server.set_serving(state == generate_pb2.SERVING))
     tracer = open_tracer(settings, "surestep-scheduler")
     host, _, _ = settings.scheduler_listen.rpartition(":")
@@ -38,6 +43,10 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
         service = SchedulerService(engine, settings.scheduler_listen, tracer)
         add_SchedulerServicer_to_server(  # generated
             service, server.grpc
+        )
+        add_VllmEngineServicer_to_server(  # generated
+            VllmService(engine, service, tasks, next(iter(settings.served_model_name), "")),
+            server.grpc,
         )
         port = await server.start(settings.scheduler_listen)
         service.address = f"{host}:{port}"
@@ -53,6 +62,22 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
             await server.stop(_LAST_WORDS_S)
             await end(loop)
             await tracer.close()
+
+
+def _server(settings: SchedulerSettings) -> Server:
+    """With the doors that the settings open."""
+    host, _, _ = settings.scheduler_listen.rpartition(":")
+    if settings.vllm_grpc_public and not is_loopback(host):
+        logger.warning(
+            "vllm.grpc.engine on %s takes requests from anybody who reaches it",
+            settings.scheduler_listen,
+        )
+    return Server(
+        [_OURS, _VLLMS],
+        dict.fromkeys((*_FOR_CLIENTS, *_FOR_ROUTERS), settings.grpc_api_key),
+        public=_FOR_ROUTERS if settings.vllm_grpc_public else (),
+        max_message_bytes=MAX_REQUEST_BYTES,
+    )
 
 
 async def serve(settings: SchedulerSettings) -> None:

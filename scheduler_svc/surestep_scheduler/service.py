@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from surestep_common.errors import DeadlineExceeded
@@ -56,7 +56,7 @@ class SchedulerService(SchedulerServicer):
 
     async def Generate(
         self, request: pb.GenerateRequest, context: Any
-    ) -> AsyncIterator[pb.GenerateChunk]:
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """Tokens of one sequence as they are committed, or the vector of its prompt.
 
         Cancelling the call aborts the request.

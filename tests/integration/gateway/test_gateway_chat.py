@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fake_scheduler import emulated, replay
 from gateway_stack import Stack
-from surestep_gateway.sampling import sibling_seed
+from surestep_common.seeds import sibling_seed
 from surestep_gateway.tokenizer import Tokenizer
 from surestep_proto.generate_pb2 import STOP
 

@@ -1,0 +1,13 @@
+"""Which release of Surestep this is."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def package_version() -> str:
+    """Version of the installed distribution, or a stand-in for a source tree."""
+    try:
+        return version("surestep")
+    except PackageNotFoundError:
+        return "0+source"
