@@ -105,6 +105,7 @@ _OPERATIONS = (
         keys=True,
         errors=(401,),
     ),
+    _Operation("get", "/ui", "The status page.", kind="text/html", errors=()),
     _Operation("get", "/health", "The process answers.", kind="", errors=()),
     _Operation("get", "/health/ready", "Requests sent now would be served.", kind=""),
     _Operation("get", "/version", "Version of the gateway.", errors=()),
@@ -113,6 +114,7 @@ _OPERATIONS = (
     ),
     _Operation("get", "/load", "Requests that are open.", keys=True, errors=(401,)),
     _Operation("get", "/status", "Every process behind this gateway.", keys=True, errors=(401,)),
+    _Operation("get", "/overview", "What the status page shows.", keys=True, errors=(401,)),
 )
 _RESTART = _Operation(
     *("post", "/admin/workers/restart", "Replace the workers, one scheduler after the other."),
