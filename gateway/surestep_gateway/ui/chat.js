@@ -116,19 +116,25 @@ class Answer {
   /** An event of the stream. */
   take(event) {
     const choice = event.choices[0];
-    if (choice === undefined) return;
-    const drafted = choice.drafted ?? [];
+    if (choice === undefined) {
+      if (event.usage) this.#tokens = event.usage.completion_tokens;
+      return;
+    }
+    const { content, reasoning } = choice.delta;
+    let drafted = choice.drafted ?? [];
+    // An older scheduler does not say which were drafted, and how many they are only at the end.
+    if (drafted.length === 0 && (content || reasoning)) drafted = [false];
     if (drafted.length) this.#came(drafted);
     const isDraft = drafted[0] === true;
     const talk = byId("talk");
     const follows = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 40;
-    if (choice.delta.reasoning) {
+    if (reasoning) {
       this.#thought.hidden = false;
-      say(this.#thought, choice.delta.reasoning, isDraft);
+      say(this.#thought, reasoning, isDraft);
     }
-    if (choice.delta.content) {
-      this.text += choice.delta.content;
-      say(this.#said, choice.delta.content, isDraft);
+    if (content) {
+      this.text += content;
+      say(this.#said, content, isDraft);
     }
     if (choice.finish_reason) this.#reason = choice.finish_reason;
     if (follows) talk.scrollTop = talk.scrollHeight;
