@@ -31,6 +31,7 @@ from .ui import PAGE, StatusPage
 T = TypeVar("T")
 
 _DOCUMENTS = frozenset({"/openapi.json", "/docs"})
+_STATUS_PAGE = frozenset({PAGE, "/overview"})
 
 
 def package_version() -> str:
@@ -108,7 +109,7 @@ class OperatorRoutes:
         return docs_page(self._document(), self._root)
 
     def _document(self) -> dict[str, Any]:
-        return document(self._version, self._root, admin=self._admin)
+        return document(self._version, self._root, admin=self._admin, hidden=self._hidden)
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text; the gateway's own part even when no scheduler answers."""
@@ -159,7 +160,7 @@ class OperatorRoutes:
         )
 
     async def overview(self, request: Request) -> Response:
-        """Processes and figures in one document, for the status page and `surestep top`."""
+        """Processes and figures in one document, for the status page."""
         json = await self._overview.json()
         return Response(json, media_type="application/json", headers={"cache-control": "no-store"})
 
@@ -195,7 +196,7 @@ class OperatorRoutes:
 def _hidden(settings: GatewaySettings) -> frozenset[str]:
     """Paths that this server does not have."""
     documents = _DOCUMENTS if settings.disable_fastapi_docs else frozenset[str]()
-    return documents if settings.ui else documents | {PAGE}
+    return documents if settings.ui else documents | _STATUS_PAGE
 
 
 def as_json(message: Message) -> dict[str, Any]:

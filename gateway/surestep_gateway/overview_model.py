@@ -1,4 +1,4 @@
-"""GET /overview: what the status page and `surestep top` show, as typed objects.
+"""GET /overview: what the status page shows, as typed objects.
 
 Every list in it has a bound, and so has every text.
 """
