@@ -44,5 +44,5 @@ def complaints(page: Any) -> list[str]:
     """What the page's console and its scripts complain about, from now on."""
     found: list[str] = []
     page.on("pageerror", lambda error: found.append(str(error)))
-    page.on("console", lambda said: said.type == "error" and found.append(said.text))
+    page.on("console", lambda said: found.extend([said.text] if said.type == "error" else []))
     return found

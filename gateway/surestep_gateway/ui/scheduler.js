@@ -5,7 +5,8 @@ import { h } from "./dom.js";
 import { bands } from "./faults.js";
 import { ago, bytes, count, percent, rankState, rate, schedulerState, seconds, several } from "./words.js";
 
-const WINDOW_S = 10; // of the timeline of steps
+const WINDOWS_S = [10, 8, 6, 5, 4, 3, 2]; // of the timeline of steps
+const KEPT = 512; // steps that the server remembers
 const LISTED = 12; // steps in its table
 
 /** The section of a scheduler. */
@@ -123,9 +124,16 @@ function stepsOf(columns) {
   }));
 }
 
+/** Seconds that the timeline shows: no more than the steps that are known cover. */
+function span(steps) {
+  if (steps.length < KEPT) return WINDOWS_S[0];
+  return WINDOWS_S.find((window) => window <= steps[0].age) ?? 1;
+}
+
 function timeline(scheduler) {
   const all = stepsOf(scheduler.engine.steps);
-  const steps = all.filter((step) => step.age < WINDOW_S);
+  const windowS = span(all);
+  const steps = all.filter((step) => step.age < windowS);
   const most = Math.max(1, ...steps.map((step) => step.prompt + step.decode + step.verify));
   const lanes = [
     ["prefill", (step) => step.prompt, "quiet"],
@@ -135,17 +143,17 @@ function timeline(scheduler) {
   return h(
     "div",
     { class: "block" },
-    h("h3", {}, `Steps, last ${WINDOW_S} seconds`, h("span", {}, stepsText(steps))),
+    h("h3", {}, `Steps, last ${several(windowS, "second")}`, h("span", {}, stepsText(steps))),
     h(
       "div",
       { class: "lanes" },
       lanes.flatMap(([name, rows, kind]) => [
         h("span", { class: "name" }, name),
-        lane(steps, rows, most, WINDOW_S, kind),
+        lane(steps, rows, most, windowS, kind),
       ]),
       h("span", { class: "name" }, "faults"),
-      faultLane(bands(scheduler), WINDOW_S),
-      h("p", { class: "axis", "aria-hidden": "true" }, h("span", {}, `${WINDOW_S} s ago`), h("span", {}, "now")),
+      faultLane(bands(scheduler), windowS),
+      h("p", { class: "axis", "aria-hidden": "true" }, h("span", {}, `${windowS} s ago`), h("span", {}, "now")),
     ),
     stepTable(all.slice(-LISTED).reverse()),
   );
