@@ -25,13 +25,13 @@ class OverviewSource:
         self._pool = pool
         self._gateway = gateway
         self._one_at_a_time = asyncio.Lock()
-        self._made_at = -_FRESH_S
-        self._json = b""
+        self._json = b""  # none yet
+        self._made_at = 0.0
 
     async def json(self) -> bytes:
         """The last one while it is fresh, else a new one; who comes meanwhile waits for that."""
         async with self._one_at_a_time:
-            if time.monotonic() - self._made_at >= _FRESH_S or not self._json:
+            if not self._json or time.monotonic() - self._made_at >= _FRESH_S:
                 schedulers = await asyncio.gather(*map(_scheduler, self._pool.links))
                 overview = Overview(gateway=self._gateway(), schedulers=schedulers)
                 self._json = overview.model_dump_json().encode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator
 from surestep_proto.engine_pb2 import (
@@ -18,6 +18,11 @@ _TEXT = 500  # characters
 _EXITS = 5
 
 Line = Annotated[str, BeforeValidator(lambda text: text[:_TEXT])]
+
+
+def _name(kind: Any, value: int) -> str:
+    """Of an enum's value; its number where a newer process says what this one does not know."""
+    return kind.Name(value) if value in kind.values() else str(value)
 
 
 class ExitView(BaseModel):
@@ -57,8 +62,8 @@ class RankView(BaseModel):
         return cls(
             rank=rank,
             pid=supervisor.rank_pid or (info.pid if info else 0),
-            state=RankState.Name(supervisor.rank_state),
-            phase=Phase.Name(supervisor.heartbeat.phase) if beats else None,
+            state=_name(RankState, supervisor.rank_state),
+            phase=_name(Phase, supervisor.heartbeat.phase) if beats else None,
             heartbeat_age_s=supervisor.heartbeat.age_s if beats else None,
             epoch=info.last_epoch if info else None,
             step=info.last_step if info else None,
@@ -73,7 +78,7 @@ class RankView(BaseModel):
                 ExitView(
                     age_s=one.age_s,
                     pid=one.pid,
-                    cause=ExitCause.Name(one.cause),
+                    cause=_name(ExitCause, one.cause),
                     reason=one.reason,
                     replaced_s=one.replaced_s or None,
                 )
@@ -160,7 +165,7 @@ class EngineView(BaseModel):
         infos = {one.rank: one for one in status.ranks}
         return cls(
             pid=status.pid,
-            state=EngineState.Name(status.state),
+            state=_name(EngineState, status.state),
             epoch=status.epoch,
             step=status.step,
             last_step_age_s=status.last_step_age_s,

@@ -6,6 +6,7 @@ import { bands } from "./faults.js";
 import { count, percent, rate, seconds } from "./words.js";
 
 const LEAST_S = 30; // that pictures show
+const STALE_S = 4; // older figures are none
 const SUMMED = ["output_tok_s", "prompt_tok_s", "running", "waiting", "steps_s"];
 
 /** The histories of several schedulers as one: for each second ago the sum, or the mean. */
@@ -31,14 +32,15 @@ const sum = (schedulers, name) => schedulers.reduce((total, { figures }) => tota
 export function tiles(overview) {
   const { schedulers } = overview;
   const history = together(schedulers);
-  const last = history.at(-1) ?? {};
+  const last = history.at(-1)?.age < STALE_S ? history.at(-1) : {};
+  const here = schedulers.filter(({ engine }) => engine !== null); // what the others held is gone
   const red = schedulers.flatMap(bands);
   const span = Math.max(LEAST_S, history[0]?.age ?? 0);
   const picture = (value, most) =>
     line(history.map((one) => [one.age, value(one)]), red, { span, most: most ?? Math.max(1e-9, ...history.map(value)) });
-  const used = sum(schedulers, "kv_blocks_used");
-  const cached = sum(schedulers, "kv_blocks_cached");
-  const blocks = sum(schedulers, "kv_blocks");
+  const used = sum(here, "kv_blocks_used");
+  const cached = sum(here, "kv_blocks_cached");
+  const blocks = sum(here, "kv_blocks");
   const slow = Math.max(0, ...schedulers.map(({ figures }) => figures.step_p99_s));
   const usual = Math.max(0, ...schedulers.map(({ figures }) => figures.step_p50_s));
   return h(
@@ -46,7 +48,7 @@ export function tiles(overview) {
     { class: "tiles" },
     tile("Output", rate(last.output_tok_s ?? 0), "tokens/s", `${count(sum(schedulers, "output_tokens"))} in all`, picture((one) => one.output_tok_s)),
     tile("Prompts", rate(last.prompt_tok_s ?? 0), "tokens/s", `${count(sum(schedulers, "prompt_tokens"))} in all`, picture((one) => one.prompt_tok_s)),
-    tile("Requests", count(sum(schedulers, "running")), "running", `${count(sum(schedulers, "waiting"))} waiting`, picture((one) => one.running + one.waiting)),
+    tile("Requests", count(sum(here, "running")), "running", `${count(sum(here, "waiting"))} waiting`, picture((one) => one.running + one.waiting)),
     tile("KV cache", blocks ? percent(used / blocks) : "–", "used", blocks ? `${percent(cached / blocks)} kept for reuse` : "", picture((one) => mean(one.kv), 1)),
     drafts(schedulers, history, picture),
     tile("Steps", rate(last.steps_s ?? 0), "per second", usual ? `${seconds(usual)}, p99 ${seconds(slow)}` : "", picture((one) => one.steps_s)),

@@ -107,6 +107,14 @@ async def test_everything_is_in_it(start_stack: StartStack) -> None:
     assert (steps.step, steps.verify_rows, steps.accepted) == ([6, 7], [0, 2], [0, 2])
 
 
+async def test_words_of_a_newer_scheduler_are_numbers(stack: Stack) -> None:
+    newer = SchedulerStatus.FromString(b"\x18\x63")  # state = 99
+    stack.scheduler.status = newer
+    seen = await until(stack, lambda o: o.schedulers[0].engine is not None)
+    assert seen.schedulers[0].engine is not None
+    assert seen.schedulers[0].engine.state == "99"
+
+
 async def test_many_pages_cost_as_much_as_one(stack: Stack) -> None:
     before, began = stack.scheduler.num_status, time.monotonic()
     replies = await asyncio.gather(*(stack.client.get("/overview") for _ in range(50)))

@@ -120,6 +120,8 @@ async def test_states_in_plain_words(start_stack: StartStack, chromium: Browser)
     first, second = stack.schedulers
     async with visit(chromium, stack) as page:
         await shows(page, ".scheduler >> nth=0", "No drafter")
+        second.stats = SchedulerStats(num_running=5)
+        await shows(page, ".tile >> nth=2", "5 running")
         await serve(stack, drafter="ngram", max_draft_tokens=4)
         heartbeat = engine_pb2.Heartbeat(phase=engine_pb2.LOADING)
         loading = engine_pb2.SupervisorStatus(rank_state=engine_pb2.STARTING, heartbeat=heartbeat)
@@ -132,6 +134,7 @@ async def test_states_in_plain_words(start_stack: StartStack, chromium: Browser)
         await shows(page, ".ranks", "loading the model")
         await shows(page, ".scheduler header .state >> nth=1", "does not answer")
         await shows(page, "#announce", "does not answer")
+        await shows(page, ".tile >> nth=2", "0 running")  # what it had is not there any more
         await shows(page, "#faults", f"The scheduler did not answer (127.0.0.1:{second.port})")
         first.stats = SchedulerStats(speculation_suspended=True)
         first.status = SchedulerStatus()
