@@ -178,6 +178,7 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
     time_remaining: list[float] = field(default_factory=list)
     metadata: list[dict[str, Any]] = field(default_factory=list)  # of the calls
     restarts: list[str] = field(default_factory=list)  # reasons
+    num_status: int = 0  # times that Status was asked for
     hanging: bool = False
     trouble: str = ""  # why it has no Info to give
     restarting: asyncio.Event | None = None
@@ -230,6 +231,10 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
         return RestartWorkersResponse(epoch=3, num_ranks=2)
 
     async def Status(self, request: Any, context: Any) -> SchedulerStatus:
+        """Nothing while `hanging`."""
+        self.num_status += 1
+        while self.hanging:
+            await asyncio.sleep(0.01)
         told = SchedulerStatus(
             pid=1, address=f"127.0.0.1:{self.port}", state=generate_pb2.SERVING, epoch=3, step=7
         )

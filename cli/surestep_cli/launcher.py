@@ -93,6 +93,7 @@ async def _serve(
         scheduler=environ[f"{ENV_PREFIX}SCHEDULER_URL"].split(",")[0],
         certificate=settings.ssl_certfile,
         must_write=settings.runner == "generate",
+        has_page=settings.ui,
     )
     launcher = Launcher(
         services,

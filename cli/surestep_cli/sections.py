@@ -26,7 +26,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("host", "port", "uds", "root_path", "api_key", "api_key_file", "admin_api_key"),
         *("admin_api_key_file", "protect_metrics", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"),
         *("ssl_cert_reqs", "ssl_ciphers", "allowed_origins", "allowed_methods", "allowed_headers"),
-        *("allow_credentials", "disable_fastapi_docs", "config"),
+        *("allow_credentials", "disable_fastapi_docs", "ui", "config"),
     ),
     "Chats": (
         *("chat_template", "chat_template_content_format", "default_chat_template_kwargs"),

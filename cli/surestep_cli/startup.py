@@ -47,6 +47,7 @@ class Startup:
 
     `scheduler` is the address of one that serves it. `certificate` is what a gateway that speaks
     HTTPS shows. `must_write`: a model that makes nothing but embeddings is not what was asked for.
+    `has_page`: there is a status page.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Startup:
         scheduler: str,
         certificate: Path | None = None,
         must_write: bool = False,
+        has_page: bool = True,
     ) -> None:
         self._url = url
         self._name = name
@@ -68,6 +70,7 @@ class Startup:
         self._scheduler = scheduler
         self._certificate = certificate
         self._must_write = must_write
+        self._has_page = has_page
         self._embeds = False  # what people ask of it is embeddings
         self.missing = "nobody answers yet"  # what the gateway says
 
@@ -125,9 +128,11 @@ class Startup:
         if socket is not None:
             root, flags = "http://localhost", f"--unix-socket {shlex.quote(socket)} {flags}"
         out = Console(file=unbreakable(sys.stdout), highlight=False, soft_wrap=True)
+        page = (f"Look: {self._url}/ui",) if self._has_page and socket is None else ()
         for line in (
             f"Serving {self._name} at {self._url}/v1",
             f"Try:  curl {shlex.quote(f'{root}/v1/{path}')} {flags} -d {data}",
+            *page,
             f"Logs: {self._workers[0].log.parent}",
             "Stop: Ctrl-C",
         ):

@@ -13,6 +13,7 @@ from surestep_common.errors import QueueFull, Unauthenticated, Unavailable
 from .clients import Client
 from .config import GatewaySettings
 from .tenants import may_open
+from .ui import PAGE
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ COUNTED = frozenset(
 _OPEN = frozenset({"/health", "/health/ready", "/ping", "/version", "/openapi.json"})
 _PROBES = frozenset({"/health", "/health/ready", "/ping"})
 _METRICS = frozenset({"/metrics", "/load"})
-_OPERATORS = _METRICS | {"/", "/docs", "/status"}  # the admin key opens these too
+_OPERATORS = _METRICS | {"/", "/docs", "/status", "/overview"}  # the admin key opens these too
 _ADMIN = "/admin/"  # which asks for its own key
 _ABORT_S = 2.0  # for error events to reach their clients
 
@@ -70,7 +71,7 @@ class Admission:
 
         Every path needs a key unless it is known not to.
         """
-        if path in _OPEN or path.startswith(_ADMIN):
+        if path in _OPEN or path == PAGE or path.startswith((f"{PAGE}/", _ADMIN)):
             return None
         if path in _METRICS and not self._protect_metrics:
             return None

@@ -52,3 +52,4 @@ class ApiSettings(PeerSettings):
         description="characters of parameters, and of a prompt, that are logged; none = all",
     )
     disable_fastapi_docs: bool = Field(False, description="do not serve /openapi.json and /docs")
+    ui: bool = Field(True, description="serve the status page, /ui")

@@ -19,6 +19,7 @@ class Gathered:
     logprobs: GrowingLists
     events: list[Event] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)  # of the tokens, where that is wanted
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -33,6 +34,7 @@ class Gathered:
         if len(self.events) > _MANY_EVENTS:
             self.events = coalesce(self.events)
         self.token_ids.extend(delta.token_ids)
+        self.drafted.extend(delta.each_drafted)
         if logprobs is not None:
             self.logprobs.extend(logprobs)
         self.finish_reason = delta.finish_reason

@@ -15,6 +15,7 @@ from surestep_proto.generate_pb2 import SchedulerInfo
 
 from .context import Gateway
 from .detokenize import Detokenizer, StopScanner, TextAssembler
+from .drafted import wants_drafted
 from .journal import Journal, OpenRequest, Patience
 from .metrics import Metrics, SequenceTimer
 from .output import ChatOutput
@@ -178,6 +179,7 @@ class _SequenceMaker:
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             num_draft_tokens=body.speculative.num_tokens if body.speculative else None,
+            want_drafted=wants_drafted(body),
         )
 
     def _max_tokens(self, prompt_len: int) -> int | None:

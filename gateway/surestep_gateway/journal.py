@@ -40,6 +40,7 @@ class Journal:
     priority: int = 0
     cache_salt: str = ""
     num_draft_tokens: int | None = None
+    want_drafted: bool = False  # to be told which tokens were drafts
     emitted_ids: list[int] = field(default_factory=list)
     started: bool = False  # a scheduler has run this request
     model_fingerprint: str = ""  # of the model that began the answer
@@ -65,6 +66,7 @@ class Journal:
             priority=self.priority,
             cache_salt=self.cache_salt,
             num_draft_tokens=self.num_draft_tokens,
+            want_drafted=self.want_drafted,
             tenant=self.tenant.name,
             tenant_weight=self.tenant.weight,
             model_fingerprint=self.model_fingerprint,

@@ -23,6 +23,7 @@ from surestep_proto import generate_pb2 as pb
 from surestep_proto import generate_pb2_grpc
 
 from .breaker import CircuitBreaker
+from .history import History
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ class SchedulerLink:
         self.info: pb.SchedulerInfo | None = None  # None before it served for the first time
         self.trouble = ""  # why it does not serve, as it says; empty while it does
         self.stats = pb.SchedulerStats()  # what it said last
+        self.history = History()
         self._on_change = on_change
         self._calls: set[GenerateCall] = set()
         self._others = 0  # requests it had, besides ours, when it was asked last
@@ -204,12 +206,14 @@ class SchedulerLink:
             try:
                 self.stats = await self.query_stats(_PROBE_S)
             except DeadlineExceeded:
+                self.history.missed(time.monotonic())
                 self._missed += 1
                 if self._missed >= _PROBES and not self.silent:
                     self._fall_silent()
             except SurestepError:
-                pass  # not connected, or not able to say
+                self.history.missed(time.monotonic())  # not connected, or not able to say
             else:
+                self.history.add(self.stats, time.monotonic())
                 total = self.stats.num_running + self.stats.num_waiting
                 self._others = max(0, total - len(self._calls))
                 self.heard()
@@ -264,11 +268,14 @@ class SchedulerLink:
             stats: pb.SchedulerStats = await self._stub.Stats(pb.StatsRequest(), timeout=timeout_s)
         return stats
 
-    async def query_status(self) -> pb.SchedulerStatus:
-        """Processes behind the scheduler. Raises SurestepError when it does not answer."""
+    async def query_status(self, num_steps: int = 0) -> pb.SchedulerStatus:
+        """Processes behind the scheduler, and so many of its latest steps at most.
+
+        Raises SurestepError when it does not answer.
+        """
         with translate_errors():
             status: pb.SchedulerStatus = await self._stub.Status(
-                pb.SchedulerStatusRequest(), timeout=_QUERY_TIMEOUT_S
+                pb.SchedulerStatusRequest(num_steps=num_steps), timeout=_QUERY_TIMEOUT_S
             )
         return status
 

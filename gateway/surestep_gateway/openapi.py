@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from pydantic.json_schema import models_json_schema
@@ -105,6 +105,7 @@ _OPERATIONS = (
         keys=True,
         errors=(401,),
     ),
+    _Operation("get", "/ui", "The status page.", kind="text/html", errors=()),
     _Operation("get", "/health", "The process answers.", kind="", errors=()),
     _Operation("get", "/health/ready", "Requests sent now would be served.", kind=""),
     _Operation("get", "/version", "Version of the gateway.", errors=()),
@@ -113,6 +114,7 @@ _OPERATIONS = (
     ),
     _Operation("get", "/load", "Requests that are open.", keys=True, errors=(401,)),
     _Operation("get", "/status", "Every process behind this gateway.", keys=True, errors=(401,)),
+    _Operation("get", "/overview", "What the status page shows.", keys=True, errors=(401,)),
 )
 _RESTART = _Operation(
     *("post", "/admin/workers/restart", "Replace the workers, one scheduler after the other."),
@@ -122,10 +124,13 @@ _RESTART = _Operation(
 )
 
 
-def document(version: str, root: str = "", *, admin: bool) -> dict[str, Any]:
+def document(
+    version: str, root: str = "", *, admin: bool, hidden: Collection[str] = ()
+) -> dict[str, Any]:
     """The OpenAPI 3.1 document of a server whose paths begin with `root`; with the admin endpoints
-    only where there are any."""
-    operations = (*_OPERATIONS, _RESTART) if admin else _OPERATIONS
+    only where there are any, and without the `hidden` ones."""
+    known = (*_OPERATIONS, _RESTART) if admin else _OPERATIONS
+    operations = [one for one in known if one.path not in hidden]
     bodies = [(body, "validation") for operation in operations for body in operation.bodies]
     _, schemas = models_json_schema(bodies, ref_template=_REF + "{model}")  # type: ignore[arg-type]
     return {

@@ -17,16 +17,21 @@ from starlette.routing import Route
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.release import package_version
 
+from .config import GatewaySettings
 from .context import Gateway
 from .errors import JsonResponse
 from .link import SchedulerLink
 from .openapi import document
+from .overview import OverviewSource
+from .overview_model import GatewayView
 from .pages import docs_page, home_page
 from .scheduler_metrics import SchedulerReading
+from .ui import PAGE, StatusPage
 
 T = TypeVar("T")
 
 _DOCUMENTS = frozenset({"/openapi.json", "/docs"})
+_STATUS_PAGE = frozenset({PAGE, "/overview"})
 
 
 class OperatorRoutes:
@@ -38,7 +43,8 @@ class OperatorRoutes:
         self._version = package_version()
         self._admin = bool(gateway.settings.admin_keys())
         self._root = gateway.settings.root_path
-        self._hidden = _DOCUMENTS if gateway.settings.disable_fastapi_docs else frozenset[str]()
+        self._hidden = _hidden(gateway.settings)
+        self._overview = OverviewSource(gateway.pool, self._this_process)
         self._one_scrape = asyncio.Lock()  # at a time: numbers of an older one would look reset
 
     def routes(self) -> list[Route]:
@@ -54,7 +60,10 @@ class OperatorRoutes:
             Route("/metrics", self.metrics),
             Route("/load", self.load),
             Route("/status", self.status),
+            Route("/overview", self.overview),
         ]
+        if PAGE not in self._hidden:
+            routes += StatusPage().routes()
         return [route for route in routes if route.path not in self._hidden]
 
     async def health(self, request: Request) -> Response:
@@ -92,7 +101,7 @@ class OperatorRoutes:
         return docs_page(self._document(), self._root)
 
     def _document(self) -> dict[str, Any]:
-        return document(self._version, self._root, admin=self._admin)
+        return document(self._version, self._root, admin=self._admin, hidden=self._hidden)
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text; the gateway's own part even when no scheduler answers."""
@@ -135,16 +144,27 @@ class OperatorRoutes:
             }
             for link, status in await self._ask(SchedulerLink.query_status)
         ]
-        return JsonResponse({"gateway": self._status(), "schedulers": schedulers})
+        return JsonResponse(
+            {
+                "gateway": self._this_process().model_dump(exclude={"models"}),
+                "schedulers": schedulers,
+            }
+        )
 
-    def _status(self) -> dict[str, Any]:
-        return {
-            "pid": os.getpid(),
-            "address": self._address,
-            "state": self._state(),
-            "version": self._version,
-            "open_requests": self._gateway.admission.num_open,
-        }
+    async def overview(self, request: Request) -> Response:
+        """Processes and figures in one document, for the status page."""
+        json = await self._overview.json()
+        return Response(json, media_type="application/json", headers={"cache-control": "no-store"})
+
+    def _this_process(self) -> GatewayView:
+        return GatewayView(
+            pid=os.getpid(),
+            address=self._address,
+            state=self._state(),
+            version=self._version,
+            models=list(self._gateway.settings.model_names()),
+            open_requests=self._gateway.admission.num_open,
+        )
 
     def _state(self) -> str:
         if self._gateway.admission.leaving:
@@ -163,6 +183,12 @@ class OperatorRoutes:
                 return link, None
 
         return list(await asyncio.gather(*map(ask, self._gateway.pool.links)))
+
+
+def _hidden(settings: GatewaySettings) -> frozenset[str]:
+    """Paths that this server does not have."""
+    documents = _DOCUMENTS if settings.disable_fastapi_docs else frozenset[str]()
+    return documents if settings.ui else documents | _STATUS_PAGE
 
 
 def as_json(message: Message) -> dict[str, Any]:

@@ -35,6 +35,7 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
 }
 _LINKS = (
+    ("/ui", "its status, live, and a chat"),
     ("/docs", "what the API takes"),
     ("/status", "every process, as JSON"),
     ("/metrics", "for Prometheus"),

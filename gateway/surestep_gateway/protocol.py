@@ -78,9 +78,10 @@ class StreamOptions(Options):
 
 
 class Speculative(Options):
-    """Ours: bounds on speculation for this request. The output does not depend on it."""
+    """Ours: speculation of this request. The output does not depend on it."""
 
     num_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None = None  # per step; 0 = off
+    return_drafted: bool | None = None  # choices say of each token whether it was a draft
 
 
 class Truncation(Body):

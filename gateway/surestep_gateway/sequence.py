@@ -11,6 +11,7 @@ from surestep_proto.engine_pb2 import LogprobColumns
 from surestep_proto.generate_pb2 import LENGTH, STOP, GenerateChunk
 
 from .detokenize import TextAssembler
+from .drafted import Run, runs
 from .journal import Journal, OpenRequest
 from .logprobs import Position, positions
 from .metrics import SequenceEnd, SequenceTimer
@@ -26,6 +27,12 @@ class Delta(NamedTuple):
     logprobs: list[Position] | None  # parallel to token_ids
     finish_reason: str | None  # set in the last delta
     stop_reason: str | int | None  # the stop string, or the stop token the client asked for
+    drafted: bool | None = None  # all of the tokens were, or none; None: nobody has asked
+
+    @property
+    def each_drafted(self) -> list[bool]:
+        """`drafted` of each token; empty where nobody has asked."""
+        return [] if self.drafted is None else [self.drafted] * len(self.token_ids)
 
     @property
     def text(self) -> str:
@@ -102,10 +109,11 @@ class OutputSequence:
                     self.finish_reason = "length"
                     yield Delta([], [], None, self.finish_reason, None)
                     return
-                delta = self._delta(chunk)
-                yield delta
-                if delta.finish_reason is not None:
-                    return
+                for run in runs(chunk):
+                    delta = self._delta(chunk, run)
+                    yield delta
+                    if delta.finish_reason is not None:
+                        return
 
     def _note_start(self, chunk: GenerateChunk) -> None:
         if not self._started:  # what later calls find in a cache is no saving of the client's
@@ -116,17 +124,18 @@ class OutputSequence:
         if self.prompt_logprobs is None and self.journal.sampling.want_prompt_logprobs:
             self.prompt_logprobs = chunk.prompt_logprobs
 
-    def _delta(self, chunk: GenerateChunk) -> Delta:
-        reason = chunk.finish_reason
+    def _delta(self, chunk: GenerateChunk, run: Run) -> Delta:
+        reason = chunk.finish_reason if run.is_last else None
+        token_ids = chunk.token_ids[run.first : run.end]
         reasoning = self.num_reasoning_tokens
-        piece = self._assembler.push(chunk.token_ids, ended=bool(reason), stop_token=reason == STOP)
+        piece = self._assembler.push(token_ids, ended=bool(reason), stop_token=reason == STOP)
         self.num_tokens += len(piece.token_ids)
         self._usage.output += len(piece.token_ids)
         if self._usage.reasoning is not None:
             self._usage.reasoning += (self.num_reasoning_tokens or 0) - (reasoning or 0)
         logprobs = None
         if self.journal.sampling.want_logprobs:
-            logprobs = positions(chunk.logprobs)[: len(piece.token_ids)]
+            logprobs = positions(chunk.logprobs)[run.first : run.first + len(piece.token_ids)]
         stop_reason: str | int | None = piece.stop
         if piece.stop is not None:
             self.finish_reason = "stop"
@@ -139,7 +148,7 @@ class OutputSequence:
         shown = self.finish_reason
         if shown == "stop" and self._assembler.called:
             shown = "tool_calls"
-        return Delta(piece.events, piece.token_ids, logprobs, shown, stop_reason)
+        return Delta(piece.events, piece.token_ids, logprobs, shown, stop_reason, run.drafted)
 
 
 Emit = Callable[[OutputSequence, Delta], Awaitable[None]]

@@ -14,6 +14,7 @@ from surestep_proto.engine_pb2 import LogprobColumns
 from .chat_message import message_delta, whole_message
 from .context import Gateway
 from .detokenize import Detokenizer
+from .drafted import wants_drafted
 from .gathered import Gathered
 from .generation import Generation, detokenizer
 from .json_pieces import GrowingLists, RawJson
@@ -72,6 +73,8 @@ class ChatShape:
         self._role = generation.role
         self._speller = _speller(gateway, generation)
         self._token_ids = bool(generation.body.return_token_ids)
+        self._drafted = wants_drafted(generation.body)
+        self._every_token = self._token_ids or self._drafted  # also those without text
         self._show_reasoning = getattr(generation.body, "include_reasoning", None) is not False
 
     async def opening(self, sequence: OutputSequence) -> Json | None:
@@ -82,7 +85,7 @@ class ChatShape:
     def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
         """What the message gains, and the finish reason in the last one."""
         message = message_delta(self._shown(delta.events))
-        if not (message or delta.finish_reason or delta.logprobs or self._token_ids):
+        if not (message or delta.finish_reason or delta.logprobs or self._every_token):
             return None
         choice: Json = {
             "index": sequence.index,
@@ -94,6 +97,8 @@ class ChatShape:
             choice["stop_reason"] = delta.stop_reason
         if self._token_ids:
             choice["token_ids"] = list(delta.token_ids)
+        if self._drafted:
+            choice["drafted"] = delta.each_drafted
         return choice
 
     async def before(self, sequence: OutputSequence) -> GrowingLists:
@@ -122,6 +127,8 @@ class ChatShape:
         }
         if self._token_ids:
             choice["token_ids"] = gathered.token_ids
+        if self._drafted:
+            choice["drafted"] = gathered.drafted
         return choice
 
     async def extra(self) -> Json:
@@ -153,6 +160,8 @@ class CompletionShape:
             gateway, generation.body
         )
         self._token_ids = bool(generation.body.return_token_ids)
+        self._drafted = wants_drafted(generation.body)
+        self._every_token = self._token_ids or self._drafted  # also those without text
         self._echo = bool(getattr(generation.body, "echo", None))
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
@@ -167,7 +176,7 @@ class CompletionShape:
 
     def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
         """Text, and the finish reason in the last one."""
-        if not (delta.text or delta.finish_reason or delta.logprobs or self._token_ids):
+        if not (delta.text or delta.finish_reason or delta.logprobs or self._every_token):
             return None
         choice = self._choice(sequence, delta.text, delta.finish_reason, delta.stop_reason)
         choice["logprobs"] = self.logprobs(sequence, delta.logprobs)
@@ -175,6 +184,8 @@ class CompletionShape:
             choice["token_ids"] = list(delta.token_ids)
             if sequence.num_tokens == len(delta.token_ids):  # the first one
                 choice["prompt_token_ids"] = list(self._generation.prompt_of(sequence).token_ids)
+        if self._drafted:
+            choice["drafted"] = delta.each_drafted
         return choice
 
     async def before(self, sequence: OutputSequence) -> GrowingLists:
@@ -204,6 +215,8 @@ class CompletionShape:
         if self._token_ids:
             choice["token_ids"] = gathered.token_ids
             choice["prompt_token_ids"] = await _ids(self._generation.prompt_of(sequence))
+        if self._drafted:
+            choice["drafted"] = gathered.drafted
         if self._generation.body.prompt_logprobs is not None:
             found = sequence.prompt_logprobs or LogprobColumns()
             choice["prompt_logprobs"] = await _prompt_logprobs(found, self._speller)

@@ -33,10 +33,9 @@ def _by_place(counts: Sequence[int]) -> _Values:
     return (((str(place),), count) for place, count in enumerate(counts))
 
 
-def _drafted_per_position(steps: StepStats) -> _Values:
+def drafted_at(steps: StepStats) -> list[int]:
     """How many windows had a draft at each position."""
-    with_more = list(accumulate(reversed(steps.num_windows_by_drafts[1:])))
-    return _by_place(with_more[::-1])
+    return list(accumulate(reversed(steps.num_windows_by_drafts[1:])))[::-1]
 
 
 def _rank_seconds(stats: SchedulerStats) -> _Values:
@@ -77,7 +76,7 @@ _COUNTERS: tuple[Split[SchedulerStats], ...] = (
         "surestep:drafted_per_position",
         "Windows with a draft at the position.",
         ("position",),
-        lambda s: _drafted_per_position(s.steps),
+        lambda s: _by_place(drafted_at(s.steps)),
     ),
     Split(
         "surestep:accepted_per_position",

@@ -33,7 +33,7 @@ RECOVERING: EngineState
 DRAINING: EngineState
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "emitted_ids", "max_tokens", "sampling", "priority", "cache_salt", "num_draft_tokens", "tenant", "tenant_weight", "model_fingerprint", "pooling", "ignore_eos", "resolved")
+    __slots__ = ("request_id", "prompt_ids", "emitted_ids", "max_tokens", "sampling", "priority", "cache_salt", "num_draft_tokens", "tenant", "tenant_weight", "model_fingerprint", "pooling", "ignore_eos", "resolved", "want_drafted")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     EMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class GenerateRequest(_message.Message):
     POOLING_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     RESOLVED_FIELD_NUMBER: _ClassVar[int]
+    WANT_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     emitted_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -62,7 +63,8 @@ class GenerateRequest(_message.Message):
     pooling: _engine_pb2.Pooling
     ignore_eos: bool
     resolved: ResolvedParams
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., emitted_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., model_fingerprint: _Optional[str] = ..., pooling: _Optional[_Union[_engine_pb2.Pooling, str]] = ..., ignore_eos: _Optional[bool] = ..., resolved: _Optional[_Union[ResolvedParams, _Mapping]] = ...) -> None: ...
+    want_drafted: bool
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., emitted_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., model_fingerprint: _Optional[str] = ..., pooling: _Optional[_Union[_engine_pb2.Pooling, str]] = ..., ignore_eos: _Optional[bool] = ..., resolved: _Optional[_Union[ResolvedParams, _Mapping]] = ..., want_drafted: _Optional[bool] = ...) -> None: ...
 
 class ResolvedParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens", "presence_penalty", "frequency_penalty")
@@ -87,7 +89,7 @@ class ResolvedParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
-    __slots__ = ("token_ids", "start", "logprobs", "prompt_logprobs", "finish_reason", "end", "pooled")
+    __slots__ = ("token_ids", "start", "logprobs", "prompt_logprobs", "finish_reason", "end", "pooled", "drafted")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +97,7 @@ class GenerateChunk(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     start: RequestStart
     logprobs: _engine_pb2.LogprobColumns
@@ -102,7 +105,8 @@ class GenerateChunk(_message.Message):
     finish_reason: FinishReason
     end: RequestEnd
     pooled: bytes
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., start: _Optional[_Union[RequestStart, _Mapping]] = ..., logprobs: _Optional[_Union[_engine_pb2.LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_engine_pb2.LogprobColumns, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., end: _Optional[_Union[RequestEnd, _Mapping]] = ..., pooled: _Optional[bytes] = ...) -> None: ...
+    drafted: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., start: _Optional[_Union[RequestStart, _Mapping]] = ..., logprobs: _Optional[_Union[_engine_pb2.LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_engine_pb2.LogprobColumns, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., end: _Optional[_Union[RequestEnd, _Mapping]] = ..., pooled: _Optional[bytes] = ..., drafted: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class RequestStart(_message.Message):
     __slots__ = ("num_cached_tokens", "queue_s", "model_fingerprint", "resolved")
@@ -173,11 +177,13 @@ class SchedulerInfo(_message.Message):
     def __init__(self, model_path: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_queue_len: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., defaults: _Optional[_Union[_engine_pb2.SamplingDefaults, _Mapping]] = ..., max_pooled_len: _Optional[int] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ...) -> None: ...
 
 class SchedulerStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("num_steps",)
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    num_steps: int
+    def __init__(self, num_steps: _Optional[int] = ...) -> None: ...
 
 class SchedulerStatus(_message.Message):
-    __slots__ = ("pid", "address", "state", "epoch", "step", "last_step_age_s", "supervisors", "ranks", "incidents", "num_open_requests", "num_replaying_requests", "last_token_age_s", "waiting_for")
+    __slots__ = ("pid", "address", "state", "epoch", "step", "last_step_age_s", "supervisors", "ranks", "incidents", "num_open_requests", "num_replaying_requests", "last_token_age_s", "waiting_for", "recent_steps")
     PID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +197,7 @@ class SchedulerStatus(_message.Message):
     NUM_REPLAYING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     LAST_TOKEN_AGE_S_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    RECENT_STEPS_FIELD_NUMBER: _ClassVar[int]
     pid: int
     address: str
     state: EngineState
@@ -204,7 +211,30 @@ class SchedulerStatus(_message.Message):
     num_replaying_requests: int
     last_token_age_s: float
     waiting_for: str
-    def __init__(self, pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[EngineState, str]] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., supervisors: _Optional[_Iterable[_Union[_engine_pb2.SupervisorStatus, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[_engine_pb2.WorkerInfo, _Mapping]]] = ..., incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., num_open_requests: _Optional[int] = ..., num_replaying_requests: _Optional[int] = ..., last_token_age_s: _Optional[float] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    recent_steps: RecentSteps
+    def __init__(self, pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[EngineState, str]] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., supervisors: _Optional[_Iterable[_Union[_engine_pb2.SupervisorStatus, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[_engine_pb2.WorkerInfo, _Mapping]]] = ..., incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., num_open_requests: _Optional[int] = ..., num_replaying_requests: _Optional[int] = ..., last_token_age_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., recent_steps: _Optional[_Union[RecentSteps, _Mapping]] = ...) -> None: ...
+
+class RecentSteps(_message.Message):
+    __slots__ = ("epoch", "step", "age_s", "took_s", "prompt_rows", "decode_rows", "verify_rows", "num_emitted", "num_accepted")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    TOOK_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EMITTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    epoch: _containers.RepeatedScalarFieldContainer[int]
+    step: _containers.RepeatedScalarFieldContainer[int]
+    age_s: _containers.RepeatedScalarFieldContainer[float]
+    took_s: _containers.RepeatedScalarFieldContainer[float]
+    prompt_rows: _containers.RepeatedScalarFieldContainer[int]
+    decode_rows: _containers.RepeatedScalarFieldContainer[int]
+    verify_rows: _containers.RepeatedScalarFieldContainer[int]
+    num_emitted: _containers.RepeatedScalarFieldContainer[int]
+    num_accepted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., age_s: _Optional[_Iterable[float]] = ..., took_s: _Optional[_Iterable[float]] = ..., prompt_rows: _Optional[_Iterable[int]] = ..., decode_rows: _Optional[_Iterable[int]] = ..., verify_rows: _Optional[_Iterable[int]] = ..., num_emitted: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Incident(_message.Message):
     __slots__ = ("cause", "reason", "epoch", "age_s", "detect_s", "recover_s", "num_replayed_requests", "num_replayed_tokens")

@@ -93,11 +93,9 @@ def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: LiveRows)
     slots.settle(plan.step, rows.slot, plan.width[planned], advance, rows.n_accepted)
     slots.follow(rows.slot, folded, draft_upto)
     drafts = rows.n_drafts * rows.ok
-    # Drafts behind a stop id were never emitted.
-    accepted = np.minimum(rows.n_accepted, rows.n_emitted)
     state.speculation.observe(rows.slot, drafts, rows.n_accepted)
-    slots.count(rows.slot, rows.n_emitted > 0, drafts, accepted)
-    counts = advance, rows.n_emitted, drafts, accepted
+    slots.count(rows.slot, rows.n_emitted > 0, drafts, rows.n_drafts_emitted)
+    counts = advance, rows.n_emitted, drafts, rows.n_drafts_emitted
     state.counters.count(*counts, mode=rows.mode, k_cap=k_cap)
     return taken
 
@@ -167,10 +165,11 @@ def _emit(state: SchedulerState, outcome: Outcome, rows: LiveRows) -> list[Outpu
     """Hand the tokens to their sequences. What few rows need is found by column."""
     outputs, token_ids = [], array("I", outcome.token_ids.tobytes())
     starts, ends = (rows.end - rows.n_emitted).tolist(), rows.end.tolist()
-    for tenancy, start, end in zip(rows.tenancies, starts, ends, strict=True):
+    drafted = rows.n_drafts_emitted.tolist()
+    for tenancy, start, end, count in zip(rows.tenancies, starts, ends, drafted, strict=True):
         seq, window = tenancy.seq, token_ids[start:end]
         seq.tokens.extend(window)
-        outputs.append(Output(seq, window))
+        outputs.append(Output(seq, window, count))
     slots, emits = state.slots, rows.n_emitted > 0
     full = emits & (slots.committed[rows.slot] + 1 >= slots.max_len[rows.slot])
     for row in full.nonzero()[0].tolist():

@@ -130,6 +130,7 @@ class Epoch:
         outputs = apply(core, outcome)
         sent, took_s = self._monitor.answered(1e-6 * outcome.times[0].gap_us, now)
         self._monitor.times.answered(took_s, outcome.times, follows=sent.follows)
+        self._monitor.recent.add(outcome, sent.mode, now, took_s)
         if sent.expected_us:
             core.speculation.overhead.observe(sent.expected_us, 1e6 * took_s)
         if any(output.token_ids or output.pooled for output in outputs):

@@ -47,8 +47,8 @@ def info(engine: Engine) -> pb.SchedulerInfo:
     )
 
 
-async def status(engine: Engine, address: str) -> pb.SchedulerStatus:
-    """The scheduler, its supervisors and its ranks, as far as they answer."""
+async def status(engine: Engine, address: str, num_steps: int = 0) -> pb.SchedulerStatus:
+    """The scheduler, its supervisors and its ranks, as far as they answer; its latest steps."""
     core, supervisors = engine.core, await engine.supervisors.statuses(_TIMEOUT_S)
     return pb.SchedulerStatus(
         pid=os.getpid(),
@@ -64,6 +64,22 @@ async def status(engine: Engine, address: str) -> pb.SchedulerStatus:
         incidents=[_incident(engine, incident) for incident in engine.incidents.latest],
         num_open_requests=len(core.open) if core else 0,
         num_replaying_requests=sum(s.is_replaying for s in core.open.values()) if core else 0,
+        recent_steps=_recent(engine, num_steps) if num_steps else None,
+    )
+
+
+def _recent(engine: Engine, num_steps: int) -> pb.RecentSteps:
+    steps, now = engine.monitor.recent.latest(num_steps), engine.clock()
+    return pb.RecentSteps(
+        epoch=[step.epoch for step in steps],
+        step=[step.step for step in steps],
+        age_s=[now - step.ended_at for step in steps],
+        took_s=[step.took_s for step in steps],
+        prompt_rows=[step.prompt_rows for step in steps],
+        decode_rows=[step.decode_rows for step in steps],
+        verify_rows=[step.verify_rows for step in steps],
+        num_emitted=[step.num_emitted for step in steps],
+        num_accepted=[step.num_accepted for step in steps],
     )
 
 

@@ -19,7 +19,7 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e3
 # Fields that have no meaning where a vector is wanted.
 _OF_TOKENS = (
     *("max_tokens", "emitted_ids", "sampling", "num_draft_tokens"),
-    *("ignore_eos", "resolved"),
+    *("ignore_eos", "resolved", "want_drafted"),
 )
 
 
@@ -54,6 +54,7 @@ def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Req
         cache_salt=message.cache_salt,
         draft_cap=message.num_draft_tokens if message.HasField("num_draft_tokens") else None,
         want_prompt_logprobs=sampling.want_prompt_logprobs,
+        want_drafted=message.want_drafted,
         num_top_prompt_logprobs=sampling.num_top_prompt_logprobs,
         tenant=message.tenant,
         weight=_weight(message.tenant_weight),

@@ -45,6 +45,7 @@ class Request:
     cache_salt: str = ""
     draft_cap: int | None = None  # most drafts per step; None = no cap of its own
     want_prompt_logprobs: bool = False
+    want_drafted: bool = False  # to be told which tokens were drafts
     num_top_prompt_logprobs: int = 0
     tenant: str = ""  # who asks; all requests of one tenant share what it may have
     weight: float = 1.0  # of the tenant
@@ -189,6 +190,7 @@ class Output:
 
     seq: Sequence
     token_ids: array[int]
+    num_drafted: int = 0  # of the tokens, from the first: accepted drafts
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None  # with the first tokens only
     pooled: bytes = b""  # the prompt's vector, of a request that wants one

@@ -110,7 +110,7 @@ class SchedulerService(SchedulerServicer):
 
     async def Status(self, request: pb.SchedulerStatusRequest, context: Any) -> pb.SchedulerStatus:
         """Processes behind this scheduler."""
-        return await report.status(self._engine, self.address)
+        return await report.status(self._engine, self.address, request.num_steps)
 
     async def RestartWorkers(
         self, request: pb.RestartWorkersRequest, context: Any
@@ -136,6 +136,10 @@ async def _within(opened: OpenRequest, time_remaining: float | None) -> list[Out
 def _chunk(opened: OpenRequest, outputs: Sequence[Output]) -> pb.GenerateChunk:
     """One chunk for outputs of consecutive steps."""
     chunk = pb.GenerateChunk(token_ids=[id_ for output in outputs for id_ in output.token_ids])
+    if opened.seq.request.want_drafted:
+        for output in outputs:
+            rest = len(output.token_ids) - output.num_drafted
+            chunk.drafted.extend([True] * output.num_drafted + [False] * rest)
     logprobs = Logprobs()
     for output in outputs:
         if output.logprobs is not None:

@@ -6,8 +6,11 @@ import math
 from collections import deque
 from typing import NamedTuple
 
+from surestep_common.invariants import IntArray
+
 from .deadline import Recent, StepClass, StepTimer, classify
 from .messages import Plan
+from .recent_steps import RecentSteps
 from .step_times import StepTimes
 
 
@@ -19,6 +22,7 @@ class Sent(NamedTuple):
     budget_s: float
     expected_us: float  # what it should cost the workers; 0 = not known, or prompts are in it
     follows: bool  # there was work before it, so that the workers should not have had to wait
+    mode: IntArray  # of its rows
 
 
 class StepMonitor:
@@ -27,6 +31,7 @@ class StepMonitor:
     def __init__(self, timer: StepTimer) -> None:
         self.timer = timer
         self.times = StepTimes()
+        self.recent = RecentSteps()
         self.gaps_s = Recent()  # in which workers had work to do and did not do it
         self.last_step_at: float | None = None
         self.last_token_at: float | None = None
@@ -45,7 +50,9 @@ class StepMonitor:
         """A plan leaves."""
         step_class = classify(plan)
         known_us = 0.0 if plan.num_tokens.any() else expected_us
-        sent = Sent(step_class, now, self.timer.budget_s(step_class), known_us, self._busy)
+        sent = Sent(
+            step_class, now, self.timer.budget_s(step_class), known_us, self._busy, plan.mode
+        )
         self._busy = True
         self._sent.append(sent)
         return sent

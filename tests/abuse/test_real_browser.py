@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import CHROMIUM, needs_browser
 from gateway_stack import Stack, StartStack, stacks
 from ports import free_port
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+pytestmark = needs_browser
 
 PAGE = """<!doctype html><body><script>
 const url = "%(url)s", body = JSON.stringify({prompt: "x", max_tokens: 1});

@@ -115,7 +115,9 @@ async def test_what_to_try_suits_the_model(
         await bench.up(services)
         os.kill(os.getpid(), signal.SIGINT)
     assert run.result() == 0
-    (line,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("Try:")]
+    said = capfd.readouterr().out.splitlines()
+    assert [line for line in said if line.startswith("Look:") and line.endswith("/ui")]
+    (line,) = [line for line in said if line.startswith("Try:")]
     assert f"{path} " in line
     body = json.loads(shlex.split(line)[-1])
     assert body["model"] == "tiny"

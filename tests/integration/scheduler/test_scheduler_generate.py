@@ -233,3 +233,40 @@ async def test_an_open_id_is_refused(refusing: Client) -> None:
 async def refusing() -> Any:
     async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
         yield client
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+async def test_drafted_tokens_are_told_to_those_who_ask(wanted: bool) -> None:
+    message = make_request(3, 20, 60, stop_token_ids=[])
+    message.want_drafted = wanted
+    async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
+        chunks = [chunk async for chunk in client.stub.Generate(message)]
+    drafted = [one for chunk in chunks for one in chunk.drafted]
+    assert all(len(chunk.drafted) in (0, len(chunk.token_ids)) for chunk in chunks)
+    end = chunks[-1].end
+    assert end.num_accepted_tokens > 0
+    assert len(drafted) == (60 if wanted else 0)
+    assert sum(drafted) == (end.num_accepted_tokens if wanted else 0)
+    assert len(drafted) - sum(drafted) in ((end.num_steps, end.num_steps - 1) if wanted else (0,))
+
+
+async def test_the_latest_steps_are_listed_if_asked_for() -> None:
+    async with fake_worker(MODEL) as worker, scheduler(make_settings([worker])) as client:
+        await client.generate(make_request(1, 20, 60, stop_token_ids=[]))
+        stats = await client.idle()
+        plain = await client.stub.Status(pb.SchedulerStatusRequest())
+        some = (await client.stub.Status(pb.SchedulerStatusRequest(num_steps=5))).recent_steps
+        steps = (await client.stub.Status(pb.SchedulerStatusRequest(num_steps=9999))).recent_steps
+    assert not plain.HasField("recent_steps")
+    assert len({len(column) for _, column in steps.ListFields()}) == 1
+    assert list(steps.step) == list(range(1, stats.num_steps + 1))
+    assert list(some.step) == list(steps.step)[-5:]
+    assert set(steps.epoch) == {1}
+    assert list(steps.age_s) == sorted(steps.age_s, reverse=True)
+    assert all(took > 0 for took in steps.took_s)
+    assert steps.prompt_rows[0] == 1
+    assert sum(steps.num_emitted) == stats.generation_tokens
+    assert sum(steps.num_accepted) == stats.num_accepted_tokens > 0
+    rows = stats.steps.num_rows_by_mode
+    assert sum(steps.verify_rows) == rows["verify"]
+    assert sum(steps.decode_rows) == rows["decode"]
