@@ -53,7 +53,7 @@ class RequestMiddleware:
             return
         path, headers = scope["path"].rstrip("/") or "/", dict(scope["headers"])
         scope["path"] = path  # clients put slashes behind their base URL
-        with request_spans.begin(self._tracer, scope["method"], path, headers) as span:
+        with request_spans.begin(self._tracer, scope, headers) as span:
             tracing.current.set(span)
             await self._serve(scope, headers, receive, send)
 
