@@ -7,7 +7,7 @@
 #   tests/deploy/k8s_e2e.sh [PART...]     parts: base upgrade worker scheduler gateway drain group replicas words
 #
 # Needs kubectl and helm with access to the cluster, whose nodes must have the images or be able to pull
-# them: IMAGE_REGISTRY, IMAGE_TAG, PULL_POLICY (Never). All is in namespace surestep-e2e, which is
+# them: IMAGE_REGISTRY, IMAGE_TAG, PULL_POLICY (Never). All is in NAMESPACE (surestep-e2e), which is
 # removed at the end unless KEEP is set; with KEEP a further run goes on with what is there. TOKENS (500) is the
 # length of the streams: on a quiet machine they should outlive an upgrade.
 set -euo pipefail
@@ -18,7 +18,7 @@ command -v kubectl >/dev/null || skip "kubectl is not installed"
 command -v helm >/dev/null || skip "helm is not installed"
 kubectl version --request-timeout 5s >/dev/null 2>&1 || skip "no Kubernetes cluster answers"
 
-namespace=surestep-e2e scratch=$(mktemp -d) streams=
+namespace=${NAMESPACE:-surestep-e2e} scratch=$(mktemp -d) streams=
 [ $# -gt 0 ] || set -- base upgrade worker scheduler gateway drain group replicas words
 k() { kubectl -n $namespace "$@"; }
 say() { echo "[$SECONDS s] $*"; }
@@ -97,6 +97,9 @@ pod() {
 
 part_base() {
   say "install"
+  # That of the run before may still be on its way out.
+  [ "$(kubectl get namespace $namespace -o jsonpath='{.status.phase}' 2>/dev/null)" != Terminating ] ||
+    kubectl wait --for delete "namespace/$namespace" --timeout 600s >/dev/null
   kubectl create namespace $namespace >/dev/null 2>&1 || true
   chart upgrade e2e --install
   say "installed, ready"
