@@ -62,6 +62,7 @@ run_streams() {
 
 # Eight streams in the background; returns when all of them have some text.
 begin() {
+  : >"$scratch/lines"
   run_streams "$@" >"$scratch/lines" 2>"$scratch/stderr" &
   streams=$!
   until grep -qx open "$scratch/lines"; do
@@ -92,7 +93,7 @@ peace() { # FILE: the texts that nobody disturbs
 # The pod of a service that nobody has deleted yet.
 pod() {
   k get pods -l "app.kubernetes.io/instance=$release,app.kubernetes.io/component=$1${2:+,$2}" \
-    -o 'go-template={{range .items}}{{if not .metadata.deletionTimestamp}}pod/{{.metadata.name}}{{"\n"}}{{end}}{{end}}' | head -n 1
+    -o 'go-template={{range .items}}{{if not .metadata.deletionTimestamp}}pod/{{.metadata.name}}{{"\n"}}{{end}}{{end}}' | sed -n 1p
 }
 
 part_base() {
