@@ -62,13 +62,19 @@ run_streams() {
 
 # Eight streams in the background; returns when all of them have some text.
 begin() {
-  : >"$scratch/lines"
+  : >"$scratch/lines"  # those of the streams before say "open" as well
   run_streams "$@" >"$scratch/lines" 2>"$scratch/stderr" &
   streams=$!
   until grep -qx open "$scratch/lines"; do
     kill -0 $streams 2>/dev/null || { cat "$scratch/lines" "$scratch/stderr"; return 1; }
     sleep 0.2
   done
+}
+
+# Does what is said; fails if the streams were over before.
+amid() {
+  "$@"
+  ! grep -q '^{' "$scratch/lines" || { echo "the streams had ended already: more TOKENS"; return 1; }
 }
 
 end() { # NAME: all streams end, with the texts that they have in peace
@@ -132,7 +138,7 @@ deleted() {
   local one; one=$(pod "$1")
   say "kubectl delete $one with eight open streams"
   begin
-  k delete "$one" --wait=false >/dev/null
+  amid k delete "$one" --wait=false >/dev/null
   end "$1"
   say "over"
   k rollout status deployment/e2e-surestep-smollm2-gateway --timeout 300s >/dev/null
@@ -152,7 +158,7 @@ part_drain() {
   # gateway for them.
   until [ "$(k get pods -l app.kubernetes.io/instance=e2e -o jsonpath='{range .items[?(@.metadata.deletionTimestamp)]}x{end}' | wc -c)" -ge 3 ] \
     || ! kill -0 $draining 2>/dev/null; do sleep 0.5; done
-  say "evicted"
+  amid say "evicted"
   kubectl uncordon "$node" >/dev/null
   end drain
   wait $draining || { cat "$scratch/drain"; return 1; }
@@ -168,11 +174,13 @@ part_group() {
   chart install group $(with_models) --set models[0].tensorParallelSize=3 --set models[0].podsPerReplica=3
   release=group
   say "ready; four streams in peace"
+  # On a small machine three ranks are slow.
+  local TOKENS=$((${TOKENS:-500} / 2))
   peace group-peace 4
   for rank in 1 0; do
     say "kubectl delete of the pod of rank $rank with four open streams"
     begin 4
-    k delete "$(pod worker surestep.dev/pod=$rank)" --wait=false >/dev/null
+    amid k delete "$(pod worker surestep.dev/pod=$rank)" --wait=false >/dev/null
     end "group-$rank" group-peace
   done
   helm uninstall group -n $namespace --wait >/dev/null
@@ -186,8 +194,8 @@ part_replicas() {
   release=pair
   say "ready; worker and scheduler of one of them deleted with eight open streams"
   begin
-  k delete pod pair-surestep-smollm2-worker-0 --wait=false >/dev/null
-  k delete pod -l app.kubernetes.io/instance=pair,surestep.dev/replica=0 --wait=false >/dev/null
+  amid k delete pod pair-surestep-smollm2-worker-0 --wait=false >/dev/null
+  amid k delete pod -l app.kubernetes.io/instance=pair,surestep.dev/replica=0 --wait=false >/dev/null
   end replicas
   helm uninstall pair -n $namespace --wait >/dev/null
   release=e2e
