@@ -74,7 +74,7 @@ begin() {
 # Does what is said; fails if the streams were over before.
 amid() {
   "$@"
-  ! grep -q '^{' "$scratch/lines" || { echo "the streams had ended already: more TOKENS"; return 1; }
+  ! grep -q '^{' "$scratch/lines" || { echo "the streams had ended already: more TOKENS" >&2; return 1; }
 }
 
 end() { # NAME: all streams end, with the texts that they have in peace
