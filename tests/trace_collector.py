@@ -6,6 +6,8 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any, NamedTuple
 
 import grpc
@@ -27,6 +29,7 @@ class Sent(NamedTuple):
     links: list[str]  # span ids
     attributes: dict[str, Any]
     failed: bool
+    message: str
     began_ns: int
     ended_ns: int
 
@@ -37,6 +40,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self) -> None:
         self.spans: list[Sent] = []
         self.endpoint = ""  # for --otlp-traces-endpoint
+        self.paths: list[str] = []  # that were asked for, where it speaks HTTP
+        self.headers: list[dict[str, str]] = []  # of these
 
     def Export(self, request: Any, context: Any) -> Any:
         """What exporters call."""
@@ -79,6 +84,7 @@ def _sent(service: str, span: Any) -> Sent:
         links=[link.span_id.hex() for link in span.links],
         attributes=_values(span.attributes),
         failed=span.status.code == Status.STATUS_CODE_ERROR,
+        message=span.status.message,
         began_ns=span.start_time_unix_nano,
         ended_ns=span.end_time_unix_nano,
     )
@@ -97,3 +103,31 @@ def collecting() -> Iterator[Collector]:
         yield collector
     finally:
         server.stop(0).wait()
+
+
+@contextlib.contextmanager
+def collecting_http() -> Iterator[Collector]:
+    """A collector that speaks OTLP over HTTP."""
+    collector = Collector()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            collector.paths.append(self.path)
+            collector.headers.append(dict(self.headers.items()))
+            collector.Export(pb.ExportTraceServiceRequest.FromString(body), None)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """To nobody."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        collector.endpoint = f"http://127.0.0.1:{server.server_port}"
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield collector
+        finally:
+            server.shutdown()
+            thread.join()

@@ -260,9 +260,9 @@ def gpus_are_hidden() -> bool:
 
 
 def traces_protocol() -> str:
-    """The protocol that spans are to be sent by, in the words of OpenTelemetry; empty = any."""
+    """The protocol that spans are to be sent by, in the words of OpenTelemetry."""
     names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-    return next(filter(None, map(os.environ.get, names)), "")
+    return next(filter(None, map(os.environ.get, names)), "grpc")
 
 
 def parent_pid() -> int | None:

@@ -2,8 +2,8 @@
 
 The SDK's batch processor sends them from a thread of its own. When the collector is away its queue
 fills, and further spans are dropped: requests never wait, and never fail for it. Its variables
-(OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER, OTEL_BSP_..., the headers and
-certificates of OTEL_EXPORTER_OTLP_...) hold.
+(OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER, OTEL_BSP_..., the protocol,
+headers and certificates of OTEL_EXPORTER_OTLP_...) hold.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from .tracing import TLS_SCHEMES, Headers, Kind, Span, Tracer, Value
+from .config import traces_protocol
+from .errors import InvalidRequest
+from .tracing import OVER_HTTP, TLS_SCHEMES, Headers, Kind, Span, Tracer, Value
 
 _KINDS = {
     Kind.INTERNAL: trace.SpanKind.INTERNAL,
@@ -32,13 +33,14 @@ _KINDS = {
 _W3C = TraceContextTextMapPropagator()
 _CLOSE_S = 2.0
 _LONGEST_HEADER = 512  # characters; W3C wants as much to be passed on
+_LONGEST_MESSAGE = 512  # characters, of an error
 
 
 class OtelSpan(Span):
     """A span that is sent when it ends."""
 
-    def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
-        self._tracer, self._span = tracer, span
+    def __init__(self, tracer: trace.Tracer, span: trace.Span, kind: Kind) -> None:
+        self._tracer, self._span, self.kind = tracer, span, kind
         self.sent = span.is_recording()
 
     @property
@@ -67,7 +69,7 @@ class OtelSpan(Span):
             links,
             began_ns,
         )
-        return OtelSpan(self._tracer, span)
+        return OtelSpan(self._tracer, span, kind)
 
     def set(self, attributes: Mapping[str, Value]) -> None:
         """See Span."""
@@ -76,7 +78,9 @@ class OtelSpan(Span):
     def fail(self, error: str, message: str = "") -> None:
         """See Span."""
         self._span.set_attribute("error.type", error)
-        self._span.set_status(trace.Status(trace.StatusCode.ERROR, message or None))
+        # A character that is none would cost all the spans that are sent together with this one.
+        text = message[:_LONGEST_MESSAGE].encode(errors="replace").decode()
+        self._span.set_status(trace.Status(trace.StatusCode.ERROR, text or None))
 
     def end(self, at_ns: int | None = None) -> None:
         """See Span."""
@@ -84,21 +88,40 @@ class OtelSpan(Span):
             self._span.end(at_ns)
 
 
+def _exporter(endpoint: str) -> SpanExporter:
+    if traces_protocol() == OVER_HTTP:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter(endpoint=endpoint)
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (
+        OTLPSpanExporter as GrpcSpanExporter,
+    )
+
+    parts = urlsplit(endpoint)
+    return GrpcSpanExporter(
+        endpoint=f"{'https' if parts.scheme in TLS_SCHEMES else 'http'}://{parts.netloc}",
+        insecure=parts.scheme not in TLS_SCHEMES,
+    )
+
+
 class OtelTracer(Tracer):
     """Sends spans to a collector."""
 
     def __init__(self, endpoint: str, service: str) -> None:
-        """`endpoint` is a URL of OTLP over gRPC; OTEL_SERVICE_NAME goes before `service`."""
-        parts = urlsplit(endpoint)
-        exporter = OTLPSpanExporter(
-            endpoint=f"{'https' if parts.scheme in TLS_SCHEMES else 'http'}://{parts.netloc}",
-            insecure=parts.scheme not in TLS_SCHEMES,
-        )
+        """`endpoint` is a URL of OTLP; OTEL_SERVICE_NAME goes before `service`.
+
+        Raises InvalidRequest where a variable of OpenTelemetry has a value that it cannot have.
+        """
+        try:
+            exporter = _exporter(endpoint)
+            processor = BatchSpanProcessor(exporter)
+        except Exception as error:  # the SDK has no class of its own for them
+            raise InvalidRequest(f"a variable of OpenTelemetry (OTEL_...): {error}") from error
         facts: dict[str, Value] = {"service.name": service, "process.pid": os.getpid()}
         self._provider = TracerProvider(
             resource=Resource(facts).merge(OTELResourceDetector().detect()), shutdown_on_exit=False
         )
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("surestep")
 
     def begin(
@@ -114,7 +137,7 @@ class OtelTracer(Tracer):
         span = self._tracer.start_span(
             name, _W3C.extract(carrier), trace.SpanKind.SERVER, attributes
         )
-        return OtelSpan(self._tracer, span)
+        return OtelSpan(self._tracer, span, Kind.SERVER)
 
     async def close(self) -> None:
         """See Tracer. The thread is left behind where the collector does not answer."""

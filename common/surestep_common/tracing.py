@@ -17,26 +17,52 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from .config import Settings, traces_protocol
+from .errors import kind_of
 
 Value = str | bool | int | float | Sequence[str]
 Headers = Iterable[tuple[str, str | bytes]]
 
 TLS_SCHEMES = ("https", "grpcs")
-_SCHEMES = ("http", "grpc", *TLS_SCHEMES)
-_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
+OVER_HTTP = "http/protobuf"
+_PROTOCOLS = {  # and the packages that they need
+    "grpc": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc"),
+    OVER_HTTP: ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+}
+_SERVER_FAULT = 500  # and above
 
 
 def _endpoint(url: str) -> str:
-    """A URL with one of the schemes, host and port. Raises ValueError."""
-    url = url if "://" in url else f"http://{url}"
+    """A URL that spans can be sent to. Raises ValueError."""
+    url, protocol = url if "://" in url else f"http://{url}", traces_protocol()
+    if protocol not in _PROTOCOLS:
+        known = " or ".join(_PROTOCOLS)
+        raise ValueError(f"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is {protocol!r}, not {known}")
     parts = urlsplit(url)
-    if parts.scheme not in _SCHEMES or not parts.hostname or parts.port is None:
-        raise ValueError("must be host:port, http://host:port or https://host:port")
-    if parts.path.strip("/") or traces_protocol() not in ("", "grpc"):
-        raise ValueError("spans are sent by OTLP over gRPC (usually port 4317), not over HTTP")
-    if not all(map(_installed, _PACKAGES)):
+    if parts.username is not None:
+        raise ValueError("keys belong into OTEL_EXPORTER_OTLP_HEADERS, where no log shows them")
+    url = _http_url(url) if protocol == OVER_HTTP else _grpc_url(url)
+    if not all(map(_installed, _PROTOCOLS[protocol])):
         raise ValueError("needs OpenTelemetry: pip install 'surestep[traces]'")
     return url
+
+
+def _grpc_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "grpc", *TLS_SCHEMES) or not parts.hostname or not parts.port:
+        raise ValueError("must be host:port, http://host:port or https://host:port")
+    if parts.path.strip("/"):
+        raise ValueError(
+            "spans are sent by OTLP over gRPC (usually port 4317), not over HTTP, unless "
+            f"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is {OVER_HTTP}"
+        )
+    return url
+
+
+def _http_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be http://host:port/path or https://host:port/path")
+    return url if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
 
 
 def _installed(package: str) -> bool:
@@ -51,8 +77,9 @@ class TraceSettings(Settings):
 
     otlp_traces_endpoint: Annotated[str, AfterValidator(_endpoint)] | None = Field(
         default=None,
-        description="where spans of requests are sent (OpenTelemetry, OTLP over gRPC), e.g. "
-        "http://localhost:4317; none = there are none",
+        description="where spans of requests are sent (OpenTelemetry, by OTLP over gRPC, or as "
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL says), e.g. http://localhost:4317; none = there are "
+        "none",
     )
 
 
@@ -68,6 +95,7 @@ class Span:
     """A span that nobody hears of, and what callers may do with any. Times are time.time_ns()."""
 
     sent: bool = False  # somebody hears of it, so that what it tells is worth computing
+    kind = Kind.INTERNAL
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
@@ -105,8 +133,13 @@ class Span:
         traceback: TracebackType | None,
     ) -> None:
         if isinstance(error, Exception):  # others: it was cancelled, or closed
-            self.fail(type(error).__name__, str(error))
+            self.fail_by(error)
         self.end()
+
+    def fail_by(self, error: Exception) -> None:
+        """It has failed by this one; a server has not where the request itself was wrong."""
+        if self.kind is not Kind.SERVER or kind_of(error).http_status >= _SERVER_FAULT:
+            self.fail(type(error).__name__, str(error))
 
 
 class Tracer:

@@ -23,6 +23,7 @@ from .process import (
     STOPPED,
     die_with_parent,
     dump_stacks_on_signal,
+    end_on_sigterm,
     state_of,
 )
 
@@ -109,6 +110,7 @@ def main(arguments: Sequence[str]) -> int:
     """Exit status."""
     match list(arguments):
         case [address, "--", _, *_]:
+            end_on_sigterm()
             die_with_parent()
             dump_stacks_on_signal()
             return asyncio.run(watch(address, arguments[2:]))

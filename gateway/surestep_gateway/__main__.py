@@ -6,20 +6,23 @@ import gc
 import logging
 import sys
 
-import uvloop
-from surestep_common import access, log
-from surestep_common.config import parent_pid
-from surestep_common.errors import SurestepError
-from surestep_common.process import die_with, dump_stacks_on_signal
-
-from .config import GatewaySettings
-from .server import run
+from surestep_common.process import die_with, dump_stacks_on_signal, end_on_sigterm
 
 logger = logging.getLogger(__name__)
 
 
 def main() -> int:
     """Exit status: 0 after a drain, 1 after a fatal error."""
+    end_on_sigterm()
+    # A second of imports, in which it may be told to stop already.
+    import uvloop
+    from surestep_common import access, log
+    from surestep_common.config import parent_pid
+    from surestep_common.errors import SurestepError
+
+    from .config import GatewaySettings
+    from .server import run
+
     die_with(parent_pid())
     dump_stacks_on_signal()
     settings = GatewaySettings.load()

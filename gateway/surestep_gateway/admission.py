@@ -23,7 +23,7 @@ COUNTED = frozenset(
 )
 # Whoever looks whether the server lives has no key.
 _OPEN = frozenset({"/health", "/health/ready", "/ping", "/version", "/openapi.json"})
-_PROBES = frozenset({"/health", "/health/ready", "/ping"})
+PROBES = frozenset({"/health", "/health/ready", "/ping"})
 _METRICS = frozenset({"/metrics", "/load"})
 _OPERATORS = _METRICS | {"/", "/docs", "/status", "/overview"}  # the admin key opens these too
 _ADMIN = "/admin/"  # which asks for its own key
@@ -63,7 +63,7 @@ class Admission:
 
     def check_certificate(self, path: str, *, certified: bool) -> None:
         """Raises Unauthenticated without a certificate that the client needs."""
-        if self._needs_certificate and not certified and path not in _PROBES:
+        if self._needs_certificate and not certified and path not in PROBES:
             raise Unauthenticated("a client certificate is needed")
 
     def identify(self, path: str, headers: Mapping[bytes, bytes]) -> Client | None:

@@ -219,13 +219,15 @@ class OpenRequest:
 
     def _traced(self, link: SchedulerLink, request: GenerateRequest) -> Span:
         """A span for a call, linked to that of the call which it goes on from."""
+        host, _, port = link.address.rpartition(":")
         self._span = tracing.current.get().child(
             GENERATE,
             Kind.CLIENT,
             attributes={
-                "rpc.system": "grpc",
+                "rpc.system.name": "grpc",
                 "rpc.method": GENERATE,
-                "server.address": link.address,
+                "server.address": host,
+                "server.port": int(port),
                 "gen_ai.request.id": request.request_id,
                 "surestep.emitted_tokens": len(request.emitted_ids),
             },

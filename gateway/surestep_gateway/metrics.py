@@ -104,7 +104,9 @@ class Metrics:
         self._success = counter(
             "vllm:request_success", "Sequences ended, by reason.", *LABELS, "finished_reason"
         )
-        self.responses = counter("surestep:http_responses", "HTTP responses by status.", "status")
+        self.responses = counter(
+            "surestep:http_responses", "HTTP responses but for probes, by status.", "status"
+        )
         self.resumes = counter(
             "surestep:resumed_requests", "Sequences submitted again after their scheduler was lost."
         )

@@ -13,7 +13,7 @@ from surestep_common.errors import SurestepError
 from surestep_common.tracing import Tracer
 
 from . import request_spans
-from .admission import COUNTED, Admission
+from .admission import COUNTED, PROBES, Admission
 from .bodies import Bodies, Body
 from .browsers import HostCheck
 from .errors import error_response
@@ -53,7 +53,7 @@ class RequestMiddleware:
             return
         path, headers = scope["path"].rstrip("/") or "/", dict(scope["headers"])
         scope["path"] = path  # clients put slashes behind their base URL
-        with request_spans.begin(self._tracer, scope["method"], path, headers) as span:
+        with request_spans.begin(self._tracer, scope, headers) as span:
             tracing.current.set(span)
             await self._serve(scope, headers, receive, send)
 
@@ -66,7 +66,7 @@ class RequestMiddleware:
         request_id = given.decode() if known else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state.update(request_id=request_id, request_id_given=known)
-        answer = self._numbered(send, request_id)
+        answer = self._numbered(send, request_id, path)
         try:
             self._hosts.check(headers)
             self._admission.check_certificate(path, certified=state.get("certified", False))
@@ -93,10 +93,11 @@ class RequestMiddleware:
         with self._admission.opened(caller), self._metrics.open_requests.track_inprogress():
             await self._app(scope, receive, send)
 
-    def _numbered(self, send: Send, request_id: str) -> Send:
+    def _numbered(self, send: Send, request_id: str, path: str) -> Send:
         async def numbered(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.responses.labels(str(message["status"])).inc()
+                if path not in PROBES:  # there are many, and 503 is a good answer to one
+                    self._metrics.responses.labels(str(message["status"])).inc()
                 request_spans.answered(tracing.current.get(), message["status"])
                 message["headers"] = [
                     *message.get("headers", ()),

@@ -79,9 +79,17 @@ _OF_SUPERVISORS = (
     ),
 )
 _OF_RANKS = (
-    _OfRank(GaugeMetricFamily, "surestep:rank_weight_bytes", "Weights.", lambda i: i.weight_bytes),
     _OfRank(
-        GaugeMetricFamily, "surestep:rank_kv_cache_bytes", "KV cache.", lambda i: i.kv_cache_bytes
+        GaugeMetricFamily,
+        "surestep:rank_weight_bytes",
+        "Memory of the rank's weights.",
+        lambda i: i.weight_bytes,
+    ),
+    _OfRank(
+        GaugeMetricFamily,
+        "surestep:rank_kv_cache_bytes",
+        "Memory of the rank's KV cache.",
+        lambda i: i.kv_cache_bytes,
     ),
     _OfRank(
         GaugeMetricFamily,

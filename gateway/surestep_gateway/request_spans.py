@@ -9,8 +9,8 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 
+from starlette.types import Scope
 from surestep_common import tracing
-from surestep_common.errors import kind_of
 from surestep_common.tracing import Span, Tracer, Value
 
 from .admission import COUNTED
@@ -22,12 +22,18 @@ _CARRIERS = (b"traceparent", b"tracestate")
 _SERVER_FAULT = 500  # and above
 
 
-def begin(tracer: Tracer, method: str, path: str, headers: Mapping[bytes, bytes]) -> Span:
+def begin(tracer: Tracer, scope: Scope, headers: Mapping[bytes, bytes]) -> Span:
     """The span of an HTTP request; none for those that are over at once."""
+    method, path, scheme = scope["method"], scope["path"], scope["scheme"]
     if path not in COUNTED:
         return tracing.NO_SPAN
     carrier = [(n.decode(), headers[n].decode("latin-1")) for n in _CARRIERS if n in headers]
-    attributes = {"http.request.method": method, "url.path": path, "http.route": path}
+    attributes = {
+        "http.request.method": method,
+        "http.route": path,
+        "url.path": path,
+        "url.scheme": scheme,
+    }
     return tracer.begin(f"{method} {path}", carrier, attributes=attributes)
 
 
@@ -44,8 +50,7 @@ def failures() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if kind_of(error).http_status >= _SERVER_FAULT:
-            tracing.current.get().fail(type(error).__name__, str(error))
+        tracing.current.get().fail_by(error)
         raise
 
 
@@ -64,6 +69,7 @@ def _asked(generation: Generation) -> dict[str, Value]:
         "gen_ai.request.model": generation.model,
         "gen_ai.request.id": generation.origin.request_id,
         "gen_ai.request.choice.count": n,
+        "gen_ai.request.stream": bool(body.stream),
         "gen_ai.request.n": n,
     }
     resolved = generation.sequences[0].journal.resolved
@@ -96,6 +102,7 @@ def _answered(generation: Generation) -> dict[str, Value]:
     }
     first_token_s = sequences[0].timer.first_token_s
     if first_token_s is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = first_token_s
         attributes["gen_ai.latency.time_to_first_token"] = first_token_s
     return attributes
 

@@ -61,16 +61,30 @@ _GAUGES: tuple[Field[SchedulerStats], ...] = (
         "Snapshots of recurrent state that there is room for.",
         lambda s: s.num_snapshots_total,
     ),
-    Field("surestep:snapshots_held", "Of them, those in use.", lambda s: s.num_snapshots_held),
+    Field(
+        "surestep:snapshots_held",
+        "Snapshots of recurrent state that have content.",
+        lambda s: s.num_snapshots_held,
+    ),
     Field("surestep:slots_used", "Slots held by requests.", lambda s: s.num_slots_used),
-    Field("surestep:step_time_p50_seconds", "Median step.", lambda s: s.step_time_p50_s),
-    Field("surestep:step_time_p99_seconds", "Slow step.", lambda s: s.step_time_p99_s),
+    Field(
+        "surestep:step_time_p50_seconds",
+        "Median duration of recent steps.",
+        lambda s: s.step_time_p50_s,
+    ),
+    Field(
+        "surestep:step_time_p99_seconds",
+        "99th percentile of the duration of recent steps.",
+        lambda s: s.step_time_p99_s,
+    ),
     Field(
         "surestep:step_gap_p50_seconds",
         "Median time between two steps in which workers with work to do waited.",
         lambda s: s.step_gap_p50_s,
     ),
-    Field("surestep:step_gap_p99_seconds", "Long one.", lambda s: s.step_gap_p99_s),
+    Field(
+        "surestep:step_gap_p99_seconds", "99th percentile of that time.", lambda s: s.step_gap_p99_s
+    ),
     Field(
         "surestep:drafter_check_acceptance",
         "Share of drafts accepted in the drafter's check at start-up, 0 to 1.",
@@ -99,7 +113,11 @@ _COUNTERS: tuple[Field[SchedulerStats], ...] = (
         "Times that speculation was suspended because acceptance had collapsed.",
         lambda s: s.num_speculation_suspensions,
     ),
-    Field("surestep:preemptions", "Preemptions.", lambda s: s.num_preemptions),
+    Field(
+        "surestep:preemptions",
+        "Times that a request gave up its slot for lack of room.",
+        lambda s: s.num_preemptions,
+    ),
     Field(
         "surestep:displacements",
         "Preemptions that made room for another tenant.",

@@ -71,7 +71,12 @@ _COUNTERS: tuple[Split[SchedulerStats], ...] = (
         ("mode",),
         lambda s: _by_name(s.steps.num_steps_by_mode),
     ),
-    Split("surestep:mode_rows", "Rows.", ("mode",), lambda s: _by_name(s.steps.num_rows_by_mode)),
+    Split(
+        "surestep:mode_rows",
+        "Rows of steps, by mode.",
+        ("mode",),
+        lambda s: _by_name(s.steps.num_rows_by_mode),
+    ),
     Split(
         "surestep:drafted_per_position",
         "Windows with a draft at the position.",

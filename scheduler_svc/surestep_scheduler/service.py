@@ -23,6 +23,7 @@ from .sequence import Finish, Logprobs, Output
 from .sequence import Sequence as TokenSequence
 
 _GENERATE = f"{pb.DESCRIPTOR.services_by_name['Scheduler'].full_name}/Generate"
+_CALL = {"rpc.system.name": "grpc", "rpc.method": _GENERATE}  # what spans say of it
 _FINISH = {Finish.STOP: pb.STOP, Finish.LENGTH: pb.LENGTH, Finish.POOLED: pb.POOLED}
 
 
@@ -61,7 +62,8 @@ class SchedulerService(SchedulerServicer):
 
         Cancelling the call aborts the request.
         """
-        with self._tracer.begin(_GENERATE, context.invocation_metadata()) as span:
+        headers, about = context.invocation_metadata(), _CALL
+        with self._tracer.begin(_GENERATE, headers, attributes=about) as span:
             limits = self._engine.limits
             self._engine.check_model(request.model_fingerprint)
             resolved = None  # where a vector is wanted nothing is sampled

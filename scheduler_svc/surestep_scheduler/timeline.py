@@ -36,8 +36,10 @@ class Timeline:
         self.attempts[-1].admitted_at = now
 
     def tokens(self, now: float) -> None:
-        """Tokens have come."""
+        """Tokens have come. Those that are read after their workers were lost began nothing."""
         newest = self.attempts[-1]
+        if newest.admitted_at is None:
+            return
         newest.first_at = newest.first_at or now
         newest.last_at = now
 

@@ -7,7 +7,7 @@
 #   tests/deploy/k8s_e2e.sh [PART...]     parts: base upgrade worker scheduler gateway drain group replicas words
 #
 # Needs kubectl and helm with access to the cluster, whose nodes must have the images or be able to pull
-# them: IMAGE_REGISTRY, IMAGE_TAG, PULL_POLICY (Never). All is in namespace surestep-e2e, which is
+# them: IMAGE_REGISTRY, IMAGE_TAG, PULL_POLICY (Never). All is in NAMESPACE (surestep-e2e), which is
 # removed at the end unless KEEP is set; with KEEP a further run goes on with what is there. TOKENS (500) is the
 # length of the streams: on a quiet machine they should outlive an upgrade.
 set -euo pipefail
@@ -18,7 +18,7 @@ command -v kubectl >/dev/null || skip "kubectl is not installed"
 command -v helm >/dev/null || skip "helm is not installed"
 kubectl version --request-timeout 5s >/dev/null 2>&1 || skip "no Kubernetes cluster answers"
 
-namespace=surestep-e2e scratch=$(mktemp -d) streams=
+namespace=${NAMESPACE:-surestep-e2e} scratch=$(mktemp -d) streams=
 [ $# -gt 0 ] || set -- base upgrade worker scheduler gateway drain group replicas words
 k() { kubectl -n $namespace "$@"; }
 say() { echo "[$SECONDS s] $*"; }
@@ -62,12 +62,19 @@ run_streams() {
 
 # Eight streams in the background; returns when all of them have some text.
 begin() {
+  : >"$scratch/lines"  # those of the streams before say "open" as well
   run_streams "$@" >"$scratch/lines" 2>"$scratch/stderr" &
   streams=$!
   until grep -qx open "$scratch/lines"; do
     kill -0 $streams 2>/dev/null || { cat "$scratch/lines" "$scratch/stderr"; return 1; }
     sleep 0.2
   done
+}
+
+# Does what is said; fails if the streams were over before.
+amid() {
+  "$@"
+  ! grep -q '^{' "$scratch/lines" || { echo "the streams had ended already: more TOKENS" >&2; return 1; }
 }
 
 end() { # NAME: all streams end, with the texts that they have in peace
@@ -92,11 +99,14 @@ peace() { # FILE: the texts that nobody disturbs
 # The pod of a service that nobody has deleted yet.
 pod() {
   k get pods -l "app.kubernetes.io/instance=$release,app.kubernetes.io/component=$1${2:+,$2}" \
-    -o 'go-template={{range .items}}{{if not .metadata.deletionTimestamp}}pod/{{.metadata.name}}{{"\n"}}{{end}}{{end}}' | head -n 1
+    -o 'go-template={{range .items}}{{if not .metadata.deletionTimestamp}}pod/{{.metadata.name}}{{"\n"}}{{end}}{{end}}' | sed -n 1p
 }
 
 part_base() {
   say "install"
+  # That of the run before may still be on its way out.
+  [ "$(kubectl get namespace $namespace -o jsonpath='{.status.phase}' 2>/dev/null)" != Terminating ] ||
+    kubectl wait --for delete "namespace/$namespace" --timeout 600s >/dev/null
   kubectl create namespace $namespace >/dev/null 2>&1 || true
   chart upgrade e2e --install
   say "installed, ready"
@@ -104,8 +114,9 @@ part_base() {
     --image-pull-policy "${PULL_POLICY:-Never}" --restart Never --command -- sleep 1000000 >/dev/null
   k wait --for condition=Ready pod/client --timeout 120s >/dev/null
   say "helm test"
-  helm test e2e -n $namespace --logs --timeout 5m | grep -E "Phase|says"
-  helm test e2e -n $namespace --logs --timeout 5m | grep -q Paris
+  helm test e2e -n $namespace --logs --timeout 5m >"$scratch/test"
+  grep -E "Phase|says" "$scratch/test"
+  grep -q Paris "$scratch/test"
   say "eight streams in peace"
   peace peace
 }
@@ -127,7 +138,7 @@ deleted() {
   local one; one=$(pod "$1")
   say "kubectl delete $one with eight open streams"
   begin
-  k delete "$one" --wait=false >/dev/null
+  amid k delete "$one" --wait=false >/dev/null
   end "$1"
   say "over"
   k rollout status deployment/e2e-surestep-smollm2-gateway --timeout 300s >/dev/null
@@ -147,7 +158,7 @@ part_drain() {
   # gateway for them.
   until [ "$(k get pods -l app.kubernetes.io/instance=e2e -o jsonpath='{range .items[?(@.metadata.deletionTimestamp)]}x{end}' | wc -c)" -ge 3 ] \
     || ! kill -0 $draining 2>/dev/null; do sleep 0.5; done
-  say "evicted"
+  amid say "evicted"
   kubectl uncordon "$node" >/dev/null
   end drain
   wait $draining || { cat "$scratch/drain"; return 1; }
@@ -163,11 +174,13 @@ part_group() {
   chart install group $(with_models) --set models[0].tensorParallelSize=3 --set models[0].podsPerReplica=3
   release=group
   say "ready; four streams in peace"
+  # On a small machine three ranks are slow.
+  local TOKENS=$((${TOKENS:-500} / 2))
   peace group-peace 4
   for rank in 1 0; do
     say "kubectl delete of the pod of rank $rank with four open streams"
     begin 4
-    k delete "$(pod worker surestep.dev/pod=$rank)" --wait=false >/dev/null
+    amid k delete "$(pod worker surestep.dev/pod=$rank)" --wait=false >/dev/null
     end "group-$rank" group-peace
   done
   helm uninstall group -n $namespace --wait >/dev/null
@@ -181,8 +194,8 @@ part_replicas() {
   release=pair
   say "ready; worker and scheduler of one of them deleted with eight open streams"
   begin
-  k delete pod pair-surestep-smollm2-worker-0 --wait=false >/dev/null
-  k delete pod -l app.kubernetes.io/instance=pair,surestep.dev/replica=0 --wait=false >/dev/null
+  amid k delete pod pair-surestep-smollm2-worker-0 --wait=false >/dev/null
+  amid k delete pod -l app.kubernetes.io/instance=pair,surestep.dev/replica=0 --wait=false >/dev/null
   end replicas
   helm uninstall pair -n $namespace --wait >/dev/null
   release=e2e

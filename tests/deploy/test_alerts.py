@@ -34,6 +34,17 @@ def test_every_alert_is_seen_firing_in_a_test() -> None:
     assert fired == set(ALERTS)
 
 
+def test_every_alert_waits_and_says_how_bad_and_where_to_read_on() -> None:
+    for group in RULES["groups"]:
+        for rule in group["rules"]:
+            assert re.fullmatch(r"[1-9][0-9]*[sm]", rule["for"]), rule["alert"]
+            assert rule["labels"]["severity"] in ("critical", "warning", "info"), rule["alert"]
+            assert rule["annotations"]["summary"].endswith("."), rule["alert"]
+            page, _, heading = rule["annotations"]["runbook_url"].partition("#")
+            headings = re.findall(r"^## (.*)$", (ROOT / page).read_text(), re.MULTILINE)
+            assert heading in [title.lower() for title in headings], rule["alert"]
+
+
 def test_every_alert_is_explained() -> None:
     page = (ROOT / "docs" / "operate.md").read_text()
     assert re.findall(r"^\| `(Surestep\w+)` \|", page, re.MULTILINE) == ALERTS

@@ -14,11 +14,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from surestep_common import log
-from surestep_common.process import die_with_parent, dump_stacks_on_signal
+from surestep_common.process import die_with_parent, dump_stacks_on_signal, end_on_sigterm
 
-from .config import WorkerSettings
+if TYPE_CHECKING:
+    from .config import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,11 @@ async def keep(settings: WorkerSettings) -> int:
 
 def main() -> int:
     """Entry point. Exit status."""
+    end_on_sigterm()
+    from surestep_common import log  # which takes its time
+
+    from .config import WorkerSettings
+
     dump_stacks_on_signal()
     settings = WorkerSettings.load()
     log.configure("group", level=settings.log_level, as_json=settings.log_json)

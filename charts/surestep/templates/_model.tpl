@@ -81,6 +81,13 @@ the model merged over them, and what follows from these. Arguments: root, model.
 {{- if has $m.base $names }}{{ fail (printf "%s two models with this name (or whose names begin alike for 36 characters)" $at) }}{{ end }}
 {{- $names = append $names $m.base }}
 {{- if ne (mod (int $m.ranks) (int $m.pods)) 0 }}{{ fail (printf "%s tensorParallelSize %d cannot be spread evenly over podsPerReplica %d" $at (int $m.ranks) (int $m.pods)) }}{{ end }}
+{{- if regexMatch "^[0-9]" $m.base }}{{ fail (printf "the release is called %s, and names of Services begin with a letter: set fullnameOverride" $.Release.Name) }}{{ end }}
+{{- if and $m.scaled (gt (int $m.workers.autoscaling.minReplicas) (int $m.workers.autoscaling.maxReplicas)) }}{{ fail (printf "%s workers.autoscaling.minReplicas is above maxReplicas" $at) }}{{ end }}
+{{- with $m.gateway }}{{ if .autoscaling.enabled }}
+{{- if gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas) }}{{ fail (printf "%s gateway.autoscaling.minReplicas is above maxReplicas" $at) }}{{ end }}
+{{- if not (hasKey (default dict .resources.requests) "cpu") }}{{ fail (printf "%s gateway.autoscaling measures the CPU by gateway.resources.requests.cpu, which is not there" $at) }}{{ end }}
+{{- end }}{{ end }}
+{{- if and (ne $.Values.monitoring.kind "none") (get $m.settings "protect_metrics") (not $.Values.adminKey.existingSecret) }}{{ fail (printf "%s settings.protect_metrics: Prometheus needs a key, which is that of adminKey.existingSecret" $at) }}{{ end }}
 {{- if and $m.scaled (eq $m.kind "Deployment") }}{{ fail (printf "%s workers.autoscaling needs workers.kind StatefulSet or LeaderWorkerSet" $at) }}{{ end }}
 {{- if and $m.scaled (gt (int $m.pods) 1) (ne $m.kind "LeaderWorkerSet") }}{{ fail (printf "%s workers.autoscaling with podsPerReplica %d needs workers.kind LeaderWorkerSet: a StatefulSet is scaled by pods, not by replicas" $at (int $m.pods)) }}{{ end }}
 {{- if and (eq $m.workers.autoscaling.kind "hpa") (semverCompare "<1.23.0-0" $.Capabilities.KubeVersion.Version) }}{{ fail (printf "%s workers.autoscaling.kind hpa needs Kubernetes 1.23 (autoscaling/v2)" $at) }}{{ end }}

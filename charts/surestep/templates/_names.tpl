@@ -1,13 +1,12 @@
+{{- /* What all names begin with. Services' names have no dots, which those of releases may have. */}}
 {{- define "surestep.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride }}
-{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 36 | trimSuffix "-" }}
-{{- else if contains $name .Release.Name }}{{ .Release.Name | trunc 36 | trimSuffix "-" }}
-{{- else }}{{ printf "%s-%s" .Release.Name $name | trunc 36 | trimSuffix "-" }}{{ end }}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
+{{- default $full .Values.fullnameOverride | replace "." "-" | trunc 36 | trimAll "-" }}
 {{- end }}
 
 {{- define "surestep.serviceAccountName" -}}
-{{- if .Values.serviceAccount.create }}{{ default (include "surestep.fullname" .) .Values.serviceAccount.name }}
-{{- else }}{{ default "default" .Values.serviceAccount.name }}{{ end }}
+{{- default (ternary (include "surestep.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
 {{- end }}
 
 {{- define "surestep.grpcSecretName" -}}
@@ -18,6 +17,11 @@
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{ include "surestep.podLabels" . }}
+{{- end }}
+
+{{- /* Without versions: for another one of the chart alone no model is loaded again. */}}
+{{- define "surestep.podLabels" -}}
 app.kubernetes.io/part-of: surestep
 {{- with .Values.commonLabels }}
 {{ toYaml . }}
@@ -26,16 +30,16 @@ app.kubernetes.io/part-of: surestep
 
 {{- /* Labels that select pods. Arguments: root, base, component. */}}
 {{- define "surestep.selector" -}}
-app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
-surestep.dev/model: {{ .base }}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+surestep.dev/model: {{ .base | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{- /* Name and labels of an object of a model. Arguments: root, base, component, name. */}}
 {{- define "surestep.metadata" -}}
-name: {{ .name }}
-namespace: {{ .root.Release.Namespace }}
+name: {{ .name | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "surestep.selector" . | nindent 2 }}
   {{- include "surestep.labels" .root | nindent 2 }}

@@ -1,18 +1,18 @@
 {{- /* What all pods have in common. Arguments: root, part (gateway, scheduler or workers of a model). */}}
 {{- define "surestep.podSpec" -}}
-serviceAccountName: {{ include "surestep.serviceAccountName" .root }}
+serviceAccountName: {{ include "surestep.serviceAccountName" .root | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 securityContext:
   {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
 {{- with .part.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .part.nodeSelector }}
 nodeSelector:
@@ -101,9 +101,9 @@ failureThreshold: 6
         path: settings.yaml
 - name: grpc-secret
   secret:
-    secretName: {{ include "surestep.grpcSecretName" .root }}
+    secretName: {{ include "surestep.grpcSecretName" .root | quote }}
     items:
-      - key: {{ .root.Values.grpcSecret.key }}
+      - key: {{ .root.Values.grpcSecret.key | quote }}
         path: secret
 {{- end }}
 
@@ -126,19 +126,19 @@ failureThreshold: 6
   emptyDir: {}
   {{- else if eq $cache.kind "hostPath" }}
   hostPath:
-    path: {{ $cache.hostPath }}
+    path: {{ $cache.hostPath | quote }}
     type: DirectoryOrCreate
   {{- else }}
   persistentVolumeClaim:
-    claimName: {{ default (printf "%s-models" .base) $cache.existingClaim }}
+    claimName: {{ default (printf "%s-models" .base) $cache.existingClaim | quote }}
   {{- end }}
 {{- end }}
 
-{{- /* Fetches what is missing and lets the link of this model point to it. Arguments: root, m, image, textOnly. */}}
+{{- /* Fetches what is missing and lets the link of this model point to it. Arguments: root, m, image, textOnly, env. */}}
 {{- define "surestep.fetch" -}}
 - name: fetch-model
   {{- include "surestep.container" . | nindent 2 }}
-  command: [surestep, fetch, --link, {{ .m.folder }}]
+  command: [surestep, fetch, --link, {{ .m.folder | quote }}]
   args:
     - {{ .m.source | quote }}
     {{- with .m.revision }}
@@ -156,14 +156,14 @@ failureThreshold: 6
     - name: HF_TOKEN
       valueFrom:
         secretKeyRef:
-          name: {{ . }}
-          key: {{ $.root.Values.huggingFaceToken.key }}
+          name: {{ . | quote }}
+          key: {{ $.root.Values.huggingFaceToken.key | quote }}
     {{- end }}
     {{- with .env }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   resources:
-    {{- toYaml .resources | nindent 4 }}
+    {{- include "surestep.resources" .m.modelCache.fetchResources | nindent 4 }}
   volumeMounts:
     - {name: tmp, mountPath: /tmp}
     - {name: models, mountPath: /models}

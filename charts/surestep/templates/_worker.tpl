@@ -21,7 +21,7 @@ metadata:
     {{- if eq $m.kind "Deployment" }}
     {{- include "surestep.place" . | nindent 4 }}
     {{- end }}
-    {{- include "surestep.labels" $root | nindent 4 }}
+    {{- include "surestep.podLabels" $root | nindent 4 }}
     {{- with $w.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -33,7 +33,7 @@ metadata:
 spec:
   {{- include "surestep.podSpec" (dict "root" $root "part" $w) | nindent 2 }}
   {{- with $w.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- $tolerations := $w.tolerations }}
   {{- if $cuda }}{{ $tolerations = append $tolerations (dict "key" $w.gpuResource "operator" "Exists" "effect" "NoSchedule") }}{{ end }}
@@ -44,7 +44,7 @@ spec:
   terminationGracePeriodSeconds: {{ int $w.terminationGracePeriodSeconds }}
   {{- if $m.fetched }}
   initContainers:
-    {{- include "surestep.fetch" (dict "root" $root "m" $m "image" $w.image "textOnly" false "env" $w.env "resources" dict) | nindent 4 }}
+    {{- include "surestep.fetch" (dict "root" $root "m" $m "image" $w.image "textOnly" false "env" $w.env) | nindent 4 }}
   {{- end }}
   containers:
     - name: worker
@@ -153,7 +153,7 @@ spec:
       emptyDir: {}
     {{- if $shm }}
     - name: shm
-      emptyDir: {medium: Memory, sizeLimit: {{ $shm }}}
+      emptyDir: {medium: Memory, sizeLimit: {{ $shm | quote }}}
     {{- end }}
     {{- with $w.volumes }}
     {{- toYaml . | nindent 4 }}

@@ -257,3 +257,18 @@ async def test_before_the_model_is_known(start_stack: StartStack) -> None:
     assert (await stack.client.get("/health")).status_code == 200
     status = (await stack.client.get("/status")).json()
     assert status["gateway"]["state"] == "WAITING_FOR_SCHEDULER"
+
+
+async def test_probes_are_no_responses_of_the_server_s_work(stack: Stack) -> None:
+    """A server that starts answers 503 to each of them: nobody should be told of errors for that."""
+    await stack.chat(max_tokens=2)
+    for path in ("/health", "/health/ready", "/ping"):
+        await stack.client.get(path)
+    text = (await stack.client.get("/metrics")).text
+    counts = {
+        sample.labels["status"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "surestep:http_responses_total"
+    }
+    assert counts == {"200": 1.0}

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
+import httpx
 import pytest
-from fake_scheduler import emulated, failing, start, tokens
+from fake_scheduler import emulated, failing, running, start, tokens
+from gateway_process import gateway, until_ready
 from gateway_stack import Stack, StartStack
 from ports import free_port
 from surestep_common.errors import InternalError, QueueFull
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
-from trace_collector import Collector, Sent, collecting
+from trace_collector import Collector, Sent, collecting, collecting_http
 
 GENERATE = "surestep.v1.Scheduler/Generate"
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -120,6 +124,54 @@ async def test_what_goes_on_elsewhere_is_linked_to_what_was_lost(
     assert (resumed.failed, resumed.links) == (False, [lost.span_id])
     assert lost.parent_id == resumed.parent_id == request.span_id
     assert (request.failed, request.attributes["surestep.resumes"]) == (False, 1)
+
+
+async def test_spans_over_http_with_a_key(
+    start_stack: StartStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=secret")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    with collecting_http() as collector:
+        stack = await start_stack(otlp_traces_endpoint=collector.endpoint)
+        assert (await stack.complete(max_tokens=2)).status_code == 200
+        await closed(stack)
+    assert set(collector.paths) == {"/v1/traces"}
+    assert {headers["api-key"] for headers in collector.headers} == {"secret"}
+    assert one(collector, "POST /v1/completions").service == "mine"
+
+
+async def test_samplers_decide_and_ask_the_caller(
+    start_stack: StartStack, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    stack = await start_stack(otlp_traces_endpoint=collector.endpoint)
+    assert (await stack.complete(max_tokens=2)).status_code == 200
+    body, headers = {"prompt": "hello", "max_tokens": 2}, {"traceparent": PARENT}
+    reply = await stack.client.post("/v1/completions", json=body, headers=headers)
+    assert reply.status_code == 200
+    await closed(stack)
+    assert {span.trace_id for span in collector.spans} == {TRACE}
+    told = [metadata["traceparent"] for metadata in stack.scheduler.metadata]
+    assert [int(one[-2:], 16) & 1 for one in told] == [0, 1]
+
+
+async def test_a_collector_that_hangs_delays_neither_requests_nor_the_end(model: Path) -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as hangs:  # who connects waits for ever
+        endpoint = f"http://127.0.0.1:{hangs.getsockname()[1]}"
+        async with (
+            running() as scheduler,
+            gateway(model, port, scheduler.port, f"--otlp-traces-endpoint={endpoint}") as process,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+        ):
+            await until_ready(client, process)
+            body = {"prompt": "hello", "max_tokens": 2}
+            for _ in range(50):
+                assert (await client.post("/v1/completions", json=body)).status_code == 200
+            process.terminate()
+            async with asyncio.timeout(10):  # the deadline of an export alone is as long
+                assert await process.wait() == 0
 
 
 async def test_a_collector_that_is_away_costs_nothing(start_stack: StartStack) -> None:

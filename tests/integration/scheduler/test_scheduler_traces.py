@@ -81,7 +81,7 @@ async def test_who_leaves_or_is_refused_has_a_trace(collector: Collector) -> Non
     finally:
         await worker.stop()
     first, second = collector.named(GENERATE)
-    assert [first.failed, second.failed] == [False, True]
+    assert [first.failed, second.failed] == [False, False]  # nothing of it is the server's fault
     assert [span.name for span in parts(collector, first)][:2] == ["queue", "prefill"]
     assert parts(collector, second) == []
 

@@ -49,3 +49,16 @@ def test_not_every_attempt_is_kept() -> None:
         timeline.admitted(float(now))
     assert len(timeline.attempts) < 100
     assert timeline.attempts[-1].admitted_at == 999
+
+
+def test_tokens_that_are_read_late_are_not_those_of_the_next_attempt() -> None:
+    timeline = Timeline(0.0)
+    timeline.admitted(1.0)
+    timeline.lost(2.0)
+    timeline.tokens(2.5)  # were on their way when the workers were lost
+    timeline.admitted(3.0)
+    timeline.tokens(4.0)
+    timeline.end(5.0)
+    lost, replay = timeline.attempts
+    assert (lost.ended_at, lost.lost) == (2.0, True)
+    assert (replay.admitted_at, replay.first_at, replay.ended_at) == (3.0, 4.0, 5.0)
