@@ -1,4 +1,4 @@
-"""`python -m surestep_kernels.prebuild [MACHINE [FOLDER]]`: compiles the C kernels ahead, for images.
+"""`python -m surestep_kernels.prebuild [MACHINE [FOLDER]]`: compiles the C kernels, for images.
 
 All libraries of a machine (x86_64 or aarch64; by default that on which it runs, else by a cross
 compiler) into the folder where they are looked for.
