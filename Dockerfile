@@ -1,7 +1,7 @@
 # Images of the services: docker build --target scheduler|gateway|worker|worker-cuda .
 #
 # BASE_IMAGE is any Debian or Ubuntu with Python >= 3.11, of which the first three take over no more
-# than Python programs and a shell need (deploy/docker/rootfs). All share the layers of that, of the
+# than Python programs and a shell need (deploy/docker/slim). All share the layers of that, of the
 # packages that every service needs, and of the project itself. They have no compiler: the C kernels
 # are compiled here, for x86-64-v3, v4 and v4 with bfloat16 (or ARMv8), and a worker takes what its
 # processor runs.
@@ -21,8 +21,8 @@ RUN groupadd --gid 10001 surestep \
  && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /bin/sh surestep
 COPY deploy/docker /docker
 RUN gcc -std=gnu11 -O2 -static -s -o /usr/local/bin/surestep-health /docker/health.c \
- && /docker/rootfs /rootfs \
- && install -d -o 10001 -g 10001 /rootfs/models && install -d -m 0700 -o 10001 -g 10001 /rootfs/shared
+ && /docker/slim /slim \
+ && install -d -o 10001 -g 10001 /slim/models && install -d -m 0700 -o 10001 -g 10001 /slim/shared
 
 # /opt/surestep has no pip: another one installs there.
 FROM tools AS build
@@ -34,7 +34,7 @@ COPY pyproject.toml constraints.txt scripts/requirements ./
 
 FROM build AS common-packages
 RUN ./requirements traces | grep -v ^rich > requirements.txt && $INSTALL -r requirements.txt \
- && /docker/trim /opt/surestep && mkdir /rootfs/opt && cp -a /opt/surestep /rootfs/opt && touch /stamp
+ && /docker/trim /opt/surestep && mkdir /slim/opt && cp -a /opt/surestep /slim/opt && touch /stamp
 
 # /added is what all services have of it, /others what the scheduler has not.
 FROM common-packages AS project
@@ -46,7 +46,7 @@ RUN $INSTALL --no-deps . && /docker/added /stamp /added \
     | tar -C /others/opt/surestep -xf -
 
 FROM scratch AS common
-COPY --from=common-packages /rootfs /
+COPY --from=common-packages /slim /
 COPY --from=project /added /
 ARG VERSION=0.1.0
 ARG REVISION=

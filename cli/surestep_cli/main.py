@@ -247,7 +247,8 @@ def _verify(arguments: list[str], console: Console) -> int:
     try:
         from .verify.command import verify
     except ImportError as error:
-        console.print(f"surestep: `verify` needs {error.name}: pip install 'surestep[serve]'")
+        told = f"surestep: `verify` needs {error.name}: pip install 'surestep[serve]'"
+        console.print(told, markup=False)
         return _ERROR
     try:
         return verify(asking, console)

@@ -53,7 +53,7 @@ cat >"$scratch/stream.py" <<'PYTHON'
 import json, sys, time, urllib.request
 
 body = {
-    "model": "SmolLM2-135M-Instruct", "prompt": "Once upon a time", "max_tokens": 400,
+    "model": "SmolLM2-135M-Instruct", "prompt": "Once upon a time", "max_tokens": 1000,
     "temperature": 0.8, "seed": 7, "ignore_eos": True, "stream": True,
 }
 request = urllib.request.Request(
