@@ -112,6 +112,13 @@ RUN case $(realpath "$(command -v python3)") in /usr/bin/*) \
       && apt-get clean && rm -rf /var/lib/apt/lists/* ;; esac \
  && install -d -o 10001 -g 10001 /models && install -d -m 0700 -o 10001 -g 10001 /shared
 COPY --from=kernels /opt/surestep /opt/surestep
+ARG VERSION=0.1.0
+ARG REVISION=
+LABEL org.opencontainers.image.title=Surestep \
+      org.opencontainers.image.description="LLM serving whose speculative decoding you can leave on" \
+      org.opencontainers.image.licenses=Apache-2.0 \
+      org.opencontainers.image.version=$VERSION \
+      org.opencontainers.image.revision=$REVISION
 ENV PATH=/opt/surestep/bin:$PATH LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     SURESTEP_DEVICE=cuda SURESTEP_WORKER_LISTEN=0.0.0.0:50061 SURESTEP_SUPERVISOR_LISTEN=0.0.0.0:50071

@@ -83,6 +83,32 @@ def test_variables_reach_the_services_that_read_them() -> None:
 
 
 @needs_compose
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [({"SURESTEP_TENSOR_PARALLEL_SIZE": "2"}, 2), ({"SURESTEP_PORT": "80"}, 2), ({}, 0)],
+)
+def test_what_the_file_decides_is_refused_by_name(
+    tmp_path: Path, given: dict[str, str], status: int
+) -> None:
+    """By the first container, without which none starts."""
+    model = config(SURESTEP_MODEL="a/b", **given)["services"]["model"]
+    environ = {name: value for name, value in model["environment"].items() if value is not None}
+    command = [part.replace("$$", "$") for part in model["command"]]
+    stand_in = tmp_path / "surestep"
+    stand_in.write_text('#!/bin/sh\necho "$@"\n')
+    stand_in.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        command, env=environ | {"PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    if given:
+        assert done.stdout.startswith(f"{next(iter(given))} is decided by docker-compose.yml")
+    else:
+        assert done.stdout.splitlines()[-1] == "fetch --link /shared/model a/b"
+
+
+@needs_compose
 def test_what_nobody_has_set_is_left_to_the_services() -> None:
     environ = config()["services"]["worker"]["environment"]
     assert environ["SURESTEP_MAX_NUM_SEQS"] is None

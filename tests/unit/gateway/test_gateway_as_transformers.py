@@ -92,7 +92,7 @@ STRINGS = st.lists(
     max_size=8,
 ).map("".join)
 MANY = settings(
-    max_examples=150,
+    max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
 )
 
