@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds and runs docker-compose.yml for real: a chat answer through the published port, streams that
-# lose their worker or their scheduler, twice each, and read the same, settings that are changed, a stop
-# that lets an open stream finish; what is in the images and what they may do. Skipped where there is no Docker engine. Variables of docker-compose.yml apply (BASE_IMAGE,
-# BUILD_NETWORK, ...).
+# lose their worker or their scheduler, twice each, and read the same, settings that are changed, a
+# stop that lets an open stream finish; what is in the images and what they may do. Skipped where
+# there is no Docker engine. Variables of docker-compose.yml apply (BASE_IMAGE, BUILD_NETWORK, ...).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
