@@ -93,6 +93,7 @@ def test_what_the_file_decides_is_refused_by_name(
     """By the first container, without which none starts."""
     model = config(SURESTEP_MODEL="a/b", **given)["services"]["model"]
     environ = {name: value for name, value in model["environment"].items() if value is not None}
+    environ |= {"SURESTEP_WORKER_LISTEN": "0.0.0.0:50061"}  # of the image; Compose v2 leaves it
     command = [part.replace("$$", "$") for part in model["command"]]
     stand_in = tmp_path / "surestep"
     stand_in.write_text('#!/bin/sh\necho "$@"\n')
@@ -146,6 +147,8 @@ def test_a_gpu_worker_takes_the_others_place() -> None:
     services = config("--profile", "gpu", SURESTEP_CPU_WORKERS="0")["services"]
     assert services["worker"]["scale"] == 0
     gpu = services["worker-gpu"]
+    assert gpu["environment"]["SURESTEP_DEVICE"] == "cuda"
+    assert gpu["environment"]["SURESTEP_MODEL"] == "/shared/model"
     assert gpu["networks"]["default"]["aliases"] == ["worker"]
     assert gpu["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
     # Both at once would be two workers under one name: one name for both containers forbids it.
