@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from surestep_kernels import prebuild
 from surestep_kernels.build import build_library, file_of
@@ -41,6 +41,7 @@ def test_features_decide(machine: str, features: set[str], names: list[str]) -> 
     assert [target.name for target in fitting(machine, features)] == names
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(TARGETS)), st.data())
 def test_what_fits_needs_nothing_that_is_not_there(machine: str, data: st.DataObject) -> None:
     known = sorted(set().union(*(target.needs for target in TARGETS[machine])))

@@ -93,6 +93,7 @@ STRINGS = st.lists(
 ).map("".join)
 MANY = settings(
     max_examples=60,
+    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
 )
 
