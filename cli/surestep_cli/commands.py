@@ -26,7 +26,7 @@ def fetch(
     """Print the folder of `model` on stdout, alone on its line for use in scripts.
 
     With `link`, that path becomes a symbolic link to the folder. Raises InvalidRequest when
-    something else is there.
+    something else is there, Unavailable when it cannot be written.
     """
     folder = resolve(model, console, source, text_only=text_only)
     if link is not None:
@@ -112,5 +112,8 @@ def _point(link: Path, target: Path) -> None:
     if link.exists() and not link.is_symlink():
         raise InvalidRequest(f"{link} exists and is no symbolic link", param="link")
     fresh = link.with_name(f".{link.name}.{os.getpid()}")
-    fresh.symlink_to(target)
-    fresh.replace(link)  # a reader sees the old target or the new one
+    try:
+        fresh.symlink_to(target)
+        fresh.replace(link)  # a reader sees the old target or the new one
+    except OSError as error:
+        raise Unavailable(f"cannot write the link {link}: {error.strerror}") from error

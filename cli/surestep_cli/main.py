@@ -23,7 +23,13 @@ from pydantic_settings import (
     get_subcommand,
 )
 from rich.console import Console
-from surestep_common.config import USAGE_ERROR, Settings, load, parent_pid
+from surestep_common.config import (
+    USAGE_ERROR,
+    Settings,
+    hide_progress_bars,
+    load,
+    parent_pid,
+)
 from surestep_common.errors import InvalidRequest, SurestepError
 from surestep_common.process import die_with
 
@@ -195,6 +201,8 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit status. SystemExit for `--help` and wrong flags."""
     console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        hide_progress_bars()
     if arguments[:1] == ["serve"]:
         return _serve(arguments[1:], console)
     if arguments[:1] == ["verify"]:
@@ -239,7 +247,8 @@ def _verify(arguments: list[str], console: Console) -> int:
     try:
         from .verify.command import verify
     except ImportError as error:
-        console.print(f"surestep: `verify` needs {error.name}: pip install 'surestep[serve]'")
+        told = f"surestep: `verify` needs {error.name}: pip install 'surestep[serve]'"
+        console.print(told, markup=False)
         return _ERROR
     try:
         return verify(asking, console)

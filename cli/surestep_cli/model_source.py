@@ -116,7 +116,8 @@ def _default_model(console: Console) -> Path:
                 if not folder.is_dir():
                     _fetch_default(models, folder, console)
         except OSError as error:
-            raise Unavailable(f"cannot keep {DEFAULT_MODEL} in {models}: {error}") from error
+            why = error.strerror or error
+            raise Unavailable(f"cannot keep {DEFAULT_MODEL} in {models}: {why}") from error
     _recommend(folder / "generation_config.json", console)
     return folder
 
@@ -200,6 +201,10 @@ def _from_hub(model: str, files: Sequence[str], console: Console, source: Source
         )
         return Path(folder)
     except (OSError, ValueError, RuntimeError) as error:  # the hub's errors derive from these
+        if isinstance(error, OSError) and error.filename is not None:
+            raise Unavailable(
+                f"cannot keep '{model}' in {error.filename}: {error.strerror}"
+            ) from error
         reason = str(error).strip().splitlines()[0]
         raise Unavailable(
             f"cannot fetch '{model}' from the Hugging Face hub: {reason} "

@@ -243,6 +243,13 @@ def child_environ(values: Mapping[str, str]) -> dict[str, str]:
     return {**inherited, **values}
 
 
+def hide_progress_bars() -> None:
+    """Those of libraries that this process and its children have yet to import: a bar that is no
+    terminal's fills a log with thousands of characters."""
+    for name in ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        os.environ.setdefault(name, "1")
+
+
 def variables(prefix: str) -> dict[str, str]:
     """What the environment has under names that begin so."""
     return {name: value for name, value in os.environ.items() if name.startswith(prefix)}

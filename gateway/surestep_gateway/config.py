@@ -91,7 +91,9 @@ class GatewaySettings(ApiSettings, TraceSettings):
         None, description="folder of another tokenizer and its chat template"
     )
     served_model_name: Names = Field(
-        (), description="names clients may use, comma separated; default: the folder's name"
+        (),
+        description="names clients may use, comma separated; default: the folder's name, or "
+        "its hub id",
     )
     scheduler_url: SchedulerUrls = Field(
         ("127.0.0.1:50051",),
@@ -268,4 +270,12 @@ class GatewaySettings(ApiSettings, TraceSettings):
 
     def model_names(self) -> tuple[str, ...]:
         """Names that requests may carry; the first is the one that responses carry."""
-        return self.served_model_name or (self.model.resolve().name,)
+        return self.served_model_name or (_name_of(self.model.resolve()),)
+
+
+def _name_of(folder: Path) -> str:
+    """What clients call the model there: its hub id if it lies in a cache of the hub's library."""
+    cache, snapshots = folder.parent.parent.name, folder.parent.name
+    if snapshots == "snapshots" and cache.startswith("models--"):
+        return cache.removeprefix("models--").replace("--", "/")
+    return folder.name

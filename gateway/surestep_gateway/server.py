@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import quote
 
 import uvicorn
@@ -20,6 +20,7 @@ from .connections import Connections
 from .context import Gateway
 from .http_protocol import HttpProtocol, Patience
 from .listener import Listener, bind, bind_path
+from .model_wait import until_there
 
 logger = logging.getLogger(__name__)
 
@@ -144,9 +145,21 @@ def _most_connections(wanted: int) -> int:
 
 
 async def run(settings: GatewaySettings) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal does not wait for open requests."""
+    """Serve until SIGTERM or SIGINT; a second signal does not wait for open requests.
+
+    The model may be fetched still: the gateway waits for its folder.
+    """
+    stopping = asyncio.Event()
+    _on_signals(stopping.set)
+    folders = [folder for folder in (settings.model, settings.tokenizer) if folder is not None]
+    if not await until_there(folders, stopping):
+        return
     server = GatewayServer(settings)
+    _on_signals(server.stop)
+    await server.serve()
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop)
-    await server.serve()
+        loop.add_signal_handler(number, stop)

@@ -7,7 +7,7 @@ loads torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -19,6 +19,8 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from .special_tokens import NamedTokenizer, SpecialTokens
 from .text_bounds import longest_token, solid_length, swallows_space
+
+_OTHER_FORMATS = ("tokenizer.model", "tekken.json", "vocab.json")  # of tokenizers
 
 
 class Texts(NamedTuple):
@@ -43,11 +45,12 @@ class Tokenizer:
         self._rust = rust
         self._added = rust.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
-        self._to_bytes: Callable[[str], bytes] = _byte_rule(rust)
+        decoders = _decoders(rust)
+        self._to_bytes: Callable[[str], bytes] = _byte_rule(decoders)
         self._pieces: dict[int, bytes] = {}
         self.size = rust.get_vocab_size(with_added_tokens=True)
         self.base_size = rust.get_vocab_size(with_added_tokens=False)
-        self.strips_first_space = self._to_bytes is _sentencepiece_bytes
+        self.strips_first_space = any(map(_strips_first_space, decoders))
         self.special = SpecialTokens(rust)
         self.definition = rust.to_str()  # to make another one of
         spec = orjson.loads(self.definition)
@@ -59,7 +62,7 @@ class Tokenizer:
         """Read `tokenizer.json`. Raises InvalidRequest naming the file when that fails."""
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise InvalidRequest(f"{path} not found: the model folder needs a fast tokenizer")
+            raise InvalidRequest(f"{path} not found{_remedy(folder)}")
         try:
             return cls(RustTokenizer.from_file(str(path)))
         except Exception as error:  # the library raises bare Exception
@@ -136,16 +139,44 @@ class Tokenizer:
         return self._rust.id_to_token(token_id) or ""
 
 
-def _byte_rule(rust: RustTokenizer) -> Callable[[str], bytes]:
-    """How this tokenizer spells bytes, from the `decoder` entry of tokenizer.json."""
+def _remedy(folder: Path) -> str:
+    """What to do about a folder that has no tokenizer.json."""
+    others = [name for name in _OTHER_FORMATS if (folder / name).is_file()]
+    if not others:
+        return ": the model folder needs a fast tokenizer"
+    return (
+        f": {others[0]} is not read here. Where transformers is installed, this writes the file: "
+        f"python -c \"from transformers import AutoTokenizer as T; T.from_pretrained('{folder}')"
+        f".save_pretrained('{folder}')\""
+    )
+
+
+def _decoders(rust: RustTokenizer) -> list[dict[str, Any]]:
+    """The parts of the `decoder` entry of tokenizer.json."""
     state = rust.decoder.__getstate__() if rust.decoder is not None else b"{}"
     decoder: dict[str, Any] = json.loads(state)
-    kinds = {part.get("type", "none") for part in decoder.get("decoders", [decoder])}
+    parts: list[dict[str, Any]] = decoder.get("decoders", [decoder])
+    return parts
+
+
+def _byte_rule(decoders: Sequence[Mapping[str, Any]]) -> Callable[[str], bytes]:
+    """How a tokenizer with these decoders spells bytes."""
+    kinds = {part.get("type", "none") for part in decoders}
     if "ByteLevel" in kinds:
         return _byte_level_bytes
     if kinds & {"ByteFallback", "Metaspace"}:
         return _sentencepiece_bytes
     raise InvalidRequest(f"tokenizer.json: decoder {sorted(kinds)} is not supported")
+
+
+def _strips_first_space(decoder: Mapping[str, Any]) -> bool:
+    """Whether a text loses the space that encoding has put before it."""
+    match decoder:
+        case {"type": "Strip", "content": " ", "start": start}:
+            return bool(start)
+        case {"type": "Metaspace"}:
+            return bool(decoder.get("prepend_scheme", "always") != "never")
+    return False
 
 
 def _byte_level_alphabet() -> dict[str, int]:

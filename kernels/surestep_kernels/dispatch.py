@@ -13,9 +13,10 @@ from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
 from .attention import AttentionCase, choose_attention
-from .build import BuildError, build_library, file_of
+from .build import build_library, file_of
 from .causal_conv import causal_conv_reference
 from .compilations import Compilations
+from .compiling import BuildError
 from .gated_delta import gated_delta_reference
 from .kv_cache import StoreKV, kv_cache_shape, store_kv_reference
 from .linear import Linear, PackLinear, linear_reference, pack_linear_reference

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds and runs docker-compose.yml for real: a chat answer through the published port, streams that
-# lose their worker or their scheduler, twice each, and read the same, a stop that lets an open stream
-# finish. Skipped where there is no Docker engine. Variables of docker-compose.yml apply (BASE_IMAGE,
-# BUILD_NETWORK, ...).
+# lose their worker or their scheduler, twice each, and read the same, settings that are changed, a
+# stop that lets an open stream finish; what is in the images and what they may do. Skipped where
+# there is no Docker engine. Variables of docker-compose.yml apply (BASE_IMAGE, BUILD_NETWORK, ...).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -12,8 +12,8 @@ docker info >/dev/null 2>&1 || skip "no Docker engine answers"
 if docker compose version >/dev/null 2>&1; then compose=(docker compose)
 elif command -v docker-compose >/dev/null; then compose=(docker-compose)
 else skip "docker compose is not installed"; fi
-compose+=(-p surestep-e2e)
 
+export COMPOSE_PROJECT_NAME=surestep-e2e
 export SURESTEP_PUBLISH=${SURESTEP_PUBLISH:-127.0.0.1:18000}
 export SURESTEP_SPECULATIVE_CONFIG='{"method":"ngram","num_speculative_tokens":4}'
 url=http://$SURESTEP_PUBLISH scratch=$(mktemp -d) client=
@@ -24,6 +24,7 @@ finish() {
   local status=$?
   [ -z "$client" ] || kill "$client" 2>/dev/null || true
   [ $status = 0 ] || "${compose[@]}" logs --no-color --tail 40 || true
+  docker rm -f surestep-e2e-waits >/dev/null 2>&1 || true
   "${compose[@]}" down --volumes --timeout 10 >/dev/null 2>&1 || true
   rm -rf "$scratch"
   exit $status
@@ -32,6 +33,9 @@ trap finish EXIT
 
 container() { "${compose[@]}" ps -aq "$1"; }
 state() { docker inspect -f "{{.$2}}" "$(container "$1")"; } # SERVICE FIELD
+image() { echo "${SURESTEP_REGISTRY:-}surestep-$1:${SURESTEP_VERSION:-0.1.0}"; }
+megabytes() { docker image inspect -f '{{.Size}}' "$(image "$1")" | awk '{print int($1 / 1000000)}'; }
+inside() { docker exec "$(container "$1")" "${@:2}"; } # SERVICE COMMAND...
 
 wait_ready() {
   for _ in $(seq 600); do
@@ -90,6 +94,23 @@ same_text() { # FILE: waits for the stream in the background
 
 "${compose[@]}" build
 say "built"
+while read -r name most; do
+  echo "    surestep-$name: $(megabytes "$name") MB, $most at most"
+  [ "$(megabytes "$name")" -le "$most" ]
+done <<'SIZES'
+scheduler 150
+gateway 220
+worker 900
+SIZES
+
+say "without a model the gateway waits and says so; what cannot be written is told in a line"
+docker run --rm -d --name surestep-e2e-waits -e SURESTEP_MODEL=/shared/model "$(image gateway)" >/dev/null
+until docker logs surestep-e2e-waits 2>&1 | grep -q "waiting for /shared/model"; do sleep 0.5; done
+docker stop surestep-e2e-waits >/dev/null
+! docker run --rm --read-only "$(image worker)" surestep fetch >"$scratch/fetch" 2>&1
+cat "$scratch/fetch"
+[ "$(wc -l <"$scratch/fetch")" = 1 ]
+
 "${compose[@]}" up -d
 wait_ready
 say "ready; a chat answer:"
@@ -115,7 +136,7 @@ done
 for service in worker scheduler; do
   say "the first process of the $service dies in the middle of a stream, nobody helps"
   start_stream "$scratch/died"
-  docker run --rm --pid host --user 0 --no-healthcheck surestep-worker \
+  docker run --rm --pid host --user 0 --no-healthcheck "$(image worker)" \
     sh -c "kill -9 $(state $service State.Pid)"
   same_text "$scratch/died"
   [ "$(state $service RestartCount)" = 1 ]
@@ -124,16 +145,43 @@ done
 
 say "containers without root, without what they do not need"
 for service in gateway scheduler worker; do
-  [ "$(docker exec "$(container $service)" id -u)" != 0 ]
+  [ "$(inside $service id -u):$(inside $service id -g)" = 10001:10001 ]
+  [ "$(state $service HostConfig.ReadonlyRootfs)" = true ]
+  [ "$(state $service HostConfig.CapDrop)" = "[ALL]" ]
+  [ "$(docker inspect -f '{{index .HostConfig.LogConfig.Config "max-size"}}' "$(container $service)")" = 10m ]
+  ! inside $service sh -c 'command -v cc || command -v gcc || command -v apt-get || command -v perl'
 done
 for service in gateway scheduler; do
-  docker exec "$(container $service)" python -c '
+  inside $service python -c '
 import importlib.util, sys
-sys.exit(importlib.util.find_spec("torch") is not None)'
+unwanted = ("torch", "transformers", "pip", "setuptools", "pygments")
+sys.exit(", ".join(name for name in unwanted if importlib.util.find_spec(name)) or 0)'
 done
+"${compose[@]}" logs --no-color worker | grep -o "C kernels compiled ahead for .*"
+[ "$("${compose[@]}" logs --no-color model | awk '{ if (length($0) > most) most = length($0) } END { print most }')" -lt 300 ]
+
+say "what a hundred health checks cost"
+for service in scheduler gateway worker; do
+  check=$(docker inspect -f '{{join .Config.Healthcheck.Test " "}}' "$(container $service)")
+  inside $service bash -c "TIMEFORMAT='    $service %U s user, %S s system'; time for _ in {1..100}; do ${check#CMD }; done"
+done
+[ "$(state gateway State.Health.Status)" = healthy ]
+
+say "settings reach their services, and a change of them never makes up give up"
+before=$(container gateway)
+for seqs in 4 5 6 7; do
+  SURESTEP_MAX_NUM_SEQS=$seqs "${compose[@]}" up -d
+done
+say "changed four times"
+[ "$(inside worker printenv SURESTEP_MAX_NUM_SEQS) $(inside scheduler printenv SURESTEP_MAX_NUM_SEQS)" = "7 7" ]
+[ "$before" = "$(container gateway)" ]
+"${compose[@]}" up -d
+wait_ready
+(stream "$scratch/changed")
+cmp "$scratch/quiet" "$scratch/changed"
 
 say "a neighbour in the same network may ask for health and nothing else"
-docker run --rm --network surestep-e2e_default --no-healthcheck surestep-scheduler python -c '
+docker run --rm --network surestep-e2e_default --no-healthcheck "$(image scheduler)" python -c '
 import grpc
 for target, method, wanted in (
     ("scheduler:50051", "surestep.v1.Scheduler/Status", "UNAUTHENTICATED"),

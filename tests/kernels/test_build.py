@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from surestep_kernels import load_kernels
-from surestep_kernels.build import SOURCES, BuildError, build_library, default_cache, file_of
+from surestep_kernels.build import build_library, default_cache, file_of
+from surestep_kernels.compiling import SOURCES, BuildError
 from surestep_kernels.dispatch import load_native
 from surestep_kernels.native import NativeOps
 

@@ -49,11 +49,11 @@ securityContext:
 {{- toYaml $all }}
 {{- end }}
 
-{{- /* That a rank serves. An exec probe starts a Python each time. Arguments: m. */}}
+{{- /* That a rank serves. Arguments: m. */}}
 {{- define "surestep.rankProbe" -}}
 {{- if .exec -}}
 exec:
-  command: [python, -m, surestep_common.healthcheck, "127.0.0.1:50100"]
+  command: [surestep-health, "127.0.0.1:50100"]
 timeoutSeconds: 10
 {{- else -}}
 grpc: {port: 50100}
@@ -67,7 +67,7 @@ periodSeconds: {{ include "surestep.probePeriod" . }}
 {{- end }}
 
 {{- /*
-That a gRPC service answers. Without the kubelet's own probes: that it listens, for a Python that has to be
+That a gRPC service answers. Without the kubelet's own probes: that it listens, for a program that has to be
 started on a busy node is late, and nobody should end for that; what hangs is ended by its watchdog. Arguments: m, port.
 */}}
 {{- define "surestep.liveProbe" -}}

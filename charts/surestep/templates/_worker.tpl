@@ -87,7 +87,6 @@ spec:
       env:
         {{- include "surestep.commonEnv" $root | nindent 8 }}
         - {name: HOME, value: /tmp}
-        - {name: XDG_CACHE_HOME, value: /cache}
         - name: SURESTEP_MODEL
           value: {{ $m.folder | quote }}
         - name: SURESTEP_DEVICE
@@ -139,7 +138,6 @@ spec:
       volumeMounts:
         {{- include "surestep.commonMounts" $root | nindent 8 }}
         - {name: models, mountPath: /models, readOnly: true}
-        - {name: cache, mountPath: /cache}
         {{- if $shm }}
         - {name: shm, mountPath: /dev/shm}
         {{- end }}
@@ -149,8 +147,6 @@ spec:
   volumes:
     {{- include "surestep.commonVolumes" (dict "root" $root "m" $m "service" "worker") | nindent 4 }}
     {{- include "surestep.modelVolume" $m | nindent 4 }}
-    - name: cache
-      emptyDir: {}
     {{- if $shm }}
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ $shm | quote }}}

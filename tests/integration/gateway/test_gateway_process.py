@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fake_scheduler import running, start, tokens
-from gateway_process import gateway, until_ready
+from gateway_process import Process, gateway, until_ready
 from ports import free_port
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
@@ -86,6 +86,42 @@ async def test_fatal_errors_have_a_status_and_one_line(
     text = stderr.decode()
     assert "Traceback" not in text
     assert ("cannot listen on" if fault == "port" else "tokenizer.json not found") in text
+
+
+async def _told(process: Process, what: str) -> str:
+    """The line of its log that says so."""
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        async for line in process.stderr:
+            if what in line.decode():
+                return line.decode()
+    pytest.fail(f"the gateway ended without a word of {what!r}")
+
+
+async def test_a_model_that_is_not_there_yet_is_waited_for(model: Path, tmp_path: Path) -> None:
+    """Whoever fetches it leaves a link when it is complete."""
+    folder, elsewhere = tmp_path / "served", tmp_path / "model"
+    port = free_port()
+    async with (
+        running() as scheduler,
+        gateway(folder, port, scheduler.port) as process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+    ):
+        assert str(folder) in await _told(process, "which is not there yet")
+        folder.symlink_to(elsewhere)
+        elsewhere.symlink_to(model)
+        await until_ready(client, process)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            assert await process.wait() == 0
+
+
+async def test_a_gateway_that_waits_for_its_model_can_be_stopped(tmp_path: Path) -> None:
+    async with gateway(tmp_path / "served", free_port(), 1) as process:
+        await _told(process, "which is not there yet")
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            assert await process.wait() == 0
 
 
 @pytest.mark.parametrize(

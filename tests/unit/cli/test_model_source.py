@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +129,39 @@ def test_a_cache_that_cannot_be_made_is_named(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(Unavailable, match=f"cannot keep {DEFAULT_MODEL} in .*Errno 20"):
+    with pytest.raises(Unavailable, match=f"cannot keep {DEFAULT_MODEL} in .*: Not a directory$"):
         resolve(None, QUIET)
+
+
+def test_an_error_of_the_disk_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(*_: Any, **__: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "hub"))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    told = f"^cannot keep 'owner/name' in {tmp_path / 'hub'}: Permission denied$"
+    with pytest.raises(Unavailable, match=told):
+        resolve("owner/name", QUIET)
+
+
+def test_a_link_that_cannot_be_written_is_told_in_a_line(folder: Path) -> None:
+    link = folder / "nowhere" / "served"
+    with pytest.raises(Unavailable, match=f"^cannot write the link {link}: No such file"):
+        fetch(str(folder), link, Source(), QUIET, text_only=False)
+
+
+def test_bars_are_for_terminals(tmp_path: Path) -> None:
+    code = (
+        "from surestep_cli.main import run; run(['proto', '" + str(tmp_path) + "']);"
+        "from tqdm import tqdm; from huggingface_hub.utils import are_progress_bars_disabled as d;"
+        "list(tqdm(range(9))); assert d()"
+    )
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("TQDM", "HF_"))}
+    environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = (sys.executable, "-c", code)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 def test_what_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,15 @@ def test_the_folder_names_the_model() -> None:
     assert settings(served_model_name="a, b").model_names() == ("a", "b")
 
 
+def test_a_model_in_a_cache_of_the_hub_is_named_by_its_id(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / "0f1e"
+    snapshot.mkdir(parents=True)
+    link = tmp_path / "served"
+    link.symlink_to(snapshot)
+    assert settings(model=link).model_names() == ("Qwen/Qwen3-0.6B",)
+    assert settings(model=snapshot.parent).model_names() == ("snapshots",)
+
+
 @pytest.mark.parametrize("given", ["k1,k2", '["k1", "k2"]', ["k1", "k2"]])
 def test_lists_come_in_three_spellings(given: object) -> None:
     assert settings(api_key=given).api_key == ("k1", "k2")

@@ -72,6 +72,12 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+def test_a_folder_with_another_kind_of_tokenizer_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
+    with pytest.raises(InvalidRequest, match=r"tokenizer\.model is not read here.*AutoTokenizer"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_broken_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InvalidRequest, match="cannot read"):

@@ -1,0 +1,134 @@
+"""Kernels compiled ahead: which a processor gets, and that they are those compiled on it."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from surestep_kernels import prebuild
+from surestep_kernels.build import build_library, file_of
+from surestep_kernels.compiling import BuildError, processor_features
+from surestep_kernels.native import NativeOps
+from surestep_kernels.prebuilt import TARGETS, fitting
+
+V3, V4, BF16 = (target.needs for target in reversed(TARGETS["x86_64"]))
+HERE = set(processor_features().split())
+FITS_HERE = [target.name for target in fitting(platform.machine(), HERE)]
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "names"),
+    [
+        ("x86_64", BF16, ["x86-64-v4-bf16", "x86-64-v4", "x86-64-v3"]),
+        ("x86_64", V4 | {"amx_bf16"}, ["x86-64-v4", "x86-64-v3"]),
+        ("x86_64", V4 - {"avx512vl"}, ["x86-64-v3"]),
+        ("x86_64", V3 | {"avx512_bf16"}, ["x86-64-v3"]),
+        ("x86_64", V3 - {"fma"}, []),
+        ("x86_64", frozenset(), []),
+        ("aarch64", {"fp", "asimd", "bf16"}, ["armv8-a"]),
+        ("riscv64", V4, []),
+    ],
+)
+def test_features_decide(machine: str, features: set[str], names: list[str]) -> None:
+    assert [target.name for target in fitting(machine, features)] == names
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(TARGETS)), st.data())
+def test_what_fits_needs_nothing_that_is_not_there(machine: str, data: st.DataObject) -> None:
+    known = sorted(set().union(*(target.needs for target in TARGETS[machine])))
+    features = data.draw(st.sets(st.sampled_from(known)))
+    fit = fitting(machine, features)
+    assert all(target.needs <= features for target in fit)
+    assert all(target in fit or target.needs - features for target in TARGETS[machine])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler here")
+    if not FITS_HERE:
+        pytest.skip("nothing is compiled ahead for this processor")
+    folder = tmp_path_factory.mktemp("prebuilt")
+    prebuild.build_all(folder, platform.machine())
+    return folder
+
+
+def test_one_compiled_ahead_is_taken_without_a_compiler_or_a_cache(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with caplog.at_level(logging.INFO):
+        code = build_library(tmp_path / "cache", prebuilt=folder)
+    (best,) = (t for t in TARGETS[platform.machine()] if t.name == FITS_HERE[0])
+    assert code == best.file(folder).read_bytes()
+    assert not (tmp_path / "cache").exists()
+    assert [record.message for record in caplog.records] == [
+        f"C kernels compiled ahead for {FITS_HERE[0]}"
+    ]
+
+
+def test_results_are_those_of_a_library_compiled_here(folder: Path, tmp_path: Path) -> None:
+    ahead, here = (
+        NativeOps.load(file_of(build_library(tmp_path, prebuilt=prebuilt)))
+        for prebuilt in (folder, tmp_path)
+    )
+    generator = torch.Generator().manual_seed(3)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(13, 200, generator=generator).to(dtype)
+        weight = torch.randn(77, 200, generator=generator).to(dtype)
+        results = [ops.linear(x, ops.pack_linear(weight)) for ops in (ahead, here)]
+        assert torch.equal(*results)
+        norms = [ops.rms_norm(x, torch.ones(200), 1e-5) for ops in (ahead, here)]
+        assert torch.equal(*norms)
+
+
+def test_one_of_other_sources_is_not_found(folder: Path, tmp_path: Path) -> None:
+    stale = tmp_path / "stale"
+    stale.mkdir()
+    for path in folder.iterdir():
+        (stale / f"{path.stem[:-4]}0000.so").write_bytes(b"")
+    with pytest.raises(BuildError, match="no kernels were compiled ahead"):
+        build_library(tmp_path, "no-such-compiler", stale)
+
+
+def test_a_processor_for_which_none_is_there_is_told_what_it_lacks(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worst = TARGETS[platform.machine()][-1]
+    lacking = sorted(worst.needs)[0]
+    rest = " ".join(HERE - {lacking})
+    monkeypatch.setattr("surestep_kernels.prebuilt.processor_features", lambda: rest)
+    told = f"no compiler .*need {worst.name} at least: this processor lacks {lacking}$"
+    with pytest.raises(BuildError, match=told):
+        build_library(tmp_path, "no-such-compiler", folder)
+
+
+def test_a_cross_compiler_serves_another_machine(tmp_path: Path) -> None:
+    other = next(machine for machine in TARGETS if machine != platform.machine())
+    if shutil.which(f"{other}-linux-gnu-gcc") is None:
+        with pytest.raises(BuildError, match=f"no compiler: {other}-linux-gnu-gcc"):
+            prebuild.build_all(tmp_path, other)
+        return
+    files = prebuild.build_all(tmp_path, other)
+    machines = {"aarch64": 183, "x86_64": 62}  # e_machine of ELF
+    for file in files:
+        assert int.from_bytes(file.read_bytes()[18:20], "little") == machines[other]
+
+
+def test_a_machine_that_nobody_has_thought_of_is_refused(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "surestep_kernels.prebuild", "sparc", str(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "sparc: kernels are compiled ahead for x86_64 and aarch64" in done.stderr
