@@ -130,7 +130,14 @@ def test_nobody_waits_for_anybodys_health() -> None:
     """`up` gives up where a service turns unhealthy while another one waits for it."""
     for service in config(*PROFILES)["services"].values():
         conditions = {wait["condition"] for wait in service.get("depends_on", {}).values()}
-        assert conditions <= {"service_completed_successfully"}
+        assert conditions <= {"service_completed_successfully", "service_started"}
+
+
+@needs_compose
+def test_a_worker_is_stopped_when_nobody_needs_it_any_more() -> None:
+    services = config()["services"]
+    assert "worker" in services["scheduler"]["depends_on"]
+    assert "scheduler" in services["gateway"]["depends_on"]
 
 
 @needs_compose
