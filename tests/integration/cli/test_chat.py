@@ -171,6 +171,14 @@ class Terminal:
         wanted = until or line
         return self.until(lambda told: "\n> " in told.partition(wanted)[2].replace("\r", ""))
 
+    def interrupt(self) -> None:
+        """With Ctrl-C, again where it came just before the process began to wait for the server."""
+        for _ in range(10):
+            os.kill(self.process.pid, signal.SIGINT)
+            if select.select([self.fd], [], [], 2)[0]:
+                return
+        raise AssertionError("it does not hear Ctrl-C")
+
     def close(self) -> int:
         """With Ctrl-D."""
         os.write(self.fd, b"\x04")
@@ -198,7 +206,7 @@ def converse(url: str, saved: Path) -> int:
     assert "I will not" in terminal.say("refuse", "I will not")
     os.write(terminal.fd, SLOW.encode() + b"\n")
     terminal.until(lambda told: "[6]" in told)
-    os.kill(terminal.process.pid, signal.SIGINT)
+    terminal.interrupt()
     terminal.until(lambda told: "\n> " in told.replace("\r", ""))
     assert "[8] after" in terminal.say("after", "7 tokens")  # what was cut off is part of it
     terminal.say(f"/save {saved}")
