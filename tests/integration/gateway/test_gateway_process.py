@@ -22,7 +22,7 @@ async def readiness(client: httpx.AsyncClient) -> int | None:
     """Its status; None when the connection was closed for being idle as the question came."""
     try:
         return (await client.get("/health/ready")).status_code
-    except httpx.RemoteProtocolError:
+    except httpx.TransportError:
         return None
 
 
