@@ -49,3 +49,11 @@ async def until_ready(client: httpx.AsyncClient, process: Process) -> None:
                 pass
             await asyncio.sleep(0.02)
     pytest.fail("the gateway ended")
+
+
+async def readiness(client: httpx.AsyncClient) -> int | None:
+    """Its status; None when the connection was closed for being idle as the question came."""
+    try:
+        return (await client.get("/health/ready")).status_code
+    except httpx.TransportError:
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from gateway_process import readiness
 from gateway_stack import Events, Paused, StartStack
 
 CHAT = "/v1/chat/completions"
@@ -19,7 +20,7 @@ async def test_draining(start_stack: StartStack) -> None:
         await stack.scheduler.until(lambda fake: fake.num_open == 1)
         stack.server.stop()
         async with asyncio.timeout(10):
-            while (await stack.client.get("/health/ready")).status_code != 503:
+            while await readiness(stack.client) != 503:
                 await asyncio.sleep(0)
         refused = await stack.chat()
         assert refused.status_code == 503
@@ -34,7 +35,7 @@ async def test_who_still_comes_is_served_while_balancers_find_out(start_stack: S
     assert "connection" not in (await stack.chat(max_tokens=2)).headers
     stack.server.stop()
     async with asyncio.timeout(10):
-        while (await stack.client.get("/health/ready")).status_code != 503:
+        while await readiness(stack.client) != 503:
             await asyncio.sleep(0)
     late = await stack.chat(max_tokens=2)
     assert late.status_code == 200

@@ -13,17 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 from fake_scheduler import running, start, tokens
-from gateway_process import Process, gateway, until_ready
+from gateway_process import Process, gateway, readiness, until_ready
 from ports import free_port
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
-
-
-async def readiness(client: httpx.AsyncClient) -> int | None:
-    """Its status; None when the connection was closed for being idle as the question came."""
-    try:
-        return (await client.get("/health/ready")).status_code
-    except httpx.TransportError:
-        return None
 
 
 async def test_sigterm_lets_open_requests_finish(model: Path) -> None:
