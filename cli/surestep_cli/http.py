@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from surestep_common.tls import context_of_client
+
 
 class Answer(NamedTuple):
     """Status and parsed JSON body (None when it is no JSON object)."""
@@ -37,7 +39,7 @@ def call(
     are judged as usual. Without `verify`, whoever answers will do. A Unix socket is called
     unix://PATH/..., with %2F for / in its path.
     """
-    tls = tls_context(certificate, verify=verify) if url.startswith("https") else None
+    tls = context_of_client(certificate, verify=verify) if url.startswith("https") else None
     with _opened(url, body, api_key, timeout_s, tls) as response:
         return Answer(response.status, _parse(response.read()))
 
@@ -124,17 +126,6 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
-
-
-def tls_context(certificate: Path | None, *, verify: bool = True) -> ssl.SSLContext:
-    """For connections to a server, which is judged as `call` says."""
-    context = ssl.create_default_context(cafile=certificate)
-    if not verify:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    elif certificate is not None:
-        context.check_hostname = False
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # this one, whoever signed it
-    return context
 
 
 def _parse(body: bytes) -> dict[str, Any] | None:

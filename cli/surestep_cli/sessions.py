@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import aiohttp
+from surestep_common.tls import context_of_client
 
-from .http import api_root, tls_context, unix_socket
+from .http import api_root, unix_socket
 
 _MAX_LINE_BYTES = 1 << 20  # a chunk with many logprobs passes aiohttp's 64 KiB
 
@@ -20,7 +21,7 @@ def open_session(
 ) -> aiohttp.ClientSession:
     """For any number of requests at once to paths below `url`; `certificate` as for `http.call`."""
     socket = unix_socket(url)
-    tls = tls_context(certificate) if certificate is not None else True
+    tls = context_of_client(certificate) if certificate is not None else True
     return aiohttp.ClientSession(
         base_url=f"{api_root(url)}/" if socket is None else "http://localhost/",
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},

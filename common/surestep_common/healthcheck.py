@@ -8,7 +8,6 @@ that clients know, and not the address that is asked here.
 
 from __future__ import annotations
 
-import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -49,19 +48,14 @@ def _channel(address: str) -> grpc.Channel:
 
 def _http(url: str) -> str | None:
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S, context=_anybody()):  # noqa: S310
+        anybody = tls.context_of_client(None, verify=False)
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S, context=anybody):  # noqa: S310
             return None
     except urllib.error.HTTPError as error:
         with error:
             return error.read(_MAX_BYTES).decode(errors="replace")
     except OSError as error:
         return str(error)
-
-
-def _anybody() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
 
 
 def main(target: str, name: str = "") -> int:

@@ -13,7 +13,7 @@ from surestep_proto.engine_pb2 import SamplingParams
 from .errors import InvalidRequest
 from .request_bounds import LEAST_REPETITION, MOST_PENALTY, MOST_REPETITION, check_entries
 
-_MAX_LOGPROBS = 128
+MAX_LOGPROBS = 128  # alternatives per token
 
 
 def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
@@ -44,8 +44,8 @@ def _check_numbers(sampling: SamplingParams) -> None:
         ("repetition_penalty", LEAST_REPETITION, MOST_REPETITION),
         ("presence_penalty", -MOST_PENALTY, MOST_PENALTY),
         ("frequency_penalty", -MOST_PENALTY, MOST_PENALTY),
-        ("num_top_logprobs", 0, _MAX_LOGPROBS),
-        ("num_top_prompt_logprobs", 0, _MAX_LOGPROBS),
+        ("num_top_logprobs", 0, MAX_LOGPROBS),
+        ("num_top_prompt_logprobs", 0, MAX_LOGPROBS),
     ):
         value = getattr(sampling, name)
         if not (_single(low) <= value <= high and math.isfinite(value)):

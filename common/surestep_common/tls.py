@@ -6,7 +6,9 @@ well it is mutual: both sides must show a certificate that the CA has signed.
 
 from __future__ import annotations
 
+import ssl
 from contextvars import ContextVar
+from pathlib import Path
 from typing import NamedTuple, Self
 
 import grpc
@@ -87,3 +89,17 @@ def use(settings: TlsSettings) -> None:
             server_name=settings.grpc_tls_server_name,
         )
     )
+
+
+def context_of_client(certificate: Path | None, *, verify: bool = True) -> ssl.SSLContext:
+    """For HTTPS to a server, which must show `certificate`, whatever the name in it.
+
+    Without one, servers are judged as usual; without `verify`, whoever answers will do.
+    """
+    context = ssl.create_default_context(cafile=certificate)
+    if not verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    elif certificate is not None:
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # this one, whoever signed it
+    return context

@@ -28,7 +28,7 @@ _PROTOCOLS = {  # and the packages that they need
     "grpc": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc"),
     OVER_HTTP: ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
-_SERVER_FAULT = 500  # and above
+SERVER_FAULT = 500  # the statuses of HTTP from here on
 
 
 def _endpoint(url: str) -> str:
@@ -138,7 +138,7 @@ class Span:
 
     def fail_by(self, error: Exception) -> None:
         """It has failed by this one; a server has not where the request itself was wrong."""
-        if self.kind is not Kind.SERVER or kind_of(error).http_status >= _SERVER_FAULT:
+        if self.kind is not Kind.SERVER or kind_of(error).http_status >= SERVER_FAULT:
             self.fail(type(error).__name__, str(error))
 
 

@@ -19,7 +19,6 @@ from .protocol import ChatBody
 
 _PROVIDER = "surestep"
 _CARRIERS = (b"traceparent", b"tracestate")
-_SERVER_FAULT = 500  # and above
 
 
 def begin(tracer: Tracer, scope: Scope, headers: Mapping[bytes, bytes]) -> Span:
@@ -40,7 +39,7 @@ def begin(tracer: Tracer, scope: Scope, headers: Mapping[bytes, bytes]) -> Span:
 def answered(span: Span, status: int) -> None:
     """The head of the answer is sent."""
     span.set({"http.response.status_code": status})
-    if status >= _SERVER_FAULT:
+    if status >= tracing.SERVER_FAULT:
         span.fail(str(status))
 
 

@@ -13,6 +13,7 @@ from surestep_common.errors import (
     UnsupportedParameter,
 )
 from surestep_common.request_bounds import check_entries
+from surestep_common.sampling_ranges import MAX_LOGPROBS
 from surestep_common.seeds import sibling_seed
 from surestep_proto.engine_pb2 import SamplingParams
 from surestep_proto.generate_pb2 import GenerateRequest
@@ -22,7 +23,6 @@ from surestep_proto.vllm_engine_pb2 import SamplingParams as TheirParams
 from .limits import Limits
 
 MAX_N = 128  # sequences of a request
-MAX_LOGPROBS = 128  # alternatives per token
 MAX_HELD_LOGPROBS = 1 << 22  # of a request that does not stream: some 50 MB
 NAMESPACE = "vllm/"  # their ids stand apart from those of other clients
 

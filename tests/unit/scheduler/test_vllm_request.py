@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from surestep_common.errors import InvalidRequest, RequestTooLarge
+from surestep_common.sampling_ranges import MAX_LOGPROBS
 from surestep_common.seeds import sibling_seed
 from surestep_proto import vllm_engine_pb2 as pb
 from surestep_proto.generate_pb2 import GenerateRequest
 from surestep_scheduler.draft_length import StepCosts
 from surestep_scheduler.limits import Limits
-from surestep_scheduler.vllm_request import MAX_LOGPROBS, MAX_N, choices, without_effect
+from surestep_scheduler.vllm_request import MAX_N, choices, without_effect
 from vllm_wire import TABLE, fields, new
 
 LIMITS = Limits(
