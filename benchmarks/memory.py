@@ -81,16 +81,7 @@ def of_folder(folder: Path, *, mtp: bool) -> Sizes:
     linear, layers = None, config.num_layers
     if isinstance(config, HybridConfig):
         layers = config.layer_types.count("full_attention")
-        shape = config.delta
-        linear = RecurrentSpec(
-            num_layers=config.layer_types.count("linear_attention"),
-            num_k_heads=shape.num_k_heads,
-            num_v_heads=shape.num_v_heads,
-            k_dim=shape.k_dim,
-            v_dim=shape.v_dim,
-            taps=shape.taps,
-            dtype=resolve_dtype("auto", config),
-        )
+        linear = config.recurrent_spec(resolve_dtype("auto", config))
     return Sizes(
         weight_bytes=sum(entry.nbytes for entry in source.entries.values()),
         attention_layers=layers,

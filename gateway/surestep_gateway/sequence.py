@@ -109,8 +109,9 @@ class OutputSequence:
                     self.finish_reason = "length"
                     yield Delta([], [], None, self.finish_reason, None)
                     return
+                logprobs = self._logprobs(chunk)
                 for run in runs(chunk):
-                    delta = self._delta(chunk, run)
+                    delta = self._delta(chunk, run, logprobs)
                     yield delta
                     if delta.finish_reason is not None:
                         return
@@ -124,7 +125,11 @@ class OutputSequence:
         if self.prompt_logprobs is None and self.journal.sampling.want_prompt_logprobs:
             self.prompt_logprobs = chunk.prompt_logprobs
 
-    def _delta(self, chunk: GenerateChunk, run: Run) -> Delta:
+    def _logprobs(self, chunk: GenerateChunk) -> list[Position] | None:
+        """Of all tokens of a chunk; None where they are not wanted."""
+        return positions(chunk.logprobs) if self.journal.sampling.want_logprobs else None
+
+    def _delta(self, chunk: GenerateChunk, run: Run, logprobs: list[Position] | None) -> Delta:
         reason = chunk.finish_reason if run.is_last else None
         token_ids = chunk.token_ids[run.first : run.end]
         reasoning = self.num_reasoning_tokens
@@ -133,9 +138,8 @@ class OutputSequence:
         self._usage.output += len(piece.token_ids)
         if self._usage.reasoning is not None:
             self._usage.reasoning += (self.num_reasoning_tokens or 0) - (reasoning or 0)
-        logprobs = None
-        if self.journal.sampling.want_logprobs:
-            logprobs = positions(chunk.logprobs)[run.first : run.first + len(piece.token_ids)]
+        if logprobs is not None:
+            logprobs = logprobs[run.first : run.first + len(piece.token_ids)]
         stop_reason: str | int | None = piece.stop
         if piece.stop is not None:
             self.finish_reason = "stop"

@@ -56,9 +56,10 @@ def fitting(machine: str, features: Set[str]) -> tuple[Target, ...]:
 def load_prebuilt(folder: Path) -> bytes | None:
     """The best library of `folder` for this processor; None if none fits. Raises OSError."""
     for target in fitting(platform.machine(), set(processor_features().split())):
-        if target.file(folder).is_file():
+        file = target.file(folder)
+        if file.is_file():
             logger.info("C kernels compiled ahead for %s", target.name)
-            return target.file(folder).read_bytes()
+            return file.read_bytes()
     return None
 
 

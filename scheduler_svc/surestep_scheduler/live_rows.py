@@ -48,7 +48,7 @@ class LiveRows(NamedTuple):
     n_drafts: IntArray
     n_accepted: IntArray
     n_emitted: IntArray
-    n_drafts_emitted: IntArray  # accepted ones; those behind a stop id were never emitted
+    n_drafts_emitted: IntArray  # accepted ones; see Outcome
     end: IntArray  # of its window in `token_ids`
     stopped: BoolArray  # the window ends with a stop id of its request
 
@@ -59,7 +59,6 @@ def live_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> LiveRows:
     Raises LedgerError, or NonFiniteLogits when the workers compute nonsense.
     """
     planned = state.slots.open[plan.slot].nonzero()[0]
-    n_accepted, n_emitted = outcome.n_accepted[planned], outcome.n_emitted[planned]
     return LiveRows(
         planned=planned,
         tenancies=plan.rows[planned].tolist(),
@@ -69,9 +68,9 @@ def live_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> LiveRows:
         retry=_retry(state, outcome.non_finite[planned], plan.rows[planned]),
         len_before=outcome.len_before[planned],
         n_drafts=outcome.n_drafts[planned],
-        n_accepted=n_accepted,
-        n_emitted=n_emitted,
-        n_drafts_emitted=np.minimum(n_accepted, n_emitted),
+        n_accepted=outcome.n_accepted[planned],
+        n_emitted=outcome.n_emitted[planned],
+        n_drafts_emitted=outcome.n_drafts_emitted[planned],
         end=outcome.n_emitted.cumsum()[planned],
         stopped=_stopped(state, plan, outcome)[planned],
     )

@@ -101,3 +101,8 @@ class Outcome:
     logprobs: dict[int, Logprobs]  # by row
     prompt_logprobs: dict[int, Logprobs]  # by row
     pooled: dict[int, bytes]  # vectors by row
+
+    @property
+    def n_drafts_emitted(self) -> IntArray:
+        """[R] accepted drafts; those behind a stop id were never emitted."""
+        return np.minimum(self.n_accepted, self.n_emitted)

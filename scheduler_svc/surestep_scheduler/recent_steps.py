@@ -39,12 +39,11 @@ class RecentSteps:
         """A step whose rows had these modes [R] is over."""
         rows = np.bincount(mode, minlength=POOL + 1)
         decoding, verifying = int(rows[DECODE]), int(rows[VERIFY])
-        accepted = np.minimum(outcome.n_accepted, outcome.n_emitted).sum()
         self._steps.append(
             StepRecord(
                 *(outcome.epoch, outcome.step, now, took_s),
                 *(len(mode) - decoding - verifying, decoding, verifying),
-                *(len(outcome.token_ids), int(accepted)),
+                *(len(outcome.token_ids), int(outcome.n_drafts_emitted.sum())),
             )
         )
 

@@ -94,16 +94,7 @@ class HybridModel:
 
     def recurrent_spec(self) -> RecurrentSpec:
         """What this rank's recurrent cache must hold."""
-        delta, size = self.config.delta, self._tp.size
-        return RecurrentSpec(
-            num_layers=self.config.layer_types.count("linear_attention"),
-            num_k_heads=delta.num_k_heads // size,
-            num_v_heads=delta.num_v_heads // size,
-            k_dim=delta.k_dim,
-            v_dim=delta.v_dim,
-            taps=delta.taps,
-            dtype=self._vocabulary.dtype,
-        )
+        return self.config.recurrent_spec(self._vocabulary.dtype, self._tp.size)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings [T, H] of i64[T]."""

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from surestep_common.errors import InvalidRequest
 
 from surestep_worker.json_fields import Fields
 from surestep_worker.model_folder import ConfigFiles
+from surestep_worker.recurrent import RecurrentSpec
 
 from .config import (
     MAX_HEADS,
@@ -128,6 +130,19 @@ class HybridConfig(ModelConfig):
             delta=_delta(raw),
             moe=_moe(raw) if traits.moe else None,
             dense_layers=_dense_layers(raw) if traits.moe else frozenset(),
+        )
+
+    def recurrent_spec(self, dtype: torch.dtype, ranks: int = 1) -> RecurrentSpec:
+        """What the recurrent caches of one of the ranks must hold."""
+        delta = self.delta
+        return RecurrentSpec(
+            num_layers=self.layer_types.count("linear_attention"),
+            num_k_heads=delta.num_k_heads // ranks,
+            num_v_heads=delta.num_v_heads // ranks,
+            k_dim=delta.k_dim,
+            v_dim=delta.v_dim,
+            taps=delta.taps,
+            dtype=dtype,
         )
 
     def check_ranks(self, size: int) -> None:
