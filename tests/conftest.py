@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,7 @@ def _seeded() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.empty` gives NaN, so that reading what nobody wrote is seen."""
     empty, empty_like = torch.empty, torch.empty_like
 
@@ -93,4 +92,3 @@ def _poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
-    yield
