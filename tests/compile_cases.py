@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gpu_cases import MODELS, OPS, TINY, Sizes
@@ -91,7 +91,11 @@ class _Rows(NamedTuple):
 _SPREAD = _Rows("splits apart", 1, 1, 1024)
 _DECODE = _Rows("decode", 256, 1, 1024)
 _PROMPT = _Rows("prompt", 4, 512, 1024)
-_OPTIONS = {"plain": {}, "window and sinks": {"window": 300, "sinks": True}, "fp8": {"fp8": True}}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window and sinks": {"window": 300, "sinks": True},
+    "fp8": {"fp8": True},
+}
 
 
 def _attention(*, full: bool) -> Iterator[Launch]:
