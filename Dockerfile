@@ -6,9 +6,11 @@
 # are compiled here, for x86-64-v3, v4 and v4 with bfloat16 (or ARMv8), and a worker takes what its
 # processor runs.
 #
-# For NVIDIA GPUs, with the driver's libraries from the container toolkit:
-#   docker build --target worker-cuda --build-arg BASE_IMAGE=nvidia/cuda:12.8.1-devel-ubuntu24.04 \
-#     --build-arg TORCH_INDEX= --build-arg WORKER_EXTRAS="worker import-gguf cuda" -t surestep-worker-cuda .
+# For NVIDIA GPUs, with the driver from the container toolkit:
+#   docker build --target worker-cuda --build-arg TORCH_INDEX= \
+#     --build-arg WORKER_EXTRAS="worker import-gguf cuda" -t surestep-worker-cuda .
+# PyTorch and Triton bring the CUDA that they were built with, so that the base image needs none. PyPI's
+# PyTorch is of CUDA 13, for drivers from 580 on; TORCH_INDEX=https://download.pytorch.org/whl/cu126 serves older ones.
 ARG BASE_IMAGE=python:3.11-slim
 
 # Everything that building takes and no image has.
@@ -112,6 +114,8 @@ RUN case $(realpath "$(command -v python3)") in /usr/bin/*) \
       && apt-get clean && rm -rf /var/lib/apt/lists/* ;; esac \
  && install -d -o 10001 -g 10001 /models && install -d -m 0700 -o 10001 -g 10001 /shared
 COPY --from=kernels /opt/surestep /opt/surestep
+RUN /opt/surestep/bin/python -c 'import sys, torch, triton; \
+      sys.exit(None if torch.version.cuda else f"torch {torch.__version__} is for CPUs: see TORCH_INDEX above")'
 ARG VERSION=0.1.0
 ARG REVISION=
 LABEL org.opencontainers.image.title=Surestep \

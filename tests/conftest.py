@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import random
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 SEED = 20_260_131
 GPU = Path("/dev/nvidiactl")
+HAS_CUDA = torch.cuda.is_available()
 
-# Read when Triton is imported, by whoever is first.
-if not GPU.exists():
-    os.environ["TRITON_INTERPRET"] = "1"
+# Read when Triton is imported, by whoever is first. What asks for a GPU also asks torch.
+os.environ["TRITON_INTERPRET"] = "0" if HAS_CUDA else "1"
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # its default; Triton 3.9 warns if unset
 
 
@@ -26,6 +25,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full-parity", action="store_true", help=text)
     text = "every fault with every drafter and number of ranks; without it they take turns"
     parser.addoption("--full-faults", action="store_true", help=text)
+    text = "every kernel at every size in test_gpu_compiles.py; without it a part of the sizes"
+    parser.addoption("--full-compile", action="store_true", help=text)
+    text = "a folder for what test_gpu_compiles.py finds: a file of JSON for each Triton and target"
+    parser.addoption("--compile-report", type=Path, help=text)
     text = "minutes of traffic with faults in tests/faults/test_soak.py; 0 = the short form"
     parser.addoption("--soak-minutes", type=float, default=0.0, help=text)
 
@@ -54,15 +57,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip GPU tests where there is no GPU, and say so."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and not _has_cuda():
+    if marked and not HAS_CUDA:
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 @pytest.fixture(autouse=True)
@@ -82,17 +79,12 @@ def _gpus_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     random.seed(SEED)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(SEED)
+    torch.manual_seed(SEED)
 
 
 @pytest.fixture(autouse=True)
-def _poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.empty` gives NaN, so that reading what nobody wrote is seen."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        yield
-        return
     empty, empty_like = torch.empty, torch.empty_like
 
     def poison(tensor: Any) -> Any:
@@ -100,4 +92,3 @@ def _poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
-    yield

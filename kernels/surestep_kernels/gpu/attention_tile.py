@@ -117,8 +117,9 @@ def _hide(scores, v, position, last, C: tl.constexpr):
 @triton.jit
 def nothing(M: tl.constexpr, C: tl.constexpr):
     """The m, total and acc of no positions."""
+    BLOCK_D: tl.constexpr = C.BLOCK_D  # Triton 3.6 takes no field as it is in a shape
     m = tl.full((M,), float("-inf"), tl.float32)
-    return m, tl.zeros((M,), tl.float32), tl.zeros((M, C.BLOCK_D), tl.float32)
+    return m, tl.zeros((M,), tl.float32), tl.zeros((M, BLOCK_D), tl.float32)
 
 
 @triton.jit
@@ -136,6 +137,8 @@ def _attend_blocks(
     MASKED: tl.constexpr,  # whether some query does not see some position
 ):
     """Online softmax over the blocks of the positions begin..end."""
+    BLOCK_M: tl.constexpr = C.BLOCK_M  # see nothing()
+    BLOCK_N: tl.constexpr = C.BLOCK_N
     q, dims = queries.q, tl.arange(0, C.BLOCK_D)
     for base in range(begin, end, C.BLOCK_N):
         position = base + tl.arange(0, C.BLOCK_N)
@@ -146,7 +149,7 @@ def _attend_blocks(
         at, mask = line[:, None] * C.D + dims[None, :], used[:, None] & (dims < C.D)[None, :]
         k = tl.load(pages.k + at, mask=mask, other=0.0).to(q.dtype)
         v = tl.load(pages.v + at, mask=mask, other=0.0).to(q.dtype)
-        scores = _multiply(q, tl.trans(k), tl.zeros((C.BLOCK_M, C.BLOCK_N), tl.float32), C)
+        scores = _multiply(q, tl.trans(k), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), C)
         if MASKED:
             scores, v = _hide(scores, v, position, queries.position, C)
         top = tl.maximum(m, tl.max(scores, axis=1) * scale)

@@ -177,14 +177,13 @@ def paged_attention(
     sums = torch.empty(*q.shape[:2], splits, q.shape[2], dtype=torch.float32, device=q.device)
     stats = torch.empty(*q.shape[:2], splits, 2, dtype=torch.float32, device=q.device)
     width = rows.block_tables.shape[1]
-    wide = shape.BLOCK_D > 128
     _attend_kernel[(grid.tiles, shape.KV_HEADS, max(splits, 1))](
         *(out, sums, stats, q, cache.k, cache.v, cache.scales, sinks, *rows[:3]),
         *(scale * LOG2_E.value, len(rows.start), len(cache.k), width, splits, q.stride(0)),
         C=shape,
         ONE_TILE=grid.one_tile,
         ONE_SPLIT=grid.one_split,
-        num_warps=8 if wide else 4,
+        num_warps=8 if shape.BLOCK_D > 64 else 4,  # for all rows alike; 4 would spill
         num_stages=2 if q.dtype is torch.float32 else 3,
         enable_fp_fusion=False,
     )

@@ -57,8 +57,8 @@ def _count_kernel(
     mask = mask & (token >= 0) & (token < V)
     prompt_len = tl.load(prompt_len_ptr + tl.load(window_ptr + row))
     at = counts_ptr + index * V + token
-    tl.atomic_or(at, 1, mask=mask)
-    tl.atomic_add(at, 2, mask=mask & (position >= prompt_len))
+    tl.atomic_or(at, 1, mask=mask, sem="relaxed")
+    tl.atomic_add(at, 2, mask=mask & (position >= prompt_len), sem="relaxed")
 
 
 @triton.jit

@@ -35,7 +35,10 @@ class Graphs:
     def __init__(self, run: Run, device: torch.device) -> None:
         self._run, self._device = run, device
         self._captured: dict[Bucket, _Captured] = {}
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        on_gpu = device.type == "cuda"
+        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
+        # One for all: the allocator keeps what is free by stream.
+        self._stream = torch.cuda.Stream(device) if on_gpu else None
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -60,14 +63,17 @@ class Graphs:
         return lambda: self._run(inputs, shape)
 
     def _capture_graph(self, inputs: PassInputs, shape: PassShape) -> Callable[[], PassOutputs]:
-        """Run once outside: kernels are compiled and loaded then, which no graph can hold."""
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
+        """Run once outside: kernels are compiled and loaded then, which no graph can hold.
+
+        Other threads may allocate and wait meanwhile: only this one's doing is captured.
+        """
+        assert self._stream is not None
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
             self._run(inputs, shape)
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             outputs = self._run(inputs, shape)
 
         def replay() -> PassOutputs:

@@ -1,0 +1,180 @@
+"""What compile_launchers.py launches: the cases of the benchmarks, and what these leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from gpu_cases import MODELS, OPS, TINY, Sizes
+from gpu_sizes import Work, i32, kernels
+from surestep_kernels.gpu.paged_attention import paged_attention
+from surestep_kernels.gpu.shape_logits import shape_logits
+from surestep_kernels.gpu.store_kv import store_kv
+from surestep_kernels.kv_cache import FP8, LayerCache
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.shape_logits import Biases, Forbidden, Positions, Shaping
+
+META = "meta"
+# Their cases look at values.
+WITH_MEMORY = (
+    "gated_delta",
+    "linear int4",
+    "moe bf16",
+    "moe fp8",
+    "moe int4",
+    "shape_logits penalties",
+)
+NO_TRITON = ("linear_torch",)
+BLOCK_SIZE, HEADS, KV_HEADS = 16, 8, 2
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+class Launch(NamedTuple):
+    """Of an op; it may launch several kernels."""
+
+    op: str
+    name: str
+    run: Callable[[], object]
+
+
+def launches(*, full: bool) -> Iterator[Launch]:
+    """All; or those of a hybrid and its experts, and of each kind of attention one."""
+    for sizes in (*MODELS, TINY) if full else (MODELS[1], MODELS[2]):
+        yield from _of_model(_fewer(sizes, full=full))
+    yield from _attention(full=full)
+    yield from _products()
+    yield from _shaping()
+    yield from _pages()
+
+
+def _fewer(sizes: Sizes, *, full: bool) -> Sizes:
+    """Kernels are compiled for few rows and many, and for numbers that 16 divides or not."""
+    experts = sizes.experts
+    if experts is not None:  # of weights in memory
+        experts = experts._replace(experts=min(experts.experts, 8), rows=(1, 8) if full else (1,))
+    rows, batches = ((1, 4, 64, 512), (1, 64)) if full else ((1, 512), (1,))
+    return sizes._replace(
+        rows=tuple(m for m in sizes.rows if m in rows) if sizes is not TINY else sizes.rows,
+        lookups=sizes.lookups[:1],
+        batches=tuple(b for b in sizes.batches if b in batches) or sizes.batches,
+        contexts=sizes.contexts[:1],
+        sampled=sizes.sampled[:1],
+        experts=experts,
+    )
+
+
+def _of_model(sizes: Sizes) -> Iterator[Launch]:
+    for op in (op for op in OPS if op not in NO_TRITON):
+        for case in OPS[op](sizes):
+            if not case.op.endswith(" torch"):
+                device = "cpu" if case.op in WITH_MEMORY else META
+                run = partial(_make_and_run, case.make, device)
+                yield Launch(op, f"{sizes.name}: {case.op} {case.shape}", run)
+
+
+def _make_and_run(make: Callable[[str], Work], device: str) -> None:
+    make(device).run()
+
+
+class _Rows(NamedTuple):
+    """Of attention, by how the work is cut into programs."""
+
+    name: str
+    rows: int
+    tokens: int  # of each row
+    context: int
+
+
+_SPREAD = _Rows("splits apart", 1, 1, 1024)
+_DECODE = _Rows("decode", 256, 1, 1024)
+_PROMPT = _Rows("prompt", 4, 512, 1024)
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window and sinks": {"window": 300, "sinks": True},
+    "fp8": {"fp8": True},
+}
+
+
+def _attention(*, full: bool) -> Iterator[Launch]:
+    every = product((64, 96, 128, 256), (BF16, FP32), (_SPREAD, _DECODE, _PROMPT), _OPTIONS)
+    few = [
+        (64, BF16, _DECODE, "window and sinks"),
+        (96, BF16, _SPREAD, "plain"),
+        (128, BF16, _SPREAD, "plain"),
+        (128, BF16, _DECODE, "plain"),
+        (128, BF16, _PROMPT, "fp8"),
+        (128, FP32, _PROMPT, "window and sinks"),
+    ]
+    for head_dim, dtype, rows, options in every if full else few:
+        run = partial(_attend, head_dim, dtype, rows, **_OPTIONS[options])
+        yield Launch("paged_attention", f"D={head_dim} {dtype} {rows.name} {options}", run)
+
+
+def _attend(
+    head_dim: int,
+    dtype: torch.dtype,
+    rows: _Rows,
+    *,
+    window: int = 0,
+    sinks: bool = False,
+    fp8: bool = False,
+) -> None:
+    pages = rows.context // BLOCK_SIZE
+    scales = torch.empty(2, device=META) if fp8 else None
+    shape = (rows.rows * pages + 1, KV_HEADS, BLOCK_SIZE, head_dim)
+    keys, values = (torch.empty(shape, dtype=FP8 if fp8 else dtype, device=META) for _ in "kv")
+    bounds = torch.empty(rows.rows + 1, dtype=torch.int32, device=META)
+    tables = torch.empty(rows.rows, pages, dtype=torch.int32, device=META)
+    q = torch.empty(rows.rows * rows.tokens, HEADS, head_dim, dtype=dtype, device=META)
+    paged_attention(
+        q,
+        LayerCache(keys, values, scales),
+        AttentionRows(tables, bounds, bounds[1:], rows.tokens),
+        1.0,
+        window=window,
+        sinks=torch.empty(HEADS, device=META) if sinks else None,
+    )
+
+
+def _products() -> Iterator[Launch]:
+    """Of float32, and with a bias."""
+
+    def run(rows: int, dtype: torch.dtype, *, bias: bool) -> None:
+        weight = torch.empty(512, 2048, dtype=dtype, device=META)
+        packed = kernels().pack_linear(weight, weight[:, 0].contiguous() if bias else None)
+        kernels().linear(torch.empty(rows, 2048, dtype=dtype, device=META), packed)
+
+    for rows, dtype, bias in ((1, FP32, False), (512, FP32, True), (1, BF16, True)):
+        name = f"product M={rows} {dtype} bias={bias}"
+        yield Launch("linear", name, partial(run, rows, dtype, bias=bias))
+
+
+def _shaping() -> Iterator[Launch]:
+    """What the benchmarks do not ask of logits: biases, and forbidden sequences."""
+
+    def run() -> None:
+        ids, values = i32(META, 0, 1), torch.empty(2, device=META)
+        biases = Biases(ids, ids, ids, values, ids)
+        forbidden = Forbidden(ids, ids, ids, ids, ids, ids)
+        positions = Positions(ids, ids, ids, ids.view(1, 2))
+        z = torch.empty(2, 128256, device=META)
+        shape_logits(z, positions, Shaping(biases=biases, forbidden=forbidden))
+
+    yield Launch("shape_logits", "biases and forbidden sequences", run)
+
+
+def _pages() -> Iterator[Launch]:
+    """FP8 pages with scales."""
+
+    def run(dtype: torch.dtype) -> None:
+        k, v = (torch.empty(4, KV_HEADS, 128, dtype=dtype, device=META) for _ in "kv")
+        shape = (9, KV_HEADS, BLOCK_SIZE, 128)
+        keys, values = (torch.empty(shape, dtype=FP8, device=META) for _ in "kv")
+        cache = LayerCache(keys, values, torch.empty(2, device=META))
+        store_kv(k, v, cache, torch.empty(4, dtype=torch.int64, device=META))
+
+    for dtype in (BF16, FP32):
+        yield Launch("store_kv", f"fp8 with scales from {dtype}", partial(run, dtype))

@@ -1,0 +1,137 @@
+"""Compiles what the launchers would launch on a GPU that need not be there; run as a program.
+
+    PYTHONPATH=... TRITON_INTERPRET=0 python compile_launchers.py [--full] [--ops NAME...]
+
+The launchers get tensors without memory, and a driver that knows its target and nothing else. A
+line of JSON says which Triton compiles, and one more for each variant of a kernel what it takes:
+registers of a thread, bytes of its stack (what registers were spilled to), bytes of shared memory,
+matrix instructions; or the error that it ended in.
+
+The interpreter accepts much that the compiler does not: variables that change their type in a loop,
+for one. It replaces kernels where they are defined, hence a process of its own without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import compile_cases
+import torch
+import triton
+from surestep_kernels.gpu import linear, moe
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+TARGET = GPUTarget("cuda", 90, 32)
+BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+class Driver:
+    """Of a GPU that is not there."""
+
+    def get_current_device(self) -> int:
+        """There is one."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """There is one."""
+        return device
+
+    def get_current_target(self) -> GPUTarget:
+        """What is compiled for."""
+        return TARGET
+
+    def get_active_torch_device(self) -> torch.device:
+        """Where tensors lie that Triton makes itself."""
+        return torch.device("cpu")
+
+
+class Usage(NamedTuple):
+    """What a program of a kernel takes."""
+
+    registers: int
+    stack: int
+    shared: int
+
+
+class Compiler:
+    """In place of Triton's launches: compiles, and tells of every variant once."""
+
+    def __init__(self) -> None:
+        self.case = ""
+        self._run: Callable[..., Any] = JITFunction.run
+        self._told: list[Any] = []  # kept, so that identities stay theirs
+
+    def launch(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        """Never launches, whatever `warmup` says."""
+        began, about = time.perf_counter(), {"kernel": kernel.__name__, "case": self.case}
+        try:
+            made = self._run(kernel, *args, grid=grid, warmup=True, **options)
+        except Exception as error:  # noqa: BLE001 whatever a compiler ends in is its result
+            tell(about | {"error": f"{type(error).__name__}: {error}"[-2000:]})
+            return
+        if any(made is told for told in self._told):
+            return
+        self._told.append(made)
+        about |= {"warps": made.metadata.num_warps, "stages": made.metadata.num_stages}
+        about |= usage(made)._asdict()
+        found = set(re.findall(r"\b(?:wgmma\.mma_async|mma)\.sync\S*", made.asm["ptx"]))
+        seconds = round(time.perf_counter() - began, 2)
+        tell(about | {"instructions": sorted(found), "seconds": seconds})
+
+
+def usage(made: Any) -> Usage:
+    """From the machine code."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        command = [str(BINARIES / "cuobjdump"), "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found, text
+    return Usage(int(found[1]), int(found[2]), made.metadata.shared)
+
+
+def tell(line: dict[str, Any]) -> None:
+    """As soon as it is known."""
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def chosen(*, full: bool, ops: list[str] | None) -> Iterator[compile_cases.Launch]:
+    """What is launched."""
+    for launch in compile_cases.launches(full=full):
+        if ops is None or launch.op in ops:
+            yield launch
+
+
+def main() -> None:
+    """See above."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--full", action="store_true", help="all sizes")
+    parser.add_argument("--ops", nargs="*", help="these alone")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    driver.set_active(Driver())
+    compiler = Compiler()
+    JITFunction.run = lambda kernel, *a, **options: compiler.launch(kernel, *a, **options)
+    for module in (linear, moe):  # as the target does
+        vars(module)["converts_fp8"] = lambda device: True
+    tell({"triton": triton.__version__, "target": f"sm_{TARGET.arch}"})
+    for launch in chosen(full=args.full, ops=args.ops):
+        compiler.case = launch.name
+        launch.run()
+
+
+if __name__ == "__main__":
+    main()
