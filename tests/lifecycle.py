@@ -48,6 +48,7 @@ KINDS = {
     "drafter": replace(MODEL, drafter_has_state=True),
     "recurrent": replace(MODEL, recurrent=True, num_snapshots=7),
     "both": replace(MODEL, drafter_has_state=True, recurrent=True, num_snapshots=3),
+    "in chunks": replace(MODEL, recurrent=True, num_snapshots=5, prompt_chunk=4),
     "no snapshots": replace(MODEL, drafter_has_state=True, recurrent=True),
 }
 
@@ -63,6 +64,7 @@ def limits(model: FakeModel, depth: int, prefix_caching: bool, adaptive: bool) -
         drafter_has_state=model.drafter_has_state,
         recurrent=model.recurrent,
         num_snapshots=model.num_snapshots,
+        prompt_chunk=model.prompt_chunk,
         snapshot_interval=MODEL.block_size,
         num_slots=MODEL.num_slots,
         num_blocks=MODEL.num_blocks,

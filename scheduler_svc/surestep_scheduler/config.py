@@ -106,7 +106,8 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         from .limits import Limits
 
         tokens = min(self.max_num_batched_tokens, info.max_step_tokens)
-        slots = min(info.num_slots, tokens - 1)
+        chunk = max(1, info.prompt_chunk)
+        slots = min(info.num_slots, max(1, tokens - chunk))
         if self.max_num_seqs is not None:
             slots = min(info.num_slots, self.max_num_seqs)
         return Limits(
@@ -123,6 +124,7 @@ class SchedulerSettings(PeerSettings, TraceSettings):
             drafter_has_state=info.drafter_has_state,
             recurrent=info.recurrent,
             num_snapshots=info.num_snapshots,
+            prompt_chunk=chunk,
             adaptive_draft_length=self.adaptive_draft_length,
             costs=StepCosts.measured(
                 (info.costs.tokens, info.costs.step_us),

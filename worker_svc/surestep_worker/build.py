@@ -15,6 +15,7 @@ from surestep_proto import engine_pb2 as pb
 
 from .build_log import log_facts, show_progress
 from .cache_budget import CacheBudget
+from .caches import Caches
 from .config import WorkerSettings
 from .generation_config import sampling_defaults
 from .heartbeat import Heartbeat
@@ -199,7 +200,8 @@ def assemble(
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
     budget = CacheBudget(settings, tp, known)
     caches = budget.allocate(model, kernels, max_model_len, max_drafts)
-    slots = Slots(settings.max_num_seqs, max_model_len, max_drafts, settings.block_size)
+    chunk = _prompt_chunk(caches, kernels)
+    slots = Slots(settings.max_num_seqs, max_model_len, max_drafts, settings.block_size, chunk)
     sampling = SamplingSlots(settings.max_num_seqs, config.vocab_size)
     target = Target(model, caches, slots, sampling, tp, kernels)
     drafter, device = _drafter(speculation, target), torch.device(settings.device)
@@ -242,9 +244,17 @@ def assemble(
         state_bytes_per_slot=recurrent.slot_bytes if recurrent is not None else 0,
         hidden_size=config.hidden_size,
         headless=not model.has_head,
+        prompt_chunk=chunk,
     )
     log_facts(facts)
     return Built(Runner(parts), facts)
+
+
+def _prompt_chunk(caches: Caches, kernels: KernelSet) -> int:
+    """Tokens of a prompt that recurrent layers take at once; chunks are too coarse for fp32."""
+    if caches.recurrent is None or caches.recurrent.spec.dtype is torch.float32:
+        return 1
+    return kernels.delta_chunk
 
 
 def _speculation(settings: WorkerSettings) -> SpeculativeConfig | None:
