@@ -6,13 +6,13 @@ outputs, for a sequence of whole chunks, the tail of a prompt and tokens that we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
-from recurrent_cases import Layer, Row, Sizes, make_sequence
+from recurrent_cases import Layer, Row, Sequence, Sizes, make_sequence
 from surestep_kernels import KernelSet
 from surestep_kernels.gpu import causal_conv as conv_ops
 from surestep_kernels.gpu import gated_delta as ops
@@ -22,7 +22,15 @@ from torch import Tensor
 SIZES = Sizes(k_heads=1, v_heads=1, k_dim=16, v_dim=16, records=4)
 PROMPT, LENGTH = 2 * CHUNK + 5, 2 * CHUNK + 9  # the last four were emitted
 WHOLE = PROMPT // CHUNK * CHUNK
-SEQUENCE = make_sequence(SIZES, LENGTH, 0, torch.bfloat16)
+
+
+def slow(length: int, seed: int) -> Sequence:
+    """Inputs of a state that forgets little: a difference of long ago is seen at the end."""
+    made = make_sequence(SIZES, length, seed, torch.bfloat16)
+    return Sequence(made.x, made.beta_and_decay - torch.tensor([2.0, 6.0]).bfloat16())
+
+
+SEQUENCE = slow(LENGTH, 0)
 
 Chunked = Callable[[int, int], int]  # of a row's first token and number of tokens
 State = list[Tensor]
@@ -48,7 +56,7 @@ def held(layer: Layer) -> State:
 
 
 def computed(
-    kernels: KernelSet, gpu: str, borders: Sequence[int], chunked: Chunked = of_the_sequence
+    kernels: KernelSet, gpu: str, borders: Iterable[int], chunked: Chunked = of_the_sequence
 ) -> State:
     """State and outputs behind a sequence that is cut there."""
     layer, outputs = Layer(kernels, SIZES, 1, torch.bfloat16, gpu), []
@@ -76,13 +84,12 @@ def test_every_cut_gives_the_same_bits(gpu: str, kernels: KernelSet) -> None:
         assert equal(computed(kernels, gpu, borders), whole), borders
 
 
-@pytest.mark.parametrize("borders", [[36], [CHUNK + 1], [WHOLE + 1, WHOLE + 2, WHOLE + 3]])
+@pytest.mark.parametrize("borders", [[36], [CHUNK + 1], [CHUNK, CHUNK + 30]])
 def test_the_proof_sees_chunks_that_are_counted_from_a_row(
     gpu: str, kernels: KernelSet, borders: list[int]
 ) -> None:
     whole = computed(kernels, gpu, [], of_the_row)
-    cut = computed(kernels, gpu, borders, of_the_row)
-    assert equal(cut, whole) == (borders[0] > WHOLE), "the tail is not cut in chunks by anybody"
+    assert not equal(computed(kernels, gpu, borders, of_the_row), whole)
 
 
 def test_chunks_round_otherwise_than_their_tokens(gpu: str, kernels: KernelSet) -> None:
@@ -92,9 +99,7 @@ def test_chunks_round_otherwise_than_their_tokens(gpu: str, kernels: KernelSet) 
 
 
 @pytest.mark.parametrize("at", [CHUNK, 2 * CHUNK, WHOLE + 3])
-def test_a_snapshot_is_gone_on_from_to_the_same_bits(
-    gpu: str, kernels: KernelSet, at: int
-) -> None:
+def test_a_snapshot_is_gone_on_from_to_the_same_bits(gpu: str, kernels: KernelSet, at: int) -> None:
     """Another slot starts with the state that a row left on its way."""
     layer = Layer(kernels, SIZES, 2, torch.bfloat16, gpu)
     layer.run([Row(0, 0, LENGTH, False, 0, at, 2, WHOLE)], {0: SEQUENCE})
@@ -127,7 +132,7 @@ def test_what_was_emitted_is_computed_again_to_the_same_bits(
 
 @pytest.mark.parametrize("size", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK])
 def test_neighbours_of_any_size_change_nothing(gpu: str, kernels: KernelSet, size: int) -> None:
-    sequences = {0: SEQUENCE, 1: make_sequence(SIZES, 2 * CHUNK, 1, torch.bfloat16)}
+    sequences = {0: SEQUENCE, 1: slow(2 * CHUNK, 1)}
     layer = Layer(kernels, SIZES, 2, torch.bfloat16, gpu)
     beside = Row(1, 0, size, False, 0, chunked=size // CHUNK * CHUNK)
     _, mine = layer.run([beside, Row(0, 0, LENGTH, False, 0, chunked=WHOLE)], sequences)
