@@ -94,10 +94,10 @@ def check_plan_rows(
 
     The first eight arguments are the plan's columns. The rest is the caller's own knowledge of each
     row's slot, in tokens unless said: `length` committed, `capacity` covered by the slot's blocks,
-    `prefill_len` given at admission, `max_len` and `prompt_len` of the request, `chunk` the workers'
-    prompt_chunk, at least 1, `pools` whether it wants a vector, `logged_accepted` drafts it recorded
-    for the row's `accepted_step` (0 when that is 0; -1 when it has no such entry), `last_step` it
-    planned or ran for this tenancy (0 = none).
+    `prefill_len` given at admission, `max_len` and `prompt_len` of the request, `pools` whether it
+    wants a vector, `logged_accepted` drafts it recorded for the row's `accepted_step` (0 when that
+    is 0; -1 when it has no such entry), `last_step` it planned or ran for this tenancy (0 = none);
+    and `chunk`, the workers' prompt_chunk, at least 1.
     """
     check_lengths(slot=slot, len_lo=len_lo, len_hi=len_hi, length=length)
     message = "plan says {} drafts were accepted, the log {}"

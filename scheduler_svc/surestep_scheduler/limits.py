@@ -69,9 +69,8 @@ class Limits:
         What stands behind the whole chunks of a prompt went token by token: in a longer prompt,
         where it is part of a chunk, it is another in its last bits.
         """
-        return (
-            _ALL if self.prompt_chunk == 1 else prompt_len // self.prompt_chunk * self.prompt_chunk
-        )
+        chunk = self.prompt_chunk
+        return _ALL if chunk == 1 else prompt_len // chunk * chunk
 
     def longest(self, pooling: int) -> int:
         """Longest request, its output included; a vector counts as one token."""

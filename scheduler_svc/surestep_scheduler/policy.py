@@ -24,7 +24,7 @@ from surestep_common.invariants import (
 
 from .drafter import CatchUpBudget
 from .messages import Extend, Plan
-from .prompts import MIN_CHUNK, Turn, cut, least, shares, turns, uncomputed
+from .prompts import MIN_CHUNK, Turn, cut, fewest, shares, turns, uncomputed
 from .room import entitled_slots, make_room, who_gives_way
 from .sequence import Sequence, Tenancy
 from .state import SchedulerState
@@ -157,7 +157,7 @@ class _Step:
             for seq in turn.prompts:
                 if left <= 0:
                     break
-                if left < least(self._state, seq):
+                if left < fewest(self._state, seq):
                     continue
                 tenancy = seq.tenancy
                 if tenancy is None and admitting:

@@ -76,7 +76,7 @@ def cut(start: int, num_tokens: int, shared_len: int, chunk: int) -> int:
     return num_tokens if end >= shared_len else end // chunk * chunk - start
 
 
-def least(state: SchedulerState, seq: Sequence) -> int:
+def fewest(state: SchedulerState, seq: Sequence) -> int:
     """Fewest tokens with which its prompt goes on, wherever it may stand."""
     at = 0 if seq.tenancy is None else int(state.slots.len_hi[seq.tenancy.slot])
     return state.limits.prompt_chunk if at < seq.shared_len else 1

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hybrid_checkpoints import make_tiny_hybrid
 from local_engine import Answer, LocalEngine
-from parity import BLOCK_SIZE, make_hybrid, same, step_of
-from parity_cases import VOCAB
+from parity import BLOCK_SIZE, same, step_of
+from parity_cases import EOS, VOCAB
 from surestep_kernels import KernelSet, load_kernels
 from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_proto import engine_pb2 as pb
@@ -40,7 +41,8 @@ After = Callable[["Engine"], None]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("chunks")
-    make_hybrid(path)
+    small = {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
+    make_tiny_hybrid(path, vocab=VOCAB, eos_token_ids=(EOS,), seed=7, **small)
     return path
 
 
@@ -125,8 +127,8 @@ class Engine:
             self.slot = seq.tenancy.slot
         self._after(self)
 
-    def serve(self, others: Iterable[Request] = ()) -> Outcome:
-        answer = self.local.run([*others, PROBE])["probe"]
+    def serve(self, others: Iterable[Request] = (), probe: Request = PROBE) -> Outcome:
+        answer = self.local.run([*others, probe])["probe"]
         recurrent = self.built.runner.parts.caches.recurrent
         assert recurrent is not None
         return Outcome(answer, [layer.delta.state[self.slot].clone() for layer in recurrent.layers])
@@ -171,9 +173,10 @@ def test_an_answer_is_no_part_of_a_prompt(folder: Path, alone: Outcome) -> None:
     assert same(served, Engine(folder).local.run([turn])["probe"])
 
 
-def probe_has(engine: Engine, num_tokens: int) -> bool:
+def probe_has(engine: Engine, num_emitted: int) -> bool:
     seq = engine.local.state.open.get("probe")
-    return seq is not None and seq.tenancy is not None and len(seq.tokens) == num_tokens
+    running = seq is not None and seq.tenancy is not None
+    return running and len(seq.tokens) == seq.prompt_len + num_emitted
 
 
 @pytest.mark.parametrize("emitted", [0, 4])
@@ -181,7 +184,7 @@ def test_preemptions(folder: Path, alone: Outcome, emitted: int) -> None:
     """In the middle of its prompt, and of its answer: what was emitted is computed again."""
 
     def preempt(engine: Engine) -> None:
-        if not engine.interfered and probe_has(engine, len(TEXT) + emitted):
+        if not engine.interfered and probe_has(engine, emitted):
             engine.interfered += 1
             engine.local.state.preempt(engine.local.state.open["probe"].tenancy)
 
@@ -191,7 +194,7 @@ def test_preemptions(folder: Path, alone: Outcome, emitted: int) -> None:
 
 
 def lose_epoch(engine: Engine) -> None:
-    if not engine.interfered and probe_has(engine, len(TEXT) + 3):
+    if not engine.interfered and probe_has(engine, 3):
         engine.interfered += 1
         state = engine.local.state
         state.fence()
@@ -199,10 +202,15 @@ def lose_epoch(engine: Engine) -> None:
         engine.built.runner.open(state.epoch)
 
 
+SHORT = request("probe", TEXT[: CHUNK - 2])  # with what it emits it fills a chunk
+
+
 def test_a_replay_after_a_fault(folder: Path, alone: Outcome) -> None:
     engine = Engine(folder, after=lose_epoch)
     assert engine.serve().equals(alone)
     assert engine.interfered
+    short = Engine(folder).serve(probe=SHORT)
+    assert Engine(folder, after=lose_epoch).serve(probe=SHORT).equals(short)
 
 
 @pytest.mark.parametrize("sizes", [(1, CHUNK - 1), (CHUNK, CHUNK + 1), (2 * CHUNK + 2, 30)])
@@ -211,10 +219,11 @@ def test_neighbours(folder: Path, alone: Outcome, sizes: tuple[int, int]) -> Non
     assert Engine(folder, budget=2 * CHUNK).serve(others).equals(alone)
 
 
-@pytest.mark.parametrize("drafter", ["mtp", "ngram"])
-def test_drafts(folder: Path, alone: Outcome, drafter: str) -> None:
+@pytest.mark.parametrize(("drafter", "on_device"), [("mtp", False), ("ngram", True)])
+def test_drafts(folder: Path, alone: Outcome, drafter: str, on_device: bool) -> None:
     """Windows reach over borders of chunks; what was accepted is folded token by token."""
-    engine = Engine(folder, drafter=drafter, budget=SLOTS + CHUNK, after=lose_epoch)
+    kernels = replace(chunking_kernels(), step=STEP_REFERENCE if on_device else None)
+    engine = Engine(folder, drafter=drafter, kernels=kernels, after=lose_epoch)
     beside = request("beside", TEXT[: CHUNK - 3])
     assert same(engine.serve([beside]).answer, alone.answer)
 
@@ -239,4 +248,5 @@ def test_chunks_that_are_counted_from_a_row_are_seen(
     hit = mutant()
     hit.local.run([request("earlier", [*TEXT[:90], 5])])
     assert not hit.serve().equals(uncut)
-    assert not mutant(after=lose_epoch).serve().equals(uncut)
+    short = mutant().serve(probe=SHORT)
+    assert not mutant(after=lose_epoch).serve(probe=SHORT).equals(short)
