@@ -101,8 +101,9 @@ class Slots:
         """How many of the `count` tokens of prefill rows [R] fill whole chunks of their prompt."""
         if self.prompt_chunk == 1:
             return np.zeros_like(count)
-        chunked: IntArray = chunked_length(self.prompt_len[slot], self.prompt_chunk) - start
-        return np.clip(chunked, 0, count)
+        left = chunked_length(self.prompt_len[slot], self.prompt_chunk) - start
+        chunked: IntArray = np.clip(left, 0, count)
+        return chunked
 
     def accepted_at(self, slot: IntArray, step: IntArray) -> IntArray:
         """Accepted counts this rank recorded for (slot, step) pairs [R]; -1 where it has none."""

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from surestep_scheduler.sequence import Request
 from surestep_worker.build import Built, assemble
 from surestep_worker.config import WorkerSettings
 from surestep_worker.models import ModelSource, load_model
+from surestep_worker.plan import IntArray
 from surestep_worker.slots import Slots
 from surestep_worker.tp import TensorParallel
 from torch import Tensor
@@ -41,8 +43,8 @@ After = Callable[["Engine"], None]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("chunks")
-    small = {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
-    make_tiny_hybrid(path, vocab=VOCAB, eos_token_ids=(EOS,), seed=7, **small)
+    heads: dict[str, Any] = {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
+    make_tiny_hybrid(path, vocab=VOCAB, eos_token_ids=(EOS,), seed=7, **heads)
     return path
 
 
@@ -175,8 +177,9 @@ def test_an_answer_is_no_part_of_a_prompt(folder: Path, alone: Outcome) -> None:
 
 def probe_has(engine: Engine, num_emitted: int) -> bool:
     seq = engine.local.state.open.get("probe")
-    running = seq is not None and seq.tenancy is not None
-    return running and len(seq.tokens) == seq.prompt_len + num_emitted
+    if seq is None or seq.tenancy is None:
+        return False
+    return len(seq.tokens) == seq.prompt_len + num_emitted
 
 
 @pytest.mark.parametrize("emitted", [0, 4])
@@ -186,7 +189,9 @@ def test_preemptions(folder: Path, alone: Outcome, emitted: int) -> None:
     def preempt(engine: Engine) -> None:
         if not engine.interfered and probe_has(engine, emitted):
             engine.interfered += 1
-            engine.local.state.preempt(engine.local.state.open["probe"].tenancy)
+            tenancy = engine.local.state.open["probe"].tenancy
+            assert tenancy is not None
+            engine.local.state.preempt(tenancy)
 
     engine = Engine(folder, budget=SLOTS + CHUNK, after=preempt)
     assert engine.serve().equals(alone)
@@ -228,7 +233,7 @@ def test_drafts(folder: Path, alone: Outcome, drafter: str, on_device: bool) -> 
     assert same(engine.serve([beside]).answer, alone.answer)
 
 
-def of_the_row(slots: Slots, slot: object, start: object, count: Tensor) -> Tensor:
+def of_the_row(slots: Slots, slot: IntArray, start: IntArray, count: IntArray) -> IntArray:
     """The mutant: chunks are counted from where a row begins, and rows end anywhere."""
     return count // CHUNK * CHUNK
 
@@ -236,7 +241,7 @@ def of_the_row(slots: Slots, slot: object, start: object, count: Tensor) -> Tens
 def test_chunks_that_are_counted_from_a_row_are_seen(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def mutant(**wishes: object) -> Engine:
+    def mutant(**wishes: Any) -> Engine:
         kernels = replace(chunking_kernels(), delta_chunk=1)  # the scheduler knows of no chunks
         return Engine(folder, kernels=kernels, **wishes)
 
