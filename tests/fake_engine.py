@@ -41,8 +41,7 @@ class FakeEngine:
         rank: int = 0,
         seed: int = 0,
     ) -> None:
-        self.model = model
-        self.rank = rank
+        self.model, self.rank = model, rank
         self.slots: dict[int, Slot] = {}
         self._drafter = drafter or ragged(0.7)
         self._status_of = status_of or (lambda request_id, known: pb.OK)
@@ -245,16 +244,13 @@ class FakeEngine:
 
     def _forward(self, slot: Slot, start: int, inputs: list[int]) -> list[int]:
         """Write KV for `inputs` at positions start.., reading everything before them."""
-        size = self.model.block_size
-        state = ROOT
-        known = [*slot.tokens[:start], *inputs]
-        tokens = self.model.mark(known, slot.admission.prompt_len)
+        size, state, states = self.model.block_size, ROOT, list[int]()
+        tokens = self.model.mark([*slot.tokens[:start], *inputs], slot.admission.prompt_len)
         for position, token in enumerate(tokens[:start]):
             expected = advance(state, token)
             stored = self._kv_at(slot, position)
             assert stored == expected, f"{slot.tenancy} reads foreign KV at {position}"
             state = stored
-        states = []
         for position, token in enumerate(tokens[start:], start):
             block = slot.blocks[position // size]
             assert self._owner.get(block) == slot.tenancy, f"{slot.tenancy} writes block {block}"

@@ -17,14 +17,7 @@ from surestep_kernels.recurrent import DeltaState, RecurrentRows
 
 from .gated_delta_chunks import CHUNK, run_chunks
 from .gated_delta_inputs import prepare
-from .recurrent import (
-    COLUMNS,
-    row_chunked,
-    row_pending,
-    row_slot,
-    row_snapshot,
-    row_tokens,
-)
+from .recurrent import COLUMNS, row_pending, row_slot, row_snapshot, row_tail
 
 _BLOCK_V = 32  # columns of a program: 128 bytes of every line of the state
 
@@ -121,9 +114,7 @@ def _gated_delta_kernel(
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     slot, known = row_slot(slots_ptr, row, num_slots)
-    first, count = row_tokens(cu_rows_ptr, row)
-    chunked = row_chunked(chunked_ptr, row, count, CHUNK)
-    first, count = first + chunked, count - chunked  # the state is behind the chunks already
+    first, count, chunked = row_tail(cu_rows_ptr, chunked_ptr, row, CHUNK)  # the state is there
     if (not known) | (count <= 0):
         return
     i, j = tl.arange(0, BLOCK_K), tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)

@@ -27,6 +27,14 @@ def row_chunked(chunked_ptr, row, count, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def row_tail(cu_rows_ptr, chunked_ptr, row, CHUNK: tl.constexpr):
+    """First token of a row behind its chunks, how many follow, and how many are in chunks."""
+    first, count = row_tokens(cu_rows_ptr, row)
+    chunked = row_chunked(chunked_ptr, row, count, CHUNK)
+    return first + chunked, count - chunked, chunked
+
+
+@triton.jit
 def row_slot(slots_ptr, row, num_slots):
     """The slot of a row, and whether there is such a slot."""
     slot = tl.load(slots_ptr + row)
