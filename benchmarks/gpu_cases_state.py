@@ -22,6 +22,7 @@ from gpu_sizes import (
     size,
 )
 from surestep_kernels.attention import AttentionBackend, AttentionCase, choose_attention
+from surestep_kernels.gpu.gated_delta_chunks import CHUNK
 from surestep_kernels.kv_cache import FP8, LayerCache
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.recurrent import ConvState, DeltaState, RecurrentRows
@@ -162,6 +163,7 @@ def _recurrent_rows(device: str, step: _Step) -> RecurrentRows:
         window=column(int(not step.prompt)),
         snapshot_after=column(0),
         snapshot_line=column(0),
+        chunked=column(step.tokens // CHUNK * CHUNK if step.prompt else 0),
         max_tokens=step.tokens,
     )
 

@@ -189,6 +189,7 @@ def _step(device: str, s: Sizes, rows: int) -> tuple[StepRows, DraftIds]:
         advances=nothing,
         snapshot_len=nothing,
         snapshot_line=nothing,
+        chunked=nothing,
         catch_up=nothing,
         window=row,
         token_row=token_row,

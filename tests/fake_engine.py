@@ -41,8 +41,7 @@ class FakeEngine:
         rank: int = 0,
         seed: int = 0,
     ) -> None:
-        self.model = model
-        self.rank = rank
+        self.model, self.rank = model, rank
         self.slots: dict[int, Slot] = {}
         self._drafter = drafter or ragged(0.7)
         self._status_of = status_of or (lambda request_id, known: pb.OK)
@@ -133,6 +132,8 @@ class FakeEngine:
             capacity=_column(len(slot.blocks) * self.model.block_size for slot in slots),
             prefill_len=_column(len(slot.admission.token_ids) for slot in slots),
             max_len=_column(slot.admission.max_len for slot in slots),
+            prompt_len=_column(slot.admission.prompt_len for slot in slots),
+            chunk=self.model.prompt_chunk,
             pools=np.array([slot.admission.pooling > 0 for slot in slots]),
             logged_accepted=_column(slot.log.get(step, -1) for slot, step in logged),
             last_step=_column(slot.last_step for slot in slots),
@@ -243,15 +244,14 @@ class FakeEngine:
 
     def _forward(self, slot: Slot, start: int, inputs: list[int]) -> list[int]:
         """Write KV for `inputs` at positions start.., reading everything before them."""
-        size = self.model.block_size
-        state = ROOT
-        for position, token in enumerate(slot.tokens[:start]):
+        size, state, states = self.model.block_size, ROOT, list[int]()
+        tokens = self.model.mark([*slot.tokens[:start], *inputs], slot.admission.prompt_len)
+        for position, token in enumerate(tokens[:start]):
             expected = advance(state, token)
             stored = self._kv_at(slot, position)
             assert stored == expected, f"{slot.tenancy} reads foreign KV at {position}"
             state = stored
-        states = []
-        for position, token in enumerate(inputs, start):
+        for position, token in enumerate(tokens[start:], start):
             block = slot.blocks[position // size]
             assert self._owner.get(block) == slot.tenancy, f"{slot.tenancy} writes block {block}"
             state = advance(state, token)
@@ -261,7 +261,7 @@ class FakeEngine:
 
     def _draft(self, slot: Slot, k_cap: int) -> list[int]:
         params = pb.SamplingParams(seed=slot.admission.sampling.seed)
-        right = self.model.complete(slot.tokens, k_cap, params)
+        right = self.model.complete(slot.tokens, k_cap, params, slot.admission.prompt_len)
         drafts = self._drafter(self._rng, right)
         assert len(drafts) <= k_cap
         return [token % self.model.vocab_size for token in drafts]

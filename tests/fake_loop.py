@@ -52,6 +52,7 @@ class FakeLoop:
             "drafter_has_state": model.drafter_has_state,
             "recurrent": model.recurrent,
             "num_snapshots": model.num_snapshots,
+            "prompt_chunk": model.prompt_chunk,
             "snapshot_interval": model.block_size,
         }
         limits = Limits(**(values | changes))

@@ -13,6 +13,7 @@ from surestep_proto import engine_pb2 as pb
 
 _MASK = (1 << 64) - 1
 ROOT = 0x9E3779B97F4A7C15
+_CHUNKED = 1 << 40  # beyond every token
 
 
 def advance(state: int, token: int) -> int:
@@ -42,6 +43,7 @@ class FakeModel:
     drafter_has_state: bool = False
     recurrent: bool = False
     num_snapshots: int = 0
+    prompt_chunk: int = 1
     fingerprint: str = "fake"
     salt: int = 0  # another one is another model
     headless: bool = False
@@ -53,16 +55,26 @@ class FakeModel:
         mixed = advance(state, sampling.seed & 0xFFFF) >> 17
         return (mixed + self.salt) % self.vocab_size
 
+    def mark(self, tokens: Sequence[int], prompt_len: int) -> list[int]:
+        """A token in a whole chunk of a prompt is not quite the same as one that goes alone."""
+        chunked = prompt_len // self.prompt_chunk * self.prompt_chunk * (self.prompt_chunk > 1)
+        return [token + _CHUNKED * (i < chunked) for i, token in enumerate(tokens)]
+
     def vector(self, prompt: Sequence[int], pooling: int) -> bytes:
         """What a request for a vector must get, by direct evaluation."""
-        return pooled(list(accumulate(prompt, advance, initial=ROOT))[1:], pooling)
+        marked = self.mark(prompt, len(prompt))
+        return pooled(list(accumulate(marked, advance, initial=ROOT))[1:], pooling)
 
     def complete(
-        self, prompt: Sequence[int], max_tokens: int, sampling: pb.SamplingParams
+        self,
+        known: Sequence[int],
+        max_tokens: int,
+        sampling: pb.SamplingParams,
+        prompt_len: int | None = None,
     ) -> list[int]:
-        """What a request must emit, by direct evaluation."""
-        state, emitted = ROOT, list[int]()
-        for token in prompt:
+        """What a request must emit, by direct evaluation; all it knows is prompt unless said."""
+        prompt, state, emitted = known, ROOT, list[int]()
+        for token in self.mark(known, len(known) if prompt_len is None else prompt_len):
             state = advance(state, token)
         room = min(max_tokens, self.max_model_len - len(prompt))
         while len(emitted) < room and not (emitted and emitted[-1] in sampling.stop_token_ids):

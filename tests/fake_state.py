@@ -102,7 +102,7 @@ class RecurrentStates:
             return
         assert bool(admission.snapshot_id) == bool(slot.folded)
         expected = ROOT
-        for token in slot.tokens[: slot.folded]:
+        for token in self._marked(slot)[: slot.folded]:
             expected = advance(expected, token)
         if slot.folded:
             length, slot.state = self._snapshots[admission.snapshot_id]
@@ -110,15 +110,18 @@ class RecurrentStates:
 
     def run(self, slot: Slot, upto: int, arms: list[tuple[int, int]]) -> list[int]:
         """Take the tokens before `upto` into the state; returns the ids of snapshots taken."""
-        taken = []
+        taken, tokens = [], self._marked(slot)
         while self._model.recurrent and slot.folded < upto:
-            slot.state = advance(slot.state, slot.tokens[slot.folded])
+            slot.state = advance(slot.state, tokens[slot.folded])
             slot.folded += 1
             for length, snapshot in arms:
                 if length == slot.folded:
                     self._snapshots[snapshot] = (length, slot.state)
                     taken.append(snapshot)
         return taken
+
+    def _marked(self, slot: Slot) -> list[int]:
+        return self._model.mark(slot.tokens, slot.admission.prompt_len)
 
     def check_plan(self, plan: pb.StepPlan) -> None:
         """Every armed id exists, is armed once, and for a slot that has a row."""

@@ -103,6 +103,7 @@ class FakeWorker(WorkerServicer):
             drafter_has_state=model.drafter_has_state,
             recurrent=model.recurrent,
             num_snapshots=model.num_snapshots,
+            prompt_chunk=model.prompt_chunk,
             last_epoch=self.engine.epoch,
             last_step=self.engine.step,
             eos_token_ids=model.eos_token_ids,

@@ -48,6 +48,7 @@ KINDS = {
     "drafter": replace(MODEL, drafter_has_state=True),
     "recurrent": replace(MODEL, recurrent=True, num_snapshots=7),
     "both": replace(MODEL, drafter_has_state=True, recurrent=True, num_snapshots=3),
+    "in chunks": replace(MODEL, recurrent=True, num_snapshots=5, prompt_chunk=4),
     "no snapshots": replace(MODEL, drafter_has_state=True, recurrent=True),
 }
 
@@ -63,6 +64,7 @@ def limits(model: FakeModel, depth: int, prefix_caching: bool, adaptive: bool) -
         drafter_has_state=model.drafter_has_state,
         recurrent=model.recurrent,
         num_snapshots=model.num_snapshots,
+        prompt_chunk=model.prompt_chunk,
         snapshot_interval=MODEL.block_size,
         num_slots=MODEL.num_slots,
         num_blocks=MODEL.num_blocks,
@@ -136,7 +138,7 @@ class Lifecycle(RuleBasedStateMachine):
             stop_token_ids=wish["stop_ids"],
             want_prompt_logprobs=wish["prompt_logprobs"],
         )
-        emitted = MODEL.complete(prompt, max_tokens, sampling)[: -1 - wish["resume"]]
+        emitted = self.worker.model.complete(prompt, max_tokens, sampling)[: -1 - wish["resume"]]
         request = Request(
             id=f"r{self.count}",
             prompt_ids=prompt,
@@ -255,7 +257,9 @@ class Lifecycle(RuleBasedStateMachine):
             return
         if seq.request.pooling:
             assert output.finish is Finish.POOLED
-            assert output.pooled == MODEL.vector(seq.request.prompt_ids, seq.request.pooling)
+            assert output.pooled == self.worker.model.vector(
+                seq.request.prompt_ids, seq.request.pooling
+            )
             return
         expected = self.expected(seq)
         assert list(seq.tokens) == expected[: len(seq.tokens)]
@@ -270,7 +274,7 @@ class Lifecycle(RuleBasedStateMachine):
     def expected(self, seq: Sequence) -> list[int]:
         request = seq.request
         prompt_ids, max_tokens = request.prompt_ids, request.max_tokens
-        return [*prompt_ids, *MODEL.complete(prompt_ids, max_tokens, request.sampling)]
+        return [*prompt_ids, *self.worker.model.complete(prompt_ids, max_tokens, request.sampling)]
 
     @invariant()
     def books_balance(self) -> None:

@@ -77,6 +77,7 @@ class LocalEngine:
             drafter_has_state=facts.drafter_has_state,
             recurrent=facts.recurrent,
             num_snapshots=facts.num_snapshots,
+            prompt_chunk=max(1, facts.prompt_chunk),
             snapshot_interval=facts.block_size,
             enable_prefix_caching=enable_prefix_caching,
             headless=facts.headless,

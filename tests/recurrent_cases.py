@@ -47,6 +47,7 @@ class Row:
     pending: int
     snapshot_after: int = 0
     snapshot_line: int = 0
+    chunked: int = 0
 
 
 class Layer:
@@ -123,6 +124,7 @@ def _describe(rows: list[Row], device: str) -> RecurrentRows:
         window=column("window"),
         snapshot_after=column("snapshot_after"),
         snapshot_line=column("snapshot_line"),
+        chunked=column("chunked"),
         max_tokens=max(r.n for r in rows),
     )
 

@@ -56,6 +56,7 @@ def pack(rows: Sequence[Row], block_size: int) -> StepBatch:
             window=_column(int(row.window) for row in rows),
             snapshot_after=_column(0 for _ in rows),
             snapshot_line=_column(0 for _ in rows),
+            chunked=_column(0 for _ in rows),
             max_tokens=int(counts.max()),
         ),
     )

@@ -84,6 +84,8 @@ def check_plan_rows(
     capacity: IntArray,
     prefill_len: IntArray,
     max_len: IntArray,
+    prompt_len: IntArray,
+    chunk: int,
     pools: BoolArray,
     logged_accepted: IntArray,
     last_step: IntArray,
@@ -92,9 +94,10 @@ def check_plan_rows(
 
     The first eight arguments are the plan's columns. The rest is the caller's own knowledge of each
     row's slot, in tokens unless said: `length` committed, `capacity` covered by the slot's blocks,
-    `prefill_len` given at admission, `max_len` of the request, `pools` whether it wants a vector,
-    `logged_accepted` drafts it recorded for the row's `accepted_step` (0 when that is 0; -1 when it
-    has no such entry), `last_step` it planned or ran for this tenancy (0 = none).
+    `prefill_len` given at admission, `max_len` and `prompt_len` of the request, `pools` whether it
+    wants a vector, `logged_accepted` drafts it recorded for the row's `accepted_step` (0 when that
+    is 0; -1 when it has no such entry), `last_step` it planned or ran for this tenancy (0 = none);
+    and `chunk`, the workers' prompt_chunk, at least 1.
     """
     check_lengths(slot=slot, len_lo=len_lo, len_hi=len_hi, length=length)
     message = "plan says {} drafts were accepted, the log {}"
@@ -113,9 +116,32 @@ def check_plan_rows(
     )
     message = "mode {} with {} known tokens and k_cap {}, {} of {} prefilled"
     require(consistent, slot, message, mode, num_tokens, k_cap, len_hi, prefill_len)
+    _check_cuts(slot, prefilling, len_hi, end, prompt_len, chunk)
     limit = np.where(decoding, max_len - 1, prefill_len)
     require(end <= limit, slot, "mode {} could end at token {} of at most {}", mode, end, limit)
     require(end <= capacity, slot, "blocks cover {} tokens, the row may write {}", capacity, end)
+
+
+def chunked_length(prompt_len: IntArray, chunk: int) -> IntArray:
+    """Leading tokens of prompts that recurrent layers compute in chunks, which are all whole."""
+    return prompt_len // chunk * chunk
+
+
+def _check_cuts(
+    slot: IntArray,
+    prefilling: BoolArray,
+    begin: IntArray,
+    end: IntArray,
+    prompt_len: IntArray,
+    chunk: int,
+) -> None:
+    """No chunk is cut: what a prompt's row computes does not depend on where others are cut."""
+    if chunk == 1:
+        return
+    chunked = chunked_length(prompt_len, chunk)
+    whole = [(at % chunk == 0) | (at >= chunked) for at in (begin, end)]
+    message = f"tokens {{}} to {{}} of a prompt of {{}} cut a chunk of {chunk}"
+    require(~prefilling | (whole[0] & whole[1]), slot, message, begin, end, prompt_len)
 
 
 def check_result_rows(

@@ -62,6 +62,7 @@ class KernelSet:
     pack_experts: PackExperts
     moe: Moe
     ngram: Ngram
+    delta_chunk: int = 1  # tokens of a prompt that gated_delta takes at once; see RecurrentRows
     step: StepOps | None = None  # None: steps run on the host
     code: bytes = b""  # compiled for this machine; empty = none
     compilations: Compilations = field(default_factory=Compilations)
@@ -134,6 +135,7 @@ def load_triton(linear_backend: str = "auto") -> KernelSet:
     from .gpu.causal_conv import causal_conv
     from .gpu.compilations import watch_compilations
     from .gpu.gated_delta import gated_delta
+    from .gpu.gated_delta_chunks import CHUNK
     from .gpu.linear import LINEAR, pack_quantized
     from .gpu.moe import moe, pack_experts
     from .gpu.mul_sigmoid import mul_sigmoid
@@ -162,6 +164,7 @@ def load_triton(linear_backend: str = "auto") -> KernelSet:
         pack_experts=pack_experts,
         moe=moe,
         ngram=ngram,
+        delta_chunk=CHUNK,
         step=STEP_OPS,
         compilations=watch_compilations(),
     )

@@ -120,7 +120,7 @@ def _pointers(*tensors: Tensor) -> list[int]:
 
 
 def _row_pointers(rows: RecurrentRows) -> list[int]:
-    slots, *columns, _ = rows
+    slots, *columns, _, _ = rows  # all but `chunked` and `max_tokens`: it goes token by token
     assert slots.dtype is torch.int64
     assert all(column.dtype is torch.int32 for column in columns)
     return _pointers(slots, *columns)

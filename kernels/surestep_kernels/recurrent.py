@@ -4,6 +4,10 @@ Each slot holds one committed *state* and up to W *records* of its last window. 
 the `pending` records of accepted tokens into the state and then runs its own tokens: those of a
 prompt advance the state at once, those of a window are recorded. So the state only ever advances by
 committed tokens, and decode, verification and prefill are one computation.
+
+Where a device computes prompts in chunks, for speed, a chunk rounds otherwise than its tokens one
+by one. So it is told which tokens those are: as many as fill whole chunks of a prompt, counted from
+the first token of the sequence. Then no result depends on how a prompt was cut into rows.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ class RecurrentRows(NamedTuple):
     # Copy the state when it has advanced over so many tokens, folded ones first; 0 = never.
     snapshot_after: Tensor  # i32[R]
     snapshot_line: Tensor  # i32[R] to this line of the snapshots
+    # So many leading tokens are whole chunks; nothing is pending then, and a snapshot of them is at
+    # the end of one. 0 in windows, and wherever a device goes token by token.
+    chunked: Tensor  # i32[R]
     max_tokens: int  # most tokens of a row, or more: known on the host, it sizes launches
 
 

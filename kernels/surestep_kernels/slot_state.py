@@ -35,6 +35,7 @@ class StepRows(NamedTuple):
     advances: Tensor  # i32[R] 1: known tokens, committed at once; 0: a window of newest and drafts
     snapshot_len: Tensor  # i32[R] copy the recurrent state after so many tokens; 0 = never
     snapshot_line: Tensor  # i32[R] to this line
+    chunked: Tensor  # i32[R] see RecurrentRows
     catch_up: Tensor  # i32[R] positions that the drafter's state follows by, at most
     window: Tensor  # i32[R] index of the row's window, -1 without one
     token_row: Tensor  # i32[T] row of each token

@@ -56,7 +56,10 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         default=True, description="draft only what raises tokens per second; else always the most"
     )
     snapshot_interval: int = Field(
-        default=64, ge=1, description="tokens between snapshots of recurrent state while decoding"
+        default=64,
+        ge=1,
+        description="tokens between snapshots of recurrent state while decoding; of no effect on a "
+        "GPU in 16 bits, which takes none then",
     )
     pipeline_depth: int = Field(
         default=1, ge=0, le=2, description="plans sent ahead of the newest result"
@@ -106,7 +109,8 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         from .limits import Limits
 
         tokens = min(self.max_num_batched_tokens, info.max_step_tokens)
-        slots = min(info.num_slots, tokens - 1)
+        chunk = max(1, info.prompt_chunk)
+        slots = min(info.num_slots, max(1, tokens - chunk))
         if self.max_num_seqs is not None:
             slots = min(info.num_slots, self.max_num_seqs)
         return Limits(
@@ -123,6 +127,7 @@ class SchedulerSettings(PeerSettings, TraceSettings):
             drafter_has_state=info.drafter_has_state,
             recurrent=info.recurrent,
             num_snapshots=info.num_snapshots,
+            prompt_chunk=chunk,
             adaptive_draft_length=self.adaptive_draft_length,
             costs=StepCosts.measured(
                 (info.costs.tokens, info.costs.step_us),

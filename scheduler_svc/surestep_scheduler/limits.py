@@ -9,6 +9,8 @@ from surestep_common.request_bounds import MAX_PLAN_BYTES, ROWS_BYTES, admission
 
 from .draft_length import StepCosts
 
+_ALL = 1 << 62  # tokens: more than any request has
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -27,6 +29,7 @@ class Limits:
     drafter_has_state: bool = False  # it must be kept caught up with the committed tokens
     recurrent: bool = False  # a cached prefix is of use only with a snapshot of the state behind it
     num_snapshots: int = 0  # of recurrent state
+    prompt_chunk: int = 1  # tokens that recurrent layers take at once: prompts are cut between them
     adaptive_draft_length: bool = False  # else every row gets as many drafts as it may have
     costs: StepCosts | None = None  # None: not measured
     snapshot_interval: int = 64  # between snapshots of a request that decodes
@@ -39,11 +42,12 @@ class Limits:
         """Raise InvalidRequest for sizes that no request could be served with."""
         if self.num_slots < 1:
             raise InvalidRequest("max_num_seqs must be at least 1", param="max_num_seqs")
-        if self.max_num_batched_tokens <= self.num_slots:
+        if self.max_num_batched_tokens < self.num_slots + self.prompt_chunk:
             # One token per running request always fits, and prefill always has something left.
+            by = f" by {self.prompt_chunk}: a prompt of this model is computed in chunks of so many"
             raise InvalidRequest(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must exceed max_num_seqs "
-                f"({self.num_slots})",
+                f"({self.num_slots}){by if self.prompt_chunk > 1 else ''}",
                 param="max_num_batched_tokens",
             )
         if self.num_blocks < 2 or self.max_model_len < 2:
@@ -58,6 +62,15 @@ class Limits:
     def max_pooled_len(self) -> int:
         """Longest prompt of which a vector can be made: it may fill the context."""
         return min(self.max_model_len, (self.num_blocks - 1) * self.block_size)
+
+    def shared_len(self, prompt_len: int) -> int:
+        """Leading tokens whose state and KV are those of every request that begins with them.
+
+        What stands behind the whole chunks of a prompt went token by token: in a longer prompt,
+        where it is part of a chunk, it is another in its last bits.
+        """
+        chunk = self.prompt_chunk
+        return _ALL if chunk == 1 else prompt_len // chunk * chunk
 
     def longest(self, pooling: int) -> int:
         """Longest request, its output included; a vector counts as one token."""

@@ -24,7 +24,7 @@ from surestep_common.invariants import (
 
 from .drafter import CatchUpBudget
 from .messages import Extend, Plan
-from .prompts import MIN_CHUNK, Turn, shares, turns, uncomputed
+from .prompts import MIN_CHUNK, Turn, cut, fewest, shares, turns, uncomputed
 from .room import entitled_slots, make_room, who_gives_way
 from .sequence import Sequence, Tenancy
 from .state import SchedulerState
@@ -103,13 +103,15 @@ class _Step:
     def add_decodes(self, slot: IntArray, budget: int, prompt_tokens: int) -> int:
         """One row for each request that decodes; returns the tokens they take.
 
-        While `prompt_tokens` wait, drafts may only have half of what is left.
+        While `prompt_tokens` wait, drafts may only have half of what is left, and no chunk of it
+        that a prompt needs to go on.
         """
         if not len(slot):
             return 0
         state, slots = self._state, self._state.slots
         spare = budget - len(slot)
-        share = (spare // 2 if prompt_tokens else spare) // len(slot)
+        for_prompts = min(prompt_tokens, max(-(-spare // 2), state.limits.prompt_chunk))
+        share = max(spare - for_prompts, 0) // len(slot)
         room = slots.max_len[slot] - slots.len_hi[slot] - 2
         caps = np.minimum(np.minimum(slots.draft_cap[slot], room), share)
         caps = state.speculation.lengths(
@@ -147,7 +149,7 @@ class _Step:
         than until they have been served as much as it would have been. What one tenant leaves of
         its share is for the next.
         """
-        each = shares(turns, budget)
+        each = shares(turns, budget, self._state.limits.prompt_chunk)
         left, overtaken = budget - sum(each), math.inf
         for turn, share in zip(turns, each, strict=True):
             first, admitting = len(self._prefills), turn.tenant.served < overtaken
@@ -155,6 +157,8 @@ class _Step:
             for seq in turn.prompts:
                 if left <= 0:
                     break
+                if left < fewest(self._state, seq):
+                    continue
                 tenancy = seq.tenancy
                 if tenancy is None and admitting:
                     tenancy = self._admit(seq, now)
@@ -162,10 +166,10 @@ class _Step:
                         admitting = False
                         overtaken = min(overtaken, turn.tenant.after(len(seq.tokens)))
                 if tenancy is not None:
-                    chunk = min(self._most(tenancy), max(left // 2, MIN_CHUNK), left)
+                    wanted = max(left // 2, MIN_CHUNK, self._state.limits.prompt_chunk)
                     self._prefills.append(tenancy)
-                    self._chunks.append(chunk)
-                    left -= chunk
+                    self._chunks.append(self._cut(tenancy, min(wanted, left)))
+                    left -= self._chunks[-1]
             left = self._top_up(first, left)
         self._top_up(0, left)
 
@@ -185,14 +189,17 @@ class _Step:
         for index, tenancy in enumerate(self._prefills[first:], first):
             if not left:
                 break
-            more = min(left, self._most(tenancy) - self._chunks[index])
+            more = self._cut(tenancy, self._chunks[index] + left) - self._chunks[index]
             self._chunks[index] += more
             left -= more
         return left
 
-    def _most(self, tenancy: Tenancy) -> int:
-        """Tokens of a prompt that this step may take; what was cached is known by now."""
-        return min(uncomputed(self._state, tenancy.seq), tenancy.max_chunk)
+    def _cut(self, tenancy: Tenancy, num_tokens: int) -> int:
+        """Of so many tokens those that its prompt takes; what was cached is known by now."""
+        state, seq = self._state, tenancy.seq
+        most = min(num_tokens, uncomputed(state, seq), tenancy.max_chunk)
+        start = int(state.slots.len_hi[tenancy.slot])
+        return cut(start, most, seq.shared_len, state.limits.prompt_chunk)
 
     def _prepare_to_draft(self, slot: IntArray) -> IntArray:
         """What the drafter makes up for while prompts [R] are computed."""
@@ -273,6 +280,8 @@ def _check(plan: Plan, state: SchedulerState) -> None:
         capacity=slots.capacity[slot],
         prefill_len=slots.prefill_len[slot],
         max_len=slots.max_len[slot],
+        prompt_len=slots.prompt_len[slot],
+        chunk=state.limits.prompt_chunk,
         pools=slots.pools[slot],
         logged_accepted=slots.accepted[slot],
         last_step=slots.planned_step[slot],

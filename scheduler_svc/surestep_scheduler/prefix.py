@@ -3,6 +3,8 @@
     key[0] = H(salt)        key[i+1] = H(key[i], tokens[i*block_size : (i+1)*block_size])
 
 A key therefore names the whole prefix up to and including its block. The salt keeps tenants apart.
+Where what is computed of a token depends on more than the tokens before it, the key names that too:
+how many leading tokens went in chunks, in the keys of blocks that reach beyond them.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from .blocks import BlockPool
 class PrefixChain:
     """Keys of the full blocks of one growing token list, computed once each."""
 
-    def __init__(self, salt: str, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, salt: str, block_size: int, shared_len: int) -> None:
+        self._block_size, self._shared_len = block_size, shared_len  # see Limits.shared_len
         self._keys = [blake2b(salt.encode(), digest_size=16).digest()]
 
     def extend(self, tokens: array[int]) -> None:
@@ -30,6 +32,8 @@ class PrefixChain:
         assert upto * size <= len(tokens)
         for start in range((len(keys) - 1) * size, upto * size, size):
             content = tokens[start : start + size].tobytes()
+            if start + size > self._shared_len:
+                content += self._shared_len.to_bytes(8)
             keys.append(blake2b(keys[-1] + content, digest_size=16).digest())
         return keys[since + 1 : upto + 1]
 

@@ -49,20 +49,37 @@ def turns(state: SchedulerState, prompts: Seq[Sequence]) -> list[Turn]:
     return sorted(made, key=lambda turn: (turn.tenant.served, turn.prompts[0].order))
 
 
-def shares(turns: Seq[Turn], budget: int) -> list[int]:
+def shares(turns: Seq[Turn], budget: int, chunk: int) -> list[int]:
     """Tokens of a step for each of the turns, parallel; at most `budget` together.
 
     Where there are so many tenants that each would have next to nothing, those that were served
-    least share the step, and the others the next.
+    least share the step, and the others the next. The first has `chunk` tokens in any case: with
+    fewer a prompt may not go on at all.
     """
     if len(turns) <= 1:
         return [budget] * len(turns)
     demands = [turn.num_tokens for turn in turns]
-    least = accumulate(min(demand, MIN_CHUNK) for demand in demands)
+    least = accumulate(min(demand, max(MIN_CHUNK, chunk)) for demand in demands)
     reach = max(1, sum(total <= budget for total in least))
     weights = [turn.tenant.weight for turn in turns[:reach]]
-    exact = fair_shares(budget, demands[:reach], weights)
-    return [*exact.astype(int).tolist(), *[0] * (len(turns) - reach)]
+    exact = fair_shares(budget, demands[:reach], weights).astype(int).tolist()
+    first = min(demands[0], chunk, budget)
+    if exact[0] < first:
+        others = fair_shares(budget - first, demands[1:reach], weights[1:])
+        exact = [first, *others.astype(int).tolist()]
+    return [*exact, *[0] * (len(turns) - reach)]
+
+
+def cut(start: int, num_tokens: int, shared_len: int, chunk: int) -> int:
+    """How many of these tokens of a prompt a step may take: its chunks stay whole."""
+    end = start + num_tokens
+    return num_tokens if end >= shared_len else end // chunk * chunk - start
+
+
+def fewest(state: SchedulerState, seq: Sequence) -> int:
+    """Fewest tokens with which its prompt goes on, wherever it may stand."""
+    at = 0 if seq.tenancy is None else int(state.slots.len_hi[seq.tenancy.slot])
+    return state.limits.prompt_chunk if at < seq.shared_len else 1
 
 
 def uncomputed(state: SchedulerState, seq: Sequence) -> int:

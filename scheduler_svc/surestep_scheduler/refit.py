@@ -31,8 +31,10 @@ def refit(core: SchedulerState, limits: Limits, *, same_model: bool) -> list[Ref
         core.end(seq, "error")
     for seq in core.open.values():
         seq.max_len = min(seq.max_len, limits.longest(seq.request.pooling))
-        if limits.block_size != core.limits.block_size:
-            seq.chain = PrefixChain(seq.request.cache_salt, limits.block_size)
+        sizes = limits.block_size, limits.prompt_chunk
+        if sizes != (core.limits.block_size, core.limits.prompt_chunk):
+            seq.shared_len = limits.shared_len(seq.prompt_len)
+            seq.chain = PrefixChain(seq.request.cache_salt, limits.block_size, seq.shared_len)
     return refused
 
 

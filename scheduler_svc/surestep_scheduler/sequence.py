@@ -88,6 +88,7 @@ class Sequence:
     max_len: int  # tokens never exceed this
     order: tuple[float, int]  # smaller runs first and is preempted last
     arrival: float  # seconds on the scheduler's clock
+    shared_len: int  # see Limits.shared_len
     chain: PrefixChain
     tenancy: Tenancy | None = None
     queue_s: float | None = None  # seconds from arrival to the first admission
@@ -118,6 +119,7 @@ class Sequence:
             raise InvalidRequest("no tokens are left to emit", param="max_tokens")
         max_len = min(prompt_len + request.max_tokens, limits.longest(request.pooling))
         limits.check_bytes(max_len, request.sampling_bytes)
+        shared_len = limits.shared_len(prompt_len)
         tokens = array("I")
         tokens.extend(request.prompt_ids)
         tokens.extend(emitted)
@@ -128,7 +130,8 @@ class Sequence:
             max_len=max_len,
             order=(now + request.priority * limits.priority_aging_s, number),
             arrival=now,
-            chain=PrefixChain(request.cache_salt, limits.block_size),
+            shared_len=shared_len,
+            chain=PrefixChain(request.cache_salt, limits.block_size, shared_len),
         )
 
     @property
@@ -148,12 +151,12 @@ class Sequence:
 
     def shape(self, limits: Limits, *, usual: bool) -> Shape:
         """How it is computed: not as usual when that may be what has ended the workers."""
-        chunk = limits.max_num_batched_tokens
+        chunk, least = limits.max_num_batched_tokens, limits.prompt_chunk
         if self.needs_prompt_logprobs:
             positions = _PROMPT_LOGPROBS // (1 + self.request.num_top_prompt_logprobs)
-            chunk = max(1, min(chunk, positions))
+            chunk = max(least, min(chunk, positions))
         if not usual:
-            return Shape(draft_cap=0, max_chunk=max(1, min(chunk, len(self.tokens)) // _PARTS))
+            return Shape(draft_cap=0, max_chunk=max(least, min(chunk, len(self.tokens)) // _PARTS))
         may_draft = self.may_draft and not self.request.pooling
         drafts = limits.draft_cap(self.request.draft_cap) if may_draft else 0
         return Shape(drafts, chunk)

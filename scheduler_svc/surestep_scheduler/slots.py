@@ -23,6 +23,8 @@ class SlotTable:
         # Constant during a tenancy.
         self.num_cached = np.zeros(num_slots, dtype=np.int64)  # committed at admission
         self.prefill_len = np.zeros(num_slots, dtype=np.int64)  # known at admission
+        self.prompt_len = np.zeros(num_slots, dtype=np.int64)  # of the request
+        self.shared_len = np.zeros(num_slots, dtype=np.int64)  # see Limits.shared_len
         self.max_len = np.zeros(num_slots, dtype=np.int64)  # of the request
         self.draft_cap = np.zeros(num_slots, dtype=np.int64)  # most drafts per row
         self.pools = np.zeros(num_slots, dtype=np.bool_)  # a vector is wanted, no tokens
@@ -72,6 +74,7 @@ class SlotTable:
         self.tenant[slot], self.paid_len[slot] = seq.tenant.index, seq.computed_len
         lost = max(seq.computed_len - num_cached, 0) if seq.num_displaced else 0
         self.settled_at[slot] = seq.computed_len + lost if lost else 0
+        self.prompt_len[slot], self.shared_len[slot] = seq.prompt_len, seq.shared_len
         self.prefill_len[slot] = prefill_len
         self.max_len[slot] = max_len
         self.draft_cap[slot] = draft_cap

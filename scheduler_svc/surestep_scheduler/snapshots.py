@@ -7,6 +7,7 @@ after that. Nothing counts as taken before the result says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -40,6 +41,8 @@ class SnapshotCache:
         self.pool = BlockPool(1 + (limits.num_snapshots if usable else 0))
         self._num_blocks = [0] * self.pool.num_blocks  # by id
         self._interval = _interval(limits)
+        # Lengths at which a prompt's state is a block's and can be gone on from.
+        self._border = math.lcm(limits.block_size, limits.prompt_chunk)
 
     def longest(self, keys: Sequence[bytes]) -> Snapshot:
         """The longest prefix with a snapshot, given the chained keys of its blocks."""
@@ -65,7 +68,9 @@ class SnapshotCache:
         """What a plan with rows [R] of `num_tokens` prompt tokens, 0 = decoding, asks for.
 
         Of a prompt that is its last boundary of blocks and, as long as ids are free, the last one
-        of each chunk before; of a request that decodes the next length that it may come to.
+        of each chunk before; of a request that decodes the next length that it may come to. Where
+        workers compute prompts in chunks, a boundary is one of theirs too, and what is decoded
+        would be of no use to others: the next turn of a conversation computes it in chunks.
         """
         if self.pool.num_blocks == 1:
             return _NO_ARMS
@@ -89,14 +94,15 @@ class SnapshotCache:
         self, slots: SlotTable, slot: IntArray, num_tokens: IntArray
     ) -> tuple[IntArray, BoolArray, BoolArray]:
         """Per row [R]: the length to arm, whether to, and whether only if an id is free."""
-        size, decoding = self._limits.block_size, num_tokens == 0
+        size, decoding = self._border, num_tokens == 0
         prefill_len, start = slots.prefill_len[slot], slots.len_hi[slot]
-        last = (prefill_len - 1) // size * size
+        shared_len = slots.shared_len[slot]
+        last = np.minimum(prefill_len - 1, shared_len) // size * size
         chunk = np.minimum((start + num_tokens) // size * size, last)
         done = np.maximum(slots.folded[slot], prefill_len)
         following = (done // self._interval + 1) * self._interval
         length = np.where(decoding, following, chunk)
-        wanted = np.where(decoding, following <= start, chunk > start)
+        wanted = np.where(decoding, following <= np.minimum(start, shared_len), chunk > start)
         return length, wanted, ~decoding & (chunk < last)
 
     def _allocate(self) -> int:

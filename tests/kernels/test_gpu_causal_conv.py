@@ -75,7 +75,7 @@ def _rows(slots: list[int], counts: list[int]) -> RecurrentRows:
     zeros = torch.zeros(len(slots), dtype=torch.int32)
     bounds = torch.tensor([0, *counts]).cumsum(0).int()
     return RecurrentRows(
-        torch.tensor(slots), bounds, zeros, zeros, zeros, zeros, zeros, max(counts)
+        torch.tensor(slots), bounds, zeros, zeros, zeros, zeros, zeros, zeros, max(counts)
     )
 
 

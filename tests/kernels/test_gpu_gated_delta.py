@@ -127,20 +127,22 @@ def test_padding_and_unknown_slots_touch_nothing_else(gpu: str, kernels: KernelS
     assert layer.delta.snapshots.isnan().all()
 
 
-LONG = CHUNK + 7  # two chunks, the second one short
+LONG = CHUNK + 7  # a whole chunk, and a tail
 
 
 @pytest.mark.parametrize("sizes", [SHARED_KEYS, OWN_KEYS], ids=["shared keys", "own keys"])
 def test_long_prompts_equal_the_reference(
     gpu: str, reference: KernelSet, kernels: KernelSet, sizes: Sizes
 ) -> None:
-    """In chunks, beside rows that are not, with snapshots in front of, between and inside them."""
-    sequences = {slot: make_sequence(sizes, 2 * LONG, slot, torch.bfloat16) for slot in range(4)}
+    """In chunks, beside rows that are not, with snapshots at the end of chunks and behind them."""
+    sequences = {slot: make_sequence(sizes, 3 * LONG, slot, torch.bfloat16) for slot in range(4)}
+    two = 2 * CHUNK
     batches = [
-        [Row(0, 0, 3, False, 0), Row(1, 0, LONG, False, 0, 20, 0), Row(3, 0, CHUNK, False, 0)],
-        [Row(0, 3, 4, True, 0), Row(2, 0, 2 * CHUNK + 1, False, 0, 2 * CHUNK, 1)],
-        [Row(1, LONG, 2, True, 0), Row(0, 5, LONG, False, 2, 1, 2), Row(3, CHUNK, 1, True, 0)],
-        [Row(3, CHUNK + 1, CHUNK, False, 1, 1 + CHUNK, 3), Row(1, LONG + 1, 3, True, 1)],
+        [Row(0, 0, 3, False, 0), Row(1, 0, LONG, False, 0, CHUNK + 2, 0, CHUNK)],
+        [Row(0, 3, 4, True, 0), Row(2, 0, two + 1, False, 0, two, 1, two)],
+        [Row(3, 0, CHUNK, False, 0, CHUNK, 3, CHUNK), Row(1, LONG, 2, True, 0)],
+        [Row(0, 5, LONG, False, 2, 1, 2), Row(3, CHUNK, two, False, 0, two, 3, CHUNK)],
+        [Row(3, 3 * CHUNK, 1, True, 0), Row(1, LONG + 1, 3, True, 1), Row(2, two + 1, 1, True, 0)],
     ]
     expected = Layer(reference, sizes, 4, torch.bfloat16)
     layer = Layer(kernels, sizes, 4, torch.bfloat16, gpu)
@@ -157,7 +159,7 @@ def test_keys_that_repeat(gpu: str, reference: KernelSet, kernels: KernelSet) ->
     made = make_sequence(SMALL, LONG, 1, torch.bfloat16)
     gates = torch.cat((torch.full((LONG, 1), 9.0), torch.full((LONG, 1), -9.0)), dim=1).bfloat16()
     sequence = Sequence(made.x[:1].expand(LONG, -1), gates)
-    rows = [Row(0, 0, LONG, False, 0)]
+    rows = [Row(0, 0, LONG, False, 0, chunked=CHUNK)]
     qkv = sequence.x.contiguous()
     qkv[:, 2 * SMALL.k_dim :] = torch.randn(LONG, SMALL.v_dim)
     wanted = Layer(reference, SMALL, 1, torch.bfloat16).apply_delta_rule(qkv, rows, {0: sequence})

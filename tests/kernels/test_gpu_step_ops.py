@@ -67,6 +67,7 @@ def make_step() -> Step:
         advances=i32(1, 1, 0, 0, 0, 0),
         snapshot_len=i32(0, 1 << 20, 0, 0, 0, 0),
         snapshot_line=i32(0, 1, 0, 0, 0, 0),
+        chunked=i32(0, 0, 0, 0, 0, 0),
         catch_up=i32(0, 3, 9, 0, 5, 0),
         window=i32(-1, 0, 1, 2, 3, 4),
         token_row=torch.arange(6, dtype=torch.int32).repeat_interleave(torch.tensor(width)),

@@ -15,6 +15,7 @@ from surestep_proto import engine_pb2 as pb
 
 from .build_log import log_facts, show_progress
 from .cache_budget import CacheBudget
+from .caches import Caches
 from .config import WorkerSettings
 from .generation_config import sampling_defaults
 from .heartbeat import Heartbeat
@@ -197,9 +198,8 @@ def assemble(
     config, speculation = model.config, _speculation(settings)
     max_model_len = settings.max_model_len or config.max_length
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
-    budget = CacheBudget(settings, tp, known)
-    caches = budget.allocate(model, kernels, max_model_len, max_drafts)
-    slots = Slots(settings.max_num_seqs, max_model_len, max_drafts, settings.block_size)
+    caches = CacheBudget(settings, tp, known).allocate(model, kernels, max_model_len, max_drafts)
+    slots = _slots(settings, caches, kernels, max_model_len, max_drafts)
     sampling = SamplingSlots(settings.max_num_seqs, config.vocab_size)
     target = Target(model, caches, slots, sampling, tp, kernels)
     drafter, device = _drafter(speculation, target), torch.device(settings.device)
@@ -242,9 +242,24 @@ def assemble(
         state_bytes_per_slot=recurrent.slot_bytes if recurrent is not None else 0,
         hidden_size=config.hidden_size,
         headless=not model.has_head,
+        prompt_chunk=slots.prompt_chunk,
     )
     log_facts(facts)
     return Built(Runner(parts), facts)
+
+
+def _slots(
+    settings: WorkerSettings,
+    caches: Caches,
+    kernels: KernelSet,
+    max_model_len: int,
+    max_drafts: int,
+) -> Slots:
+    """Recurrent layers take prompts in chunks, where kernels do; those are too coarse for fp32."""
+    recurrent = caches.recurrent
+    in_chunks = recurrent is not None and recurrent.spec.dtype is not torch.float32
+    sizes = settings.max_num_seqs, max_model_len, max_drafts, settings.block_size
+    return Slots(*sizes, kernels.delta_chunk if in_chunks else 1)
 
 
 def _speculation(settings: WorkerSettings) -> SpeculativeConfig | None:

@@ -30,6 +30,8 @@ def check_rows(rows: Rows, slots: Slots, max_draft_tokens: int) -> None:
         capacity=slots.num_blocks[slot] * slots.block_size,
         prefill_len=slots.admitted_len[slot],
         max_len=slots.max_len[slot],
+        prompt_len=slots.prompt_len[slot],
+        chunk=slots.prompt_chunk,
         pools=slots.pooling[slot] != pb.NO_POOLING,
         logged_accepted=slots.accepted_at(slot, rows.accepted_step),
         last_step=slots.last_step[slot],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from surestep_common.errors import InternalError
+from surestep_common.invariants import chunked_length
 from surestep_proto import engine_pb2 as pb
 
 from .pages import zero_pages
@@ -22,9 +23,15 @@ class Slots:
     """
 
     def __init__(
-        self, num_slots: int, max_model_len: int, max_draft_tokens: int, block_size: int
+        self,
+        num_slots: int,
+        max_model_len: int,
+        max_draft_tokens: int,
+        block_size: int,
+        prompt_chunk: int = 1,
     ) -> None:
         self.block_size = block_size
+        self.prompt_chunk = prompt_chunk  # tokens of a prompt that recurrent layers take at once
         self.num_slots = num_slots
         # One more than the context for the newest token, and room for drafts behind it.
         room = max_model_len + max_draft_tokens + 1
@@ -37,8 +44,9 @@ class Slots:
         self.occupied = np.zeros(num_slots, dtype=np.bool_)
         self.committed = np.zeros(num_slots, dtype=np.int64)  # tokens whose KV is valid
         self.known = np.zeros(num_slots, dtype=np.int64)  # tokens whose id is known
-        self.prompt_len = np.zeros(num_slots, dtype=np.int64)
-        # pb.Pooling: how a vector is made of the prompt. The line behind the slots' is NULL slot's.
+        # Two columns that rows of padding read too: the line behind the slots' is the NULL slot's.
+        self.prompt_len = np.zeros(num_slots + 1, dtype=np.int64)
+        # pb.Pooling: how a vector is made of the prompt.
         self.pooling = np.zeros(num_slots + 1, dtype=np.int64)
         self.admitted_len = np.zeros(num_slots, dtype=np.int64)  # tokens known at admission
         self.max_len = np.zeros(num_slots, dtype=np.int64)
@@ -88,6 +96,14 @@ class Slots:
         begin = self.num_blocks[slot]
         self.block_tables[slot, begin : begin + len(block_ids)] = block_ids
         self.num_blocks[slot] += len(block_ids)
+
+    def chunked(self, slot: IntArray, start: IntArray, count: IntArray) -> IntArray:
+        """How many of the `count` tokens of prefill rows [R] fill whole chunks of their prompt."""
+        if self.prompt_chunk == 1:
+            return np.zeros_like(count)
+        left = chunked_length(self.prompt_len[slot], self.prompt_chunk) - start
+        chunked: IntArray = np.clip(left, 0, count)
+        return chunked
 
     def accepted_at(self, slot: IntArray, step: IntArray) -> IntArray:
         """Accepted counts this rank recorded for (slot, step) pairs [R]; -1 where it has none."""

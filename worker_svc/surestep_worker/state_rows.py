@@ -23,6 +23,7 @@ class StateColumns(NamedTuple):
     window: Int32Array
     snapshot_after: Int32Array
     snapshot_line: Int32Array
+    chunked: Int32Array
 
 
 class StateRows(NamedTuple):
@@ -56,6 +57,7 @@ def state_rows(
             ~rows.is_prefill,
             np.where(taken, length[slot] - held, 0),
             np.where(taken, snapshot_id[slot] - 1, 0),
+            slots.chunked(slot, start, np.where(rows.is_prefill, consumed, 0)),
         ),
     )
     return StateRows(columns, folded, snapshot_id[slot][taken], length[slot][taken])

@@ -110,11 +110,12 @@ def _causal_conv_kernel(
 def causal_conv(x: Tensor, weight: Tensor, conv: ConvState, rows: RecurrentRows) -> Tensor:
     """See causal_conv_reference. x may be a slice of a projection."""
     taps, (num_slots, lines, channels) = len(weight), conv.inputs.shape
+    *columns, _, _ = rows  # all but `chunked` and `max_tokens`
     assert x.shape[1] == channels
     assert x.stride(1) == 1
     assert x.dtype is conv.inputs.dtype is conv.snapshots.dtype
     assert weight.dtype is torch.float32
-    assert all(tensor.is_contiguous() for tensor in (weight, *conv, *rows[:-1]))
+    assert all(tensor.is_contiguous() for tensor in (weight, *conv, *columns))
     out = x.new_empty(x.shape)
     pieces = triton.cdiv(rows.max_tokens, _BLOCK_T)
 
@@ -125,7 +126,7 @@ def causal_conv(x: Tensor, weight: Tensor, conv: ConvState, rows: RecurrentRows)
             x,
             weight,
             *conv,
-            *rows[:-1],
+            *columns,
             x.stride(0),
             channels,
             num_slots,

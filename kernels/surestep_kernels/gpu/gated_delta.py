@@ -1,8 +1,9 @@
-"""The gated delta rule in Triton, token by token; for the tokens of long prompts see the chunks.
+"""The gated delta rule in Triton, token by token; for the whole chunks of prompts see the chunks.
 
 One program has some columns of one head's state in registers: it folds the row's pending records,
-then runs its tokens. A column depends on no other, and the state is updated in one and the same way
-everywhere, so that a token is the same whether it was drafted, folded or in a short prompt.
+then runs its tokens, those behind whole chunks. A column depends on no other, and the state is
+updated in one and the same way everywhere, so that a token is the same whether it was drafted,
+folded, behind the last whole chunk of a prompt, or computed again after it had been emitted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from surestep_kernels.recurrent import DeltaState, RecurrentRows
 
 from .gated_delta_chunks import CHUNK, run_chunks
 from .gated_delta_inputs import prepare
-from .recurrent import COLUMNS, row_pending, row_slot, row_snapshot, row_tokens
+from .recurrent import COLUMNS, row_pending, row_slot, row_snapshot, row_tail
 
 _BLOCK_V = 32  # columns of a program: 128 bytes of every line of the state
 
@@ -99,6 +100,7 @@ def _gated_delta_kernel(
     window_ptr,  # i32[R]
     snapshot_after_ptr,  # i32[R]
     snapshot_line_ptr,  # i32[R]
+    chunked_ptr,  # i32[R]
     num_slots,
     num_lines,
     HK: tl.constexpr,
@@ -106,13 +108,13 @@ def _gated_delta_kernel(
     DK: tl.constexpr,
     DV: tl.constexpr,
     RECORDS: tl.constexpr,
-    CHUNK: tl.constexpr,  # prompts of so many tokens are only made ready; 0: none
+    CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     slot, known = row_slot(slots_ptr, row, num_slots)
-    first, count = row_tokens(cu_rows_ptr, row)
+    first, count, chunked = row_tail(cu_rows_ptr, chunked_ptr, row, CHUNK)  # the state is there
     if (not known) | (count <= 0):
         return
     i, j = tl.arange(0, BLOCK_K), tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -124,7 +126,7 @@ def _gated_delta_kernel(
     pending, window = row_pending(pending_ptr, row, RECORDS), tl.load(window_ptr + row) != 0
     keys = pending_keys_ptr + (row * RECORDS * HK + head // (HV // HK)) * DK
     decays = pending_decays_ptr + row * RECORDS * HV + head
-    begun = i < tl.where(tl.load(start_ptr + row) > 0, DK, 0)
+    begun = i < tl.where(tl.load(start_ptr + row) + chunked > 0, DK, 0)
     state = tl.load(state_at, mask=begun[:, None] & (j < DV)[None, :], other=0.0)
     state = _fold_records(
         state, keys, decays, deltas, pending, copy_at, copy_to, i, j, HK, HV, DK, DV
@@ -132,11 +134,10 @@ def _gated_delta_kernel(
     tl.debug_barrier()  # from here on threads may overwrite what others had to read
     if window:
         tl.store(state_at, state, mask=mask)
-    if window | (CHUNK == 0) | (count < CHUNK):
-        state = _run_tokens(
-            state, out_ptr, qkv_ptr, q_ptr, k_ptr, betas_ptr, new_decays_ptr, deltas, first, count,
-            window, copy_at - pending, copy_to, head, i, j, HK, HV, DK, DV, RECORDS,
-        )  # fmt: skip
+    state = _run_tokens(
+        state, out_ptr, qkv_ptr, q_ptr, k_ptr, betas_ptr, new_decays_ptr, deltas, first, count,
+        window, copy_at - pending - chunked, copy_to, head, i, j, HK, HV, DK, DV, RECORDS,
+    )  # fmt: skip
     if not window:
         tl.store(state_at, state, mask=mask)
 
@@ -160,8 +161,9 @@ def gated_delta(
     out = qkv.new_empty(len(qkv), v_heads, v_dim)
     if len(qkv) == 0:
         return out
-    in_chunks = qkv.dtype is not torch.float32
     prepared = prepare(*inputs, delta, rows)
+    if rows.max_tokens >= CHUNK:
+        run_chunks(out, qkv, prepared, delta, rows)
     grid = len(rows.slots), v_heads, triton.cdiv(v_dim, _BLOCK_V)
     _gated_delta_kernel[grid](
         out,
@@ -178,10 +180,8 @@ def gated_delta(
         DK=k_dim,
         DV=v_dim,
         RECORDS=records,
-        CHUNK=CHUNK if in_chunks else 0,
+        CHUNK=CHUNK,
         BLOCK_K=triton.next_power_of_2(k_dim),
         BLOCK_V=_BLOCK_V,
     )
-    if in_chunks and rows.max_tokens >= CHUNK:
-        run_chunks(out, qkv, prepared, delta, rows)
     return out

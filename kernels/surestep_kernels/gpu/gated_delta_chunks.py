@@ -1,4 +1,4 @@
-"""The gated delta rule over long prompts in Triton, chunk by chunk (Yang et al., 2024).
+"""The gated delta rule over whole chunks of prompts in Triton (Yang et al., 2024).
 
 With decays multiplied up from the first token of a chunk to g_1..g_C, a state S in front of it and
 d_i what token i adds,
@@ -8,8 +8,9 @@ d_i what token i adds,
     S becomes g_C S + (g_C / g K)^T d
 
 A launch makes (I + A)^-1 beta and B of all chunks at once; another goes from chunk to chunk and has
-nothing but products left to do. A chunk ends where a snapshot is due. Sums are f32, but have
-another order than token by token, and products are TF32: enough for models in bf16, not in f32.
+nothing but products left to do. Sums are f32, but have another order than token by token, and
+products are TF32: enough for models in bf16, not in f32. So a chunk is whole or is none, and where
+it begins is a matter of the sequence: see RecurrentRows.
 """
 
 from __future__ import annotations
@@ -21,25 +22,10 @@ from torch import Tensor
 from surestep_kernels.recurrent import DeltaState, RecurrentRows
 
 from .gated_delta_inputs import Prepared
-from .recurrent import COLUMNS, row_pending, row_slot, row_snapshot, row_tokens
+from .recurrent import COLUMNS, row_chunked, row_slot, row_snapshot, row_tokens
 
 CHUNK = 64  # tokens
 _BLOCK_V = 32
-
-
-@triton.jit
-def _cut(copy_at, count):
-    """How many of a row's tokens stand before its snapshot; all, if it takes none among them."""
-    return tl.where((copy_at > 0) & (copy_at <= count), copy_at, count)
-
-
-@triton.jit
-def _chunk(index, cut, count, CHUNK: tl.constexpr):
-    """First token of a chunk and the one behind its last, from the row's first on."""
-    before = tl.cdiv(cut, CHUNK)
-    behind = index >= before
-    start = tl.where(behind, cut + (index - before) * CHUNK, index * CHUNK)
-    return start, tl.minimum(start + CHUNK, tl.where(behind, count, cut))
 
 
 @triton.jit
@@ -63,65 +49,59 @@ def _chunk_matrices_kernel(
     betas_ptr,  # f32[T, HV]
     log_decays_ptr,  # f32[T, HV]
     cu_rows_ptr,  # i32[R + 1]
-    pending_ptr,  # i32[R]
-    window_ptr,  # i32[R]
-    snapshot_after_ptr,  # i32[R]
+    chunked_ptr,  # i32[R]
     HK: tl.constexpr,
     HV: tl.constexpr,
     DK: tl.constexpr,
-    RECORDS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(2)
     first, count = row_tokens(cu_rows_ptr, row)
-    pending = row_pending(pending_ptr, row, RECORDS)
-    cut = _cut(tl.load(snapshot_after_ptr + row) - pending, count)
-    start, end = _chunk(tl.program_id(1), cut, count, CHUNK)
-    if (tl.load(window_ptr + row) != 0) | (count < CHUNK) | (start >= end):
+    start = tl.program_id(1) * CHUNK
+    if start >= row_chunked(chunked_ptr, row, count, CHUNK):
         return
     t, i = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
-    at, mask = first + start + t, t < end - start
+    at, inside = first + start + t, (i < DK)[None, :]
     k_at = (at * HK + head // (HV // HK))[:, None] * DK + i[None, :]
-    k_mask = mask[:, None] & (i < DK)[None, :]
-    q = tl.load(q_ptr + k_at, mask=k_mask, other=0.0)
-    k = tl.load(k_ptr + k_at, mask=k_mask, other=0.0)
-    beta = tl.load(betas_ptr + at * HV + head, mask=mask, other=0.0)
-    decay = tl.cumsum(tl.load(log_decays_ptr + at * HV + head, mask=mask, other=0.0), axis=0)
+    q = tl.load(q_ptr + k_at, mask=inside, other=0.0)
+    k = tl.load(k_ptr + k_at, mask=inside, other=0.0)
+    beta = tl.load(betas_ptr + at * HV + head)
+    decay = tl.cumsum(tl.load(log_decays_ptr + at * HV + head), axis=0)
     ratio = tl.exp(tl.minimum(decay[:, None] - decay[None, :], 0.0))
     earlier, not_later = t[None, :] < t[:, None], t[None, :] <= t[:, None]
     products = tl.dot(k, tl.trans(k), input_precision="tf32") * ratio * beta[:, None]
     solve = _inverse(tl.where(earlier, products, 0.0), CHUNK) * beta[None, :]
     mix = tl.dot(q, tl.trans(k), input_precision="tf32") * ratio
     to = (at * HV + head)[:, None] * CHUNK + t[None, :]
-    tl.store(solve_ptr + to, solve, mask=mask[:, None])
-    tl.store(mix_ptr + to, tl.where(not_later, mix, 0.0), mask=mask[:, None])
+    tl.store(solve_ptr + to, solve)
+    tl.store(mix_ptr + to, tl.where(not_later, mix, 0.0))
 
 
 @triton.jit
 def _run_chunk(
-    state, out_ptr, qkv_ptr, q_ptr, k_ptr, log_decays_ptr, solve_ptr, mix_ptr, first, count,
+    state, out_ptr, qkv_ptr, q_ptr, k_ptr, log_decays_ptr, solve_ptr, mix_ptr, first,
     head, i, j, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The state behind tokens first..first+count, CHUNK at most; outputs are stored."""
+    """The state behind tokens first..first+CHUNK; outputs are stored."""
     t = tl.arange(0, CHUNK)
-    at, mask = first + t, t < count
+    at = first + t
     k_at = (at * HK + head // (HV // HK))[:, None] * DK + i[None, :]
     v_at = (at * HV + head)[:, None] * DV + j[None, :]
     m_at = (at * HV + head)[:, None] * CHUNK + t[None, :]
-    k_mask, v_mask = mask[:, None] & (i < DK)[None, :], mask[:, None] & (j < DV)[None, :]
+    k_mask, v_mask = (i < DK)[None, :], (j < DV)[None, :]
     k = tl.load(k_ptr + k_at, mask=k_mask, other=0.0)
     from_v = qkv_ptr + (at + 1)[:, None] * 2 * HK * DK + v_at
     v = tl.load(from_v, mask=v_mask, other=0.0).to(tl.float32)
-    log_decays = tl.load(log_decays_ptr + at * HV + head, mask=mask, other=0.0)
+    log_decays = tl.load(log_decays_ptr + at * HV + head)
     reached, whole = tl.cumsum(log_decays, axis=0), tl.sum(log_decays, axis=0)
     decay = tl.exp(reached)[:, None]
-    solve = tl.load(solve_ptr + m_at, mask=mask[:, None], other=0.0)
+    solve = tl.load(solve_ptr + m_at)
     rest = v - decay * tl.dot(k, state, input_precision="tf32")
     deltas = tl.dot(solve, rest, input_precision="tf32")
     q = tl.load(q_ptr + k_at, mask=k_mask, other=0.0)
-    mix = tl.load(mix_ptr + m_at, mask=mask[:, None], other=0.0)
+    mix = tl.load(mix_ptr + m_at)
     out = decay * tl.dot(q, state, input_precision="tf32")
     out = tl.dot(mix, deltas, out, input_precision="tf32")
     tl.store(out_ptr + v_at, out.to(out_ptr.dtype.element_ty), mask=v_mask)
@@ -142,17 +122,16 @@ def _run_chunks_kernel(
     snapshots_ptr,  # f32[M, HV, DK, DV]
     slots_ptr,  # i64[R]
     cu_rows_ptr,  # i32[R + 1]
-    pending_ptr,  # i32[R]
-    window_ptr,  # i32[R]
+    start_ptr,  # i32[R]
     snapshot_after_ptr,  # i32[R]
     snapshot_line_ptr,  # i32[R]
+    chunked_ptr,  # i32[R]
     num_slots,
     num_lines,
     HK: tl.constexpr,
     HV: tl.constexpr,
     DK: tl.constexpr,
     DV: tl.constexpr,
-    RECORDS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -160,23 +139,22 @@ def _run_chunks_kernel(
     row, head = tl.program_id(0), tl.program_id(1)
     slot, known = row_slot(slots_ptr, row, num_slots)
     first, count = row_tokens(cu_rows_ptr, row)
-    if (not known) | (tl.load(window_ptr + row) != 0) | (count < CHUNK):
+    chunked = row_chunked(chunked_ptr, row, count, CHUNK)
+    if (not known) | (chunked == 0):
         return
     copy_at, line = row_snapshot(snapshot_after_ptr, snapshot_line_ptr, row, num_lines)
-    copy_at -= row_pending(pending_ptr, row, RECORDS)
-    cut = _cut(tl.load(snapshot_after_ptr + row) - row_pending(pending_ptr, row, RECORDS), count)
     i, j = tl.arange(0, BLOCK_K), tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     mask, tile = (i < DK)[:, None] & (j < DV)[None, :], i[:, None] * DV + j[None, :]
     state_at = state_ptr + (slot * HV + head) * DK * DV + tile
-    state = tl.load(state_at, mask=mask, other=0.0)
+    begun = i < tl.where(tl.load(start_ptr + row) > 0, DK, 0)
+    state = tl.load(state_at, mask=begun[:, None] & (j < DV)[None, :], other=0.0)
     tl.debug_barrier()  # a thread may overwrite what another reads
-    for index in range(tl.cdiv(cut, CHUNK) + tl.cdiv(count - cut, CHUNK)):
-        start, end = _chunk(index, cut, count, CHUNK)
+    for start in range(0, chunked, CHUNK):
         state = _run_chunk(
             state, out_ptr, qkv_ptr, q_ptr, k_ptr, log_decays_ptr, solve_ptr, mix_ptr,
-            first + start, end - start, head, i, j, HK, HV, DK, DV, CHUNK,
+            first + start, head, i, j, HK, HV, DK, DV, CHUNK,
         )  # fmt: skip
-        if end == copy_at:
+        if start + CHUNK == copy_at:
             tl.store(snapshots_ptr + (line * HV + head) * DK * DV + tile, state, mask=mask)
     tl.store(state_at, state, mask=mask)
 
@@ -184,22 +162,17 @@ def _run_chunks_kernel(
 def run_chunks(
     out: Tensor, qkv: Tensor, prepared: Prepared, delta: DeltaState, rows: RecurrentRows
 ) -> None:
-    """Outputs of the rows of prompts that have CHUNK tokens or more, whose states advance.
-
-    Their pending records are folded already.
-    """
+    """Outputs of the leading `rows.chunked` tokens of rows, whose states advance over them."""
     num_slots, v_heads, k_dim, v_dim = delta.state.shape
     sizes = {
         "HK": delta.keys.shape[2],
         "HV": v_heads,
         "DK": k_dim,
-        "RECORDS": delta.keys.shape[1],
         "CHUNK": CHUNK,
         "BLOCK_K": max(16, triton.next_power_of_2(k_dim)),
     }
     solve, mix = delta.state.new_empty(2, len(qkv), v_heads, CHUNK)
-    chunks = triton.cdiv(rows.max_tokens, CHUNK) + 1  # one more where a snapshot cuts
-    _chunk_matrices_kernel[len(rows.slots), chunks, v_heads](
+    _chunk_matrices_kernel[len(rows.slots), rows.max_tokens // CHUNK, v_heads](
         solve,
         mix,
         prepared.q,
@@ -207,9 +180,7 @@ def run_chunks(
         prepared.betas,
         prepared.log_decays,
         rows.cu_rows,
-        rows.pending,
-        rows.window,
-        rows.snapshot_after,
+        rows.chunked,
         num_warps=8,
         num_stages=1,
         **sizes,
@@ -226,10 +197,10 @@ def run_chunks(
         delta.snapshots,
         rows.slots,
         rows.cu_rows,
-        rows.pending,
-        rows.window,
+        rows.start,
         rows.snapshot_after,
         rows.snapshot_line,
+        rows.chunked,
         num_slots,
         len(delta.snapshots),
         DV=v_dim,

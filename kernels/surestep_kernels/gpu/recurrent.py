@@ -8,7 +8,7 @@ import triton.language as tl
 # Columns of a batch lie anywhere in a buffer: no kernel is compiled anew for where one begins.
 COLUMNS = [
     *("slots_ptr", "cu_rows_ptr", "start_ptr", "pending_ptr", "window_ptr"),
-    *("snapshot_after_ptr", "snapshot_line_ptr"),
+    *("snapshot_after_ptr", "snapshot_line_ptr", "chunked_ptr"),
 ]
 
 
@@ -17,6 +17,21 @@ def row_tokens(cu_rows_ptr, row):
     """First token of a row and how many it has."""
     first = tl.load(cu_rows_ptr + row).to(tl.int64)
     return first, tl.load(cu_rows_ptr + row + 1) - first.to(tl.int32)
+
+
+@triton.jit
+def row_chunked(chunked_ptr, row, count, CHUNK: tl.constexpr):
+    """How many of a row's `count` tokens go in chunks, all of them whole."""
+    most = tl.maximum(tl.minimum(tl.load(chunked_ptr + row), count), 0)
+    return most // CHUNK * CHUNK
+
+
+@triton.jit
+def row_tail(cu_rows_ptr, chunked_ptr, row, CHUNK: tl.constexpr):
+    """First token of a row behind its chunks, how many follow, and how many are in chunks."""
+    first, count = row_tokens(cu_rows_ptr, row)
+    chunked = row_chunked(chunked_ptr, row, count, CHUNK)
+    return first + chunked, count - chunked, chunked
 
 
 @triton.jit

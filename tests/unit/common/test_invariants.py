@@ -33,6 +33,7 @@ PLAN: dict[str, list[int]] = {
     "capacity": [16, 16, 16, 16],
     "prefill_len": [10, 10, 10, 10],
     "max_len": [30, 30, 14, 17],
+    "prompt_len": [10, 10, 10, 10],
     "pools": [False, False, False, False],
     "logged_accepted": [0, 0, 1, 2],
     "last_step": [0, 3, 4, 4],
@@ -65,10 +66,10 @@ def advance(row: int = 0, **changes: Any) -> IntArray:
 
 
 def test_a_right_plan_passes() -> None:
-    check_plan_rows(**columns(PLAN))
-    check_plan_rows(**columns(PLAN, 0, pools=True))
-    check_plan_rows(**columns(PLAN, 1, mode=POOL, pools=True))
-    check_plan_rows(**{name: array[:0] for name, array in columns(PLAN).items()})
+    check_plan_rows(chunk=1, **columns(PLAN))
+    check_plan_rows(chunk=1, **columns(PLAN, 0, pools=True))
+    check_plan_rows(chunk=1, **columns(PLAN, 1, mode=POOL, pools=True))
+    check_plan_rows(chunk=1, **{name: array[:0] for name, array in columns(PLAN).items()})
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,30 @@ def test_a_right_plan_passes() -> None:
 )
 def test_a_wrong_plan_is_refused(row: int, changes: dict[str, int], message: str) -> None:
     with pytest.raises(LedgerError, match=re.escape(message)):
-        check_plan_rows(**columns(PLAN, row, **changes))
+        check_plan_rows(chunk=1, **columns(PLAN, row, **changes))
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "cut"),
+    [
+        (0, {}, None),
+        (0, {"num_tokens": 8, "capacity": 8}, None),
+        (0, {"num_tokens": 9}, None),  # behind the whole chunks anything goes
+        (0, {"num_tokens": 6}, "slot 7: tokens 0 to 6 of a prompt of 10 cut a chunk of 4"),
+        (0, {"len_lo": 2, "len_hi": 2, "length": 2, "num_tokens": 2}, "slot 7: tokens 2 to 4 of"),
+        (0, {"num_tokens": 6, "prompt_len": 7}, None),  # the others are not of the prompt
+        (0, {"num_tokens": 6, "prompt_len": 8}, "slot 7: tokens 0 to 6 of a prompt of 8 cut"),
+        (2, {"length": 11, "prompt_len": 12}, None),  # decodes
+    ],
+)
+def test_a_plan_cuts_no_chunk_of_a_prompt(
+    row: int, changes: dict[str, int], cut: str | None
+) -> None:
+    if cut is None:
+        check_plan_rows(chunk=4, **columns(PLAN, row, **changes))
+        return
+    with pytest.raises(LedgerError, match=re.escape(cut)):
+        check_plan_rows(chunk=4, **columns(PLAN, row, **changes))
 
 
 def test_slots_advance_by_what_was_consumed() -> None:

@@ -104,6 +104,7 @@ def _batch(rows: StepRows, inputs: StepInputs, hidden_index: Tensor, max_tokens:
             window=1 - rows.advances,
             snapshot_after=inputs.snapshot_after,
             snapshot_line=rows.snapshot_line,
+            chunked=rows.chunked,
             max_tokens=max_tokens,
         ),
     )

@@ -71,12 +71,14 @@ class Geometry:
         length[armed.slot], line[armed.slot] = armed.length, armed.id - 1
         prompt = _prompt(rows, cu, token_row, slots, wants_prompt)
         pooled = pooled_tokens(rows, token_row, cu, slots)
+        chunked = slots.chunked(rows.slot, rows.len_hi, rows.num_tokens)
         columns = StepRows(
             slot=_words(rows.slot),
             cu_rows=_words(cu),
             advances=_words(rows.is_prefill),
             snapshot_len=_words(length[rows.slot]),
             snapshot_line=_words(line[rows.slot]),
+            chunked=_words(chunked),
             catch_up=_words(rows.catch_up),
             window=_words(window),
             token_row=_words(token_row),
