@@ -38,10 +38,10 @@ _REFUSED = {
 _FOR_TEXT = ("stop", "include_stop_str_in_output")
 
 
-def choices(request: TheirRequest, limits: Limits) -> list[GenerateRequest]:
-    """One request of ours for each of the sequences.
+def choices(request: TheirRequest, limits: Limits) -> Iterator[GenerateRequest]:
+    """One request of ours for each of the sequences; each copies the prompt when it is asked for.
 
-    Raises InvalidRequest or RequestTooLarge naming the field for what is not served.
+    Raises InvalidRequest or RequestTooLarge naming the field for what is not served, at once.
     """
     _check_served(request)
     ids = _prompt_ids(request, limits)
@@ -50,7 +50,7 @@ def choices(request: TheirRequest, limits: Limits) -> list[GenerateRequest]:
     check_entries(sampling, count)
     if sampling.want_logprobs and not request.stream:
         _check_held(params, count, limits.max_request_len - len(ids))
-    return [_choice(request, ids, sampling, index) for index in range(count)]
+    return (_choice(request, ids, sampling, index) for index in range(count))
 
 
 def request_id(their_id: str, index: int) -> str:

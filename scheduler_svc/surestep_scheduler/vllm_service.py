@@ -50,7 +50,10 @@ class VllmService(VllmEngineServicer):
     ) -> AsyncIterator[vllm_engine_pb2.GenerateResponse]:
         """The tokens of all sequences. Cancelling the call aborts them."""
         self._facts.received_at = time.time()
-        requests = choices(request, self._engine.limits)
+        requests = []
+        for one in choices(request, self._engine.limits):
+            requests.append(one)
+            await asyncio.sleep(0)  # steps go on between copies of a long prompt
         if in_vain := without_effect(request):
             context.set_trailing_metadata(((WITHOUT_EFFECT_KEY, ",".join(in_vain)),))
         eos_ids = self._engine.model.eos_token_ids
