@@ -152,6 +152,8 @@ class Terminal:
             stderr=theirs,
             env=environment({"TERM": "xterm"}),
             start_new_session=True,
+            # Tests that run in the background have Ctrl-C ignored, and so would the command.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(theirs)
         self.told = ""
