@@ -14,6 +14,7 @@ from surestep_worker.models.prepared import Weights
 from surestep_worker.models.weights import Parameter, Source
 
 from .linear import Part, Sharding, take_linear
+from .residual import Product
 
 if TYPE_CHECKING:
     from surestep_worker.models.hybrid_config import HybridConfig
@@ -116,7 +117,7 @@ class GatedDeltaNet:
         self._norm = weights.take(f"{to}norm", torch.float32)
         self._out = take_linear(weights, f"{to}out", kernels)
 
-    def __call__(self, x: Tensor, batch: StepBatch, caches: Caches) -> Tensor:
+    def __call__(self, x: Tensor, batch: StepBatch, caches: Caches) -> Product:
         """[T, H] -> [T, H], to be summed over the ranks."""
         ops = self._ops
         assert caches.recurrent is not None
@@ -127,6 +128,5 @@ class GatedDeltaNet:
         gate = qkvz[:, self._channels :].unflatten(1, (self._v_heads, self._v_dim))
         qkv = ops.causal_conv(mixed, self._conv, cache.conv, batch.recurrent)
         out = ops.gated_delta(qkv, ba, self._a_log, self._dt_bias, cache.delta, batch.recurrent)
-        return ops.linear(
-            ops.rms_norm_gated(out, gate, self._norm, self._eps).flatten(1), self._out
-        )
+        out = ops.rms_norm_gated(out, gate, self._norm, self._eps)
+        return Product(out.flatten(1), self._out)
