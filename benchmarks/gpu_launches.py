@@ -119,7 +119,8 @@ class Unwritten:
         prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> Tensor:
         """One parameter."""
-        return prepare(torch.zeros(self._table[name].shape, dtype=dtype or torch.bfloat16))
+        made = torch.zeros(self._table[name].shape, dtype=dtype or torch.bfloat16)
+        return prepare(made).contiguous()
 
     take_linear = take
 

@@ -124,7 +124,7 @@ def load_total(
     """Elements of a product [M, N] in f32, not yet rounded.
 
     `at` (i64, where in a split) and `mask` have the shape of the result, `column` that or one that
-    is broadcast to it. No load waits for a sum: all splits are under way at once.
+    is broadcast to it. No load waits for a sum: the loop is no loop of the compiled kernel.
     """
     total = tl.load(sums_ptr + at, mask=mask, other=0.0).to(tl.float32)
     for split in tl.static_range(1, SPLITS):
