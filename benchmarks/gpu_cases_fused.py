@@ -61,9 +61,9 @@ def project_heads(s: Sizes) -> Iterator[Case]:
     def make(device: str, m: int) -> Work:
         packed, x = _weight(device, heads * s.head_dim, s.hidden), activations(device, m, s.hidden)
         table = floats(device, max(s.rows), s.rotated)
-        norms = (floats(device, s.head_dim),) * 2 if s.delta else (None, None)
+        norm = floats(device, s.head_dim) if s.delta else None
         sizes = s.head_dim, s.heads, others, s.kv_heads
-        projection = HeadProjection(packed, *sizes, table, *norms, eps=1e-6)
+        projection = HeadProjection(packed, *sizes, table, norm, norm, 1e-6)
         shape = -(-m // BLOCK_SIZE) + 1, s.kv_heads, BLOCK_SIZE, s.head_dim
         pages = (torch.zeros(shape, dtype=DTYPE, device=device) for _ in "kv")
         where = torch.arange(m, device=device)

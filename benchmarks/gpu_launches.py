@@ -137,7 +137,7 @@ class Launches(TorchDispatchMode):
     """Counts by name while it is entered; Triton's are counted and not run."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names = Counter[str]()
 
     def __torch_dispatch__(
@@ -152,11 +152,11 @@ class Launches(TorchDispatchMode):
     def __enter__(self) -> Launches:
         self._run = JITFunction.run
         JITFunction.run = lambda kernel, *args, **options: self._count(kernel)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         JITFunction.run = self._run
 
     def _count(self, kernel: Any) -> None:
@@ -226,11 +226,12 @@ def figures(kind: Kind, batch: int) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Count all."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--kinds", nargs="+", default=[kind.name for kind in KINDS])
     parser.add_argument("--out", type=Path, help="also write the counts to this file, as JSON")
     args = parser.parse_args(argv)
     lines = list[dict[str, Any]]()
-    for kind in KINDS:
+    for kind in (kind for kind in KINDS if kind.name in args.kinds):
         for batch in args.batch:
             lines.append(figures(kind, batch))
             sys.stdout.write(json.dumps(lines[-1]) + "\n")

@@ -108,9 +108,10 @@ def reductions(ttgir: str) -> list[str]:
     """What is reduced, and which thread holds which element of it."""
     layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.MULTILINE))
     found = re.findall(r"^ *\}\) : \(tensor<(\w+), (.+?)>\) -> ", ttgir, re.MULTILINE)
-    named = {
-        f"{shape} {re.sub(r'#\w+', lambda m: layouts.get(m[0], m[0]), at)}" for shape, at in found
-    }
+    named = set[str]()
+    for shape, at in found:
+        layout = re.sub(r"#\w+", lambda alias: layouts.get(alias[0], alias[0]), at)
+        named.add(f"{shape} {layout}")
     return sorted(named)
 
 

@@ -99,8 +99,9 @@ class KernelSet:
 
         Queries and keys are normalised, if there are norms, and rotated to their positions i64[T].
         """
-        made = self.linear(x, projection.packed).unflatten(1, (-1, projection.head_dim))
-        q, others, k, v = made.split(projection.sizes, dim=1)
+        sizes = projection.sizes
+        made = self.linear(x, projection.packed).view(len(x), sum(sizes), projection.head_dim)
+        q, others, k, v = made.split(sizes, dim=1)
         if projection.q_norm is not None and projection.k_norm is not None:
             q = self.rms_norm(q, projection.q_norm, projection.eps)
             k = self.rms_norm(k, projection.k_norm, projection.eps)

@@ -113,8 +113,8 @@ def make_cache(
     device: str, heads: Heads, dtype: torch.dtype, *, scales: bool = False
 ) -> LayerCache:
     shape = BLOCKS, heads.kv, BLOCK_SIZE, heads.head_dim
-    pages = (torch.zeros(shape, device=device).to(dtype) for _ in "kv")
-    return LayerCache(*pages, torch.tensor([0.5, 3.0], device=device) if scales else None)
+    keys, values = (torch.zeros(shape, device=device).to(dtype) for _ in "kv")
+    return LayerCache(keys, values, torch.tensor([0.5, 3.0], device=device) if scales else None)
 
 
 def outputs(heads: Heads) -> int:

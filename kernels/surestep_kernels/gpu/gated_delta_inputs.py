@@ -83,7 +83,7 @@ def _prepare_records(
 @triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _prepare_kernel(
     qkv_ptr,  # [T, 2 HK DK + HV DV]
-    gates_ptr,  # [T, 2 HV]: b, then a
+    gates_ptr,  # [T, 2 HV]: b, then a; a token every gates_stride elements
     a_log_ptr,  # f32[HV]
     dt_bias_ptr,  # f32[HV]
     q_ptr,  # f32[T, HK, DK]
@@ -100,6 +100,7 @@ def _prepare_kernel(
     pending_ptr,  # i32[R]
     window_ptr,  # i32[R]
     num_slots,
+    gates_stride,
     scale,
     HK: tl.constexpr,
     HV: tl.constexpr,
@@ -124,7 +125,7 @@ def _prepare_kernel(
     k_at = (tokens * HK + head)[:, None] * DK + i[None, :]
     tl.store(q_ptr + k_at, q, mask=k_mask)
     tl.store(k_ptr + k_at, k, mask=k_mask)
-    gates_at = gates_ptr + tokens[:, None] * 2 * HV + v_heads[None, :]
+    gates_at = gates_ptr + tokens[:, None] * gates_stride + v_heads[None, :]
     b = tl.load(gates_at, mask=g_mask, other=0.0).to(tl.float32)
     a = tl.load(gates_at + HV, mask=g_mask, other=0.0).to(tl.float32)
     a_log = tl.load(a_log_ptr + v_heads, mask=g < HV // HK, other=0.0)
@@ -180,6 +181,7 @@ def prepare(
         rows.pending,
         rows.window,
         num_slots,
+        gates.stride(0),
         k_dim**-0.5,
         HK=k_heads,
         HV=v_heads,
