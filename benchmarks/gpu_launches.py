@@ -52,7 +52,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
-# Operators that launch nothing; views are known to torch.
+# Operators that launch nothing, beside views.
 _FREE = (
     "empty",
     "new_empty",
@@ -133,6 +133,14 @@ class Unwritten:
         return self.take(name)
 
 
+def _shares(made: Any, args: Sequence[Any]) -> bool:
+    """Whether an operator that may return its argument's memory did."""
+    first = made[0] if isinstance(made, (tuple, list)) else made
+    tensors = (arg for arg in args if isinstance(arg, Tensor))
+    storage = first.untyped_storage().data_ptr()
+    return any(tensor.untyped_storage().data_ptr() == storage for tensor in tensors)
+
+
 class Launches(TorchDispatchMode):
     """Counts by name while it is entered; Triton's are counted and not run."""
 
@@ -143,10 +151,9 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name = func.overloadpacket.__name__
-        if not func.is_view and name not in _FREE:
+        name, made = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
+        if name not in _FREE and not (func.is_view and _shares(made, args)):
             self.names[f"torch {name}"] += 1
-        made = func(*args, **(kwargs or {}))
         return made.zero_() if "empty" in name else made  # kernels would have written ids there
 
     def __enter__(self) -> Launches:

@@ -128,11 +128,10 @@ def _prepare_kernel(
     gates_at = gates_ptr + tokens[:, None] * gates_stride + v_heads[None, :]
     b = tl.load(gates_at, mask=g_mask, other=0.0).to(tl.float32)
     a = tl.load(gates_at + HV, mask=g_mask, other=0.0).to(tl.float32)
-    a_log = tl.load(a_log_ptr + v_heads, mask=g < HV // HK, other=0.0)
-    bias = tl.load(dt_bias_ptr + v_heads, mask=g < HV // HK, other=0.0)
-    log_decay = -tl.exp(a_log)[None, :] * _softplus(a + bias[None, :])
-    decay = tl.exp(log_decay)
-    g_at = tokens[:, None] * HV + v_heads[None, :]
+    a_log = tl.load(a_log_ptr + v_heads, mask=g < HV // HK, other=0.0)[None, :]
+    bias = tl.load(dt_bias_ptr + v_heads, mask=g < HV // HK, other=0.0)[None, :]
+    log_decay = -tl.exp(a_log) * _softplus(a + bias)
+    decay, g_at = tl.exp(log_decay), tokens[:, None] * HV + v_heads[None, :]
     tl.store(betas_ptr + g_at, 1.0 / (1.0 + tl.exp(-b)), mask=g_mask)
     tl.store(new_decays_ptr + g_at, decay, mask=g_mask)
     tl.store(log_decays_ptr + g_at, log_decay, mask=g_mask)

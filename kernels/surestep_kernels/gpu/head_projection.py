@@ -21,24 +21,42 @@ _ELEMENTS = 512  # of a program: 16 bytes of each split for a thread
 
 
 @triton.jit
-def _normalise(x, weights, eps, D, dtype: tl.constexpr):
-    """See rms_norm.py; `weights` has the shape of x [H, D]. Also the factor of each head."""
-    factor = 1.0 / tl.sqrt_rn(tl.sum(x * x, axis=1) / D + eps)
-    return _scale(x, factor, weights, dtype), factor
-
-
-@triton.jit
 def _scale(x, factor, weights, dtype: tl.constexpr):
-    """Rounded before and behind the weights."""
+    """Rounded before and behind the weights, see rms_norm.py."""
     return ((x * factor[:, None]).to(dtype).to(tl.float32) * weights).to(dtype).to(tl.float32)
 
 
 @triton.jit
-def _norm_weights(q_norm_ptr, k_norm_ptr, is_query, is_key, dim):
-    """Those of each head, [H, D]; 1 where there is none."""
+def _weights(q_norm_ptr, k_norm_ptr, is_query, is_key, dim):
+    """Of the norm of each head, [H, D]; 1 where there is none."""
     of_q = tl.load(q_norm_ptr + dim + is_query * 0, mask=is_query, other=1.0)
     of_k = tl.load(k_norm_ptr + dim + is_key * 0, mask=is_key, other=1.0)
     return tl.where(is_key, of_k, of_q)
+
+
+@triton.jit
+def _normalise(
+    x, partner, q_norm_ptr, k_norm_ptr, is_query, is_key, dim, partner_dim, eps, D: tl.constexpr,
+    dtype: tl.constexpr,
+):  # fmt: skip
+    """Queries and keys among the heads x [H, D]; and what each element turns with, as far."""
+    factor = 1.0 / tl.sqrt_rn(tl.sum(x * x, axis=1) / D + eps)
+    query, key, inside = is_query & (dim < D), is_key & (dim < D), partner_dim < D
+    normed = _scale(x, factor, _weights(q_norm_ptr, k_norm_ptr, query, key, dim), dtype)
+    query, key = is_query & inside, is_key & inside
+    weights = _weights(q_norm_ptr, k_norm_ptr, query, key, partner_dim)
+    return tl.where(is_query | is_key, normed, x), _scale(partner, factor, weights, dtype)
+
+
+@triton.jit
+def _turned(x, partner, positions_ptr, cos_sin_ptr, token, num_positions, half, dim, pair):
+    """See rotary.py."""
+    position = tl.load(positions_ptr + token)
+    position = tl.minimum(tl.maximum(position, 0), num_positions - 1)
+    angle = cos_sin_ptr + position * 2 * half + pair
+    cos = tl.load(angle, mask=dim < 2 * half, other=1.0)
+    sin = tl.load(angle + half, mask=dim < 2 * half, other=0.0)
+    return x * cos + partner * tl.where(dim < half, -sin, sin)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -55,27 +73,12 @@ def _project_heads_kernel(
     v_cache_ptr,
     scales_ptr,  # f32[2]; HAS_SCALES only
     slots_ptr,  # i64[T]
-    T,
-    num_positions,
-    half,
-    num_slots,
-    block_stride,
-    head_stride,
-    offset_stride,
-    HEADS: tl.constexpr,  # of queries
-    OTHERS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    T, num_positions, half, num_slots, block_stride, head_stride, offset_stride,
+    HEADS: tl.constexpr, OTHERS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+    WHOLE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, IS_FP8: tl.constexpr,
     HAS_SCALES: tl.constexpr,
-):
+):  # fmt: skip
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     KEYS: tl.constexpr = HEADS + OTHERS
     VALUES: tl.constexpr = KEYS + KV_HEADS
@@ -84,6 +87,7 @@ def _project_heads_kernel(
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
     dim = tl.arange(0, BLOCK_D)[None, :]
     mask = (head < VALUES + KV_HEADS) & (dim < D)
+    is_query, is_key, is_value = head < HEADS, (head >= KEYS) & (head < VALUES), head >= VALUES
     line = out_ptr + token * WIDTH + head * D
     if not WHOLE:
         column = head * D + dim
@@ -92,34 +96,22 @@ def _project_heads_kernel(
         tl.store(line + dim, total.to(dtype), mask=mask)
         tl.debug_barrier()  # a thread reads what others wrote
     x = tl.load(line + dim, mask=mask, other=0.0).to(tl.float32)
-    is_key, is_value = (head >= KEYS) & (head < VALUES), head >= VALUES
-    turns = (dim < 2 * half) & ((head < HEADS) | is_key)
+    turns = (dim < 2 * half) & (is_query | is_key)
     pair = tl.where(dim < half, dim, dim - half)
     partner_dim = tl.where(dim < half, dim + half, pair)
     partner = tl.load(line + partner_dim, mask=mask & turns, other=0.0).to(tl.float32)
     if HAS_NORM:
-        is_query = (head < HEADS) & (dim < D)
-        weights = _norm_weights(q_norm_ptr, k_norm_ptr, is_query, is_key & (dim < D), dim)
-        normed, factor = _normalise(x, weights, eps, D, dtype)
-        x = tl.where((head < HEADS) | is_key, normed, x)
-        partner_weights = _norm_weights(
-            q_norm_ptr, k_norm_ptr, turns & (head < HEADS), turns & is_key, partner_dim
+        x, partner = _normalise(
+            x, partner, q_norm_ptr, k_norm_ptr, is_query, is_key, dim, partner_dim, eps, D, dtype
         )
-        partner = _scale(partner, factor, partner_weights, dtype)
-    position = tl.load(positions_ptr + token)
-    position = tl.minimum(tl.maximum(position, 0), num_positions - 1)
-    angle = cos_sin_ptr + position * 2 * half + pair
-    cos = tl.load(angle, mask=dim < 2 * half, other=1.0)
-    sin = tl.load(angle + half, mask=dim < 2 * half, other=0.0)
-    turned = x * cos + partner * tl.where(dim < half, -sin, sin)
-    x = tl.where(turns, turned.to(dtype).to(tl.float32), x)
+    turned = _turned(x, partner, positions_ptr, cos_sin_ptr, token, num_positions, half, dim, pair)
+    x = tl.where(turns, turned.to(dtype).to(tl.float32), x).to(dtype)
     tl.debug_barrier()  # a thread may overwrite what another reads
-    tl.store(line + dim, x.to(dtype), mask=mask & (head < HEADS))
+    tl.store(line + dim, x, mask=mask & is_query)
     slot = tl.load(slots_ptr + token)
     heads_stored = tl.where((slot >= 0) & (slot < num_slots), VALUES + KV_HEADS, 0)
-    stored = (head < heads_stored) & (dim < D)
-    coded = encode(x.to(dtype), scales_ptr, is_value.to(tl.int32), IS_FP8, HAS_SCALES)
-    coded = coded.to(k_cache_ptr.dtype.element_ty)
+    coded = encode(x, scales_ptr, is_value.to(tl.int32), IS_FP8, HAS_SCALES)
+    coded, stored = coded.to(k_cache_ptr.dtype.element_ty), (head < heads_stored) & (dim < D)
     to = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * offset_stride + dim
     k_to = k_cache_ptr + to + (head - KEYS).to(tl.int64) * head_stride
     v_to = v_cache_ptr + to + (head - VALUES).to(tl.int64) * head_stride
