@@ -132,6 +132,15 @@ def orders_by_parts(variants: list[dict[str, Any]]) -> dict[str, set[str]]:
     return {name: layouts for name, layouts in found.items() if len(layouts) > 1}
 
 
+def test_two_orders_of_one_sum_are_found() -> None:
+    lay = "1x2048xf32 #ttg.blocked<{sizePerThread = [1, %d]}>"
+    few = {"kernel": "_add_rms_norm_kernel", "case": "M=1", "reductions": [lay % 4]}
+    heads = few | {"kernel": "_project_heads_kernel", "case": "M=1", "reductions": [lay % 8]}
+    assert orders_by_parts([few, few | {"case": "M=512"}, heads]) == {}
+    many = few | {"case": "M=512", "reductions": [lay % 8]}
+    assert list(orders_by_parts([few, many, heads])) == ["_add_rms_norm_kernel 1x2048xf32 False"]
+
+
 def report(compiler: dict[str, Any], variants: list[dict[str, Any]]) -> str:
     """JSON with a line for each variant, in the order of kernels; seconds are nobody's."""
     kept = ({k: v for k, v in variant.items() if k != "seconds"} for variant in variants)
