@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import product
 
+import gpu_cases_fused
 import gpu_cases_state
 import gpu_cases_step
 import torch
@@ -250,6 +251,7 @@ OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "mul_sigmoid": mul_sigmoid,
     "route": route,
     "moe": moe,
+    **gpu_cases_fused.OPS,
     **gpu_cases_state.OPS,
     **gpu_cases_step.OPS,
 }

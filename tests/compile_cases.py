@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -10,9 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from gpu_cases import MODELS, OPS, TINY, Sizes
 from gpu_sizes import Work, i32, kernels
+from surestep_kernels import PackedLinear
 from surestep_kernels.gpu.paged_attention import paged_attention
 from surestep_kernels.gpu.shape_logits import shape_logits
 from surestep_kernels.gpu.store_kv import store_kv
+from surestep_kernels.head_projection import HeadProjection
 from surestep_kernels.kv_cache import FP8, LayerCache
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.shape_logits import Biases, Forbidden, Positions, Shaping
@@ -46,6 +49,7 @@ def launches(*, full: bool) -> Iterator[Launch]:
         yield from _of_model(_fewer(sizes, full=full))
     yield from _attention(full=full)
     yield from _products()
+    yield from _fused()
     yield from _shaping()
     yield from _pages()
 
@@ -152,6 +156,38 @@ def _products() -> Iterator[Launch]:
         yield Launch("linear", name, partial(run, rows, dtype, bias=bias))
 
 
+def _fused() -> Iterator[Launch]:
+    """What the benchmarks leave out of what follows a product: biases, and FP8 pages with scales."""
+    ops, heads = replace(kernels(), store_kv=store_kv), 12 * 128
+
+    def packed(columns: int) -> PackedLinear:
+        weight = torch.empty(columns, 2048, dtype=BF16, device=META)
+        return ops.pack_linear(weight, weight[:, 0].contiguous())
+
+    def run(rows: int) -> None:
+        x = torch.empty(rows, 2048, dtype=BF16, device=META)
+        ops.linear_silu_and_mul(x, packed(2 * 512))
+        residual, weight = torch.empty(rows, 2048, dtype=BF16, device=META), _floats(2048)
+        ops.linear_add_rms_norm(x, packed(2048), residual, weight, 1e-5)
+        norms = _floats(128), _floats(128)
+        projection = HeadProjection(packed(heads), 128, 8, 0, 2, _floats(64, 128), *norms, 1e-6)
+        where = torch.empty(rows, dtype=torch.int64, device=META)
+        ops.project_heads(x, projection, where, _scaled_pages(), where)
+
+    for rows in (1, 512):
+        yield Launch("project_heads", f"biases and fp8 pages M={rows}", partial(run, rows))
+
+
+def _floats(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, device=META)
+
+
+def _scaled_pages() -> LayerCache:
+    shape = (9, KV_HEADS, BLOCK_SIZE, 128)
+    keys, values = (torch.empty(shape, dtype=FP8, device=META) for _ in "kv")
+    return LayerCache(keys, values, _floats(2))
+
+
 def _shaping() -> Iterator[Launch]:
     """What the benchmarks do not ask of logits: biases, and forbidden sequences."""
 
@@ -171,10 +207,7 @@ def _pages() -> Iterator[Launch]:
 
     def run(dtype: torch.dtype) -> None:
         k, v = (torch.empty(4, KV_HEADS, 128, dtype=dtype, device=META) for _ in "kv")
-        shape = (9, KV_HEADS, BLOCK_SIZE, 128)
-        keys, values = (torch.empty(shape, dtype=FP8, device=META) for _ in "kv")
-        cache = LayerCache(keys, values, torch.empty(2, device=META))
-        store_kv(k, v, cache, torch.empty(4, dtype=torch.int64, device=META))
+        store_kv(k, v, _scaled_pages(), torch.empty(4, dtype=torch.int64, device=META))
 
     for dtype in (BF16, FP32):
         yield Launch("store_kv", f"fp8 with scales from {dtype}", partial(run, dtype))

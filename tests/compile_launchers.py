@@ -5,7 +5,8 @@
 The launchers get tensors without memory, and a driver that knows its target and nothing else. A
 line of JSON says which Triton compiles, and one more for each variant of a kernel what it takes:
 registers of a thread, bytes of its stack (what registers were spilled to), bytes of shared memory,
-matrix instructions; or the error that it ended in.
+matrix instructions, and what decides the order of its reductions: which thread holds which element;
+or the error that it ended in.
 
 The interpreter accepts much that the compiler does not: variables that change their type in a loop,
 for one. It replaces kernels where they are defined, hence a process of its own without it.
@@ -87,7 +88,8 @@ class Compiler:
         about |= usage(made)._asdict()
         found = set(re.findall(r"\b(?:wgmma\.mma_async|mma)\.sync\S*", made.asm["ptx"]))
         seconds = round(time.perf_counter() - began, 2)
-        tell(about | {"instructions": sorted(found), "seconds": seconds})
+        about |= {"instructions": sorted(found), "reductions": reductions(made.asm["ttgir"])}
+        tell(about | {"seconds": seconds})
 
 
 def usage(made: Any) -> Usage:
@@ -100,6 +102,17 @@ def usage(made: Any) -> Usage:
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert found, text
     return Usage(int(found[1]), int(found[2]), made.metadata.shared)
+
+
+def reductions(ttgir: str) -> list[str]:
+    """What is reduced, and which thread holds which element of it."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.MULTILINE))
+    found = re.findall(r"^ *\}\) : \(tensor<(\w+), (.+?)>\) -> ", ttgir, re.MULTILINE)
+    named = set[str]()
+    for shape, at in found:
+        layout = re.sub(r"#\w+", lambda alias: layouts.get(alias[0], alias[0]), at)
+        named.add(f"{shape} {layout}")
+    return sorted(named)
 
 
 def tell(line: dict[str, Any]) -> None:

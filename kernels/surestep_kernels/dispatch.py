@@ -18,8 +18,9 @@ from .causal_conv import causal_conv_reference
 from .compilations import Compilations
 from .compiling import BuildError
 from .gated_delta import gated_delta_reference
-from .kv_cache import StoreKV, kv_cache_shape, store_kv_reference
-from .linear import Linear, PackLinear, linear_reference, pack_linear_reference
+from .head_projection import HeadProjection
+from .kv_cache import LayerCache, StoreKV, kv_cache_shape, store_kv_reference
+from .linear import Linear, PackedLinear, PackLinear, linear_reference, pack_linear_reference
 from .moe import Moe, PackExperts, moe_reference, pack_experts_reference
 from .mul_sigmoid import mul_sigmoid_reference
 from .native import NativeOps, refuse_unserved
@@ -40,7 +41,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KernelSet:
-    """The ops of one device. Shapes and dtypes are those of each op's reference."""
+    """The ops of one device. Shapes and dtypes are those of each op's reference.
+
+    The methods are products together with what follows them in a layer. A device may have a faster
+    way for any of them, which gives the same bits.
+    """
 
     name: str
     set_num_threads: Callable[[int], None]
@@ -66,6 +71,43 @@ class KernelSet:
     step: StepOps | None = None  # None: steps run on the host
     code: bytes = b""  # compiled for this machine; empty = none
     compilations: Compilations = field(default_factory=Compilations)
+
+    def linear_silu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """silu_and_mul of x [T, K] times a packed weight of 2 I outputs: [T, I]."""
+        return self.silu_and_mul(self.linear(x, packed))
+
+    def linear_add_rms_norm(
+        self,
+        x: Tensor,
+        packed: PackedLinear,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+    ) -> Tensor:
+        """residual [T, H] += x [T, K] times the packed weight; returns it normalised [T, H]."""
+        return self.add_rms_norm(self.linear(x, packed), residual, weight, eps)
+
+    def project_heads(
+        self,
+        x: Tensor,
+        projection: HeadProjection,
+        positions: Tensor,
+        cache: LayerCache,
+        kv_slots: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Heads of x [T, K]: queries [T, Hq, D] and others; keys and values are stored.
+
+        Queries and keys are normalised, if there are norms, and rotated to their positions i64[T].
+        """
+        sizes = projection.sizes
+        made = self.linear(x, projection.packed).view(len(x), sum(sizes), projection.head_dim)
+        q, others, k, v = made.split(sizes, dim=1)
+        if projection.q_norm is not None and projection.k_norm is not None:
+            q = self.rms_norm(q, projection.q_norm, projection.eps)
+            k = self.rms_norm(k, projection.k_norm, projection.eps)
+        self.rotary(q, k, positions, projection.cos_sin)
+        self.store_kv(k, v, cache, kv_slots)
+        return q, others
 
 
 REFERENCE = KernelSet(
@@ -132,42 +174,9 @@ def load_kernels(
 
 def load_triton(linear_backend: str = "auto") -> KernelSet:
     """The Triton kernels; torch references where there is none. See load_kernels."""
-    from .gpu.causal_conv import causal_conv
-    from .gpu.compilations import watch_compilations
-    from .gpu.gated_delta import gated_delta
-    from .gpu.gated_delta_chunks import CHUNK
-    from .gpu.linear import LINEAR, pack_quantized
-    from .gpu.moe import moe, pack_experts
-    from .gpu.mul_sigmoid import mul_sigmoid
-    from .gpu.ngram import ngram
-    from .gpu.rms_norm import add_rms_norm, rms_norm
-    from .gpu.rms_norm_gated import rms_norm_gated
-    from .gpu.rotary import rotary
-    from .gpu.route import route
-    from .gpu.silu_and_mul import silu_and_mul
-    from .gpu.step_ops import STEP_OPS
+    from .gpu.kernel_set import triton_kernels
 
-    return replace(
-        REFERENCE,
-        name="Triton and torch references",
-        rms_norm=rms_norm,
-        add_rms_norm=add_rms_norm,
-        pack_quantized=pack_quantized,
-        linear=LINEAR[linear_backend],
-        rotary=rotary,
-        silu_and_mul=silu_and_mul,
-        causal_conv=causal_conv,
-        gated_delta=gated_delta,
-        rms_norm_gated=rms_norm_gated,
-        mul_sigmoid=mul_sigmoid,
-        route=route,
-        pack_experts=pack_experts,
-        moe=moe,
-        ngram=ngram,
-        delta_chunk=CHUNK,
-        step=STEP_OPS,
-        compilations=watch_compilations(),
-    )
+    return triton_kernels(linear_backend)
 
 
 def load_native(code: bytes = b"") -> KernelSet | None:

@@ -66,11 +66,10 @@ class NativeRecurrentOps:
         rows: RecurrentRows,
     ) -> Tensor:
         """See gated_delta_reference."""
-        tokens = len(qkv)
+        tokens, beta_and_decay = len(qkv), beta_and_decay.contiguous()
         _, v_heads, k_dim, v_dim = delta.state.shape
         _, records, k_heads, _ = delta.keys.shape
         assert qkv.is_contiguous()
-        assert beta_and_decay.is_contiguous()
         assert qkv.dtype is beta_and_decay.dtype
         assert a_log.dtype is dt_bias.dtype is torch.float32
         assert all(x.dtype is torch.float32 and x.is_contiguous() for x in delta)

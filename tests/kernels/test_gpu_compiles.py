@@ -46,6 +46,8 @@ LIMITS = (
     ("_merge_kernel", "", SMALL._replace(programs=8)),
     ("_plain_linear_kernel", "", Limit(stack=0, shared=112 << 10, programs=1)),
     ("_sum_splits_kernel", "", SMALL._replace(programs=8)),
+    # Few: a program has a whole row, and as many threads as may read its splits.
+    ("_add_rms_norm_kernel", "", Limit(stack=0, shared=40 << 10, programs=1)),
     # Three sums are live at once: of a group, a split and the whole.
     ("_linear_kernel", "", Limit(stack=64, shared=164 << 10, programs=1)),
     ("_experts_kernel", "", Limit(stack=0, shared=48 << 10, programs=4)),
@@ -111,6 +113,32 @@ def test_every_kernel_compiles_within_its_limits(pytestconfig: pytest.Config) ->
         if variant["kernel"] in ("_plain_linear_kernel", "_linear_kernel"):
             exact = "float32" in variant["case"]
             assert variant["instructions"] == ([] if exact else [WGMMA]), variant
+    assert orders_by_parts(variants) == {}
+
+
+def orders_by_parts(variants: list[dict[str, Any]]) -> dict[str, set[str]]:
+    """Sums of squares that threads share in more than one way.
+
+    Few rows come as parts of a product and many as a whole: they must not be added up differently.
+    """
+    found = dict[str, set[str]]()
+    for variant in variants:
+        if variant["kernel"] in ("_add_rms_norm_kernel", "_project_heads_kernel"):
+            for reduction in variant["reductions"]:
+                shape, _, layout = reduction.partition(" ")
+                exact = "float32" in variant["case"]
+                found.setdefault(f"{variant['kernel']} {shape} {exact}", set()).add(layout)
+    assert len(found) > 1
+    return {name: layouts for name, layouts in found.items() if len(layouts) > 1}
+
+
+def test_two_orders_of_one_sum_are_found() -> None:
+    lay = "1x2048xf32 #ttg.blocked<{sizePerThread = [1, %d]}>"
+    few = {"kernel": "_add_rms_norm_kernel", "case": "M=1", "reductions": [lay % 4]}
+    heads = few | {"kernel": "_project_heads_kernel", "case": "M=1", "reductions": [lay % 8]}
+    assert orders_by_parts([few, few | {"case": "M=512"}, heads]) == {}
+    many = few | {"case": "M=512", "reductions": [lay % 8]}
+    assert list(orders_by_parts([few, many, heads])) == ["_add_rms_norm_kernel 1x2048xf32 False"]
 
 
 def report(compiler: dict[str, Any], variants: list[dict[str, Any]]) -> str:

@@ -150,14 +150,15 @@ def gated_delta(
     delta: DeltaState,
     rows: RecurrentRows,
 ) -> Tensor:
-    """See gated_delta_reference."""
+    """See gated_delta_reference. beta_and_decay may be a slice of a projection."""
     num_slots, v_heads, k_dim, v_dim = delta.state.shape
     _, records, k_heads, _ = delta.keys.shape
     inputs = qkv, beta_and_decay, a_log, dt_bias
+    assert beta_and_decay.stride(1) == 1
     assert qkv.shape[1] == 2 * k_heads * k_dim + v_heads * v_dim
     assert qkv.dtype is beta_and_decay.dtype
     assert all(x.dtype is torch.float32 for x in (a_log, dt_bias, *delta))
-    assert all(x.is_contiguous() for x in (*inputs, *delta, *rows[:-1]))
+    assert all(x.is_contiguous() for x in (qkv, a_log, dt_bias, *delta, *rows[:-1]))
     out = qkv.new_empty(len(qkv), v_heads, v_dim)
     if len(qkv) == 0:
         return out

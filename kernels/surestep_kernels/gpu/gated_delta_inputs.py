@@ -83,7 +83,7 @@ def _prepare_records(
 @triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _prepare_kernel(
     qkv_ptr,  # [T, 2 HK DK + HV DV]
-    gates_ptr,  # [T, 2 HV]: b, then a
+    gates_ptr,  # [T, 2 HV]: b, then a; a token every gates_stride elements
     a_log_ptr,  # f32[HV]
     dt_bias_ptr,  # f32[HV]
     q_ptr,  # f32[T, HK, DK]
@@ -100,6 +100,7 @@ def _prepare_kernel(
     pending_ptr,  # i32[R]
     window_ptr,  # i32[R]
     num_slots,
+    gates_stride,
     scale,
     HK: tl.constexpr,
     HV: tl.constexpr,
@@ -124,14 +125,13 @@ def _prepare_kernel(
     k_at = (tokens * HK + head)[:, None] * DK + i[None, :]
     tl.store(q_ptr + k_at, q, mask=k_mask)
     tl.store(k_ptr + k_at, k, mask=k_mask)
-    gates_at = gates_ptr + tokens[:, None] * 2 * HV + v_heads[None, :]
+    gates_at = gates_ptr + tokens[:, None] * gates_stride + v_heads[None, :]
     b = tl.load(gates_at, mask=g_mask, other=0.0).to(tl.float32)
     a = tl.load(gates_at + HV, mask=g_mask, other=0.0).to(tl.float32)
-    a_log = tl.load(a_log_ptr + v_heads, mask=g < HV // HK, other=0.0)
-    bias = tl.load(dt_bias_ptr + v_heads, mask=g < HV // HK, other=0.0)
-    log_decay = -tl.exp(a_log)[None, :] * _softplus(a + bias[None, :])
-    decay = tl.exp(log_decay)
-    g_at = tokens[:, None] * HV + v_heads[None, :]
+    a_log = tl.load(a_log_ptr + v_heads, mask=g < HV // HK, other=0.0)[None, :]
+    bias = tl.load(dt_bias_ptr + v_heads, mask=g < HV // HK, other=0.0)[None, :]
+    log_decay = -tl.exp(a_log) * _softplus(a + bias)
+    decay, g_at = tl.exp(log_decay), tokens[:, None] * HV + v_heads[None, :]
     tl.store(betas_ptr + g_at, 1.0 / (1.0 + tl.exp(-b)), mask=g_mask)
     tl.store(new_decays_ptr + g_at, decay, mask=g_mask)
     tl.store(log_decays_ptr + g_at, log_decay, mask=g_mask)
@@ -180,6 +180,7 @@ def prepare(
         rows.pending,
         rows.window,
         num_slots,
+        gates.stride(0),
         k_dim**-0.5,
         HK=k_heads,
         HV=v_heads,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple, Protocol
 
 import torch
 import triton
@@ -23,11 +24,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from surestep_kernels.linear import PackedLinear, WeightFormat, linear_reference
+from surestep_kernels.linear import Linear, PackedLinear, WeightFormat, linear_reference
 from surestep_kernels.quantized import QuantizedWeight, pack_quantized_reference
 
-from .plain_linear import FEW_ROWS, plain_linear
-from .splits import Tiles, multiply, steps_per_split, store_tile
+from .plain_linear import FEW_ROWS, plain_parts
+from .splits import Parts, Tiles, add_up, multiply, steps_per_split, store_tile
 
 _MIN_GROUP = 32  # two operands of tl.dot, which takes 16 elements at least
 _COLUMNS = 128
@@ -153,26 +154,58 @@ def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> Packe
     )
 
 
-def linear(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None) -> Tensor:
-    """See linear_reference. Quantised weights have scales beside the data."""
-    product = plain_linear if packed.scales is None else _quantized_linear
+def linear_parts(
+    x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
+) -> Parts:  # fmt: skip
+    """See linear_reference; splits have yet to be added up. Quantised weights have scales."""
+    product = plain_parts if packed.scales is None else _quantized_parts
     return product(x, packed, out_dtype)
+
+
+def linear_parts_with_cublas(
+    x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
+) -> Parts:
+    """`linear_parts`, but plain weights are torch's: a row's bits depend on the number of rows."""
+    if packed.scales is None:
+        return Parts.whole(linear_reference(x, packed, out_dtype))
+    return _quantized_parts(x, packed, out_dtype)
+
+
+def linear(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None) -> Tensor:
+    """See linear_reference."""
+    return add_up(linear_parts(x, packed, out_dtype))
 
 
 def linear_with_cublas(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """`linear`, but plain weights are torch's: a row's last bits depend on the number of rows."""
-    product = linear_reference if packed.scales is None else _quantized_linear
-    return product(x, packed, out_dtype)
+    """See linear_reference, and linear_parts_with_cublas."""
+    return add_up(linear_parts_with_cublas(x, packed, out_dtype))
 
 
-LINEAR = {"auto": linear, "triton": linear, "torch": linear_with_cublas}
+class LinearParts(Protocol):
+    """See linear_parts."""
+
+    def __call__(
+        self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
+    ) -> Parts: ...
 
 
-def _quantized_linear(
+class LinearBackend(NamedTuple):
+    """A product, and the same before its splits are added up."""
+
+    linear: Linear
+    parts: LinearParts
+
+
+_TRITON = LinearBackend(linear, linear_parts)
+_CUBLAS = LinearBackend(linear_with_cublas, linear_parts_with_cublas)
+LINEAR = {"auto": _TRITON, "triton": _TRITON, "torch": _CUBLAS}
+
+
+def _quantized_parts(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
-) -> Tensor:
+) -> Parts:
     assert packed.scales is not None
     assert x.is_contiguous()
     assert x.shape[1] == packed.in_features

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from surestep_kernels.linear import PackedLinear
 
-from .splits import Tiles, multiply, steps_per_split, store_tile
+from .splits import Parts, Tiles, add_up, multiply, steps_per_split, store_tile
 
 _BLOCK_K, _COLUMNS = 64, 128
 FEW_ROWS = 256  # at most
@@ -82,6 +82,13 @@ def plain_linear(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
 ) -> Tensor:  # fmt: skip
     """See linear_reference; but a wider out_dtype takes the product as it is, not rounded."""
+    return add_up(plain_parts(x, packed, out_dtype))
+
+
+def plain_parts(
+    x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
+) -> Parts:  # fmt: skip
+    """The same, before its splits are added up."""
     assert packed.scales is None
     assert x.dtype is packed.data.dtype
     assert x.is_contiguous()

@@ -2,6 +2,9 @@
 
 A program takes as many rows as fill a block, and each of them whole. The block follows from the
 width alone, so that the sum of a row has the same order whatever the number of rows.
+
+The kernel that adds to the residual takes x as a product's parts (splits.py). How many these are
+decides which thread holds what, so it reads back what it has written before it sums up squares.
 """
 
 from __future__ import annotations
@@ -11,8 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .splits import Parts, load_total
+
 _ELEMENTS = 2048  # of a block of narrow rows
 _PER_WARP = 512  # elements
+_PER_WARP_OF_PARTS = 128  # 16 bytes of each split for a thread
 
 
 @triton.jit
@@ -51,12 +57,15 @@ def _rms_norm_kernel(
 @triton.jit(do_not_specialize=["rows"])
 def _add_rms_norm_kernel(
     out_ptr,  # [T, H]
-    x_ptr,  # [T, H]
+    sums_ptr,  # f32[SPLITS, T, H], or x [1, T, H]
+    bias_ptr,  # [H]; HAS_BIAS only
     residual_ptr,  # [T, H]; x is added to it
     weight_ptr,  # f32[H]
     eps,
     rows,  # T
     width,  # H
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -65,13 +74,13 @@ def _add_rms_norm_kernel(
     column = tl.arange(0, BLOCK)
     mask = (row < rows)[:, None] & (column < width)[None, :]
     at = row[:, None] * width + column[None, :]
-    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    x = load_total(sums_ptr, bias_ptr, at, column[None, :], mask, rows, width, SPLITS, HAS_BIAS)
     residual = tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    total = (residual + x).to(dtype)
-    tl.store(residual_ptr + at, total, mask=mask)
+    tl.store(residual_ptr + at, (residual + x.to(dtype).to(tl.float32)).to(dtype), mask=mask)
+    tl.debug_barrier()  # a thread reads what others wrote
+    total = tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + column, mask=column < width, other=0.0)
-    out = _normalise(total.to(tl.float32), weight, eps, width, dtype)
-    tl.store(out_ptr + at, out.to(dtype), mask=mask)
+    tl.store(out_ptr + at, _normalise(total, weight, eps, width, dtype).to(dtype), mask=mask)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -83,7 +92,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x_token, x_head, element = by_head.stride()
     assert element == 1 or width == 1
     out = x.new_empty(x.shape)
-    rows, (grid, tiles) = tokens * heads, _tiles(tokens * heads, width)
+    rows, (grid, tiles) = tokens * heads, _tiles(tokens * heads, width, _PER_WARP)
     if rows:
         _rms_norm_kernel[grid](
             out, by_head, weight, eps, rows, heads, width, x_token, x_head, **tiles
@@ -94,15 +103,23 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See add_rms_norm_reference."""
     assert x.is_contiguous()
-    assert residual.is_contiguous()
     assert x.dtype is residual.dtype
-    assert x.shape == residual.shape
-    rows, width = x.shape
+    return add_rms_norm_of_parts(Parts.whole(x), residual, weight, eps)
+
+
+def add_rms_norm_of_parts(x: Parts, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See add_rms_norm_reference; x is a product whose splits have yet to be added up."""
+    splits, rows, width = x.sums.shape
+    assert residual.is_contiguous()
+    assert residual.dtype is x.dtype
+    assert residual.shape == (rows, width)
     _check_weight(weight, width)
-    out = torch.empty_like(x)
-    grid, tiles = _tiles(rows, width)
+    out = torch.empty_like(residual)
+    grid, tiles = _tiles(rows, width, _PER_WARP_OF_PARTS)
+    options = {"SPLITS": splits, "HAS_BIAS": x.bias is not None, "enable_fp_fusion": False}
     if rows:
-        _add_rms_norm_kernel[grid](out, x, residual, weight, eps, rows, width, **tiles)
+        arguments = out, *x[:2], residual, weight, eps, rows, width
+        _add_rms_norm_kernel[grid](*arguments, **options, **tiles)
     return out
 
 
@@ -112,11 +129,11 @@ def _check_weight(weight: Tensor, width: int) -> None:
     assert weight.numel() == width
 
 
-def _tiles(rows: int, width: int) -> tuple[tuple[int], dict[str, int]]:
+def _tiles(rows: int, width: int, per_warp: int) -> tuple[tuple[int], dict[str, int]]:
     """Grid and block of a launch; only the grid depends on the number of rows."""
     block = triton.next_power_of_2(width)
     per_program = max(1, _ELEMENTS // block)
-    warps = min(16, max(4, block * per_program // _PER_WARP))
+    warps = min(16, max(4, block * per_program // per_warp))
     return (triton.cdiv(rows, per_program),), {
         "ROWS": per_program,
         "BLOCK": block,

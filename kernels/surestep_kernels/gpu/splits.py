@@ -3,6 +3,9 @@
 With few rows every split is a program of its own, or too few programs would read the weight, and a
 second kernel adds their sums; with many rows one program takes all splits, one after the other.
 Either way y is the sum of the splits in order, so that a row does not depend on how many there are.
+
+The second kernel also does what follows the product in a layer, for one more would cost more than
+its work: it takes the product as Parts. See rms_norm.py, silu_and_mul.py and head_projection.py.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from surestep_kernels.linear import PackedLinear
 
 _WANTED_PROGRAMS = 256  # splits make up for those that columns lack
 _MIN_SPLIT = 2  # steps
-_SUM_BLOCK = 512
+_SUM_BLOCK = 128  # columns of a warp: 16 bytes of each split for a thread
 
 
 class Tiles(NamedTuple):
@@ -30,6 +33,25 @@ class Tiles(NamedTuple):
     num_warps: int
     num_stages: int
     apart: bool  # whether each split is a program of its own
+
+
+class Parts(NamedTuple):
+    """A product y [M, N] before its last steps: the sums of its splits are added in order, then the
+    bias, and that is rounded to y's dtype."""
+
+    sums: Tensor  # f32[splits, M, N]; or y [1, M, N] itself, bias and all
+    bias: Tensor | None  # [N]
+    dtype: torch.dtype  # of y
+
+    @classmethod
+    def whole(cls, y: Tensor) -> Parts:
+        """Nothing is left to do."""
+        return cls(y.unsqueeze(0), None, y.dtype)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the first sum is y."""
+        return len(self.sums) == 1 and self.bias is None and self.sums.dtype is self.dtype
 
 
 # Fills y [M, N], bias and all, or f32[splits, M, N] if the tiles say "apart".
@@ -53,19 +75,30 @@ def multiply(
     tiles: Tiles,
     splits: int,
     launch: Launch,
-) -> Tensor:
-    """x times the weight, by `launch` and where it is needed the sum of what that made."""
-    y = x.new_empty(len(x), packed.out_features, dtype=out_dtype or x.dtype)
-    if len(x) == 0:
-        return y
-    if not tiles.apart or splits == 1:
+) -> Parts:
+    """x times the weight, by `launch`; add_up() makes a tensor of it."""
+    dtype, shape = out_dtype or x.dtype, (len(x), packed.out_features)
+    if tiles.apart and splits > 1:
+        sums = x.new_empty(splits, *shape, dtype=torch.float32)
+        if len(x):
+            launch(sums, None, tiles)
+        return Parts(sums, packed.bias, dtype)
+    y = x.new_empty(shape, dtype=dtype)
+    if len(x):
         launch(y, packed.bias, tiles._replace(apart=False))
-        return y
-    sums = x.new_empty(splits, *y.shape, dtype=torch.float32)
-    launch(sums, None, tiles)
-    grid = len(x), triton.cdiv(packed.out_features, _SUM_BLOCK)
-    options = {"BLOCK": _SUM_BLOCK, "HAS_BIAS": packed.bias is not None}
-    _sum_splits_kernel[grid](y, sums, packed.bias, *y.shape, splits, **options)
+    return Parts.whole(y)
+
+
+def add_up(parts: Parts) -> Tensor:
+    """y [M, N]."""
+    if parts.is_whole:
+        return parts.sums[0]
+    splits, rows, columns = parts.sums.shape
+    y = parts.sums.new_empty(rows, columns, dtype=parts.dtype)
+    if rows:
+        grid = rows, triton.cdiv(columns, _SUM_BLOCK)
+        options = {"SPLITS": splits, "HAS_BIAS": parts.bias is not None, "BLOCK": _SUM_BLOCK}
+        _sum_splits_kernel[grid](y, *parts[:2], rows, columns, num_warps=1, **options)
     return y
 
 
@@ -84,24 +117,36 @@ def store_tile(
     tl.store(at, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["M", "splits"])
+@triton.jit
+def load_total(
+    sums_ptr, bias_ptr, at, column, mask, M, N, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    """Elements of a product [M, N] in f32, not yet rounded.
+
+    `at` (i64, where in a split) and `mask` have the shape of the result, `column` that or one that
+    is broadcast to it. No load waits for a sum: the loop is no loop of the compiled kernel.
+    """
+    total = tl.load(sums_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    for split in tl.static_range(1, SPLITS):
+        part = tl.load(sums_ptr + split * M.to(tl.int64) * N + at, mask=mask, other=0.0)
+        total += part.to(tl.float32)
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + column, mask=column < N, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit(do_not_specialize=["M"])  # which has to stay a tensor if it is 1
 def _sum_splits_kernel(
     out_ptr,  # [M, N]
-    sums_ptr,  # f32[splits, M, N]
+    sums_ptr,  # f32[SPLITS, M, N]
     bias_ptr,  # [N]; HAS_BIAS only
     M,
     N,
-    splits,
-    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = column < N
-    total = tl.zeros((BLOCK,), tl.float32)
-    for split in range(splits):
-        at = sums_ptr + (split * M.to(tl.int64) + row) * N + column
-        total += tl.load(at, mask=mask, other=0.0)
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + column, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * N + column, total.to(out_ptr.dtype.element_ty), mask=mask)
+    at, mask = tl.program_id(0).to(tl.int64) * N + column, column < N
+    total = load_total(sums_ptr, bias_ptr, at, column, mask, M, N, SPLITS, HAS_BIAS)
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=mask)

@@ -31,9 +31,9 @@ def _encode_fp8(x):
 
 
 @triton.jit
-def _encode(x, scales_ptr, WHICH: tl.constexpr, IS_FP8: tl.constexpr, HAS_SCALES: tl.constexpr):
+def encode(x, scales_ptr, which, IS_FP8: tl.constexpr, HAS_SCALES: tl.constexpr):
     if HAS_SCALES:
-        x = tl.div_rn(x.to(tl.float32), tl.load(scales_ptr + WHICH))
+        x = tl.div_rn(x.to(tl.float32), tl.load(scales_ptr + which))
     if IS_FP8:
         x = _encode_fp8(x.to(tl.float32))
     return x
@@ -72,8 +72,8 @@ def _store_kv_kernel(
     to += heads * head_stride + dims
     k = tl.load(k_ptr + token * k_stride + at, mask=mask, other=0.0)
     v = tl.load(v_ptr + token * v_stride + at, mask=mask, other=0.0)
-    k = _encode(k, scales_ptr, 0, IS_FP8, HAS_SCALES)
-    v = _encode(v, scales_ptr, 1, IS_FP8, HAS_SCALES)
+    k = encode(k, scales_ptr, 0, IS_FP8, HAS_SCALES)
+    v = encode(v, scales_ptr, 1, IS_FP8, HAS_SCALES)
     tl.store(k_cache_ptr + to, k.to(k_cache_ptr.dtype.element_ty), mask=mask)
     tl.store(v_cache_ptr + to, v.to(v_cache_ptr.dtype.element_ty), mask=mask)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from surestep_kernels import KernelSet
+from surestep_kernels.head_projection import HeadProjection
 from torch import Tensor
 
 from surestep_worker.batch import StepBatch
@@ -15,6 +15,7 @@ from surestep_worker.models.weights import Parameter
 
 from .linear import Part, Sharding, take_linear
 from .norm import take_zero_centred
+from .residual import Product
 
 if TYPE_CHECKING:
     from surestep_worker.models.hybrid_config import HybridConfig
@@ -58,28 +59,28 @@ class GatedAttention:
         num_ranks: int,
         cache_layer: int,
     ) -> None:
-        self._config = config
+        kv_heads = max(1, config.num_kv_heads // num_ranks)
+        heads = config.num_heads // num_ranks
         self._ops = kernels
-        self._rotary = rotary
         self._cache_layer = cache_layer
-        self._num_heads = config.num_heads // num_ranks
-        self._num_kv_heads = max(1, config.num_kv_heads // num_ranks)
-        self._qgkv = take_linear(weights, f"{to}qgkv", kernels)
+        self._scale = config.head_dim**-0.5
+        self._projection = HeadProjection(
+            packed=take_linear(weights, f"{to}qgkv", kernels),
+            head_dim=config.head_dim,
+            num_heads=heads,
+            num_others=heads,
+            num_kv_heads=kv_heads,
+            cos_sin=rotary,
+            q_norm=take_zero_centred(weights, f"{to}q_norm"),
+            k_norm=take_zero_centred(weights, f"{to}k_norm"),
+            eps=config.rms_norm_eps,
+        )
         self._o = take_linear(weights, f"{to}o", kernels)
-        self._q_norm = take_zero_centred(weights, f"{to}q_norm")
-        self._k_norm = take_zero_centred(weights, f"{to}k_norm")
 
-    def __call__(self, x: Tensor, batch: StepBatch, caches: Caches) -> Tensor:
+    def __call__(self, x: Tensor, batch: StepBatch, caches: Caches) -> Product:
         """[T, H] -> [T, H], to be summed over the ranks."""
-        ops, dim, heads = self._ops, self._config.head_dim, self._num_heads
-        cache = caches.kv.layers[self._cache_layer]
-        projected = ops.linear(x, self._qgkv).unflatten(1, (-1, dim))
-        sizes = [heads, heads, self._num_kv_heads, self._num_kv_heads]
-        q, gate, k, v = torch.split(projected, sizes, dim=1)
-        eps = self._config.rms_norm_eps
-        q, k = ops.rms_norm(q, self._q_norm, eps), ops.rms_norm(k, self._k_norm, eps)
-        ops.rotary(q, k, batch.positions, self._rotary)
-        ops.store_kv(k, v, cache, batch.kv_slots)
-        out = ops.paged_attention(q, cache, batch.rows, dim**-0.5).flatten(1)
+        ops, cache = self._ops, caches.kv.layers[self._cache_layer]
+        q, gate = ops.project_heads(x, self._projection, batch.positions, cache, batch.kv_slots)
+        out = ops.paged_attention(q, cache, batch.rows, self._scale).flatten(1)
         ops.mul_sigmoid(out, gate.flatten(1))
-        return ops.linear(out, self._o)
+        return Product(out, self._o)

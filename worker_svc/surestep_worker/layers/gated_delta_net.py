@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,7 @@ from surestep_worker.models.prepared import Weights
 from surestep_worker.models.weights import Parameter, Source
 
 from .linear import Part, Sharding, take_linear
+from .residual import Product
 
 if TYPE_CHECKING:
     from surestep_worker.models.hybrid_config import HybridConfig
@@ -22,25 +24,30 @@ Outputs = list[tuple[str, Part]]
 
 
 def delta_net_table(
-    to: str, at: str, config: HybridConfig, shard: Sharding
+    to: str, at: str, config: HybridConfig, shard: Sharding, names: Set[str]
 ) -> dict[str, Parameter]:
     """Parameters of the layer whose tensors begin with `at`.
 
     Whatever the order in the checkpoint, the projections end up as [queries, keys, values, gates]
-    and [betas, decays], each by head.
+    and [betas, decays], each by head: in one projection, where the checkpoint, which has tensors of
+    these `names`, keeps both in one form. Of quantised ones the small part is often plain.
     """
     delta, width = config.delta, config.hidden_size
     grouped = config.traits.grouped_projection
     qkvz, ba = (_grouped if grouped else _separate)(at, config, shard)
     channels = [part for _, part in _separate(at, config, shard)[0][:3]]
     heads = shard.part(delta.num_v_heads)
+    if _alike([name for name, _ in (*qkvz, *ba)], names):
+        projections = shard.columns(f"{to}qkvz", [*qkvz, *ba], width, bias=False)
+    else:
+        projections = shard.columns(f"{to}qkvz", qkvz, width, bias=False)
+        projections |= shard.columns(f"{to}ba", ba, width, bias=False)
     conv = tuple(
         Source(f"{at}conv1d.weight", (delta.channels, 1, delta.taps), part.keep)
         for part in channels
     )
     return {
-        **shard.columns(f"{to}qkvz", qkvz, width, bias=False),
-        **shard.columns(f"{to}ba", ba, width, bias=False),
+        **projections,
         f"{to}conv": Parameter((sum(part.size for part in channels), 1, delta.taps), conv),
         f"{to}a_log": shard.vector(f"{at}A_log", heads),
         f"{to}dt_bias": shard.vector(f"{at}dt_bias", heads),
@@ -53,6 +60,12 @@ def delta_net_table(
             bias=False,
         ),
     }
+
+
+def _alike(modules: Iterable[str], names: Set[str]) -> bool:
+    """Whether a checkpoint keeps the weights of all modules in one form."""
+    parts = "weight", "weight_scale_inv"
+    return len({tuple(f"{module}.{part}" in names for part in parts) for module in modules}) == 1
 
 
 def _separate(at: str, config: HybridConfig, shard: Sharding) -> tuple[Outputs, Outputs]:
@@ -109,24 +122,26 @@ class GatedDeltaNet:
         self._channels = delta.channels // num_ranks
         self._v_dim = delta.v_dim
         self._qkvz = take_linear(weights, f"{to}qkvz", kernels)
-        self._ba = take_linear(weights, f"{to}ba", kernels)
+        apart = f"{to}ba" in weights
+        self._ba = take_linear(weights, f"{to}ba", kernels) if apart else None
         self._conv = weights.take(f"{to}conv", torch.float32, lambda taps: taps.squeeze(1).t())
         self._a_log = weights.take(f"{to}a_log", torch.float32)
         self._dt_bias = weights.take(f"{to}dt_bias", torch.float32)
         self._norm = weights.take(f"{to}norm", torch.float32)
         self._out = take_linear(weights, f"{to}out", kernels)
 
-    def __call__(self, x: Tensor, batch: StepBatch, caches: Caches) -> Tensor:
+    def __call__(self, x: Tensor, batch: StepBatch, caches: Caches) -> Product:
         """[T, H] -> [T, H], to be summed over the ranks."""
         ops = self._ops
         assert caches.recurrent is not None
         assert batch.recurrent is not None
         cache = caches.recurrent.layers[self._cache_layer]
-        qkvz, ba = ops.linear(x, self._qkvz), ops.linear(x, self._ba)
-        mixed = qkvz[:, : self._channels]
-        gate = qkvz[:, self._channels :].unflatten(1, (self._v_heads, self._v_dim))
+        made, gates_end = ops.linear(x, self._qkvz), self._channels + self._v_heads * self._v_dim
+        mixed, ba = made[:, : self._channels], made[:, gates_end:]
+        if self._ba is not None:
+            ba = ops.linear(x, self._ba)
+        gate = made[:, self._channels : gates_end].unflatten(1, (self._v_heads, self._v_dim))
         qkv = ops.causal_conv(mixed, self._conv, cache.conv, batch.recurrent)
         out = ops.gated_delta(qkv, ba, self._a_log, self._dt_bias, cache.delta, batch.recurrent)
-        return ops.linear(
-            ops.rms_norm_gated(out, gate, self._norm, self._eps).flatten(1), self._out
-        )
+        out = ops.rms_norm_gated(out, gate, self._norm, self._eps)
+        return Product(out.flatten(1), self._out)

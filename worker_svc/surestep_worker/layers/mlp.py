@@ -9,6 +9,7 @@ from surestep_worker.models.prepared import Weights
 from surestep_worker.models.weights import Parameter
 
 from .linear import Sharding, take_linear
+from .residual import Product
 
 
 def mlp_table(
@@ -31,7 +32,6 @@ class GatedMlp:
         self._gate_up = take_linear(weights, f"{to}gate_up", kernels)
         self._down = take_linear(weights, f"{to}down", kernels)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Product:
         """[T, H] -> [T, H], to be summed over the ranks."""
-        ops = self._ops
-        return ops.linear(ops.silu_and_mul(ops.linear(x, self._gate_up)), self._down)
+        return Product(self._ops.linear_silu_and_mul(x, self._gate_up), self._down)

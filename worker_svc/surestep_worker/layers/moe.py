@@ -114,7 +114,7 @@ class SparseMoe:
         The experts of a token are added in the order of their numbers, whatever its neighbours.
         """
         ops, moe = self._ops, self._moe
-        shared = self._shared(x)
+        shared = ops.linear(*self._shared(x))
         ops.mul_sigmoid(shared, ops.linear(x, self._shared_gate))
         logits = ops.linear(x, self._router, out_dtype=torch.float32)
         weights, experts = ops.route(logits, moe.top_k, normalize=moe.normalize)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from surestep_kernels import KernelSet, PackedLinear
+from surestep_kernels.head_projection import HeadProjection
 from torch import Tensor
 
 from surestep_worker.layers.embedding import vocabulary_table
@@ -44,9 +45,7 @@ class Layer(NamedTuple):
     """Weights of one layer on this rank."""
 
     input_norm: Tensor  # f32[H]
-    qkv: PackedLinear
-    q_norm: Tensor | None  # f32[D]
-    k_norm: Tensor | None  # f32[D]
+    qkv: HeadProjection
     o: PackedLinear
     post_norm: Tensor  # f32[H]
     mlp: GatedMlp
@@ -83,17 +82,32 @@ def _layer_table(to: str, at: str, config: ModelConfig, shard: Sharding) -> dict
     return table
 
 
-def take_layer(to: str, weights: Weights, kernels: KernelSet) -> Layer:
-    """Read one layer, packing each weight before the next is read."""
+def take_layer(
+    to: str,
+    config: ModelConfig,
+    tp: TensorParallel,
+    weights: Weights,
+    kernels: KernelSet,
+    rotary: Tensor,
+) -> Layer:
+    """Read one layer, packing each weight before the next is read; rotary is f32[P, D]."""
 
     def vector(name: str) -> Tensor | None:
         return weights.take(to + name, torch.float32) if to + name in weights else None
 
     return Layer(
         input_norm=weights.take(to + "input_norm", torch.float32),
-        qkv=take_linear(weights, to + "qkv", kernels),
-        q_norm=vector("q_norm"),
-        k_norm=vector("k_norm"),
+        qkv=HeadProjection(
+            packed=take_linear(weights, to + "qkv", kernels),
+            head_dim=config.head_dim,
+            num_heads=config.num_heads // tp.size,
+            num_others=0,
+            num_kv_heads=max(1, config.num_kv_heads // tp.size),
+            cos_sin=rotary,
+            q_norm=vector("q_norm"),
+            k_norm=vector("k_norm"),
+            eps=config.rms_norm_eps,
+        ),
         o=take_linear(weights, to + "o", kernels),
         post_norm=weights.take(to + "post_norm", torch.float32),
         mlp=GatedMlp(to, weights, kernels),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from surestep_kernels import KernelSet
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from surestep_worker.layers.linear import Sharding
 from surestep_worker.layers.mlp import GatedMlp
 from surestep_worker.layers.moe import SparseMoe
 from surestep_worker.layers.norm import output_bound, take_zero_centred
+from surestep_worker.layers.residual import Residual
 from surestep_worker.recurrent import RecurrentSpec
 
 from .hybrid_config import HybridConfig
@@ -45,15 +45,15 @@ class HybridModel:
         self._layers = [
             self._layer(f"{i}.", self._mixer(i, weights), weights) for i in range(config.num_layers)
         ]
-        self._norm = take_zero_centred(weights, "norm")
-        self.hidden_bound = output_bound(self._norm)
+        norm = take_zero_centred(weights, "norm")
+        self._input_norms = [*(layer.input_norm for layer in self._layers), norm]
+        self.hidden_bound = output_bound(norm)
         self.has_head = self._vocabulary.has_head
         self.mtp = self._mtp(weights) if "mtp.norm" in weights else None
         self.weight_bytes = weights.nbytes
 
     def _layer(self, to: str, mixer: Mixer, weights: Weights) -> DecoderLayer:
-        mlp, eps = self._mlp(f"{to}mlp.", weights), self.config.rms_norm_eps
-        return DecoderLayer(to, mixer, mlp, weights, self._kernels, self._tp, eps)
+        return DecoderLayer(to, mixer, self._mlp(f"{to}mlp.", weights), weights)
 
     def _mixer(self, i: int, weights: Weights) -> Mixer:
         types = self.config.layer_types
@@ -78,7 +78,7 @@ class HybridModel:
         cache_layer = self.config.layer_types.count("full_attention")  # behind the model's own
         mixer = self._attention("mtp.mixer.", weights, cache_layer)
         layer = self._layer("mtp.", mixer, weights)
-        return MtpHead(layer, weights, self._kernels, self.config.rms_norm_eps)
+        return MtpHead(layer, weights, self._kernels, self._tp, self.config.rms_norm_eps)
 
     def kv_spec(self, block_size: int) -> KVSpec:
         """What this rank's KV cache must hold, in blocks of `block_size` tokens."""
@@ -102,11 +102,12 @@ class HybridModel:
 
     def forward(self, batch: StepBatch, caches: Caches) -> Tensor:
         """Consume T tokens, advancing the caches; returns the normed hidden [T, H]."""
-        residual = self.embed(batch.token_ids)
-        x = torch.zeros_like(residual)
-        for layer in self._layers:
-            x = layer(x, residual, batch, caches)
-        return self._kernels.add_rms_norm(x, residual, self._norm, self.config.rms_norm_eps)
+        hidden = self.embed(batch.token_ids)
+        residual = Residual(hidden, self._kernels, self._tp, self.config.rms_norm_eps)
+        x = residual.normed(self._input_norms[0])
+        for layer, next_norm in zip(self._layers, self._input_norms[1:], strict=True):
+            x = layer(x, residual, next_norm, batch, caches)
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""

@@ -37,7 +37,7 @@ def parameter_table(
 ) -> dict[str, Parameter]:
     """Which checkpoint tensors fill which parameter of this rank.
 
-    `names` are those of the checkpoint: they tell how it keeps its experts.
+    `names` are those of the checkpoint: they tell in which form it keeps what.
     """
     prefix = config.traits.prefix
     table = vocabulary_table(prefix, config, shard, head=not config.tie_word_embeddings)
@@ -47,7 +47,7 @@ def parameter_table(
         if kind == "full_attention":
             table |= attention_table(f"{i}.mixer.", f"{at}self_attn.", config, shard)
         else:
-            table |= delta_net_table(f"{i}.mixer.", f"{at}linear_attn.", config, shard)
+            table |= delta_net_table(f"{i}.mixer.", f"{at}linear_attn.", config, shard, names)
         routed = config.moe is not None and i not in config.dense_layers
         table |= _rest_of_layer(f"{i}.", at, config, shard, names, routed=routed)
     return table | _mtp_table(config, shard, names) if mtp else table

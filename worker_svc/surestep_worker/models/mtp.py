@@ -15,6 +15,8 @@ from surestep_worker.caches import Caches
 from surestep_worker.layers.decoder_layer import DecoderLayer
 from surestep_worker.layers.linear import take_linear
 from surestep_worker.layers.norm import take_zero_centred
+from surestep_worker.layers.residual import Residual
+from surestep_worker.tp import TensorParallel
 
 from .prepared import Weights
 
@@ -23,10 +25,16 @@ class MtpHead:
     """The head on one rank; its attention has a layer of the KV cache of its own."""
 
     def __init__(
-        self, layer: DecoderLayer, weights: Weights, kernels: KernelSet, eps: float
+        self,
+        layer: DecoderLayer,
+        weights: Weights,
+        kernels: KernelSet,
+        tp: TensorParallel,
+        eps: float,
     ) -> None:
         self._layer = layer
         self._ops = kernels
+        self._tp = tp
         self._eps = eps
         self._fc = take_linear(weights, "mtp.fc", kernels)
         self._norm_embedding = take_zero_centred(weights, "mtp.norm_embedding")
@@ -44,6 +52,7 @@ class MtpHead:
         ops = self._ops
         embedded = ops.rms_norm(next_embedding, self._norm_embedding, self._eps)
         seen = ops.rms_norm(hidden, self._norm_hidden, self._eps)
-        residual = ops.linear(torch.cat((embedded, seen), dim=1), self._fc)
-        x = self._layer(torch.zeros_like(residual), residual, batch, caches)
-        return ops.add_rms_norm(x, residual, self._norm, self._eps)
+        joined = ops.linear(torch.cat((embedded, seen), dim=1), self._fc)
+        residual = Residual(joined, ops, self._tp, self._eps)
+        x = residual.normed(self._layer.input_norm)
+        return self._layer(x, residual, self._norm, batch, caches)

@@ -1,0 +1,91 @@
+"""The ops of a CUDA device: Triton's, and those of the references that are not worth a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from surestep_kernels.dispatch import REFERENCE, KernelSet
+from surestep_kernels.head_projection import HeadProjection
+from surestep_kernels.kv_cache import LayerCache
+from surestep_kernels.linear import PackedLinear
+
+from .causal_conv import causal_conv
+from .compilations import watch_compilations
+from .gated_delta import gated_delta
+from .gated_delta_chunks import CHUNK
+from .head_projection import project_heads_of_parts
+from .linear import LINEAR, LinearParts, linear_parts, pack_quantized
+from .moe import moe, pack_experts
+from .mul_sigmoid import mul_sigmoid
+from .ngram import ngram
+from .rms_norm import add_rms_norm, add_rms_norm_of_parts, rms_norm
+from .rms_norm_gated import rms_norm_gated
+from .rotary import rotary
+from .route import route
+from .silu_and_mul import silu_and_mul, silu_and_mul_of_parts
+from .step_ops import STEP_OPS
+from .store_kv import store_kv
+
+
+@dataclass(frozen=True, slots=True)
+class TritonKernels(KernelSet):
+    """Whatever follows a product is done by the kernel that adds up its splits."""
+
+    linear_parts: LinearParts = linear_parts
+
+    def linear_silu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """See KernelSet."""
+        return silu_and_mul_of_parts(self.linear_parts(x, packed))
+
+    def linear_add_rms_norm(
+        self, x: Tensor, packed: PackedLinear, residual: Tensor, weight: Tensor, eps: float
+    ) -> Tensor:
+        """See KernelSet."""
+        return add_rms_norm_of_parts(self.linear_parts(x, packed), residual, weight, eps)
+
+    def project_heads(
+        self,
+        x: Tensor,
+        projection: HeadProjection,
+        positions: Tensor,
+        cache: LayerCache,
+        kv_slots: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """See KernelSet. Other attention backends store keys and values in ways of their own."""
+        if self.store_kv is not store_kv:
+            return KernelSet.project_heads(self, x, projection, positions, cache, kv_slots)
+        parts = self.linear_parts(x, projection.packed)
+        return project_heads_of_parts(parts, projection, positions, cache, kv_slots)
+
+
+def triton_kernels(linear_backend: str) -> TritonKernels:
+    """See load_kernels; attention is that of the references."""
+    of = LINEAR[linear_backend]
+    return TritonKernels(
+        name="Triton and torch references",
+        set_num_threads=REFERENCE.set_num_threads,
+        rms_norm=rms_norm,
+        add_rms_norm=add_rms_norm,
+        pack_linear=REFERENCE.pack_linear,
+        pack_quantized=pack_quantized,
+        linear=of.linear,
+        linear_parts=of.parts,
+        rotary=rotary,
+        kv_cache_shape=REFERENCE.kv_cache_shape,
+        store_kv=REFERENCE.store_kv,
+        paged_attention=REFERENCE.paged_attention,
+        silu_and_mul=silu_and_mul,
+        causal_conv=causal_conv,
+        gated_delta=gated_delta,
+        rms_norm_gated=rms_norm_gated,
+        mul_sigmoid=mul_sigmoid,
+        route=route,
+        pack_experts=pack_experts,
+        moe=moe,
+        ngram=ngram,
+        delta_chunk=CHUNK,
+        step=STEP_OPS,
+        compilations=watch_compilations(),
+    )

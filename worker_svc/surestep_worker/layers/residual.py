@@ -1,0 +1,47 @@
+"""The residual stream: what the blocks of a decoder add to, and read normalised."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from surestep_kernels import KernelSet, PackedLinear
+from torch import Tensor
+
+from surestep_worker.tp import TensorParallel
+
+
+class Product(NamedTuple):
+    """x [T, K] times a weight: a block's last one, which is left to the residual stream."""
+
+    x: Tensor
+    weight: PackedLinear
+
+
+Share = Product | Tensor  # this rank's part of a sum [T, H] over the ranks
+
+
+class Residual:
+    """The stream of T tokens in one pass on one rank."""
+
+    def __init__(self, hidden: Tensor, kernels: KernelSet, tp: TensorParallel, eps: float) -> None:
+        """`hidden` [T, H] is what it begins with, and is overwritten."""
+        self._hidden = hidden
+        self._ops = kernels
+        self._tp = tp
+        self._eps = eps
+
+    def normed(self, weight: Tensor) -> Tensor:
+        """What the first block reads."""
+        return self._ops.rms_norm(self._hidden, weight, self._eps)
+
+    def add(self, share: Share, weight: Tensor) -> Tensor:
+        """Add the sum of all ranks' shares; returns what the next block reads.
+
+        Where there is nothing to wait for, product and norm are one op.
+        """
+        ops, hidden, eps = self._ops, self._hidden, self._eps
+        if isinstance(share, Product):
+            if self._tp.size == 1:
+                return ops.linear_add_rms_norm(*share, hidden, weight, eps)
+            share = ops.linear(*share)
+        return ops.add_rms_norm(self._tp.all_reduce(share), hidden, weight, eps)
