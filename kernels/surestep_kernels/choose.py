@@ -64,8 +64,9 @@ def choose_reference(
 
     window i32[N] names the parameters of each position. The order of tokens is the greatest logit
     first, then the lowest id; min_p, top_k and top_p keep a leading part of it, and top_p measures
-    the mass that the other two left, in whole numbers (see surestep_kernels.mass). `random` and `truncated` are the host's word that some row
-    draws at all, and that some row restricts what it draws from.
+    the mass that the other two left, in whole numbers: see surestep_kernels.mass. `random` and
+    `truncated` are the host's word that some row draws at all, and that some row restricts what
+    it draws from.
 
     A row is not OK when its greatest logit is NaN or +inf, which is the model's doing, as shaping
     saturates what is finite; when it is SATURATED, which is the request's; or when all are -inf.

@@ -5,7 +5,7 @@ a token earlier on one machine than on another, or in one kernel than in the nex
 exp(-gap) in units of 2**-40 of the best token's, made of float32 operations that IEEE 754 defines
 to the last bit, none of them fused; sums of whole numbers have no order.
 
-    n = floor(gap / ln 2 + 1/2),  x = n ln 2 - gap,  mass = exp(x) 2**(40 - n)
+    n = round(gap / ln 2),  x = n ln 2 - gap,  mass = exp(x) 2**(40 - n)
 
 ln 2 is subtracted in two parts (Cody and Waite 1980), exp(x) is the polynomial of Moshier's Cephes
 library: relative error 2**-23, then cut to whole units. What lies more than 27.7 behind has none.
@@ -13,7 +13,6 @@ library: relative error 2**-23, then cut to whole units. What lies more than 27.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 UNIT_BITS = 40  # the best token has 2**40
@@ -30,13 +29,14 @@ POLYNOMIAL = (
     1.6666665459e-1,
     5.0000001201e-1,
 )
+ROUNDS = 1.5 * 2**23  # added and taken away again, it leaves the nearest whole number, halves even
 _MANTISSA_BITS = 24
 
 
 def mass_of(gap: Tensor) -> Tensor:
     """Mass i64 of tokens with these gaps f32, none negative nor NaN."""
     gap = gap.clamp(max=FARTHEST)
-    n = gap.mul(LOG2_E).add_(0.5).floor_()
+    n = gap.mul(LOG2_E).add_(ROUNDS).sub_(ROUNDS)
     x = n.mul(LN2_HIGH).sub_(gap).add_(n.mul(LN2_LOW))
     y = x * POLYNOMIAL[0]
     for term in POLYNOMIAL[1:-1]:

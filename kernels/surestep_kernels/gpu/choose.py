@@ -193,9 +193,7 @@ def choose(
         for shape in ((rows, parts), rows, rows, rows)
     )
     lists = Lists.for_rows(rows, parts, truncated=cuts, device=z.device)
-    _peak_kernel[rows, parts](
-        z, value, part_ids, groups, lists.counts, vocab, parts, CUTS=cuts
-    )
+    _peak_kernel[rows, parts](z, value, part_ids, groups, lists.counts, vocab, parts, CUTS=cuts)
     _collect_kernel[(rows,)](
         value, part_ids, groups, peak, greedy, window,
         params.temperature, params.max_gap, params.top_k, params.top_p,
@@ -209,7 +207,7 @@ def choose(
         _draw_kernel[(min(rows * parts, nucleus.PROGRAMS),)](
             z, peak, window, length, params.temperature, params.seed_low, params.seed_high,
             lists.counts, lists.whole, lists.limit, value, part_ids,
-            vocab, parts, id_bits_of(vocab), enable_fp_fusion=False,
+            vocab, parts, id_bits_of(vocab), num_warps=nucleus.PART_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     _finish_kernel[(rows,)](
         peak, greedy, value, part_ids, window, params.temperature, ids, status, parts,

@@ -4,8 +4,8 @@ Every rule keeps a leading part of the order "smallest gap first, then lowest id
 left is all tokens up to some key. Few tokens can be near the limit, so most rows are settled by a
 list of them:
 
-1. `near`: of the 4096 best tokens of lanes, which the pass for the maximum leaves, the WANTED-th (or
-   the k-th): all tokens up to there are candidates, as many at least and hardly more.
+1. `near`: the pass for the maximum leaves the best tokens of 4096 lanes. The WANTED-th of these (or
+   the k-th) says how far candidates go: there are as many at least, and hardly more.
 2. `_gather_kernel`, programs for the parts of a row: candidates go to the list. If top_p alone
    measures, it adds up the mass of the row too; else parts without a candidate are not read again.
 3. `_settle_kernel`, a program per row: finds the limit in the list, two bits of it at a time, and
@@ -28,13 +28,16 @@ from torch import Tensor
 from surestep_kernels.choose import DrawParams
 
 from .gumbel import gumbel, row_key
+from .limit import limit_of
 from .mass import mass_of, mass_wanted
 from .vocab import LANES, LINES, append, best_of, gap_bits, ids_of, key_of
 
 CAPACITY = 4096  # candidates that the list of a row has room for
 WANTED = 2048  # lanes whose best token is to be a candidate
 PROGRAMS = 1056  # that take parts of rows in turn: 8 for each of 132 multiprocessors
-_ROW_BLOCK, _WARPS = 4096, 16  # of a program that looks at a whole row
+PART_WARPS = 8  # of these: 8 tokens of a tile for each thread, whose keys are i64
+ROW_BLOCK = 4096  # tokens that a program looks at together which searches a whole row
+_ROW_WARPS = 16
 _TILE: tl.constexpr = tl.constexpr(LANES * LINES)
 _LANES: tl.constexpr = tl.constexpr(LANES)
 _NEVER: tl.constexpr = tl.constexpr(9223372036854775807)
@@ -48,7 +51,7 @@ class Lists(NamedTuple):
     counts: Tensor  # i32[2] rows that restrict what they draw from; rows to be drawn whole
     restricted: Tensor  # i32[N]
     whole: Tensor  # i32[N]
-    limit: Tensor  # i64[N] key of the last token that may be drawn, of rows drawn whole
+    limit: Tensor  # i64[N] key of the last token that may be drawn
     near: Tensor  # i32[N] bits of the gap up to which tokens are candidates
     listed: Tensor  # i32[N] how many there are, in the list or not
     keys: Tensor  # i64[N, CAPACITY]
@@ -138,82 +141,6 @@ def _gather_kernel(
 
 
 @triton.jit
-def _in_front(
-    keys, measures, row_ptr, V, peak, temperature, id_bits, a, b, c,
-    LISTED: tl.constexpr, WEIGHED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Of the tokens in front of each of three keys, the sum of measures i64: 1 or the mass."""
-    if LISTED:
-        before_a = tl.where(keys < a, measures, 0)
-        before_b = tl.where(keys < b, measures, 0)
-        before_c = tl.where(keys < c, measures, 0)
-    else:
-        before_a = tl.zeros((BLOCK,), tl.int64)
-        before_b = tl.zeros((BLOCK,), tl.int64)
-        before_c = tl.zeros((BLOCK,), tl.int64)
-        for first in range(0, V, BLOCK):
-            ids = first + tl.arange(0, BLOCK)
-            z = tl.load(row_ptr + ids, mask=ids < V, other=float("-inf"))
-            bits = gap_bits(z, peak, temperature)
-            key = tl.where(ids < V, key_of(bits, ids, id_bits), _NEVER)
-            measure = mass_of(bits) if WEIGHED else tl.full((BLOCK,), 1, tl.int64)
-            before_a += tl.where(key < a, measure, 0)
-            before_b += tl.where(key < b, measure, 0)
-            before_c += tl.where(key < c, measure, 0)
-    return tl.sum(before_a, axis=0), tl.sum(before_b, axis=0), tl.sum(before_c, axis=0)
-
-
-@triton.jit
-def _last_before(
-    keys, measures, row_ptr, V, peak, temperature, id_bits, target, bound,
-    LISTED: tl.constexpr, WEIGHED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The greatest key up to `bound` with less than `target` in front of it."""
-    found = bound * 0
-    steps = (32 + id_bits) // 2
-    for i in range(steps):
-        unit = (found * 0 + 1) << (2 * (steps - 1 - i))
-        a = tl.minimum(found + unit, bound)
-        b = tl.minimum(found + 2 * unit, bound)
-        c = tl.minimum(found + 3 * unit, bound)
-        before_a, before_b, before_c = _in_front(
-            keys, measures, row_ptr, V, peak, temperature, id_bits, a, b, c,
-            LISTED, WEIGHED, BLOCK,
-        )  # fmt: skip
-        found = tl.where(before_a < target, a, found)
-        found = tl.where(before_b < target, b, found)
-        found = tl.where(before_c < target, c, found)
-    return found
-
-
-@triton.jit
-def _limit(
-    keys, masses, row_ptr, V, peak, temperature, id_bits, bound, top_k, top_p, total,
-    LISTED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Key of the last token that top_k and top_p leave of those up to `bound`, whose mass is
-    `total`, known where top_k is off."""
-    limit = bound
-    if top_k < V:
-        ones = (masses * 0 + 1) if LISTED else masses
-        limit = _last_before(
-            keys, ones, row_ptr, V, peak, temperature, id_bits, top_k.to(tl.int64), limit,
-            LISTED, False, BLOCK,
-        )  # fmt: skip
-        if top_p < float("inf"):
-            total, _, _ = _in_front(
-                keys, masses, row_ptr, V, peak, temperature, id_bits, limit + 1, limit, limit,
-                LISTED, True, BLOCK,
-            )  # fmt: skip
-    if top_p < float("inf"):
-        limit = _last_before(
-            keys, masses, row_ptr, V, peak, temperature, id_bits, mass_wanted(top_p, total), limit,
-            LISTED, True, BLOCK,
-        )  # fmt: skip
-    return limit
-
-
-@triton.jit
 def _settle_kernel(
     z_ptr,  # f32[N, V]
     peak_ptr, window_ptr, length_ptr,  # f32[N], i32[N]
@@ -243,7 +170,7 @@ def _settle_kernel(
             enough = tl.sum(masses, axis=0) >= mass_wanted(top_p, total)
         complete = max_gap <= tl.load(near_ptr + row)
         if (listed <= CAPACITY) & (complete | enough):
-            limit = _limit(
+            limit = limit_of(
                 keys, masses, row_ptr, V, peak, t, id_bits, bound, top_k, top_p, total,
                 True, BLOCK,
             )  # fmt: skip
@@ -258,12 +185,12 @@ def _settle_kernel(
             tl.store(value_ptr + at, tl.where(part == 0, best, float("-inf")), mask=mask)
             tl.store(id_ptr + at, tl.where(part == 0, best_id, _BEYOND), mask=mask)
         else:
-            limit = _limit(
+            limit = limit_of(
                 keys, masses, row_ptr, V, peak, t, id_bits, bound, top_k, top_p, total,
                 False, BLOCK,
             )  # fmt: skip
-            tl.store(limit_ptr + row, limit)
             append(whole_ptr, counts_ptr + 1, row)
+        tl.store(limit_ptr + row, limit)
 
 
 def draw_restricted(
@@ -281,15 +208,15 @@ def draw_restricted(
     _gather_kernel[(min(rows * parts, PROGRAMS),)](
         z, peak, value, window, params.temperature, params.max_gap, params.top_k, params.top_p,
         lists.counts, lists.restricted, *restricted, vocab, parts, id_bits,
-        CAPACITY=lists.keys.shape[1], enable_fp_fusion=False,
+        CAPACITY=lists.keys.shape[1], num_warps=PART_WARPS, maxnreg=128, enable_fp_fusion=False,
     )  # fmt: skip
     _settle_kernel[(rows,)](
         z, peak, window, length, params.temperature, params.seed_low, params.seed_high,
         params.max_gap, params.top_k, params.top_p,
         lists.counts, lists.restricted, lists.whole, lists.limit, *restricted, value, ids,
         vocab, parts, id_bits, CAPACITY=lists.keys.shape[1],
-        PARTS=triton.next_power_of_2(parts), BLOCK=_ROW_BLOCK,
-        num_warps=_WARPS, enable_fp_fusion=False,
+        PARTS=triton.next_power_of_2(parts), BLOCK=ROW_BLOCK,
+        num_warps=_ROW_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
 
 
