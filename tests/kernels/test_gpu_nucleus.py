@@ -103,7 +103,11 @@ def check(z: Tensor, params: DrawParams, ran: Ran) -> None:
     cases=st.lists(st.tuples(TEMPERATURES, RULES), min_size=1, max_size=3),
     size=st.sampled_from([37, 1, 130, 200]),
     sizes=st.builds(
-        Sizes, st.sampled_from([1, 8, 64, 256]), st.sampled_from([1, 4, 50]), st.integers(1, 2)
+        Sizes,
+        capacity=st.sampled_from([1, 8, 64, 256]),
+        wanted=st.sampled_from([1, 4, 50]),
+        parts=st.integers(1, 2),
+        row_block=st.sampled_from([64, 128]),
     ),
     values=st.lists(LOGITS, min_size=50, max_size=50),
     seed=st.integers(0, 99),

@@ -65,10 +65,16 @@ class Lists(NamedTuple):
             return torch.empty(shape, dtype=dtype, device=device)
 
         some = rows if truncated else 0
-        row_columns = (empty(torch.int32, rows) for _ in range(2))
-        limit, near_columns = empty(torch.int64, rows), (empty(torch.int32, some) for _ in range(2))
-        keys, masses = empty(torch.int64, some, CAPACITY), empty(torch.int64, some, parts)
-        return cls(empty(torch.int32, 2), *row_columns, limit, *near_columns, keys, masses)
+        return cls(
+            counts=empty(torch.int32, 2),
+            restricted=empty(torch.int32, some),
+            whole=empty(torch.int32, rows),
+            limit=empty(torch.int64, rows),
+            near=empty(torch.int32, some),
+            listed=empty(torch.int32, some),
+            keys=empty(torch.int64, some, CAPACITY),
+            masses=empty(torch.int64, some, parts),
+        )
 
 
 @triton.jit

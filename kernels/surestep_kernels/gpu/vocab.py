@@ -16,7 +16,7 @@ _NO_ID: tl.constexpr = tl.constexpr(2147483647)
 def parts_of(vocab: int) -> int:
     """How many programs share a row. Lane l of part p has the tokens p * LANES + l and so on in
     steps of parts * LANES, so that tokens which stand together, as common ones do, are spread."""
-    return min(triton.cdiv(vocab, LANES), MAX_PARTS)
+    return min(-(-vocab // LANES), MAX_PARTS)
 
 
 @triton.jit
