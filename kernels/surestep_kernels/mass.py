@@ -16,8 +16,7 @@ from __future__ import annotations
 from torch import Tensor
 
 UNIT_BITS = 40  # the best token has 2**40
-MAX_VOCAB = 1 << 21  # so that all together stay below 2**61
-ALL = 1 << 62  # more than there can be
+ALL = 1 << 62  # no token has more in front: a vocabulary has 2**22 tokens at most
 FARTHEST = 29.0  # gaps from here on weigh nothing
 LOG2_E = 1.44269504
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4

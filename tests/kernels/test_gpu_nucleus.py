@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from draw_params import OFF, make_params, to
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from surestep_kernels import choose as reference
 from surestep_kernels.choose import DrawParams, choose_reference
 from surestep_kernels.gpu import nucleus, vocab
 from surestep_kernels.gpu.choose import choose
+from surestep_kernels.gpu.mass import mass_of as device_mass_of
 from surestep_kernels.mass import mass_of
 from torch import Tensor
 
@@ -208,10 +211,22 @@ def test_rows_of_all_kinds_stand_beside_each_other(gpu: str) -> None:
     assert ran.ids[0] == int(z[0].argmax())
 
 
-def test_mass_is_that_of_the_reference_and_of_exp() -> None:
-    gap = torch.cat((torch.linspace(0, 30, 20001), torch.tensor([math.inf, DENORMAL, 1e38])))
+@triton.jit  # type: ignore[untyped-decorator]
+def _mass_kernel(gap_ptr, mass_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    bits = tl.load(gap_ptr + at).to(tl.int32, bitcast=True)
+    tl.store(mass_ptr + at, device_mass_of(bits))
+
+
+def test_mass_is_that_of_the_reference_and_of_exp(gpu: str) -> None:
+    """To the last bit, and nearly."""
+    gap = torch.linspace(0, 30, 1 << 15)
+    gap[-3:] = torch.tensor([math.inf, DENORMAL, 1e38])
+    mass = torch.empty(1 << 15, dtype=torch.int64, device=gpu)
+    _mass_kernel[(1 << 5,)](gap.to(gpu), mass, BLOCK=1 << 10, enable_fp_fusion=False)
+    mass = mass.cpu()
+    assert torch.equal(mass, mass_of(gap))
     exact = torch.exp(-gap.double()) * 2**40
-    mass = mass_of(gap)
     assert ((mass - exact).abs() <= exact * 2**-23 + 1).all()
     assert mass[0] == mass[-2] == 1 << 40
     assert mass[-1] == mass[-3] == 0

@@ -184,7 +184,7 @@ def _settle_kernel(
                 tl.load(seed_low_ptr + window), tl.load(seed_high_ptr + window),
                 tl.load(length_ptr + row),
             )  # fmt: skip
-            ids = (keys & ((bound * 0 + 1 << id_bits) - 1)).to(tl.int32)
+            ids = (keys & (((bound * 0 + 1) << id_bits) - 1)).to(tl.int32)
             score = -bits.to(tl.float32, bitcast=True) + gumbel(ids, k0, k1)
             best, best_id = best_of(tl.where(keys <= limit, score, float("-inf")), ids)
             at, mask = row * parts + part, part < parts
