@@ -211,6 +211,20 @@ def test_rows_of_all_kinds_stand_beside_each_other(gpu: str) -> None:
     assert ran.ids[0] == int(z[0].argmax())
 
 
+@pytest.mark.parametrize("capacity", [1, 64])
+def test_min_p_ends_at_its_very_gap(gpu: str, capacity: int) -> None:
+    """A token that lies there is left, and weighs; the next number is beyond it."""
+    rules = [{**OFF, "min_p": 0.4}, {**OFF, "min_p": 0.4, "top_p": 0.84}]
+    params = make_params([(1.0, rule) for rule in rules], 4)
+    last = params.max_gap[0]
+    z = torch.stack((-last.nextafter(torch.tensor(9.0)), *torch.tensor([0.0, 0.0]), -last))
+    ran = run(gpu, z.repeat(2, 1), params, Sizes(capacity=capacity))
+    check(z.repeat(2, 1), params, ran)
+    assert ran.lists.listed.tolist() == [3, 3]
+    # 0.84 of a mass of 2.4 is more than the two best have; of 2.0 it were less.
+    assert (ran.lists.limit & 3).tolist() == [3, 3]
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _mass_kernel(gap_ptr, mass_ptr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
