@@ -19,11 +19,14 @@ from surestep_kernels.write_runs import Runs
 from torch import Tensor
 
 BLOCK_SIZE, DRAFTS, RUN = 16, 4, 8
-DRAWS = {  # name: temperature, top_k, top_p
-    "greedy": (0.0, 0, math.inf),
-    "random": (1.0, 0, math.inf),
-    "top_k=50 top_p=0.95": (1.0, 50, 0.95),
+DRAWS = {  # name: temperature, top_k, top_p, what the best tokens are ahead by
+    "greedy": (0.0, 0, math.inf, 12.0),
+    "random": (1.0, 0, math.inf, 12.0),
+    "top_k=50 top_p=0.95": (1.0, 50, 0.95, 12.0),
+    "top_p=0.95 peaked": (1.0, 0, 0.95, 12.0),
+    "top_p=0.95 flat": (1.0, 0, 0.95, 0.0),  # more tokens than the list of a row holds
 }
+PEAKS = 40  # tokens that are ahead
 
 
 def ngram(s: Sizes) -> Iterator[Case]:
@@ -42,8 +45,11 @@ def ngram(s: Sizes) -> Iterator[Case]:
 
 
 def choose(s: Sizes) -> Iterator[Case]:
+    """What has to be read is every logit once; what draws reads most or all of them twice."""
+
     def make(device: str, n: int, draw: str) -> Work:
         z = torch.randn(n, s.vocab, device=device) * 3
+        z[:, :: -(-s.vocab // PEAKS)] += DRAWS[draw][-1]
         length = randint(device, 1 << 20, n)
         params, random, truncated = _draw_params(device, n, s.vocab, draw)
         run = partial(
@@ -151,7 +157,7 @@ def column(device: str, count: int) -> Tensor:
 
 def _draw_params(device: str, n: int, vocab: int, draw: str) -> tuple[DrawParams, bool, bool]:
     """The same for every window; whether they draw, and from a part of the vocabulary."""
-    temperature, top_k, top_p = DRAWS[draw]
+    temperature, top_k, top_p, _ = DRAWS[draw]
     ones = torch.ones(n, device=device)
     params = DrawParams(
         temperature=temperature * ones,
@@ -161,7 +167,7 @@ def _draw_params(device: str, n: int, vocab: int, draw: str) -> tuple[DrawParams
         top_k=i32(device, *[top_k or vocab] * n),
         top_p=top_p * ones,
     )
-    return params, temperature > 0, top_k > 0
+    return params, temperature > 0, top_k > 0 or top_p < math.inf
 
 
 def _slots(device: str, s: Sizes, rows: int) -> SlotState:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .gumbel import gumbel_noise
+from .mass import mass_of, mass_wanted
 
 
 class RowStatus(IntEnum):
@@ -63,8 +64,9 @@ def choose_reference(
 
     window i32[N] names the parameters of each position. The order of tokens is the greatest logit
     first, then the lowest id; min_p, top_k and top_p keep a leading part of it, and top_p measures
-    the mass that the other two left. `random` and `truncated` are the host's word that some row
-    draws at all, and that some row restricts what it draws from.
+    the mass that the other two left, in whole numbers: see surestep_kernels.mass. `random` and
+    `truncated` are the host's word that some row draws at all, and that some row restricts what
+    it draws from.
 
     A row is not OK when its greatest logit is NaN or +inf, which is the model's doing, as shaping
     saturates what is finite; when it is SATURATED, which is the request's; or when all are -inf.
@@ -101,7 +103,7 @@ def _kept(gap: Tensor, p: DrawParams) -> Tensor:
     ordered, order = gap.sort(dim=1, stable=True)
     rank = torch.arange(gap.shape[1], device=gap.device)
     left = (ordered <= p.max_gap.unsqueeze(1)) & (rank < p.top_k.unsqueeze(1))
-    mass = torch.where(left, (-ordered).exp().double(), 0.0)
+    mass = torch.where(left, mass_of(ordered), 0)
     before = mass.cumsum(dim=1) - mass
-    kept = left & (before < p.top_p.double().unsqueeze(1) * mass.sum(dim=1, keepdim=True))
+    kept = left & (before < mass_wanted(p.top_p, mass.sum(dim=1)).unsqueeze(1))
     return torch.zeros_like(kept).scatter_(1, order, kept)

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from surestep_common.errors import InvalidRequest
 from surestep_common.sampling_ranges import check_sampling
-from surestep_kernels.choose import RowStatus
+from surestep_kernels import choose
+from surestep_kernels.choose import DrawParams, RowStatus
 from surestep_kernels.gpu.step_ops import STEP_OPS
 from surestep_kernels.shape_logits import Positions, Shaping
 from surestep_kernels.step_ops import STEP_REFERENCE, StepOps
@@ -23,6 +24,7 @@ from surestep_proto import engine_pb2 as pb
 from surestep_worker.device.upload import upload
 from surestep_worker.device.wishes import WishBook
 from surestep_worker.sampling import SamplingSlots, sample
+from surestep_worker.sampling.head import head_of
 
 VOCAB, WIDTH, PROMPT = 37, 24, 5
 DENORMAL, LARGEST = 1e-45, 3.4028234663852886e38
@@ -116,3 +118,27 @@ def test_penalties_beyond_their_range_are_refused(params: pb.SamplingParams, rat
     with pytest.raises(InvalidRequest) as refusal:
         check_sampling(params, VOCAB)
     assert refusal.value.param == "repetition_penalty"
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.95, 0.999, 1 - 2**-24])
+def test_a_nucleus_has_as_many_tokens_on_the_host_as_in_the_reference(top_p: float) -> None:
+    """However wide the head is that is looked at, and whether top_k is asked for or not."""
+    ks, vocab = [0, 0, 700, 2999], 3000
+    slots = SamplingSlots(len(ks), vocab)
+    for slot, top_k in enumerate(ks):
+        wish = pb.SamplingParams(temperature=1, top_p=top_p, top_k=top_k, repetition_penalty=1)
+        slots.admit(slot, wish, PROMPT)
+    z = torch.randn(len(ks), vocab, generator=torch.Generator().manual_seed(4))
+    z *= torch.tensor([[0.5], [4.0], [0.5], [2.0]])
+    gap = z.amax(dim=1, keepdim=True) - z
+    none = torch.zeros(len(ks), dtype=torch.int32)
+    max_gap, top_p_column = torch.full((len(ks),), np.inf), torch.full((len(ks),), top_p)
+    k_column = torch.tensor([top_k or vocab for top_k in ks], dtype=torch.int32)
+    params = DrawParams(torch.ones(len(ks)), none, none, max_gap, k_column, top_p_column)
+    kept = choose._kept(gap, params).sum(dim=1)
+    for width in (64, 1024, vocab):
+        head = head_of(gap, width)
+        count, settled = slots.draws._candidates(gap, head, torch.arange(len(ks)))
+        assert settled.any() or width < vocab
+        assert count[settled].tolist() == kept[settled].tolist()
+    assert count.tolist() == kept.tolist()

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from surestep_kernels.choose import DrawParams, RowStatus, choose_reference
+from draw_params import OFF, make_params, to
+from surestep_kernels.choose import RowStatus, choose_reference
 from surestep_kernels.gpu.choose import choose
 from surestep_kernels.gumbel import gumbel_noise
-from torch import Tensor
 
-OFF = {"min_p": 0.0, "top_k": 0, "top_p": 1.0}
 RULES = [
     OFF,
     {**OFF, "min_p": 0.1},
@@ -22,34 +19,19 @@ RULES = [
 ]
 
 
-def make_params(cases: list[tuple[float, dict[str, float]]], vocab: int) -> DrawParams:
-    """One window per case of temperature and rules, each with a seed of 64 bits."""
-
-    def column(values: list[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype)
-
-    seeds = torch.randint(-(2**63), 2**63 - 1, (len(cases),))
-    rules = [rule for _, rule in cases]
-    return DrawParams(
-        temperature=column([t for t, _ in cases], torch.float32),
-        seed_low=seeds.view(torch.int32)[0::2].clone(),
-        seed_high=seeds.view(torch.int32)[1::2].clone(),
-        max_gap=column([-math.log(r["min_p"] or 1e-300) if r["min_p"] else math.inf for r in rules],
-                       torch.float32),
-        top_k=column([r["top_k"] or vocab for r in rules], torch.int32),
-        top_p=column([r["top_p"] if r["top_p"] < 1 else math.inf for r in rules], torch.float32),
-    )  # fmt: skip
-
-
-def to(params: DrawParams, device: str) -> DrawParams:
-    return DrawParams(*(column.to(device) for column in params))
-
-
 @pytest.mark.parametrize("temperature", [0.6, 1.7])
-@pytest.mark.parametrize(("vocab", "ties"), [(5, True), (300, True), (2049, False)])
+@pytest.mark.parametrize(
+    ("vocab", "parts", "ties"), [(5, 64, True), (300, 64, True), (300, 2, True), (2049, 1, False)]
+)
 def test_chooses_what_the_reference_chooses(
-    gpu: str, vocab: int, ties: bool, temperature: float
+    gpu: str,
+    vocab: int,
+    parts: int,
+    ties: bool,
+    temperature: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("surestep_kernels.gpu.vocab.MAX_PARTS", parts)
     cases = [(0.0, RULES[3]), *((temperature, rule) for rule in RULES)]
     params = make_params(cases, vocab)
     window = torch.arange(len(cases), dtype=torch.int32).flip(0)
@@ -65,7 +47,8 @@ def test_chooses_what_the_reference_chooses(
         assert actual.ids.cpu().tolist() == expected.ids.tolist()
 
 
-def test_rows_without_a_choice_say_why(gpu: str) -> None:
+def test_rows_without_a_choice_say_why(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surestep_kernels.gpu.vocab.MAX_PARTS", 2)
     params = make_params([(0.0, OFF), (1.0, OFF), (1.0, {**OFF, "top_p": 0.5})], 1500)
     z = torch.randn(12, 1500)
     z[0:3, 700], z[3:6, 1499], z[6:9] = torch.nan, torch.inf, -torch.inf
@@ -80,8 +63,11 @@ def test_rows_without_a_choice_say_why(gpu: str) -> None:
     assert chosen.ids[9].item() == int(z[9].argmax())
 
 
-def test_noise_is_that_of_the_cpu_to_the_last_bit(gpu: str) -> None:
+def test_noise_is_that_of_the_cpu_to_the_last_bit(
+    gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Equal logits leave the choice to the noise alone, for many seeds and positions."""
+    monkeypatch.setattr("surestep_kernels.gpu.vocab.MAX_PARTS", 1)
     rows, vocab = 40, 300
     params = make_params([(1.0, OFF)] * rows, vocab)
     window, length = (torch.arange(rows, dtype=torch.int32) * step for step in (1, 7919))

@@ -50,6 +50,11 @@ LIMITS = (
     ("_add_rms_norm_kernel", "", Limit(stack=0, shared=40 << 10, programs=1)),
     # Three sums are live at once: of a group, a split and the whole.
     ("_linear_kernel", "", Limit(stack=64, shared=164 << 10, programs=1)),
+    # A list of 4096 candidates lies in the registers of 16 warps; there is one program per row.
+    ("_settle_kernel", "", SMALL._replace(programs=1)),
+    # Held to 128 registers, for which Triton 3.6 spills 6.
+    ("_gather_kernel", "", SMALL._replace(stack=32, programs=2)),
+    ("_draw_kernel", "", SMALL._replace(programs=2)),
     ("_experts_kernel", "", Limit(stack=0, shared=48 << 10, programs=4)),
     ("_chunk_matrices_kernel", "", Limit(stack=0, shared=72 << 10, programs=1)),
     # Triton 3.6 spills nothing, 3.9 does.

@@ -3,6 +3,15 @@
 Rows are long and few, so a pass over the vocabulary is shared out among programs, each of which
 leaves a partial result. Order and rounding are those of the reference: noise bit for bit, one
 division per token, the lowest id of equals.
+
+    peak     all rows        their maxima, by part, and by lane where rows are restricted
+    collect  all rows        which rows draw, and how
+    gather   restricted ones, see nucleus.py
+    settle   restricted ones
+    draw     the other rows that draw, and restricted ones that no list could settle
+    finish   all rows
+
+Rows that are greedy are in no list, and cost nothing behind `collect`.
 """
 
 from __future__ import annotations
@@ -14,76 +23,95 @@ from torch import Tensor
 
 from surestep_kernels.choose import SATURATED, Chosen, DrawParams, RowStatus
 
+from . import nucleus
 from .gumbel import gumbel, row_key
-from .nucleus import find_limits, is_finite, kept
+from .nucleus import Lists, draw_restricted, id_bits_of, last_gap, near
+from .vocab import (
+    LANES,
+    LINES,
+    append,
+    best_of,
+    best_of_parts,
+    better,
+    gap_bits,
+    ids_of,
+    is_finite,
+    key_of,
+    parts_of,
+)
 
-_BLOCK = 1024  # tokens looked at together
-_MAX_PARTS = 64  # programs that share a row
 _OK: tl.constexpr = tl.constexpr(int(RowStatus.OK))
 _NON_FINITE: tl.constexpr = tl.constexpr(int(RowStatus.NON_FINITE))
 _NO_CANDIDATE: tl.constexpr = tl.constexpr(int(RowStatus.NO_CANDIDATE))
 _SHAPING_OVERFLOW: tl.constexpr = tl.constexpr(int(RowStatus.SHAPING_OVERFLOW))
 _SATURATED: tl.constexpr = tl.constexpr(SATURATED)
 _NO_ID: tl.constexpr = tl.constexpr(2147483647)
-
-
-@triton.jit
-def _store_best(values, ids, value_ptr, id_ptr, at):
-    """The greatest of values [B] and its lowest id; NaN if there is any."""
-    top = tl.max(tl.where(values == values, values, float("-inf")), axis=0)
-    tl.store(id_ptr + at, tl.min(tl.where(values == top, ids, _NO_ID), axis=0))
-    nan = tl.max((values != values).to(tl.int32), axis=0) > 0
-    tl.store(value_ptr + at, tl.where(nan, float("nan"), top))
-
-
-@triton.jit
-def _better(best, best_id, value, ids):
-    """Element by element the greater value; NaN is kept, and ids that come first among equals."""
-    wins = ((value > best) | (value != value)) & (best == best)
-    return tl.where(wins, value, best), tl.where(wins, ids, best_id)
+_NO_LIMIT: tl.constexpr = tl.constexpr(9223372036854775807)
+_LANES: tl.constexpr = tl.constexpr(LANES)
+_LINES: tl.constexpr = tl.constexpr(LINES)
+_TILE: tl.constexpr = tl.constexpr(LANES * LINES)
 
 
 @triton.jit
 def _peak_kernel(
     z_ptr,  # f32[N, V]
-    value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
-    V, span, parts,
-    BLOCK: tl.constexpr,
+    value_ptr, id_ptr, group_ptr,  # f32[N, parts], i32[N, parts], f32[N, parts * LANES]
+    counts_ptr,  # i32[2]
+    V, parts,
+    CUTS: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    best = tl.full((BLOCK,), float("-inf"), tl.float32)
-    best_id = tl.full((BLOCK,), _NO_ID, tl.int32)
-    for first in range(part * span, tl.minimum((part + 1) * span, V), BLOCK):
-        ids = first + tl.arange(0, BLOCK)
+    best = tl.full((_LANES,), float("-inf"), tl.float32)
+    best_id = tl.full((_LANES,), _NO_ID, tl.int32)
+    for first in range(0, V, parts * _TILE):
+        ids = ids_of(first, part, parts)
         z = tl.load(z_ptr + row * V + ids, mask=ids < V, other=float("-inf"))
-        best, best_id = _better(best, best_id, z, ids)
-    _store_best(best, best_id, value_ptr, id_ptr, row * parts + part)
-
-
-@triton.jit
-def _best_of_parts(value_ptr, id_ptr, row, parts, BLOCK: tl.constexpr):
-    """The best of a row: value, NaN if there is any, and id."""
-    part = tl.arange(0, BLOCK)
-    at, mask = row * parts + part, part < parts
-    value = tl.load(value_ptr + at, mask=mask, other=float("-inf"))
-    ids = tl.load(id_ptr + at, mask=mask, other=_NO_ID)
-    top = tl.max(tl.where(value == value, value, float("-inf")), axis=0)
-    best_id = tl.min(tl.where(value == top, ids, _NO_ID), axis=0)
-    nan = tl.max((value != value).to(tl.int32), axis=0) > 0
-    return tl.where(nan, float("nan"), top), best_id
+        lines = tl.reshape(z, (_LINES, _LANES)), tl.reshape(ids, (_LINES, _LANES))
+        value, lowest = best_of(lines[0], lines[1])
+        best, best_id = better(best, best_id, value, lowest)
+    if CUTS:
+        lane = tl.arange(0, _LANES)
+        tl.store(group_ptr + (row * parts + part) * _LANES + lane, best)
+    value, lowest = best_of(best, best_id)
+    tl.store(value_ptr + row * parts + part, value)
+    tl.store(id_ptr + row * parts + part, lowest)
+    if (row == 0) & (part == 0):
+        tl.store(counts_ptr + tl.arange(0, 2), tl.zeros((2,), tl.int32))
 
 
 @triton.jit
 def _collect_kernel(
-    value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
-    peak_ptr, greedy_ptr,  # f32[N], i32[N]
-    parts,
-    BLOCK: tl.constexpr,
+    value_ptr, id_ptr, group_ptr,  # f32[N, parts], i32[N, parts], f32[N, parts * LANES]
+    peak_ptr, greedy_ptr, window_ptr,  # f32[N], i32[N]
+    temperature_ptr, max_gap_ptr, top_k_ptr, top_p_ptr,  # [V]
+    counts_ptr, restricted_ptr, whole_ptr, limit_ptr, near_ptr, listed_ptr,  # see Lists
+    V, parts, wanted,
+    DRAWS: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    value, best_id = _best_of_parts(value_ptr, id_ptr, row, parts, BLOCK)
-    tl.store(peak_ptr + row, value)
+    value, best_id = best_of_parts(value_ptr, id_ptr, row, parts, BLOCK)
+    peak = value + 0.0  # of zeros the positive one
+    tl.store(peak_ptr + row, peak)
     tl.store(greedy_ptr + row, best_id)
+    if DRAWS:
+        window = tl.load(window_ptr + row)
+        temperature = tl.load(temperature_ptr + window)
+        if (temperature > 0) & is_finite(peak):
+            cuts = False
+            if CUTS:
+                top_k, max_gap = tl.load(top_k_ptr + window), last_gap(max_gap_ptr, window)
+                top_p = tl.load(top_p_ptr + window)
+                cuts = (top_k < V) | (top_p < float("inf"))
+                cuts = cuts | (tl.load(max_gap_ptr + window) < float("inf"))
+                if cuts:
+                    rank = tl.minimum(top_k, wanted)
+                    bits = near(group_ptr, row, parts, peak, temperature, rank, GROUPS)
+                    tl.store(near_ptr + row, tl.minimum(bits, max_gap))
+                    tl.store(listed_ptr + row, 0)
+                    append(restricted_ptr, counts_ptr, row)
+            if not cuts:
+                tl.store(limit_ptr + row, _NO_LIMIT)
+                append(whole_ptr, counts_ptr + 1, row)
 
 
 @triton.jit
@@ -92,31 +120,31 @@ def _draw_kernel(
     peak_ptr,  # f32[N]
     window_ptr, length_ptr,  # i32[N]
     temperature_ptr, seed_low_ptr, seed_high_ptr,  # [V]
-    limit_ptr,  # i32[N, 2]; CUTS only
+    counts_ptr, whole_ptr, limit_ptr,  # see Lists
     value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
-    V, span, parts,
-    CUTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    V, parts, id_bits,
 ):  # fmt: skip
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    window, peak = tl.load(window_ptr + row), tl.load(peak_ptr + row)
-    temperature = tl.load(temperature_ptr + window)
-    if (temperature > 0) & is_finite(peak):
+    items = tl.load(counts_ptr + 1) * parts
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        row, part = tl.load(whole_ptr + item // parts).to(tl.int64), item % parts
+        window, peak = tl.load(window_ptr + row), tl.load(peak_ptr + row)
+        temperature, limit = tl.load(temperature_ptr + window), tl.load(limit_ptr + row)
         k0, k1 = row_key(
             tl.load(seed_low_ptr + window), tl.load(seed_high_ptr + window),
             tl.load(length_ptr + row),
         )  # fmt: skip
-        best = tl.full((BLOCK,), float("-inf"), tl.float32)
-        best_id = tl.full((BLOCK,), _NO_ID, tl.int32)
-        for first in range(part * span, tl.minimum((part + 1) * span, V), BLOCK):
-            ids = first + tl.arange(0, BLOCK)
+        best = tl.full((_TILE,), float("-inf"), tl.float32)
+        best_id = tl.full((_TILE,), _NO_ID, tl.int32)
+        for first in range(0, V, parts * _TILE):
+            ids = ids_of(first, part, parts)
             z = tl.load(z_ptr + row * V + ids, mask=ids < V, other=float("-inf"))
-            gap = tl.div_rn(peak - z, tl.full((BLOCK,), 0.0, tl.float32) + temperature)
-            score = -gap + gumbel(ids, k0, k1)
-            if CUTS:
-                score = tl.where(kept(gap, ids, limit_ptr + 2 * row), score, float("-inf"))
-            best, best_id = _better(best, best_id, tl.where(ids < V, score, float("-inf")), ids)
-        _store_best(best, best_id, value_ptr, id_ptr, row * parts + part)
+            bits = gap_bits(z, peak, temperature)
+            score = -bits.to(tl.float32, bitcast=True) + gumbel(ids, k0, k1)
+            may = (ids < V) & (key_of(bits, ids, id_bits) <= limit)
+            best, best_id = better(best, best_id, tl.where(may, score, float("-inf")), ids)
+        value, lowest = best_of(best, best_id)
+        tl.store(value_ptr + row * parts + part, value)
+        tl.store(id_ptr + row * parts + part, lowest)
 
 
 @triton.jit
@@ -133,7 +161,7 @@ def _finish_kernel(
     peak, chosen = tl.load(peak_ptr + row), tl.load(greedy_ptr + row)
     if DRAWS:  # noqa: SIM102  # known when the kernel is compiled; the other one is not
         if tl.load(temperature_ptr + tl.load(window_ptr + row)) > 0:
-            _, chosen = _best_of_parts(value_ptr, drawn_ptr, row, parts, BLOCK)
+            _, chosen = best_of_parts(value_ptr, drawn_ptr, row, parts, BLOCK)
     status = tl.where(peak == float("-inf"), _NO_CANDIDATE, _NON_FINITE)
     status = tl.where(is_finite(peak), _OK, status)
     status = tl.where(peak == _SATURATED, _SHAPING_OVERFLOW, status)
@@ -154,21 +182,30 @@ def choose(
     assert z.dtype is torch.float32
     assert z.is_contiguous()
     rows, vocab = z.shape
-    parts = min(triton.cdiv(vocab, _BLOCK), _MAX_PARTS)
-    span = triton.cdiv(triton.cdiv(vocab, parts), _BLOCK) * _BLOCK
+    parts, cuts = parts_of(vocab), random and truncated
+    block = triton.next_power_of_2(parts)
     value, peak = z.new_empty(rows, parts), z.new_empty(rows)
+    groups = z.new_empty(rows if cuts else 0, parts * LANES)
     part_ids, greedy, ids, status = (
         torch.empty(shape, dtype=torch.int32, device=z.device)
         for shape in ((rows, parts), rows, rows, rows)
     )
-    block = triton.next_power_of_2(parts)
-    _peak_kernel[rows, parts](z, value, part_ids, vocab, span, parts, BLOCK=_BLOCK)
-    _collect_kernel[(rows,)](value, part_ids, peak, greedy, parts, BLOCK=block)
+    lists = Lists.for_rows(rows, parts, truncated=cuts, device=z.device)
+    _peak_kernel[rows, parts](z, value, part_ids, groups, lists.counts, vocab, parts, CUTS=cuts)
+    _collect_kernel[(rows,)](
+        value, part_ids, groups, peak, greedy, window,
+        params.temperature, params.max_gap, params.top_k, params.top_p,
+        lists.counts, lists.restricted, lists.whole, lists.limit, lists.near, lists.listed,
+        vocab, parts, nucleus.WANTED,
+        DRAWS=random, CUTS=cuts, BLOCK=block, GROUPS=block * LANES,
+    )  # fmt: skip
+    if cuts:
+        draw_restricted(z, peak, window, length, params, lists, value, part_ids)
     if random:
-        limits = find_limits(z, peak, window, params) if truncated else part_ids
-        _draw_kernel[rows, parts](
+        _draw_kernel[(min(rows * parts, nucleus.PROGRAMS),)](
             z, peak, window, length, params.temperature, params.seed_low, params.seed_high,
-            limits, value, part_ids, vocab, span, parts, CUTS=truncated, BLOCK=_BLOCK,
+            lists.counts, lists.whole, lists.limit, value, part_ids,
+            vocab, parts, id_bits_of(vocab), num_warps=nucleus.PART_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     _finish_kernel[(rows,)](
         peak, greedy, value, part_ids, window, params.temperature, ids, status, parts,

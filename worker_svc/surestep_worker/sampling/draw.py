@@ -11,6 +11,7 @@ import math
 
 import torch
 from surestep_kernels.gumbel import gumbel_argmax
+from surestep_kernels.mass import mass_of, mass_wanted
 from surestep_proto import engine_pb2 as pb
 
 from .features import Rows
@@ -46,6 +47,7 @@ class Draws:
 
     def draw(self, z: torch.Tensor, peak: torch.Tensor, rows: Rows) -> torch.Tensor:
         """One id per row of the logits z f32[N,V], whose row maxima are peak f32[N] -> i64[N]."""
+        peak = peak + 0.0  # of zeros the positive one: gaps have a sign that their bits would show
         gap = (peak.unsqueeze(1) - z).div_(self._temperature[rows.slot].unsqueeze(1))
         cut = self._truncates[rows.slot]
         ids = torch.zeros_like(rows.length)
@@ -76,13 +78,15 @@ class Draws:
         Every rule keeps a leading part. top_p measures the mass that min_p and top_k left, and
         keeps a token when the mass in front of it is below p.
         """
-        width = head.gap.shape[1]
+        width, vocab = head.gap.shape[1], gap.shape[1]
         column = torch.arange(width, device=gap.device)
         max_gap, top_k = self._max_gap[slot].unsqueeze(1), self._top_k[slot].unsqueeze(1)
         left = ((head.gap <= max_gap) & (column < top_k)).sum(dim=1)
-        mass = gap.neg().softmax(dim=1).gather(1, head.ids).double().cumsum(dim=1)
-        total = mass.gather(1, left.unsqueeze(1) - 1).masked_fill_(left.unsqueeze(1) == width, 1.0)
-        nucleus = 1 + (mass[:, :-1] < self._top_p[slot].unsqueeze(1) * total).sum(dim=1)
-        count = torch.minimum(left, nucleus)
+        mass = mass_of(head.gap).cumsum(dim=1)
+        total = mass.gather(1, left.unsqueeze(1) - 1).squeeze(1)
         only_top_p = (max_gap.isinf() & (top_k == self._vocab_size)).squeeze(1)
+        if width < vocab and only_top_p.any():
+            total[only_top_p] = mass_of(gap[only_top_p]).sum(dim=1)
+        wanted = mass_wanted(self._top_p[slot], total).unsqueeze(1)
+        count = torch.minimum(left, 1 + (mass[:, :-1] < wanted).sum(dim=1))
         return count, (left < width) | (only_top_p & (count < width))

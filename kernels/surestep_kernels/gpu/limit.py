@@ -1,0 +1,92 @@
+"""The last token that top_k and top_p leave: among listed candidates, or in a row itself.
+
+With less than k tokens in front, or less than the mass that is wanted, every token up to some key
+is kept. The key's bits are found from the highest to the lowest, two at a time, with a sum over all
+tokens for each of three guesses: over the registers that hold a list, or over a row in memory.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .mass import mass_of, mass_wanted
+from .vocab import gap_bits, key_of
+
+_NEVER: tl.constexpr = tl.constexpr(9223372036854775807)
+
+
+@triton.jit
+def _in_front(
+    keys, measures, row_ptr, V, peak, temperature, id_bits, a, b, c,
+    LISTED: tl.constexpr, WEIGHED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of the tokens in front of each of three keys, the sum of measures i64: 1 or the mass."""
+    if LISTED:
+        before_a = tl.where(keys < a, measures, 0)
+        before_b = tl.where(keys < b, measures, 0)
+        before_c = tl.where(keys < c, measures, 0)
+    else:
+        before_a = tl.zeros((BLOCK,), tl.int64)
+        before_b = tl.zeros((BLOCK,), tl.int64)
+        before_c = tl.zeros((BLOCK,), tl.int64)
+        for first in range(0, V, BLOCK):
+            ids = first + tl.arange(0, BLOCK)
+            z = tl.load(row_ptr + ids, mask=ids < V, other=float("-inf"))
+            bits = gap_bits(z, peak, temperature)
+            key = tl.where(ids < V, key_of(bits, ids, id_bits), _NEVER)
+            measure = mass_of(bits) if WEIGHED else tl.full((BLOCK,), 1, tl.int64)
+            before_a += tl.where(key < a, measure, 0)
+            before_b += tl.where(key < b, measure, 0)
+            before_c += tl.where(key < c, measure, 0)
+    return tl.sum(before_a, axis=0), tl.sum(before_b, axis=0), tl.sum(before_c, axis=0)
+
+
+@triton.jit
+def _last_before(
+    keys, measures, row_ptr, V, peak, temperature, id_bits, target, bound,
+    LISTED: tl.constexpr, WEIGHED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The greatest key up to `bound` with less than `target` in front of it."""
+    found = bound * 0
+    steps = (32 + id_bits) // 2
+    for i in range(steps):
+        unit = (found * 0 + 1) << (2 * (steps - 1 - i))
+        a = tl.minimum(found + unit, bound)
+        b = tl.minimum(found + 2 * unit, bound)
+        c = tl.minimum(found + 3 * unit, bound)
+        before_a, before_b, before_c = _in_front(
+            keys, measures, row_ptr, V, peak, temperature, id_bits, a, b, c,
+            LISTED, WEIGHED, BLOCK,
+        )  # fmt: skip
+        found = tl.where(before_a < target, a, found)
+        found = tl.where(before_b < target, b, found)
+        found = tl.where(before_c < target, c, found)
+    return found
+
+
+@triton.jit
+def limit_of(
+    keys, masses, row_ptr, V, peak, temperature, id_bits, bound, top_k, top_p, total,
+    LISTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Key of the last token that top_k and top_p leave of those up to `bound`, whose mass is
+    `total`, known where top_k is off."""
+    limit = bound
+    if top_k < V:
+        ones = (masses * 0 + 1) if LISTED else masses
+        limit = _last_before(
+            keys, ones, row_ptr, V, peak, temperature, id_bits, top_k.to(tl.int64), limit,
+            LISTED, False, BLOCK,
+        )  # fmt: skip
+        if top_p < float("inf"):
+            total, _, _ = _in_front(
+                keys, masses, row_ptr, V, peak, temperature, id_bits, limit + 1, limit, limit,
+                LISTED, True, BLOCK,
+            )  # fmt: skip
+    if top_p < float("inf"):
+        limit = _last_before(
+            keys, masses, row_ptr, V, peak, temperature, id_bits, mass_wanted(top_p, total), limit,
+            LISTED, True, BLOCK,
+        )  # fmt: skip
+    return limit

@@ -1,0 +1,77 @@
+"""How programs share out a row of logits, and by what its tokens are compared."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LANES = 64  # tokens behind each other that a program reads together
+LINES = 32  # times that it does so at once
+MAX_PARTS = 64  # programs that share a row
+_LANES: tl.constexpr = tl.constexpr(LANES)
+_LINES: tl.constexpr = tl.constexpr(LINES)
+_NO_ID: tl.constexpr = tl.constexpr(2147483647)
+
+
+def parts_of(vocab: int) -> int:
+    """How many programs share a row. Lane l of part p has the tokens p * LANES + l and so on in
+    steps of parts * LANES, so that tokens which stand together, as common ones do, are spread."""
+    return min(-(-vocab // LANES), MAX_PARTS)
+
+
+@triton.jit
+def ids_of(first, part, parts):
+    """Token ids i32[LINES * LANES] that a part has from `first` on."""
+    place = tl.arange(0, _LINES * _LANES)
+    return first + part * _LANES + place % _LANES + (place // _LANES) * (parts * _LANES)
+
+
+@triton.jit
+def is_finite(x):
+    """Whether a row has a greatest logit to draw from."""
+    return (x > float("-inf")) & (x < float("inf"))
+
+
+@triton.jit
+def gap_bits(z, peak, temperature):
+    """Gaps to the peak, which is not -0, as bits: they are not negative, and order like these."""
+    gap = tl.div_rn(peak - z, tl.zeros_like(z) + temperature)
+    return gap.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def key_of(bits, ids, id_bits):
+    """The order of tokens in one i64: the smallest gap first, then the lowest id."""
+    return (bits.to(tl.int64) << id_bits) | ids.to(tl.int64)
+
+
+@triton.jit
+def best_of(values, ids):
+    """The greatest along the first axis, NaN if there is any, and its lowest id."""
+    top = tl.max(tl.where(values == values, values, float("-inf")), axis=0)
+    best_id = tl.min(tl.where(values == top, ids, _NO_ID), axis=0)
+    nan = tl.max((values != values).to(tl.int32), axis=0) > 0
+    return tl.where(nan, float("nan"), top), best_id
+
+
+@triton.jit
+def better(best, best_id, value, ids):
+    """Element by element the greater value; NaN is kept, and ids that come first among equals."""
+    wins = ((value > best) | (value != value)) & (best == best)
+    return tl.where(wins, value, best), tl.where(wins, ids, best_id)
+
+
+@triton.jit
+def best_of_parts(value_ptr, id_ptr, row, parts, BLOCK: tl.constexpr):
+    """The best of a row: value, NaN if there is any, and id."""
+    part = tl.arange(0, BLOCK)
+    at, mask = row * parts + part, part < parts
+    value = tl.load(value_ptr + at, mask=mask, other=float("-inf"))
+    return best_of(value, tl.load(id_ptr + at, mask=mask, other=_NO_ID))
+
+
+@triton.jit
+def append(rows_ptr, count_ptr, row):
+    """To a list of rows, whose order is nobody's business."""
+    at = tl.atomic_add(count_ptr, 1, sem="relaxed")
+    tl.store(rows_ptr + at, row.to(tl.int32))
