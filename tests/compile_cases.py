@@ -11,6 +11,7 @@ import torch
 from gpu_cases import MODELS, OPS, TINY, Sizes
 from gpu_sizes import Work, i32, kernels
 from surestep_kernels.gpu.paged_attention import paged_attention
+from surestep_kernels.gpu.sequential_linear import TILES, Tile, multiply_into
 from surestep_kernels.gpu.shape_logits import shape_logits
 from surestep_kernels.gpu.store_kv import store_kv
 from surestep_kernels.kv_cache import FP8, LayerCache
@@ -46,6 +47,7 @@ def launches(*, full: bool) -> Iterator[Launch]:
         yield from _of_model(_fewer(sizes, full=full))
     yield from _attention(full=full)
     yield from _products()
+    yield from _tiles()
     yield from _shaping()
     yield from _pages()
 
@@ -150,6 +152,20 @@ def _products() -> Iterator[Launch]:
     for rows, dtype, bias in ((1, FP32, False), (512, FP32, True), (1, BF16, True)):
         name = f"product M={rows} {dtype} bias={bias}"
         yield Launch("linear", name, partial(run, rows, dtype, bias=bias))
+
+
+def _tiles() -> Iterator[Launch]:
+    """All of the family that adds along K."""
+
+    def run(tile: Tile, depth: int) -> None:
+        weight = torch.empty(2048, depth, dtype=BF16, device=META)
+        x = torch.empty(tile.rows, depth, dtype=BF16, device=META)
+        multiply_into(x.new_empty(len(x), 2048), x, kernels().pack_linear(weight), tile)
+
+    for tile in TILES:
+        shape = "x".join(map(str, tile[:3])) + (" weight first" if tile.weight_first else "")
+        yield Launch("linear_sequential", f"tile {shape}", partial(run, tile, 2048))
+    yield Launch("linear_sequential", "tiny: tile, K=136", partial(run, TILES[0], 136))
 
 
 def _shaping() -> Iterator[Launch]:

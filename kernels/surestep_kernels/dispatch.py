@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from surestep_common.errors import InvalidRequest
@@ -34,6 +34,9 @@ from .rotary import Rotary, rotary_reference
 from .route import Route, route_reference
 from .silu_and_mul import silu_and_mul_reference
 from .step_ops import StepOps
+
+if TYPE_CHECKING:
+    from .gpu.products import Products
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +67,7 @@ class KernelSet:
     ngram: Ngram
     delta_chunk: int = 1  # tokens of a prompt that gated_delta takes at once; see RecurrentRows
     step: StepOps | None = None  # None: steps run on the host
+    products: Products | None = None  # those of plain weights, where there is a choice
     code: bytes = b""  # compiled for this machine; empty = none
     compilations: Compilations = field(default_factory=Compilations)
 
@@ -106,9 +110,8 @@ def load_kernels(
     where that is impossible, or with cpu_kernels="reference", the torch references serve. They use
     one thread until `set_num_threads`. Attention is that of the backend named, for a `case` that
     may be left to its defaults; "auto" on the CPU is what comes with the other kernels, and has no
-    FP8 cache. The linear backend is that of products with plain weights on CUDA: Triton's, in which
-    a row does not depend on the number of rows, or with "torch" cuBLAS's. Raises InvalidRequest
-    when a backend does not serve the case.
+    FP8 cache. The linear backend is that of products with plain weights on CUDA: see Products.
+    Raises InvalidRequest when a backend does not serve the case.
     """
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
@@ -136,10 +139,11 @@ def load_triton(linear_backend: str = "auto") -> KernelSet:
     from .gpu.compilations import watch_compilations
     from .gpu.gated_delta import gated_delta
     from .gpu.gated_delta_chunks import CHUNK
-    from .gpu.linear import LINEAR, pack_quantized
+    from .gpu.linear import pack_quantized
     from .gpu.moe import moe, pack_experts
     from .gpu.mul_sigmoid import mul_sigmoid
     from .gpu.ngram import ngram
+    from .gpu.products import Products
     from .gpu.rms_norm import add_rms_norm, rms_norm
     from .gpu.rms_norm_gated import rms_norm_gated
     from .gpu.rotary import rotary
@@ -147,13 +151,15 @@ def load_triton(linear_backend: str = "auto") -> KernelSet:
     from .gpu.silu_and_mul import silu_and_mul
     from .gpu.step_ops import STEP_OPS
 
+    products = Products(linear_backend)
     return replace(
         REFERENCE,
         name="Triton and torch references",
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         pack_quantized=pack_quantized,
-        linear=LINEAR[linear_backend],
+        linear=products.linear,
+        products=products,
         rotary=rotary,
         silu_and_mul=silu_and_mul,
         causal_conv=causal_conv,

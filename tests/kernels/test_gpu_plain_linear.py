@@ -100,9 +100,12 @@ def test_splits_follow_from_the_weight(columns: int, splits: int) -> None:
 
 
 def test_the_backend_is_a_choice_on_cuda() -> None:
-    assert load_kernels("cuda").linear is linear
-    assert load_kernels("cuda", linear_backend="triton").linear is linear
-    assert load_kernels("cuda", linear_backend="torch").linear is linear_with_cublas
+    families = {"auto": "triton", "triton": "triton", "triton_sequential": "triton_sequential"}
+    for backend, family in (families | {"torch": "torch"}).items():
+        products = load_kernels("cuda", linear_backend=backend).products
+        assert products is not None
+        assert products.family == family
+        assert products.is_open is (backend == "auto")
     with pytest.raises(InvalidRequest) as raised:
         load_kernels("cpu", linear_backend="torch")
     assert raised.value.param == "linear_backend"

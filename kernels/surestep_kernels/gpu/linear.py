@@ -167,9 +167,6 @@ def linear_with_cublas(
     return product(x, packed, out_dtype)
 
 
-LINEAR = {"auto": linear, "triton": linear, "torch": linear_with_cublas}
-
-
 def _quantized_linear(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
 ) -> Tensor:
