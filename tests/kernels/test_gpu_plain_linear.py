@@ -87,9 +87,23 @@ def check_rows(x: Tensor, packed: PackedLinear) -> None:
 
 def test_logits_are_compiled_once_for_any_number_of_rows() -> None:
     few, many = (torch.empty(rows, 64, dtype=torch.bfloat16) for rows in (1, ops.FEW_ROWS + 1))
-    alike = {ops._tiles(x, torch.float32)._replace(apart=False) for x in (few, many)}
+    packed = pack_linear_reference(torch.empty(128256, 64, device="meta"))
+    alike = {ops._tiles(x, packed, torch.float32) for x in (few, many)}
     assert len(alike) == 1
-    assert ops._tiles(few, None).rows < ops._tiles(many, None).rows
+    assert ops._tiles(few, packed, None).rows < ops._tiles(many, packed, None).rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "apart"),
+    [(1, 2048, True), (256, 2048, True), (257, 2048, False)]
+    + [(64, 16384, True), (65, 16384, False), (128, 8192, True), (192, 8192, False)],
+)
+def test_splits_are_apart_where_tiles_are_too_few_programs(
+    rows: int, columns: int, apart: bool
+) -> None:
+    x = torch.empty(rows, 64, dtype=torch.bfloat16, device="meta")
+    packed = pack_linear_reference(torch.empty(columns, 64, device="meta"))
+    assert ops._tiles(x, packed, None).apart is apart
 
 
 @pytest.mark.parametrize(("columns", "splits"), [(40, SPLITS), (40000, 1)])
