@@ -95,8 +95,10 @@ def test_logits_are_compiled_once_for_any_number_of_rows() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "columns", "apart"),
-    [(1, 2048, True), (256, 2048, True), (257, 2048, False)]
-    + [(64, 16384, True), (65, 16384, False), (128, 8192, True), (192, 8192, False)],
+    [
+        *((1, 2048, True), (256, 2048, True), (257, 2048, False)),
+        *((64, 16384, True), (65, 16384, False), (128, 8192, True), (192, 8192, False)),
+    ],
 )
 def test_splits_are_apart_where_tiles_are_too_few_programs(
     rows: int, columns: int, apart: bool

@@ -27,7 +27,7 @@ def small(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asked, "TILES", FEW_TILES)
     monkeypatch.setattr(asked, "BORDERS", (8, 32))
     monkeypatch.setattr(asked, "_ROWS", 34)
-    monkeypatch.setattr(asked, "_SHAPE", (18, 40))
+    monkeypatch.setattr(asked, "_SHAPE", (10, 40))
     monkeypatch.setattr(asked, "PIECE", 2)
     monkeypatch.setattr(asked, "MOST_PIECES", 2)
 
@@ -99,6 +99,7 @@ def test_a_tile_that_rows_get_is_asked_about_even_if_the_table_lacks_it(
 def test_cublas_is_asked_at_all_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix_instructions.install(monkeypatch)
     monkeypatch.setattr(asked, "_PAIRS", ())
+    monkeypatch.setattr(asked, "TILES", FEW_TILES[1:])
     seen, wrong = set[int](), set[int]()
 
     def fake(x: Tensor, transposed: Tensor) -> Tensor:
@@ -121,8 +122,8 @@ def test_cublas_is_asked_at_all_numbers_of_rows(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("small")
 def test_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix_instructions.install(monkeypatch)
-    monkeypatch.setattr(asked, "TILES", FEW_TILES[1:])
-    for turns in range(len(asked._PAIRS)):
+    monkeypatch.setattr(asked, "TILES", FEW_TILES[1:2])
+    for turns in range(2):
         left = iter(range(turns))
         verdict = probe((), CPU, lambda: next(left, None) is not None)  # noqa: B023
         assert not verdict.equal

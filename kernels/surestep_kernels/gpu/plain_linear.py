@@ -9,7 +9,8 @@ That includes the matrix instruction. On sm_90 tiles of fewer than 64 rows compi
 wgmma, and whether these two round alike is not documented. So tiles have 64 rows at least, and as
 many columns whatever their rows: all compile to wgmma m64n128k16. A step that decodes one row
 multiplies 63 of padding, which are not read; it should be bound by reading the weight all the same.
-Nothing of this has been measured.
+Nothing of this has been measured. Where a card is found to round alike in all of its instructions,
+sequential_linear.py serves instead: see products.py.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def _all_splits(x_ptr, w_ptr, rows, columns, M, N, K, per_split, BLOCK_K: tl.con
     return total + acc
 
 
-# The steps of a split are no constant: a border that the compiler knows would let it start a sum from
-# the total where it has to start from zero.
+# The steps of a split are no constant: a border that the compiler knows would let it start a sum
+# from the total where it has to start from zero.
 @triton.jit(do_not_specialize=["M", "per_split"])
 def _plain_linear_kernel(
     out_ptr,  # [M, N], or sums f32[splits, M, N] if APART

@@ -33,12 +33,12 @@ _ROWS = BORDERS[-1] + 44  # beyond the last border, in no whole tiles
 _MOST_COLUMNS = 16384  # of a weight, for tiles: they do not know of other columns
 _MOST_BYTES = 256 << 20  # of a weight, for cuBLAS, which must see all of it
 _SHAPE = 96, 1040  # of the weights that are not the model's: a tail in every tile
-_SEED_X, _SEED_WEIGHT = 7, 8
+_SEED_X, _SEED_WEIGHT, _SEED_WHOLE = 7, 8, 9
 
 Numbers = Callable[[Tensor], Tensor]  # from normally distributed ones
 NUMBERS: dict[str, Numbers] = {
     "ordinary": lambda z: z,
-    "of all sizes": lambda z: z * 2.0 ** torch.randint(-40, 40, z.shape, generator=_seeded(1)),
+    "of all sizes": lambda z: z * 2.0 ** _whole(z, -40, 40),
     "tiny": lambda z: z * 2.0**-64,  # two of them have a denormal product
     "denormal": lambda z: z * 2.0**-128,
 }
@@ -91,9 +91,9 @@ def identity(weights: Sequence[PackedLinear], device: torch.device) -> Identity:
 
 def _trials(weights: Sequence[PackedLinear], device: torch.device) -> Iterator[_Trial]:
     """What is alike for all models comes first: a card that fails does so at once."""
-    drawn = torch.randn(_SHAPE, generator=_seeded(_SEED_WEIGHT))
+    drawn = _drawn(_SHAPE, _SEED_WEIGHT, device)
     for name, other in _PAIRS:
-        weight = _twice(NUMBERS[name](drawn).to(SERVED)).to(device)
+        weight = _twice(NUMBERS[name](drawn).to(SERVED))
         x = _inputs(_ROWS, _SHAPE[1], device, NUMBERS[other])
         trial = f"{name} weights by {other} numbers"
         yield _Trial(trial, _cancelling(x), pack_linear_reference(weight))
@@ -155,7 +155,7 @@ def _differ(a: Tensor, b: Tensor) -> Tensor:
 def _inputs(
     rows: int, depth: int, device: torch.device, numbers: Numbers = NUMBERS["ordinary"]
 ) -> Tensor:
-    return numbers(torch.randn(rows, depth, generator=_seeded(_SEED_X))).to(SERVED).to(device)
+    return numbers(_drawn((rows, depth), _SEED_X, device)).to(SERVED)
 
 
 def _twice(weight: Tensor) -> Tensor:
@@ -174,5 +174,13 @@ def _cancelling(x: Tensor) -> Tensor:
     return doubled
 
 
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def _drawn(shape: tuple[int, int], seed: int, device: torch.device) -> Tensor:
+    """Normally distributed, always the same ones."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(shape, generator=generator, device=device)
+
+
+def _whole(like: Tensor, low: int, high: int) -> Tensor:
+    """Numbers from `low` to below `high`, always the same ones."""
+    generator = torch.Generator(like.device).manual_seed(_SEED_WHOLE)
+    return torch.randint(low, high, like.shape, generator=generator, device=like.device)

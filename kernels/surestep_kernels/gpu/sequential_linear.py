@@ -6,13 +6,13 @@ in one way alone, that mma.sync and wgmma, or wgmma of different widths, round d
 hardware's manual does not say; probe.py asks the card, and without its word plain_linear.py serves.
 
 How fast it may be on an H200, which is a model and not measured. Few rows, N = 2048: 128 programs,
-one for each multiprocessor but four, read 16 rows of the weight in steps of 256, which is 8 KB. Of 5
-buffers 4 are on their way: 4 MB in all, where 4.8 TB/s for 0.7 us are 3.4 MB. But a sum is a chain
-of K / 16 instructions that wait for each other, some 33 cycles at 1.75 GHz: 2.4 us for K = 2048,
-where bytes take 2.0; so 80 %. From N = 4096 on a multiprocessor has several chains, and bytes
-decide. A wide weight is the side of which wgmma takes 64 rows: 16 KB a step, 4 of them on their way,
-two programs on a multiprocessor. Many rows, N >= 8192: tiles of 128 x 256, 85 FLOP for each byte
-that comes from L2.
+one for each multiprocessor but four, read 16 rows of the weight in steps of 256, which is 8 KB. Of
+5 buffers 4 are on their way: 4 MB in all, where 4.8 TB/s for 0.7 us are 3.4 MB. But a sum is a
+chain of K / 16 instructions that wait for each other, some 33 cycles at 1.75 GHz: 2.4 us for
+K = 2048, where bytes take 2.0; so 80 %. From N = 4096 on a multiprocessor has several chains, and
+bytes decide. A wide weight is the side of which wgmma takes 64 rows: 16 KB a step, 4 of them on
+their way, two programs on a multiprocessor. Many rows, N >= 8192: tiles of 128 x 256 do 85 FLOP for
+each byte that comes from L2, whose 6 TB/s or so then allow half of the card's arithmetic.
 """
 
 from __future__ import annotations
