@@ -71,6 +71,11 @@ class KernelSet:
     code: bytes = b""  # compiled for this machine; empty = none
     compilations: Compilations = field(default_factory=Compilations)
 
+    @property
+    def linear_backend(self) -> str:
+        """What multiplies by plain weights; empty where there is one for all."""
+        return str(self.products.family) if self.products is not None else ""
+
 
 REFERENCE = KernelSet(
     name="torch reference",

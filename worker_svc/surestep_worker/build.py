@@ -108,10 +108,9 @@ def build_runner(
         expert_parallel=settings.enable_expert_parallel,
         progress=show_progress(heartbeat),
     )
-    heartbeat.progress(pb.WARMING_UP)
-    family = settle_products(kernels, tp, torch.device(settings.device), heartbeat, known)
+    settle_products(kernels, tp, torch.device(settings.device), heartbeat, known)
     built = assemble(settings, model, tp, kernels, heartbeat, known)
-    built.facts.linear_backend = family
+    built.facts.linear_backend = kernels.linear_backend
     built.facts.model_fingerprint = _voice(source, settings, built.facts)
     built.facts.defaults.CopyFrom(defaults)
     built.runner.prepare()

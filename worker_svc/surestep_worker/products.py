@@ -31,18 +31,16 @@ def settle_products(
     heartbeat: Heartbeat,
     known: pb.WorkerInfo | None = None,
     folder: Path | None = None,
-) -> str:
-    """Choose, unless the settings have; returns the name, empty where there is no choice.
+) -> None:
+    """Choose, unless the settings have or there is nothing to choose for.
 
     Called by all ranks, with their weights loaded. What an earlier rank had chosen, if it is
     `known`, stays: its requests go on. Verdicts are kept in `folder`.
     """
+    heartbeat.progress(pb.WARMING_UP)
     products = kernels.products
-    if products is None:
-        return ""
-    if products.is_open and products.weights:
+    if products is not None and products.is_open and products.weights:
         _settle(products, tp, device, heartbeat, known, folder or default_folder())
-    return str(products.family)
 
 
 def _settle(
