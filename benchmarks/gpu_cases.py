@@ -98,6 +98,11 @@ def linear_torch(s: Sizes) -> Iterator[Case]:
     yield from _layers(s, "linear bf16 torch", _pack_plain, "torch")
 
 
+def linear_sequential(s: Sizes) -> Iterator[Case]:
+    """The other family of --linear-backend auto."""
+    yield from _layers(s, "linear bf16 sequential", _pack_plain, "triton_sequential")
+
+
 def _layers(s: Sizes, op: str, pack: Pack, backend: str) -> Iterator[Case]:
     qkv = (s.heads + 2 * s.kv_heads) * s.head_dim
     weights = (
@@ -119,7 +124,8 @@ def logits(s: Sizes) -> Iterator[Case]:
         packed = _pack_plain(device, s.vocab, s.hidden)
         return _product(packed, activations(device, m, s.hidden), torch.float32, backend)
 
-    for op, backend in (("logits", "auto"), ("logits torch", "torch")):
+    backends = {"logits": "auto", "logits sequential": "triton_sequential", "logits torch": "torch"}
+    for op, backend in backends.items():
         for m in (m for m in s.rows if m <= 512):
             sized = partial(make, m=m, backend=backend)
             yield Case(op, f"M={m} N={s.vocab} K={s.hidden}", sized, cold=True)
@@ -245,6 +251,7 @@ OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "silu_and_mul": silu_and_mul,
     "rotary": rotary,
     "linear": linear,
+    "linear_sequential": linear_sequential,
     "linear_torch": linear_torch,
     "logits": logits,
     "rms_norm_gated": rms_norm_gated,

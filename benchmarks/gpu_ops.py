@@ -44,7 +44,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         for model, case in _cases(args.ops, smoke=True):
             _print({"model": model, "op": case.op, "shape": case.shape} | _smoke(case))
         return
-    about = machine.describe() | _device()
+    if args.without_workspace:
+        from surestep_common.config import without_cublas_workspace
+
+        os.environ |= without_cublas_workspace()  # read when cuBLAS is first used
+    about = machine.describe() | _device() | {"cublas_workspace": not args.without_workspace}
     _print(about)
     lines = []
     for model, case in _cases(args.ops, smoke=False):
@@ -60,6 +64,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--ops", nargs="*", help="names in gpu_cases.OPS; all by default")
     parser.add_argument("--out", type=Path, help="also write the figures to this file, as JSON")
+    text = "cuBLAS (linear_torch) gets none, as beside --linear-backend auto"
+    parser.add_argument("--without-workspace", action="store_true", help=text)
     parser.add_argument("--smoke", action="store_true", help="run each op once, tiny, on the CPU")
     return parser.parse_args(argv)
 

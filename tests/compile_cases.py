@@ -13,6 +13,7 @@ from gpu_cases import MODELS, OPS, TINY, Sizes
 from gpu_sizes import Work, i32, kernels
 from surestep_kernels import PackedLinear
 from surestep_kernels.gpu.paged_attention import paged_attention
+from surestep_kernels.gpu.sequential_linear import TILES, Tile, multiply_into
 from surestep_kernels.gpu.shape_logits import shape_logits
 from surestep_kernels.gpu.store_kv import store_kv
 from surestep_kernels.head_projection import HeadProjection
@@ -50,6 +51,7 @@ def launches(*, full: bool) -> Iterator[Launch]:
     yield from _attention(full=full)
     yield from _products()
     yield from _fused()
+    yield from _tiles()
     yield from _shaping()
     yield from _pages()
 
@@ -186,6 +188,20 @@ def _scaled_pages() -> LayerCache:
     shape = (9, KV_HEADS, BLOCK_SIZE, 128)
     keys, values = (torch.empty(shape, dtype=FP8, device=META) for _ in "kv")
     return LayerCache(keys, values, _floats(2))
+
+
+def _tiles() -> Iterator[Launch]:
+    """All of the family that adds along K."""
+
+    def run(tile: Tile, depth: int) -> None:
+        weight = torch.empty(2048, depth, dtype=BF16, device=META)
+        x = torch.empty(tile.rows, depth, dtype=BF16, device=META)
+        multiply_into(x.new_empty(len(x), 2048), x, kernels().pack_linear(weight), tile)
+
+    for tile in TILES:
+        shape = "x".join(map(str, tile[:3])) + (" weight first" if tile.weight_first else "")
+        yield Launch("linear_sequential", f"tile {shape}", partial(run, tile, 2048))
+    yield Launch("linear_sequential", "tiny: tile, K=136", partial(run, TILES[0], 136))
 
 
 def _shaping() -> Iterator[Launch]:

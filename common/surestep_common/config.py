@@ -32,6 +32,8 @@ from pydantic_settings import (
 
 ENV_PREFIX = "SURESTEP_"
 NOTIFY_SOCKET = "NOTIFY_SOCKET"
+# What makes cuBLAS do without a workspace, in which it adds up sums that it has split.
+_NO_WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 PARENT_PID = f"{ENV_PREFIX}PARENT_PID"
 USAGE_ERROR = 2  # exit status
 
@@ -258,6 +260,11 @@ def variables(prefix: str) -> dict[str, str]:
 def notify_address() -> str | None:
     """Where whoever started this process wants to hear how it is; None: nowhere. See notify.py."""
     return os.environ.get(NOTIFY_SOCKET)
+
+
+def without_cublas_workspace() -> dict[str, str]:
+    """Variables for a process whose cuBLAS is to have none; what somebody has set stays."""
+    return {name: os.environ.get(name, value) for name, value in _NO_WORKSPACE.items()}
 
 
 def gpus_are_hidden() -> bool:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from surestep_common.errors import InvalidRequest
@@ -35,6 +35,9 @@ from .rotary import Rotary, rotary_reference
 from .route import Route, route_reference
 from .silu_and_mul import silu_and_mul_reference
 from .step_ops import StepOps
+
+if TYPE_CHECKING:
+    from .gpu.products import Products
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +72,14 @@ class KernelSet:
     ngram: Ngram
     delta_chunk: int = 1  # tokens of a prompt that gated_delta takes at once; see RecurrentRows
     step: StepOps | None = None  # None: steps run on the host
+    products: Products | None = None  # those of plain weights, where there is a choice
     code: bytes = b""  # compiled for this machine; empty = none
     compilations: Compilations = field(default_factory=Compilations)
+
+    @property
+    def linear_backend(self) -> str:
+        """What multiplies by plain weights; empty where there is one for all."""
+        return str(self.products.family) if self.products is not None else ""
 
     def linear_silu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """silu_and_mul of x [T, K] times a packed weight of 2 I outputs: [T, I]."""
@@ -148,9 +157,8 @@ def load_kernels(
     where that is impossible, or with cpu_kernels="reference", the torch references serve. They use
     one thread until `set_num_threads`. Attention is that of the backend named, for a `case` that
     may be left to its defaults; "auto" on the CPU is what comes with the other kernels, and has no
-    FP8 cache. The linear backend is that of products with plain weights on CUDA: Triton's, in which
-    a row does not depend on the number of rows, or with "torch" cuBLAS's. Raises InvalidRequest
-    when a backend does not serve the case.
+    FP8 cache. The linear backend is that of products with plain weights on CUDA: see Products.
+    Raises InvalidRequest when a backend does not serve the case.
     """
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":

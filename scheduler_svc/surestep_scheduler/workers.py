@@ -28,6 +28,7 @@ _TELL_S = 0.5  # for a rank to say what ended its stream
 _COMMON = (
     *("model_fingerprint", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size"),
     *("max_step_tokens", "max_draft_tokens", "num_snapshots", "prompt_chunk"),
+    "linear_backend",
 )
 
 

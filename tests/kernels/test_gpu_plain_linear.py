@@ -6,7 +6,8 @@ from kernel_cases import DTYPES, assert_close
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import PackedLinear, load_kernels
 from surestep_kernels.gpu import plain_linear as ops
-from surestep_kernels.gpu.linear import linear, linear_with_cublas
+from surestep_kernels.gpu.linear import linear
+from surestep_kernels.gpu.products import Products
 from surestep_kernels.linear import linear_reference, pack_linear_reference
 from torch import Tensor
 
@@ -87,9 +88,25 @@ def check_rows(x: Tensor, packed: PackedLinear) -> None:
 
 def test_logits_are_compiled_once_for_any_number_of_rows() -> None:
     few, many = (torch.empty(rows, 64, dtype=torch.bfloat16) for rows in (1, ops.FEW_ROWS + 1))
-    alike = {ops._tiles(x, torch.float32)._replace(apart=False) for x in (few, many)}
+    packed = pack_linear_reference(torch.empty(128256, 64, device="meta"))
+    alike = {ops._tiles(x, packed, torch.float32) for x in (few, many)}
     assert len(alike) == 1
-    assert ops._tiles(few, None).rows < ops._tiles(many, None).rows
+    assert ops._tiles(few, packed, None).rows < ops._tiles(many, packed, None).rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "apart"),
+    [
+        *((1, 2048, True), (256, 2048, True), (257, 2048, False)),
+        *((64, 16384, True), (65, 16384, False), (128, 8192, True), (192, 8192, False)),
+    ],
+)
+def test_splits_are_apart_where_tiles_are_too_few_programs(
+    rows: int, columns: int, apart: bool
+) -> None:
+    x = torch.empty(rows, 64, dtype=torch.bfloat16, device="meta")
+    packed = pack_linear_reference(torch.empty(columns, 64, device="meta"))
+    assert ops._tiles(x, packed, None).apart is apart
 
 
 @pytest.mark.parametrize(("columns", "splits"), [(40, SPLITS), (40000, 1)])
@@ -100,9 +117,12 @@ def test_splits_follow_from_the_weight(columns: int, splits: int) -> None:
 
 
 def test_the_backend_is_a_choice_on_cuda() -> None:
-    assert load_kernels("cuda").linear is linear
-    assert load_kernels("cuda", linear_backend="triton").linear is linear
-    assert load_kernels("cuda", linear_backend="torch").linear is linear_with_cublas
+    families = {"auto": "triton", "triton": "triton", "triton_sequential": "triton_sequential"}
+    for backend, family in (families | {"torch": "torch"}).items():
+        products = load_kernels("cuda", linear_backend=backend).products
+        assert products is not None
+        assert products.family == family
+        assert products.is_open is (backend == "auto")
     with pytest.raises(InvalidRequest) as raised:
         load_kernels("cpu", linear_backend="torch")
     assert raised.value.param == "linear_backend"
@@ -112,4 +132,4 @@ def test_cublas_is_torch(gpu: str) -> None:
     x, weight = torch.randn(3, 64).bfloat16().to(gpu), torch.randn(9, 64).bfloat16().to(gpu)
     packed = pack_linear_reference(weight)
     expected = linear_reference(x, packed, torch.float32)
-    assert torch.equal(linear_with_cublas(x, packed, torch.float32), expected)
+    assert torch.equal(Products("torch").linear(x, packed, torch.float32), expected)

@@ -25,6 +25,7 @@ from .models.finite import non_finite_tensors
 from .models.weight_store import WeightStore
 from .parts import Parts
 from .pooling import PoolingSums
+from .products import settle_products
 from .rehearsal import check_drafter, measure_costs, output_is_finite
 from .runner import Runner
 from .sampling import SamplingSlots
@@ -56,6 +57,7 @@ class Built(NamedTuple):
             check_accepted=facts.check_accepted,
             num_blocks=facts.num_blocks,
             num_snapshots=facts.num_snapshots,
+            linear_backend=facts.linear_backend,
         ).SerializeToString()
 
 
@@ -106,10 +108,11 @@ def build_runner(
         expert_parallel=settings.enable_expert_parallel,
         progress=show_progress(heartbeat),
     )
+    settle_products(kernels, tp, torch.device(settings.device), heartbeat, known)
     built = assemble(settings, model, tp, kernels, heartbeat, known)
+    built.facts.linear_backend = kernels.linear_backend
     built.facts.model_fingerprint = _voice(source, settings, built.facts)
     built.facts.defaults.CopyFrom(defaults)
-    heartbeat.progress(pb.WARMING_UP)
     built.runner.prepare()
     if known is not None:
         built.facts.MergeFrom(known)

@@ -71,10 +71,11 @@ class WorkerSettings(PeerSettings):
         description="what attends to the KV cache; auto = the first that serves the model and "
         "computes a token alike in any batch",
     )
-    linear_backend: Literal["auto", "triton", "torch"] = Field(
+    linear_backend: Literal["auto", "triton", "triton_sequential", "torch"] = Field(
         default="auto",
-        description="what multiplies by weights that are not quantised, on cuda; auto = triton, "
-        "which computes a token alike in any batch; torch = cuBLAS, which does not",
+        description="what multiplies by weights that are not quantised, on cuda; auto = "
+        "triton_sequential where the card was found to compute a token alike in any batch by it, "
+        "else triton, which does by construction; torch = cuBLAS, which does not",
     )
     enforce_eager: bool = Field(
         default=False, description="launch the kernels of every step one by one: no CUDA graphs"

@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
-from surestep_common.config import child_environ
+from surestep_common.config import child_environ, without_cublas_workspace
 from surestep_common.errors import InvalidRequest
 from surestep_common.process import DEAD, ENDING, STACK_DUMP_SIGNAL, STOPPED, TRACED, state_of
 from surestep_proto import engine_pb2 as pb
@@ -69,6 +69,8 @@ class RankProcess:
     async def spawn(cls, command: Sequence[str], settings: WorkerSettings) -> RankProcess:
         """Start a standby; its settings travel in the environment."""
         environ = child_environ(settings.environ())
+        if settings.device == "cuda" and settings.linear_backend == "auto":
+            environ |= without_cublas_workspace()  # read when a process first uses cuBLAS
         with contextlib.ExitStack() as stack:
             ours, theirs = map(stack.enter_context, control.pair())
             process = await asyncio.create_subprocess_exec(

@@ -16,10 +16,11 @@ from .compilations import watch_compilations
 from .gated_delta import gated_delta
 from .gated_delta_chunks import CHUNK
 from .head_projection import project_heads_of_parts
-from .linear import LINEAR, LinearParts, linear_parts, pack_quantized
+from .linear import LinearParts, linear_parts, pack_quantized
 from .moe import moe, pack_experts
 from .mul_sigmoid import mul_sigmoid
 from .ngram import ngram
+from .products import Products
 from .rms_norm import add_rms_norm, add_rms_norm_of_parts, rms_norm
 from .rms_norm_gated import rms_norm_gated
 from .rotary import rotary
@@ -62,7 +63,7 @@ class TritonKernels(KernelSet):
 
 def triton_kernels(linear_backend: str) -> TritonKernels:
     """See load_kernels; attention is that of the references."""
-    of = LINEAR[linear_backend]
+    products = Products(linear_backend)
     return TritonKernels(
         name="Triton and torch references",
         set_num_threads=REFERENCE.set_num_threads,
@@ -70,8 +71,9 @@ def triton_kernels(linear_backend: str) -> TritonKernels:
         add_rms_norm=add_rms_norm,
         pack_linear=REFERENCE.pack_linear,
         pack_quantized=pack_quantized,
-        linear=of.linear,
-        linear_parts=of.parts,
+        linear=products.linear,
+        linear_parts=products.parts,
+        products=products,
         rotary=rotary,
         kv_cache_shape=REFERENCE.kv_cache_shape,
         store_kv=REFERENCE.store_kv,

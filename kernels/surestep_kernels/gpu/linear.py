@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import triton
@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from surestep_kernels.linear import Linear, PackedLinear, WeightFormat, linear_reference
+from surestep_kernels.linear import PackedLinear, WeightFormat, linear_reference
 from surestep_kernels.quantized import QuantizedWeight, pack_quantized_reference
 
 from .plain_linear import FEW_ROWS, plain_parts
@@ -176,31 +176,12 @@ def linear(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
     return add_up(linear_parts(x, packed, out_dtype))
 
 
-def linear_with_cublas(
-    x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
-) -> Tensor:
-    """See linear_reference, and linear_parts_with_cublas."""
-    return add_up(linear_parts_with_cublas(x, packed, out_dtype))
-
-
 class LinearParts(Protocol):
     """See linear_parts."""
 
     def __call__(
         self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
     ) -> Parts: ...
-
-
-class LinearBackend(NamedTuple):
-    """A product, and the same before its splits are added up."""
-
-    linear: Linear
-    parts: LinearParts
-
-
-_TRITON = LinearBackend(linear, linear_parts)
-_CUBLAS = LinearBackend(linear_with_cublas, linear_parts_with_cublas)
-LINEAR = {"auto": _TRITON, "triton": _TRITON, "torch": _CUBLAS}
 
 
 def _quantized_parts(

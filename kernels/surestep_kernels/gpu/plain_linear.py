@@ -9,7 +9,8 @@ That includes the matrix instruction. On sm_90 tiles of fewer than 64 rows compi
 wgmma, and whether these two round alike is not documented. So tiles have 64 rows at least, and as
 many columns whatever their rows: all compile to wgmma m64n128k16. A step that decodes one row
 multiplies 63 of padding, which are not read; it should be bound by reading the weight all the same.
-Nothing of this has been measured.
+Nothing of this has been measured. Where a card is found to round alike in all of its instructions,
+sequential_linear.py serves instead: see products.py.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from .splits import Parts, Tiles, add_up, multiply, steps_per_split, store_tile
 
 _BLOCK_K, _COLUMNS = 64, 128
 FEW_ROWS = 256  # at most
+_PROGRAMS = 132  # that have a multiprocessor each: more of them need no splits apart
 _FEW = Tiles(64, _COLUMNS, num_warps=4, num_stages=4, apart=True)
 _MANY = Tiles(128, _COLUMNS, num_warps=8, num_stages=3, apart=False)
 _FP32 = Tiles(16, 64, num_warps=4, num_stages=2, apart=True)  # no matrix instruction to keep
@@ -48,9 +50,30 @@ def plain_sums(
     return acc
 
 
-# The number of splits is no constant: a loop of one turn, unrolled, would let the compiler start a
-# sum from the total where it has to start from zero.
-@triton.jit(do_not_specialize=["M", "splits", "per_split"])
+@triton.jit
+def _all_splits(x_ptr, w_ptr, rows, columns, M, N, K, per_split, BLOCK_K: tl.constexpr):
+    """The sum of all splits' sums: one loop, whose loads of a split begin while another is added.
+
+    It ends with a split that is not whole, or with zero, which changes no bit.
+    """
+    x_at, w_at = x_ptr + rows[:, None] * K, w_ptr + columns[:, None] * K
+    x_mask, w_mask = (rows < M)[:, None], (columns < N)[:, None]
+    total = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
+    acc = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
+    for step in range(tl.cdiv(K, BLOCK_K)):
+        k = (step * BLOCK_K + tl.arange(0, BLOCK_K))[None, :]
+        x = tl.load(x_at + k, mask=x_mask & (k < K), other=0.0)
+        w = tl.load(w_at + k, mask=w_mask & (k < K), other=0.0)
+        acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+        if (step + 1) % per_split == 0:
+            total += acc
+            acc = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
+    return total + acc
+
+
+# The steps of a split are no constant: a border that the compiler knows would let it start a sum
+# from the total where it has to start from zero.
+@triton.jit(do_not_specialize=["M", "per_split"])
 def _plain_linear_kernel(
     out_ptr,  # [M, N], or sums f32[splits, M, N] if APART
     x_ptr,  # [M, K]
@@ -59,7 +82,6 @@ def _plain_linear_kernel(
     M,
     N,
     K,
-    splits,
     per_split,  # steps of a split; the last one may have fewer
     APART: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -69,12 +91,12 @@ def _plain_linear_kernel(
 ):
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    begin = tl.program_id(2) if APART else 0
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for split in range(begin, begin + 1 if APART else splits):
-        first = split * per_split
+    if APART:
+        first = tl.program_id(2) * per_split
         last = tl.minimum(first + per_split, tl.cdiv(K, BLOCK_K))
-        total += plain_sums(x_ptr, w_ptr, rows, columns, M, N, K, first, last, BLOCK_K)
+        total = plain_sums(x_ptr, w_ptr, rows, columns, M, N, K, first, last, BLOCK_K)
+    else:
+        total = _all_splits(x_ptr, w_ptr, rows, columns, M, N, K, per_split, BLOCK_K)
     store_tile(out_ptr, total, bias_ptr, rows, columns, M, N, APART, HAS_BIAS)
 
 
@@ -96,7 +118,7 @@ def plain_parts(
     steps = triton.cdiv(packed.in_features, _BLOCK_K)
     splits = triton.cdiv(steps, _per_split(packed))
     launch = partial(_launch, x=x, packed=packed, splits=splits)
-    return multiply(x, packed, out_dtype, _tiles(x, out_dtype), splits, launch)
+    return multiply(x, packed, out_dtype, _tiles(x, packed, out_dtype), splits, launch)
 
 
 def _per_split(packed: PackedLinear) -> int:
@@ -112,7 +134,7 @@ def _launch(
     tile_counts = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
     _plain_linear_kernel[*tile_counts, splits if tiles.apart else 1](
         *(out, x, packed.data, bias),
-        *(rows, columns, packed.in_features, splits, _per_split(packed)),
+        *(rows, columns, packed.in_features, _per_split(packed)),
         APART=tiles.apart,
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.columns,
@@ -123,13 +145,16 @@ def _launch(
     )
 
 
-def _tiles(x: Tensor, out_dtype: torch.dtype | None) -> Tiles:
+def _tiles(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None) -> Tiles:
     """Wide results are logits, of more rows than any step has that is run to compile kernels.
 
-    So they have one kind of tiles.
+    So they have one kind of tiles. Splits are apart where tiles alone are too few programs: sums
+    that lie apart are written and read again, 4 bytes of each split for each element of y.
     """
     few = len(x) <= FEW_ROWS
     if x.dtype is torch.float32:
-        return _FP32._replace(apart=few)
-    wide = out_dtype is torch.float32
-    return _FEW._replace(apart=few) if few or wide else _MANY
+        tiles = _FP32
+    else:
+        tiles = _FEW if few or out_dtype is torch.float32 else _MANY
+    programs = triton.cdiv(len(x), tiles.rows) * triton.cdiv(packed.out_features, tiles.columns)
+    return tiles._replace(apart=few and programs < _PROGRAMS)

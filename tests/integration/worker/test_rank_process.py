@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from surestep_proto import engine_pb2 as pb
@@ -42,6 +44,26 @@ async def test_signals_are_told_that_no_process_raises_itself(
     verdict = await rank.wait()
     rank.close()
     assert (verdict.cause, verdict.signal, verdict.outside) == (pb.KILLED, number, outside)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"device": "cuda"}, [":16:8", "1"]),
+        ({"device": "cuda", "linear_backend": "torch"}, [None, None]),
+        ({"device": "cpu"}, [None, None]),
+    ],
+)
+async def test_cublas_of_a_rank_that_may_use_it_within_the_promise_has_no_workspace(
+    given: dict[str, Any], told: list[str | None], tmp_path: Path
+) -> None:
+    names = "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"
+    wrote = tmp_path / "environ"
+    program = f"import json, os; json.dump([os.environ.get(n) for n in {names}], open({str(wrote)!r}, 'w'))"
+    rank = await RankProcess.spawn([sys.executable, "-c", program], WorkerSettings(**given))
+    await rank.wait()
+    rank.close()
+    assert json.loads(wrote.read_text()) == told
 
 
 @pytest.mark.parametrize("stopped", [True, False])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import SettingsConfigDict
-from surestep_common.config import Settings, child_environ, human_int
+from surestep_common.config import Settings, child_environ, human_int, without_cublas_workspace
 
 
 class Service(Settings):
@@ -154,6 +154,12 @@ def test_a_child_sees_no_other_settings(monkeypatch: pytest.MonkeyPatch) -> None
     environ = child_environ({"SURESTEP_PORT": "1"})
     assert {k: v for k, v in environ.items() if k.startswith("SURESTEP_")} == {"SURESTEP_PORT": "1"}
     assert environ["UNRELATED"] == "1"
+
+
+def test_a_workspace_that_somebody_wants_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert without_cublas_workspace()["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    assert without_cublas_workspace()["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ class Weights:
         self._device = device
         self._taken: set[str] = set()
         self._copies: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        self.packed: list[PackedLinear] = []  # linear layers that were taken
 
     def __contains__(self, name: str) -> bool:
         if self._checkpoint is None:
@@ -79,7 +80,7 @@ class Weights:
 
         tensors, facts = self._record(name, read)
         tensors = {part: self._place(tensor) for part, tensor in tensors.items()}
-        return PackedLinear(
+        packed = PackedLinear(
             data=tensors["data"],
             bias=tensors.get("bias"),
             in_features=facts["in_features"],
@@ -89,6 +90,8 @@ class Weights:
             scales=tensors.get("scales"),
             zeros=tensors.get("zeros"),
         )
+        self.packed.append(packed)
+        return packed
 
     def in_host_memory(self, name: str) -> Tensor:
         """A parameter that was taken before, for another layout of it."""
@@ -144,3 +147,5 @@ def prepared(
         facts = {"layout": kernels.name, "weight_bytes": weights.nbytes, **source.facts}
         store.seal(facts, kernels.code)
     weights.finish()
+    if kernels.products is not None:
+        kernels.products.meet(weights.packed)

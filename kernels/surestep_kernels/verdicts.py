@@ -1,0 +1,100 @@
+"""What a card was found to compute, kept on disk by everything that may change it.
+
+A file that is not what `keep` has written for the very same card, software and weights counts as
+none: it is asked again then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from surestep_common.config import cache_dir
+
+logger = logging.getLogger(__name__)
+
+Identity = dict[str, Any]  # of the card, the software and the question; JSON
+Shape = tuple[int, int]  # of a weight: N, K
+
+
+class Verdict(NamedTuple):
+    """Of probe.py."""
+
+    unequal: str  # the first comparison whose bits differ; empty = none
+    cublas: frozenset[Shape] = frozenset()  # weights whose products it computes to the same bits
+    finished: bool = True  # all was compared, or something differs
+
+    @property
+    def equal(self) -> bool:
+        """Whether every product that was compared has the same bits."""
+        return self.finished and not self.unequal
+
+
+def digest_of(identity: Identity) -> str:
+    """The same for equal identities alone."""
+    text = json.dumps(identity, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def sources_digest(paths: Iterable[Path]) -> str:
+    """Of the code that was asked."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def default_folder() -> Path:
+    """Where verdicts are kept between runs."""
+    return cache_dir() / "products"
+
+
+def kept(identity: Identity, folder: Path) -> Verdict | None:
+    """The verdict of an earlier run; None if there is none."""
+    try:
+        content = json.loads(_path(identity, folder).read_bytes())
+        if content["identity"] != identity:
+            raise ValueError("it is of another card or model")
+        shapes = frozenset((int(n), int(k)) for n, k in content["cublas"])
+        return Verdict(_text(content["unequal"]), shapes)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        logger.warning("%s is ignored: %r", _path(identity, folder), error)
+        return None
+
+
+def keep(verdict: Verdict, identity: Identity, folder: Path) -> None:
+    """For later runs; ranks that write at once write the same. What cannot be kept is logged."""
+    if not verdict.finished:
+        return
+    content = {"identity": identity, "unequal": verdict.unequal, "cublas": sorted(verdict.cublas)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, fresh = tempfile.mkstemp(dir=folder, prefix=".verdict-")
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            Path(fresh).replace(_path(identity, folder))
+        except OSError:
+            with contextlib.suppress(OSError):
+                Path(fresh).unlink()
+            raise
+    except OSError as error:
+        logger.warning("what the card computes cannot be kept in %s: %s", folder, error)
+
+
+def _path(identity: Identity, folder: Path) -> Path:
+    return folder / f"{digest_of(identity)}.json"
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value

@@ -1,0 +1,155 @@
+"""Which family of products a rank takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from ports import free_address
+from product_ranks import CASES, settle_main
+from surestep_kernels import KernelSet, PackedLinear, load_kernels
+from surestep_kernels.dispatch import load_triton
+from surestep_kernels.gpu import probe
+from surestep_kernels.linear import pack_linear_reference
+from surestep_kernels.verdicts import Verdict
+from surestep_proto import engine_pb2 as pb
+from surestep_worker import products
+from surestep_worker.heartbeat import Heartbeat
+from surestep_worker.models import ModelSource, load_model
+from surestep_worker.products import settle_products
+from surestep_worker.tp import TensorParallel
+from tiny import make_tiny_checkpoint
+from torch import multiprocessing
+from tp_spawn import join_all
+
+SPLITS, SEQUENTIAL = "triton", "triton_sequential"
+SHAPE = 9, 16
+
+Probe = Callable[[Sequence[PackedLinear], torch.device, Callable[[], bool]], Verdict]
+
+
+def settle(folder: Path, backend: str = "auto", known: str | None = None) -> tuple[str, KernelSet]:
+    """Of a rank that has loaded one weight."""
+    kernels = load_triton(backend)
+    assert kernels.products is not None
+    kernels.products.meet([pack_linear_reference(torch.ones(SHAPE).bfloat16())])
+    facts = None if known is None else pb.WorkerInfo(linear_backend=known)
+    device, heartbeat = torch.device("cpu"), Heartbeat.unseen()
+    settle_products(kernels, TensorParallel(), device, heartbeat, facts, folder)
+    return kernels.linear_backend, kernels
+
+
+def answers(patch: pytest.MonkeyPatch, *verdicts: Verdict | Exception) -> list[int]:
+    """What the card says one time after the other; the list grows with each."""
+    left, asked = iter(verdicts), list[int]()
+
+    def answer(weights: Sequence[PackedLinear], *_: object) -> Verdict:
+        asked.append(len(weights))
+        verdict = next(left)
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
+
+    patch.setattr(probe, "probe", answer)
+    return asked
+
+
+def test_a_card_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = answers(monkeypatch, Verdict("", frozenset({SHAPE})))
+    for _ in range(2):
+        family, kernels = settle(tmp_path)
+        assert family == SEQUENTIAL
+        assert kernels.products is not None
+        assert kernels.products._cublas == {SHAPE}
+    assert asked == [1]
+
+
+def test_an_unequal_card_has_the_family_of_splits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    asked = answers(monkeypatch, Verdict("16 rows by some tile", frozenset({SHAPE})))
+    for _ in range(2):
+        family, kernels = settle(tmp_path)
+        assert family == SPLITS
+        assert kernels.products is not None
+        assert kernels.products._cublas == frozenset()
+    assert asked == [1]
+    assert "products of this card: 16 rows by some tile" in caplog.text
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("out of memory"), Verdict("", finished=False)])
+def test_a_card_that_did_not_answer_is_asked_again(
+    problem: Verdict | Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = answers(monkeypatch, problem, Verdict(""))
+    assert settle(tmp_path)[0] == SPLITS
+    assert settle(tmp_path)[0] == SEQUENTIAL
+    assert asked == [1, 1]
+
+
+@pytest.mark.parametrize("family", [SPLITS, SEQUENTIAL])
+def test_a_successor_takes_the_family_of_the_rank_before(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is kept, or is not, by then."""
+    asked = answers(monkeypatch, Verdict("", frozenset({SHAPE})))
+    assert settle(tmp_path, known=family)[0] == family
+    assert asked == []
+    assert settle(tmp_path)[0] == SEQUENTIAL
+    after, kernels = settle(tmp_path, known=family)
+    assert after == family
+    assert kernels.products is not None
+    assert kernels.products._cublas == ({SHAPE} if family == SEQUENTIAL else frozenset())
+    assert asked == [1]
+
+
+@pytest.mark.parametrize("backend", [SPLITS, SEQUENTIAL, "torch"])
+def test_a_family_that_is_named_is_taken(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = answers(monkeypatch)
+    assert settle(tmp_path, backend)[0] == backend
+    assert asked == []
+
+
+def test_where_there_is_no_choice_nothing_is_named(tmp_path: Path) -> None:
+    for kernels, name in ((load_kernels("cpu"), ""), (load_triton(), SPLITS)):
+        alone, device = TensorParallel(), torch.device("cpu")
+        settle_products(kernels, alone, device, Heartbeat.unseen(), folder=tmp_path)
+        assert kernels.linear_backend == name
+
+
+def test_time_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asks_on(
+        of: Sequence[PackedLinear], device: torch.device, go_on: Callable[[], bool]
+    ) -> Verdict:
+        while go_on():
+            pass
+        return Verdict("", finished=False)
+
+    monkeypatch.setattr(probe, "probe", asks_on)
+    monkeypatch.setattr(products, "_PROBE_S", 0.01)
+    assert settle(tmp_path)[0] == SPLITS
+
+
+def test_the_weights_of_a_model_are_met_once_of_each_kind(tmp_path: Path) -> None:
+    make_tiny_checkpoint(tmp_path, dtype=torch.bfloat16)
+    kernels = load_triton()
+    load_model(
+        ModelSource(tmp_path), dtype="bfloat16", device="cpu", tp=TensorParallel(), kernels=kernels
+    )
+    assert kernels.products is not None
+    met = kernels.products.weights
+    assert len(met) == len({tuple(packed.data.shape) for packed in met}) == 5
+
+
+def test_ranks_take_one_family(tmp_path: Path) -> None:
+    spawn, address = multiprocessing.get_context("spawn"), free_address()
+    join_all([spawn.Process(target=settle_main, args=(r, address, tmp_path)) for r in range(2)])
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first == dict(zip(CASES, (SEQUENTIAL, SPLITS, SPLITS), strict=True))
