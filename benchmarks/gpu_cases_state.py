@@ -126,7 +126,7 @@ def _attention_rows(device: str, rows: int, count: int, context: int) -> Attenti
     tables = 1 + torch.randperm(rows * pages, device=device).int().view(rows, pages)
     cu_rows = torch.arange(rows + 1, dtype=torch.int32, device=device) * count
     start = i32(device, *[context - count] * rows)
-    return AttentionRows(tables, cu_rows, start, count)
+    return AttentionRows(tables, torch.arange(rows, device=device), cu_rows, start, count)
 
 
 class _Step(NamedTuple):

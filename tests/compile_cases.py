@@ -128,11 +128,12 @@ def _attend(
     keys, values = (torch.empty(shape, dtype=FP8 if fp8 else dtype, device=META) for _ in "kv")
     bounds = torch.empty(rows.rows + 1, dtype=torch.int32, device=META)
     tables = torch.empty(rows.rows, pages, dtype=torch.int32, device=META)
+    slots = torch.empty(rows.rows, dtype=torch.int64, device=META)
     q = torch.empty(rows.rows * rows.tokens, HEADS, head_dim, dtype=dtype, device=META)
     paged_attention(
         q,
         LayerCache(keys, values, scales),
-        AttentionRows(tables, bounds, bounds[1:], rows.tokens),
+        AttentionRows(tables, slots, bounds, bounds[1:], rows.tokens),
         1.0,
         window=window,
         sinks=torch.empty(HEADS, device=META) if sinks else None,

@@ -46,10 +46,11 @@ def all_rows(lengths: list[int] = LENGTHS, counts: list[int] = COUNTS) -> list[R
 
 
 def batch(context: Context, rows: list[Row], max_tokens: int = 0) -> AttentionRows:
-    tables = context.block_tables[[row.context for row in rows]]
+    slots = torch.tensor([row.context for row in rows])
     start = torch.tensor([row.start for row in rows], dtype=torch.int32)
     counts = [row.tokens for row in rows]
-    return AttentionRows(tables, row_bounds(counts), start, max_tokens or max(counts))
+    bounds, most = row_bounds(counts), max_tokens or max(counts)
+    return AttentionRows(context.block_tables, slots, bounds, start, most)
 
 
 def to(gpu: str, value: Any) -> Any:
@@ -177,6 +178,7 @@ def test_padding_is_harmless(gpu: str, reference: KernelSet) -> None:
     padded = batch(context, [Row(0, 0, 0), Row(0, 35, 5), Row(1, 17, 0), Row(1, 199, 1)], 16)
     null = AttentionRows(
         torch.cat((padded.block_tables, torch.zeros_like(padded.block_tables[:1]))),
+        torch.cat((padded.slots, torch.tensor([len(padded.block_tables)]))),
         torch.cat((padded.cu_rows, torch.tensor([7], dtype=torch.int32))),
         torch.cat((padded.start, torch.zeros(1, dtype=torch.int32))),
         padded.max_tokens,
