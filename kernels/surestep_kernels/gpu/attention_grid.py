@@ -29,18 +29,17 @@ class Batch(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """Programs and lines are shared by rows of a tile's tokens at most, tiles are of longer rows."""
+    """Shares and lines are of rows that one tile holds, tiles of longer ones."""
 
-    tile_tokens: int
-    programs: int  # for each KV head, among which splits are shared out
-    tiles: int  # for each KV head, or more
+    shares: int  # for each KV head, into which all splits are shared out
+    tiles: int  # for each KV head: programs without a share, as many as tiles at most
+    has_long: bool  # whether some rows may be longer, or lines too few
     lines: int  # of scratch: a token's sums over a split, of all heads
-    spare: int  # more lines, one for each token if those above may be too few
-    merges: int  # for each head
+    merges: int  # tokens at most
 
     def programs_of(self, batch: Batch) -> tuple[int, int]:
         """Of the launch that attends, and of the one that merges."""
-        return (self.programs + self.tiles) * batch.kv_heads, self.merges * batch.heads
+        return (self.shares + self.tiles) * batch.kv_heads, self.merges * batch.heads
 
 
 def grid_of(batch: Batch) -> Grid:
@@ -50,16 +49,15 @@ def grid_of(batch: Batch) -> Grid:
     if batch.window:
         positions = min(positions, batch.window + tile_tokens - 1 + SPLIT)
     splits = -(-positions // SPLIT)
-    tiles = 0  # only rows of more than one tile have any
+    tiles = 0
     if batch.max_tokens > tile_tokens:
         tiles = tokens // tile_tokens + min(rows, tokens // (tile_tokens + 1))
     wanted = min(tokens, rows * tile_tokens) * splits
     lines = min(wanted, MAX_SCRATCH // (4 * batch.heads * (batch.head_dim + 2)))
     return Grid(
-        tile_tokens=tile_tokens,
-        programs=min(-(-PROGRAMS // batch.kv_heads), rows * splits),
+        shares=min(-(-PROGRAMS // batch.kv_heads), rows * splits),
         tiles=tiles,
+        has_long=tiles > 0 or lines < wanted,
         lines=lines,
-        spare=tokens if lines < wanted else 0,
         merges=rows * min(batch.max_tokens, tile_tokens),
     )

@@ -113,9 +113,11 @@ def _find_pages(pages, seen, base, C: tl.constexpr):
 
     Each id is read once, by all threads, as a number that no step of the pipeline waits for.
     """
-    first, step = base // C.BLOCK_SIZE, (base % C.BLOCK_SIZE + tl.arange(0, C.BLOCK_N))
-    page = tl.full((C.BLOCK_N,), -1, tl.int32)
-    for i in tl.static_range(C.PAGES):
+    BLOCK_N: tl.constexpr = C.BLOCK_N  # see nothing()
+    PAGES: tl.constexpr = C.PAGES
+    first, step = base // C.BLOCK_SIZE, base % C.BLOCK_SIZE + tl.arange(0, BLOCK_N)
+    page = tl.full((BLOCK_N,), -1, tl.int32)
+    for i in tl.static_range(PAGES):
         is_seen = (first + i) * C.BLOCK_SIZE < seen.end
         block = tl.load(pages.table + first + i, mask=is_seen, other=-1)
         page = tl.where(step // C.BLOCK_SIZE == i, block, page)

@@ -1,8 +1,8 @@
 """What a program of paged attention does: rows have units of work, which are counted on the device.
 
-Rows of one tile's tokens at most, as decode rows and windows are, have a unit for each split that
-they see; longer rows, as prompts are, one for each of their tiles. Units are numbered from row to
-row.
+A row of one tile's tokens at most, as a decode row or a window is, has a unit for each split that
+it sees, and lines of scratch for them. Long rows, as prompts are, have a unit for each tile; so has
+a row for which there are no lines left. Units of a kind are numbered from row to row.
 """
 
 from __future__ import annotations
@@ -51,21 +51,6 @@ def load_row(rows, row):
 
 
 @triton.jit
-def _tokens_and_units(rows, row, end, C: tl.constexpr, LONG: tl.constexpr):
-    """Of rows; those from `end` on have none."""
-    TOKENS: tl.constexpr = C.BLOCK_M // C.GROUP
-    used = row < end
-    start = tl.load(rows.start + row, mask=used, other=0)
-    begin = tl.load(rows.cu + row, mask=used, other=0)
-    count = tl.load(rows.cu + row + 1, mask=used, other=0) - begin
-    if LONG:
-        units = tl.where(count > TOKENS, tl.cdiv(count, TOKENS), 0)
-    else:
-        units = tl.where((count > 0) & (count <= TOKENS), splits_of(rows, start, count, C)[1], 0)
-    return count, tl.where(used, units, 0)
-
-
-@triton.jit
 def splits_of(rows, start, count, C: tl.constexpr):
     """The first split that a row of `count` tokens sees, and how many."""
     seen = see(start, count, rows.limit, C)
@@ -74,36 +59,57 @@ def splits_of(rows, start, count, C: tl.constexpr):
 
 
 @triton.jit
+def _measure(rows, row, end, line, C: tl.constexpr, LONG: tl.constexpr):
+    """Units of rows, and their lines; `line` is the first of them. Rows from `end` on have none."""
+    TOKENS: tl.constexpr = C.BLOCK_M // C.GROUP
+    used = row < end
+    start = tl.load(rows.start + row, mask=used, other=0)
+    begin = tl.load(rows.cu + row, mask=used, other=0)
+    count = tl.load(rows.cu + row + 1, mask=used, other=0) - begin
+    is_long = count > TOKENS
+    splits = tl.where(is_long | (count == 0), 0, splits_of(rows, start, count, C)[1])
+    lines = splits * count
+    is_apart = line + tl.cumsum(lines) <= rows.lines
+    if LONG:
+        units = tl.where(is_long, tl.cdiv(count, TOKENS), ((splits > 0) & ~is_apart).to(tl.int32))
+    else:
+        units = tl.where(is_apart, splits, 0)
+    return units, lines
+
+
+@triton.jit
 def count_units(rows, C: tl.constexpr, LONG: tl.constexpr):
-    """Of all rows that are, or are not, long."""
-    units = 0
+    """All of a kind."""
+    counted, line = 0, 0
     for base in range(0, rows.count, _ROWS):
         row = base + tl.arange(0, _ROWS)
-        units += tl.sum(_tokens_and_units(rows, row, rows.count, C, LONG)[1])
-    return units
+        units, lines = _measure(rows, row, rows.count, line, C, LONG)
+        counted += tl.sum(units)
+        line += tl.sum(lines)
+    return counted
 
 
 @triton.jit
 def find_unit(rows, at, C: tl.constexpr, LONG: tl.constexpr):
     """The place of unit `at`, which must exist."""
-    found, units, lines, counted = 0, 0, 0, 0
+    found, before, first, counted, line = 0, 0, 0, 0, 0
     for base in range(0, rows.count, _ROWS):
         row = base + tl.arange(0, _ROWS)
-        count, own = _tokens_and_units(rows, row, rows.count, C, LONG)
-        is_before = counted + tl.cumsum(own) <= at
+        units, lines = _measure(rows, row, rows.count, line, C, LONG)
+        is_before = counted + tl.cumsum(units) <= at
         found += tl.sum(is_before.to(tl.int32))
-        units += tl.sum(tl.where(is_before, own, 0))
-        lines += tl.sum(tl.where(is_before, own * count, 0))
-        counted += tl.sum(own)
-    return Place(found, at - units, lines)
+        before += tl.sum(tl.where(is_before, units, 0))
+        first += tl.sum(tl.where(is_before, lines, 0))
+        counted += tl.sum(units)
+        line += tl.sum(lines)
+    return Place(found, at - before, first)
 
 
 @triton.jit
 def first_line(rows, end, C: tl.constexpr):
     """Of row `end`: lines of scratch that the rows before it have."""
-    lines = 0
+    line = 0
     for base in range(0, end, _ROWS):
         row = base + tl.arange(0, _ROWS)
-        count, units = _tokens_and_units(rows, row, end, C, False)
-        lines += tl.sum(count * units)
-    return lines
+        line += tl.sum(_measure(rows, row, end, line, C, False)[1])
+    return line

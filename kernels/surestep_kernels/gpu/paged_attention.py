@@ -62,7 +62,7 @@ class _Inputs(NamedTuple):
     kv_head: Any
 
 
-@triton.jit(do_not_specialize=["num_rows", "table_width", "num_programs", "num_lines"])
+@triton.jit(do_not_specialize=["num_rows", "table_width", "num_shares", "num_lines"])
 def _attend_kernel(
     out_ptr,  # [T, Hq, D]
     sums_ptr,  # f32[L, Hq, D] acc of a token over a split
@@ -80,11 +80,11 @@ def _attend_kernel(
     num_rows,
     num_blocks,
     table_width,
-    num_programs,  # for each KV head, among which splits are shared out
-    num_lines,  # of scratch for splits; behind them is one for each token
+    num_shares,  # for each KV head, into which splits are shared out
+    num_lines,  # of scratch
     q_stride,
     C: tl.constexpr,
-    HAS_LONG: tl.constexpr,  # whether some rows may be long, and have programs of their own
+    HAS_LONG: tl.constexpr,  # whether some rows may be long, or too many for scratch
 ):
     program, kv_head = tl.program_id(0) // C.KV_HEADS, tl.program_id(0) % C.KV_HEADS
     rows = Rows(cu_rows_ptr, start_ptr, num_rows, table_width * C.BLOCK_SIZE, num_lines)
@@ -93,70 +93,57 @@ def _attend_kernel(
     inputs = _Inputs(rows, pages, slots_ptr, q_ptr, q_stride, kv_head)
     if C.HAS_SCALES:
         scale = scale * tl.load(scales_ptr)
-    if program < num_programs:
-        _attend_share(sums_ptr, stats_ptr, inputs, scale, program, num_programs, C)
-    elif HAS_LONG:
-        tile = program - num_programs
-        _attend_tile(out_ptr, scales_ptr, sinks_ptr, inputs, scale, tile, C)
+    if program < num_shares:
+        _attend_share(sums_ptr, stats_ptr, inputs, scale, program, num_shares, C)
+    if HAS_LONG:
+        programs = tl.num_programs(0) // C.KV_HEADS
+        tiles = count_units(rows, C, True)
+        # Those without a share begin.
+        for tile in range((program - num_shares + programs) % programs, tiles, programs):
+            # The last tiles of a row see most, and come first.
+            place = find_unit(rows, tiles - 1 - tile, C, True)
+            _attend_tile(out_ptr, scales_ptr, sinks_ptr, inputs, scale, place, C)
 
 
 @triton.jit
-def _attend_share(sums_ptr, stats_ptr, inputs, scale, program, num_programs, C: tl.constexpr):
-    """An equal part of all splits of rows that are not long. Leaves what each adds up to.
-
-    Where scratch has no lines left for a row's splits, the program that has the first of them goes
-    through all, and merges them in the spare lines.
-    """
+def _attend_share(sums_ptr, stats_ptr, inputs, scale, share, num_shares, C: tl.constexpr):
+    """An equal part of all splits of rows that are not long. Leaves what each adds up to."""
     rows, dims = inputs.rows, tl.arange(0, C.BLOCK_D)
     units = count_units(rows, C, False).to(tl.int64)
-    at = (units * program // num_programs).to(tl.int32)
-    end = (units * (program + 1) // num_programs).to(tl.int32)
+    at = (units * share // num_shares).to(tl.int32)
+    end = (units * (share + 1) // num_shares).to(tl.int32)
     while at < end:
         place = find_unit(rows, at, C, False)
         row = load_row(rows, place.row)
         queries, pages, seen = _load_tile(inputs, place.row, 0, C)
         first, splits = splits_of(rows, row.start, row.count, C)
-        share = tl.minimum(splits - place.unit, end - at)
-        is_apart = place.line + splits * row.count <= rows.lines
-        begin = tl.where(is_apart, place.unit, 0)
-        behind = tl.where(is_apart, begin + share, tl.where(place.unit == 0, splits, 0))
-        line = queries.token + tl.where(is_apart, place.line - row.begin, rows.lines)
-        for split in range(begin, behind):
+        behind = tl.minimum(splits, place.unit + end - at)
+        for split in range(place.unit, behind):
             m, total, acc = attend_split(queries, pages, seen, scale, first + split, C)
-            to = line + tl.where(is_apart, split * row.count, 0)
-            to = to * (C.KV_HEADS * C.GROUP) + queries.head
-            sums = sums_ptr + to[:, None] * C.D + dims[None, :]
-            mask = queries.is_own[:, None] & (dims < C.D)[None, :]
-            if (split > 0) & (is_apart == 0):
-                tl.debug_barrier()  # what other threads have written
-                m_before = tl.load(stats_ptr + to * 2, mask=queries.is_own, other=0.0)
-                total_before = tl.load(stats_ptr + to * 2 + 1, mask=queries.is_own, other=0.0)
-                before = tl.load(sums, mask=mask, other=0.0)
-                m, total, acc = merge(m_before, total_before, before, m, total, acc)
-                tl.debug_barrier()  # what other threads have yet to read
+            line = place.line + split * row.count + queries.token - row.begin
+            to = line * (C.KV_HEADS * C.GROUP) + queries.head
             tl.store(stats_ptr + to * 2, m, mask=queries.is_own)
             tl.store(stats_ptr + to * 2 + 1, total, mask=queries.is_own)
-            tl.store(sums, acc, mask=mask)
-        at += share
+            mask = queries.is_own[:, None] & (dims < C.D)[None, :]
+            tl.store(sums_ptr + to[:, None] * C.D + dims[None, :], acc, mask=mask)
+        at += behind - place.unit
 
 
 @triton.jit
-def _attend_tile(out_ptr, scales_ptr, sinks_ptr, inputs, scale, tile, C: tl.constexpr):
-    """All splits of a tile of a long row. The last tiles, which see most, are begun first."""
-    tiles = count_units(inputs.rows, C, True)
-    if tile < tiles:
-        place, dims = find_unit(inputs.rows, tiles - 1 - tile, C, True), tl.arange(0, C.BLOCK_D)
-        index = place.unit * (C.BLOCK_M // C.GROUP)
-        queries, pages, seen = _load_tile(inputs, place.row, index, C)
-        m, total, acc = nothing(C.BLOCK_M, C)
-        for split in range(seen.begin // C.SPLIT, tl.cdiv(seen.end, C.SPLIT)):
-            part_m, part_total, part = attend_split(queries, pages, seen, scale, split, C)
-            m, total, acc = merge(m, total, acc, part_m, part_total, part)
-        out = finish(m, total, acc, queries.head, sinks_ptr, scales_ptr, C)
-        to = queries.token * (C.KV_HEADS * C.GROUP) + queries.head
-        mask = queries.is_own[:, None] & (dims < C.D)[None, :]
-        to = out_ptr + to[:, None] * C.D + dims[None, :]
-        tl.store(to, out.to(out_ptr.dtype.element_ty), mask=mask)
+def _attend_tile(out_ptr, scales_ptr, sinks_ptr, inputs, scale, place, C: tl.constexpr):
+    """All splits of a tile."""
+    dims = tl.arange(0, C.BLOCK_D)
+    index = place.unit * (C.BLOCK_M // C.GROUP)
+    queries, pages, seen = _load_tile(inputs, place.row, index, C)
+    m, total, acc = nothing(C.BLOCK_M, C)
+    for split in range(seen.begin // C.SPLIT, tl.cdiv(seen.end, C.SPLIT)):
+        part_m, part_total, part = attend_split(queries, pages, seen, scale, split, C)
+        m, total, acc = merge(m, total, acc, part_m, part_total, part)
+    out = finish(m, total, acc, queries.head, sinks_ptr, scales_ptr, C)
+    to = queries.token * (C.KV_HEADS * C.GROUP) + queries.head
+    mask = queries.is_own[:, None] & (dims < C.D)[None, :]
+    to = out_ptr + to[:, None] * C.D + dims[None, :]
+    tl.store(to, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -196,10 +183,10 @@ def _merge_kernel(
     row, head = load_row(rows, number), tl.program_id(1) + tl.arange(0, 1)
     if (index >= row.count) | (row.count > C.BLOCK_M // C.GROUP):
         return
-    splits, first = splits_of(rows, row.start, row.count, C)[1], first_line(rows, number, C)
-    is_apart = first + splits * row.count <= rows.lines
-    line = index + tl.where(is_apart, first, rows.lines + row.begin)
-    splits = tl.where(is_apart, splits, tl.minimum(splits, 1))  # merged already
+    splits, line = splits_of(rows, row.start, row.count, C)[1], first_line(rows, number, C)
+    if line + splits * row.count > num_lines:
+        return
+    line += index
     dims = tl.arange(0, C.BLOCK_D)[None, :]
     m, total, acc = nothing(1, C)
     for base in range(0, splits, UNROLL):
@@ -237,15 +224,14 @@ def paged_attention(
     shape, batch = _shape(q, cache, window, sinks is not None), _batch(q, cache, rows, window)
     grid, (_, heads, head_dim) = grid_of(batch), q.shape
     (programs, merges), width = grid.programs_of(batch), rows.block_tables.shape[1]
-    lines = grid.lines + grid.spare, heads
-    sums = torch.empty(*lines, head_dim, dtype=torch.float32, device=q.device)
-    stats = torch.empty(*lines, 2, dtype=torch.float32, device=q.device)
+    sums = torch.empty(grid.lines, heads, head_dim, dtype=torch.float32, device=q.device)
+    stats = torch.empty(grid.lines, heads, 2, dtype=torch.float32, device=q.device)
     _attend_kernel[(programs,)](
         *(out, sums, stats, q, cache.k, cache.v, cache.scales, sinks, *rows[:4]),
         *(scale * LOG2_E.value, len(rows.start), len(cache.k), width),
-        *(grid.programs, grid.lines, q.stride(0)),
+        *(grid.shares, grid.lines, q.stride(0)),
         C=shape,
-        HAS_LONG=grid.tiles > 0,
+        HAS_LONG=grid.has_long,
         num_warps=8 if shape.BLOCK_D > 64 else 4,  # for all rows alike; 4 would spill
         num_stages=2 if q.dtype is torch.float32 else 3,
         enable_fp_fusion=False,
