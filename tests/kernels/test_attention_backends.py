@@ -46,9 +46,7 @@ def standin(
         window = left + 1 if left is not None and left >= 0 else 0
         assert right == 0 or not window
         cache = LayerCache(k.transpose(1, 2), v.transpose(1, 2))
-        rows = AttentionRows(
-            table, torch.arange(len(table)), cu, lengths - (cu[1:] - cu[:-1]), 0
-        )
+        rows = AttentionRows(table, torch.arange(len(table)), cu, lengths - (cu[1:] - cu[:-1]), 0)
         scale = bound["softmax_scale"]
         sinks = None if sinks is None else sinks.float()
         return paged_attention_reference(q, cache, rows, scale, window=window, sinks=sinks)
