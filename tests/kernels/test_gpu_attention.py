@@ -141,7 +141,7 @@ def test_who_attends_to_a_split_does_not_show(
     monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,
     options: dict[str, Any],
-    fp8: bool,  # noqa: FBT001
+    fp8: bool,
 ) -> None:
     """Nor where splits are merged, nor whether the host expects a prompt."""
     lengths, counts = [600, 3, 512, 257], [2, 1, 1, 2]

@@ -36,14 +36,17 @@ class Limit(NamedTuple):
 
 
 SMALL = Limit(stack=0, shared=16 << 10, programs=4)
+ATTEND = Limit(stack=0, shared=112 << 10, programs=1)
 # Of a kernel, or of any, in cases that are named so: the first that fits.
 LIMITS = (
     ("", "tiny: ", Limit(stack=1 << 10, shared=112 << 10, programs=1)),  # 16 divides no size
     ("_attend_kernel", "float32", Limit(stack=4 << 10, shared=128 << 10, programs=1)),
-    # Where rows may be long, two sums of 64 x 256 are live at once: of a split and all before it.
-    ("_attend_kernel", "D=256 torch.bfloat16 decode with room", Limit(320, 112 << 10, 1)),
-    ("_attend_kernel", "tokens=2048 context=2048 heads=16+4 D=256", Limit(320, 112 << 10, 1)),
-    ("_attend_kernel", "", Limit(stack=0, shared=112 << 10, programs=1)),
+    ("_attend_kernel", "D=256 torch.bfloat16 decode plain", ATTEND),
+    ("_attend_kernel", "D=256 torch.bfloat16 decode window", ATTEND),
+    # FP8 is widened in registers; where rows may be long, two sums of 64 x 256 are live at once, of
+    # a split and of all before it.
+    ("_attend_kernel", "D=256", ATTEND._replace(stack=320)),
+    ("_attend_kernel", "", ATTEND),
     ("_merge_kernel", "", SMALL._replace(programs=8)),
     ("_plain_linear_kernel", "", Limit(stack=0, shared=112 << 10, programs=1)),
     ("_sum_splits_kernel", "", SMALL._replace(programs=8)),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .attention_tile import see
+from .attention_tile import Pages, load_queries, see
 
 _ROWS = tl.constexpr(256)  # looked at together
 
@@ -33,6 +33,17 @@ class Row(NamedTuple):
     begin: Any  # its first token
     start: Any  # the position of that
     count: Any  # tokens
+
+
+class Inputs(NamedTuple):
+    """Of a program, which has one KV head."""
+
+    rows: Any
+    pages: Any  # of all slots: the table is i32[S, B]
+    slots: Any  # i64[R]
+    q: Any
+    q_stride: Any
+    kv_head: Any
 
 
 class Place(NamedTuple):
@@ -113,3 +124,18 @@ def first_line(rows, end, C: tl.constexpr):
         row = base + tl.arange(0, _ROWS)
         line += tl.sum(_measure(rows, row, end, line, C, False)[1])
     return line
+
+
+@triton.jit
+def load_tile(inputs, number, index, C: tl.constexpr):
+    """The queries of a row from its token `index` on, the row's pages, and what these see."""
+    row, of = load_row(inputs.rows, number), inputs.pages
+    seen = see(
+        row.start + index,
+        tl.minimum(C.BLOCK_M // C.GROUP, row.count - index),
+        inputs.rows.limit,
+        C,
+    )
+    queries = load_queries(inputs.q, inputs.q_stride, row, index, inputs.kv_head, C)
+    table = of.table + tl.load(inputs.slots + number) * (inputs.rows.limit // C.BLOCK_SIZE)
+    return queries, Pages(of.k, of.v, table, of.num_blocks), seen

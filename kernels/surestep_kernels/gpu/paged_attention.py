@@ -22,8 +22,6 @@ the compiler may not fuse a product with a sum on its own (enable_fp_fusion).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -39,27 +37,23 @@ from .attention_tile import (
     Shape,
     attend_split,
     finish,
-    load_queries,
     merge,
     nothing,
-    see,
 )
-from .attention_work import Rows, count_units, find_unit, first_line, load_row, splits_of
+from .attention_work import (
+    Inputs,
+    Rows,
+    count_units,
+    find_unit,
+    first_line,
+    load_row,
+    load_tile,
+    splits_of,
+)
 
 _WIDE_TILE = 64  # queries: the least that fills the wide tensor core instruction of sm_90
 _FP32_TILE = 16  # fp32 is multiplied without tensor cores
 _UNROLL = 16  # splits whose sums are read together
-
-
-class _Inputs(NamedTuple):
-    """Of a program."""
-
-    rows: Any
-    pages: Any  # of all slots
-    slots: Any  # i64[R]
-    q: Any
-    q_stride: Any
-    kv_head: Any
 
 
 @triton.jit(do_not_specialize=["num_rows", "table_width", "num_shares", "num_lines"])
@@ -90,7 +84,7 @@ def _attend_kernel(
     rows = Rows(cu_rows_ptr, start_ptr, num_rows, table_width * C.BLOCK_SIZE, num_lines)
     offset = kv_head.to(tl.int64) * (C.BLOCK_SIZE * C.D)
     pages = Pages(k_ptr + offset, v_ptr + offset, tables_ptr, num_blocks)
-    inputs = _Inputs(rows, pages, slots_ptr, q_ptr, q_stride, kv_head)
+    inputs = Inputs(rows, pages, slots_ptr, q_ptr, q_stride, kv_head)
     if C.HAS_SCALES:
         scale = scale * tl.load(scales_ptr)
     if program < num_shares:
@@ -115,7 +109,7 @@ def _attend_share(sums_ptr, stats_ptr, inputs, scale, share, num_shares, C: tl.c
     while at < end:
         place = find_unit(rows, at, C, False)
         row = load_row(rows, place.row)
-        queries, pages, seen = _load_tile(inputs, place.row, 0, C)
+        queries, pages, seen = load_tile(inputs, place.row, 0, C)
         first, splits = splits_of(rows, row.start, row.count, C)
         behind = tl.minimum(splits, place.unit + end - at)
         for split in range(place.unit, behind):
@@ -134,7 +128,7 @@ def _attend_tile(out_ptr, scales_ptr, sinks_ptr, inputs, scale, place, C: tl.con
     """All splits of a tile."""
     dims = tl.arange(0, C.BLOCK_D)
     index = place.unit * (C.BLOCK_M // C.GROUP)
-    queries, pages, seen = _load_tile(inputs, place.row, index, C)
+    queries, pages, seen = load_tile(inputs, place.row, index, C)
     m, total, acc = nothing(C.BLOCK_M, C)
     for split in range(seen.begin // C.SPLIT, tl.cdiv(seen.end, C.SPLIT)):
         part_m, part_total, part = attend_split(queries, pages, seen, scale, split, C)
@@ -144,21 +138,6 @@ def _attend_tile(out_ptr, scales_ptr, sinks_ptr, inputs, scale, place, C: tl.con
     mask = queries.is_own[:, None] & (dims < C.D)[None, :]
     to = out_ptr + to[:, None] * C.D + dims[None, :]
     tl.store(to, out.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _load_tile(inputs, number, index, C: tl.constexpr):
-    """The queries of a row from its token `index` on, the row's pages, and what these see."""
-    row, of = load_row(inputs.rows, number), inputs.pages
-    seen = see(
-        row.start + index,
-        tl.minimum(C.BLOCK_M // C.GROUP, row.count - index),
-        inputs.rows.limit,
-        C,
-    )
-    queries = load_queries(inputs.q, inputs.q_stride, row, index, inputs.kv_head, C)
-    table = of.table + tl.load(inputs.slots + number) * (inputs.rows.limit // C.BLOCK_SIZE)
-    return queries, Pages(of.k, of.v, table, of.num_blocks), seen
 
 
 @triton.jit(do_not_specialize=["num_rows", "table_width", "num_lines", "max_tokens"])
