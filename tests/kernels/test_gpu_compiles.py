@@ -42,9 +42,8 @@ LIMITS = (
     ("", "tiny: ", Limit(stack=1 << 10, shared=112 << 10, programs=1)),  # 16 divides no size
     ("_attend_kernel", "float32", Limit(stack=4 << 10, shared=128 << 10, programs=1)),
     ("_attend_kernel", "D=256 torch.bfloat16 decode plain", ATTEND),
-    ("_attend_kernel", "D=256 torch.bfloat16 decode window", ATTEND),
-    # FP8 is widened in registers; where rows may be long, two sums of 64 x 256 are live at once, of
-    # a split and of all before it.
+    # FP8 is widened in registers, and masks take some; where rows may be long, two sums of 64 x 256
+    # are live at once, of a split and of all before it.
     ("_attend_kernel", "D=256", ATTEND._replace(stack=320)),
     ("_attend_kernel", "", ATTEND),
     ("_merge_kernel", "", SMALL._replace(programs=8)),
