@@ -38,15 +38,24 @@ def attention(device: str) -> AttentionBackend:
 
 
 def paged_attention(s: Sizes) -> Iterator[Case]:
-    """Windows of 1 and 4 tokens that end at the context's end; then prompts."""
+    """Windows of 1 and 4 tokens that end at the context's end; then prompts.
 
-    def make(device: str, rows: int, count: int, context: int) -> Work:
+    Then windows of 1 token in slots that have room for much more, alike and with one long among
+    them.
+    """
+
+    def make(
+        device: str, rows: int, count: int, context: int, room: int = 0, longest: int = 0
+    ) -> Work:
         q = activations(device, rows * count, s.heads, s.head_dim)
-        where = _attention_rows(device, rows, count, context)
-        kv = _cache(device, s, 1 + where.block_tables.numel(), DTYPE)
+        where, num_blocks = _attention_rows(device, rows, count, context, room, longest)
+        kv = _cache(device, s, num_blocks, DTYPE)
         run = partial(attention(device).paged_attention, q, kv, where, s.head_dim**-0.5)
         seen = rows * sum(range(context - count + 1, context + 1))  # by all tokens together
-        read = size(q, where) + rows * context * 2 * s.kv_heads * s.head_dim * BYTES
+        positions = rows * context + max(longest - context, 0)
+        seen += positions - rows * context
+        pages = 4 * -(-positions // BLOCK_SIZE)
+        read = size(q, where[1:]) + pages + positions * 2 * s.kv_heads * s.head_dim * BYTES
         return Work(run, read + q.nbytes, 4 * s.heads * s.head_dim * seen)
 
     decode = product(s.batches, s.contexts, (1, 4))
@@ -55,6 +64,13 @@ def paged_attention(s: Sizes) -> Iterator[Case]:
         sized = partial(make, rows=rows, count=count, context=context)
         shape = f"R={rows} tokens={count} context={context}"
         yield Case("paged_attention", f"{shape} {_heads(s)}", sized, cold=True)
+    for context, rows in product(s.contexts[:1], s.batches):
+        for longest in (0, 8 * max(s.contexts)):
+            room = 32 * max(s.contexts)
+            sized = partial(make, rows=rows, count=1, context=context, room=room, longest=longest)
+            one = f" and one {longest}" if longest else ""
+            shape = f"R={rows} tokens=1 context={context}{one} of {room}"
+            yield Case("paged_attention", f"{shape} {_heads(s)}", sized, cold=True)
 
 
 def store_kv(s: Sizes) -> Iterator[Case]:
@@ -120,13 +136,21 @@ def _cache(device: str, s: Sizes, num_blocks: int, dtype: torch.dtype) -> LayerC
     return LayerCache(*(activations(device, *shape).to(dtype) for _ in "kv"))
 
 
-def _attention_rows(device: str, rows: int, count: int, context: int) -> AttentionRows:
-    """Rows whose pages lie anywhere."""
-    pages = -(-context // BLOCK_SIZE)
-    tables = 1 + torch.randperm(rows * pages, device=device).int().view(rows, pages)
+def _attention_rows(
+    device: str, rows: int, count: int, context: int, room: int, longest: int
+) -> tuple[AttentionRows, int]:
+    """Rows whose pages lie anywhere, the last `longest` if that is more; and how many blocks."""
+    contexts = [context] * (rows - 1) + [max(context, longest)]
+    pages = [-(-length // BLOCK_SIZE) for length in contexts]
+    width = max(-(-room // BLOCK_SIZE), *pages)
+    tables = torch.zeros(rows, width, dtype=torch.int32, device=device)
+    blocks = 1 + torch.randperm(sum(pages), device=device).int()
+    for row, own in enumerate(blocks.split(pages)):
+        tables[row, : len(own)] = own
     cu_rows = torch.arange(rows + 1, dtype=torch.int32, device=device) * count
-    start = i32(device, *[context - count] * rows)
-    return AttentionRows(tables, cu_rows, start, count)
+    start = i32(device, *[length - count for length in contexts])
+    of = AttentionRows(tables, torch.arange(rows, device=device), cu_rows, start, count)
+    return of, 1 + sum(pages)
 
 
 class _Step(NamedTuple):

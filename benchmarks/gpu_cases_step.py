@@ -101,9 +101,9 @@ def gather_step(s: Sizes) -> Iterator[Case]:
         inputs = step, drafts, state, error, BLOCK_SIZE, num_blocks
         known = ("slot", "cu_rows", "advances", "snapshot_len", "token_row", "position_row")
         read = size(*(getattr(step, name) for name in known), step.position_offset, drafts)
-        tokens, pages = len(step.token_row), state.block_tables.shape[1]
-        read += 4 * rows * (3 + pages) + 4 * tokens  # lengths and tables of slots; token ids
-        written = rows * (4 * (3 + pages) + 8) + tokens * (3 * 8 + 4) + drafts.ids.nbytes
+        tokens = len(step.token_row)
+        read += 4 * rows * 3 + tokens * (4 + 4)  # lengths of slots; token ids and pages
+        written = rows * (4 * 4 + 8) + tokens * (3 * 8 + 4) + drafts.ids.nbytes
         return Work(partial(STEP_OPS.gather_step, *inputs), read + written)
 
     for rows in s.batches:

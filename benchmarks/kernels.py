@@ -60,7 +60,7 @@ def make_sequences(kernels: KernelSet, rows: int, tokens: int, context: int) -> 
     start = torch.full((rows,), context - tokens, dtype=torch.int32)
     positions = torch.full((rows * tokens,), context - 1)
     slots = tables[:, -1].long().repeat_interleave(tokens) * BLOCK_SIZE + BLOCK_SIZE - 1
-    batch = AttentionRows(tables, bounds, start, tokens)
+    batch = AttentionRows(tables, torch.arange(rows), bounds, start, tokens)
     return Sequences(LayerCache(rand(*shape), rand(*shape)), batch, positions, slots)
 
 

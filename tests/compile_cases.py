@@ -94,9 +94,8 @@ class _Rows(NamedTuple):
     context: int
 
 
-_SPREAD = _Rows("splits apart", 1, 1, 1024)
-_DECODE = _Rows("decode", 256, 1, 1024)
-_PROMPT = _Rows("prompt", 4, 512, 1024)
+_DECODE = _Rows("decode", 1, 1, 1024)
+_LONG = _Rows("decode with room for 131072", 256, 1, 131072)  # so do prompts
 _OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window and sinks": {"window": 300, "sinks": True},
@@ -105,14 +104,14 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def _attention(*, full: bool) -> Iterator[Launch]:
-    every = product((64, 96, 128, 256), (BF16, FP32), (_SPREAD, _DECODE, _PROMPT), _OPTIONS)
+    every = product((64, 96, 128, 256), (BF16, FP32), (_DECODE, _LONG), _OPTIONS)
     few = [
-        (64, BF16, _DECODE, "window and sinks"),
-        (96, BF16, _SPREAD, "plain"),
-        (128, BF16, _SPREAD, "plain"),
-        (128, BF16, _DECODE, "plain"),
-        (128, BF16, _PROMPT, "fp8"),
-        (128, FP32, _PROMPT, "window and sinks"),
+        (64, BF16, _LONG, "window and sinks"),
+        (96, BF16, _DECODE, "plain"),
+        (128, BF16, _LONG, "plain"),
+        (128, BF16, _LONG, "fp8"),
+        (256, BF16, _DECODE, "fp8"),
+        (128, FP32, _DECODE, "window and sinks"),
     ]
     for head_dim, dtype, rows, options in every if full else few:
         run = partial(_attend, head_dim, dtype, rows, **_OPTIONS[options])
@@ -134,11 +133,12 @@ def _attend(
     keys, values = (torch.empty(shape, dtype=FP8 if fp8 else dtype, device=META) for _ in "kv")
     bounds = torch.empty(rows.rows + 1, dtype=torch.int32, device=META)
     tables = torch.empty(rows.rows, pages, dtype=torch.int32, device=META)
+    slots = torch.empty(rows.rows, dtype=torch.int64, device=META)
     q = torch.empty(rows.rows * rows.tokens, HEADS, head_dim, dtype=dtype, device=META)
     paged_attention(
         q,
         LayerCache(keys, values, scales),
-        AttentionRows(tables, bounds, bounds[1:], rows.tokens),
+        AttentionRows(tables, slots, bounds, bounds[1:], rows.tokens),
         1.0,
         window=window,
         sinks=torch.empty(HEADS, device=META) if sinks else None,

@@ -42,6 +42,7 @@ def pack(rows: Sequence[Row], block_size: int) -> StepBatch:
         positions=torch.tensor([p for span in positions for p in span]),
         rows=AttentionRows(
             torch.tensor(tables, dtype=torch.int32),
+            torch.arange(len(rows)),
             counts.cumsum(0).to(torch.int32),
             _column(row.start for row in rows),
             max_tokens=int(counts.max()),

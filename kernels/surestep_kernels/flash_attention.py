@@ -44,6 +44,11 @@ class Call(NamedTuple):
         return self.rows.start + self.rows.cu_rows[1:] - self.rows.cu_rows[:-1]
 
     @property
+    def tables(self) -> Tensor:
+        """Pages i32[R, B] of each row: these packages know no slots."""
+        return self.rows.block_tables[self.rows.slots]
+
+    @property
     def max_length(self) -> int:
         """Most KV positions of a row, or more."""
         return self.rows.block_tables.shape[1] * self.cache.k.shape[1]
@@ -64,7 +69,7 @@ def call_fa2(module: Any, call: Call) -> Tensor:
         softmax_scale=call.scale,
         causal=True,
         window_size=call.window_or((-1, -1)),
-        block_table=call.rows.block_tables,
+        block_table=call.tables,
     )
     return out
 
@@ -74,7 +79,7 @@ def call_fa3(module: Any, call: Call) -> Tensor:
     out: Tensor = module.flash_attn_with_kvcache(
         *(call.q, call.cache.k, call.cache.v),
         cache_seqlens=call.lengths,
-        page_table=call.rows.block_tables,
+        page_table=call.tables,
         cu_seqlens_q=call.rows.cu_rows,
         max_seqlen_q=call.rows.max_tokens,
         softmax_scale=call.scale,
@@ -93,7 +98,7 @@ def call_fa4(module: Any, call: Call) -> Tensor:
         max_seqlen_q=call.rows.max_tokens,
         max_seqlen_k=call.max_length,
         seqused_k=call.lengths,
-        page_table=call.rows.block_tables,
+        page_table=call.tables,
         softmax_scale=call.scale,
         causal=True,
         window_size=call.window_or((None, None)),
@@ -112,7 +117,7 @@ def call_torch(module: Any, call: Call) -> Tensor:
         window_size=call.window_or((-1, 0)),
         enable_gqa=True,
         seqused_k=call.lengths,
-        block_table=call.rows.block_tables,
+        block_table=call.tables,
     )
     return out
 

@@ -19,7 +19,6 @@ class StepInputs(NamedTuple):
     kv_slots: Tensor  # i64[T] those of padding lie in the NULL block
     start: Tensor  # i32[R] committed length
     valid: Tensor  # i32[R] how many of a row's tokens are no padding
-    block_tables: Tensor  # i32[R, B]
     slots: Tensor  # i64[R]
     pending: Tensor  # i32[R] records to fold
     snapshot_after: Tensor  # i32[R] see RecurrentRows
@@ -66,7 +65,6 @@ def gather_step_reference(
         *tokens,
         start=runs.start,
         valid=runs.valid,
-        block_tables=state.block_tables[slot],
         slots=slot,
         pending=(start - state.folded[slot]).int(),
         snapshot_after=_snapshot_after(rows, state.folded[slot], start + room * rows.advances),

@@ -41,7 +41,7 @@ _SIGNATURES_UNLOCKED: dict[str, list[Any]] = {
     "pack_linear": [_P, _P, _L, _L, _I],
     "pack_quantized": [_P, _P, _P, _P, _L, _L, _L, _I],
     "packed_bytes": [_L, _L, _L, _I],
-    "paged_attention": [_P, _P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _F, _I],
+    "paged_attention": [_P, _P, _P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _F, _I],
     "set_num_threads": [_I],
     "panel_width": [],
 }
@@ -234,18 +234,22 @@ class NativeOps:
         """
         assert window == 0
         assert sinks is None
-        block_tables, cu_rows, start, _ = rows
+        block_tables, slots, cu_rows, start, _ = rows
         tokens, heads, head_dim = q.shape
         _, kv_heads, block_size, _ = cache.k.shape
         assert q.dtype is cache.k.dtype is cache.v.dtype
         assert block_tables.dtype is cu_rows.dtype is start.dtype is torch.int32
+        assert slots.dtype is torch.int64
         assert block_tables.is_contiguous()
+        assert slots.is_contiguous()
+        assert len(slots) == len(start) == len(cu_rows) - 1
         out = q.new_empty(tokens, heads, head_dim)
         pointers = out.data_ptr(), q.data_ptr(), cache.k.data_ptr(), cache.v.data_ptr()
-        tables = block_tables.data_ptr(), cu_rows.data_ptr(), start.data_ptr()
-        sizes = _token_stride(q), kv_heads, heads // kv_heads, head_dim, block_size
+        batch = block_tables.data_ptr(), slots.data_ptr(), cu_rows.data_ptr(), start.data_ptr()
+        shape = kv_heads, heads // kv_heads, head_dim, block_size
+        sizes = len(start), block_tables.shape[1], _token_stride(q), *shape
         dtype = DTYPE_CODES[q.dtype]
-        self.c_paged_attention(*pointers, *tables, *block_tables.shape, *sizes, scale, dtype)
+        self.c_paged_attention(*pointers, *batch, *sizes, scale, dtype)
         return out
 
 

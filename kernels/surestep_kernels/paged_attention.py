@@ -13,7 +13,8 @@ from .kv_cache import LayerCache
 class AttentionRows(NamedTuple):
     """R rows of T tokens. Row r owns tokens cu_rows[r]:cu_rows[r+1]."""
 
-    block_tables: Tensor  # i32[R, B] pages of each row in order of position
+    block_tables: Tensor  # i32[S, B] pages of each slot in order of position
+    slots: Tensor  # i64[R] that exist: whose pages a row attends to
     cu_rows: Tensor  # i32[R+1] first token of each row, then T
     start: Tensor  # i32[R] committed length: position of the row's first token
     max_tokens: int  # most tokens of a row, or more: known on the host, it sizes launches
@@ -49,13 +50,13 @@ def paged_attention_reference(
     many of them, itself included. A head's sink f32[Hq] is one more logit in the denominator of its
     softmax. Positions that no token of the row sees never reach the result, whatever they hold.
     """
-    block_tables, cu_rows, start, _ = rows
+    block_tables, slots, cu_rows, start, _ = rows
     counts = (cu_rows[1:] - cu_rows[:-1]).long()
     row = torch.repeat_interleave(torch.arange(len(counts), device=q.device), counts)  # [T]
     index = torch.arange(len(q), device=q.device) - cu_rows.long()[row]  # [T] within its row
     seen = _Seen(start.long(), counts, window)
-    k = _gather_pages(cache, 0, block_tables, seen)  # [R, Hkv, L, D]
-    v = _gather_pages(cache, 1, block_tables, seen)
+    k = _gather_pages(cache, 0, block_tables, slots, seen)  # [R, Hkv, L, D]
+    v = _gather_pages(cache, 1, block_tables, slots, seen)
     num_rows, num_kv_heads, span, head_dim = k.shape
     group = q.shape[1] // num_kv_heads
 
@@ -100,11 +101,13 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     return torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
 
 
-def _gather_pages(cache: LayerCache, which: int, block_tables: Tensor, seen: _Seen) -> Tensor:
+def _gather_pages(
+    cache: LayerCache, which: int, block_tables: Tensor, slots: Tensor, seen: _Seen
+) -> Tensor:
     """Keys (0) or values (1) of every row in order, f32[R, Hkv, L, D]; unseen ones are 0."""
     pages = cache.pages[which]
     span = int((seen.start + seen.counts).max())
-    used = block_tables[:, : -(-span // pages.shape[2])].long()  # [R, P]
+    used = block_tables[slots, : -(-span // pages.shape[2])].long()  # [R, P]
     gathered = pages[used].transpose(1, 2).flatten(2, 3)[:, :, :span].float()
     if cache.scales is not None:
         gathered = gathered * cache.scales[which]

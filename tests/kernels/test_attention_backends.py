@@ -46,7 +46,7 @@ def standin(
         window = left + 1 if left is not None and left >= 0 else 0
         assert right == 0 or not window
         cache = LayerCache(k.transpose(1, 2), v.transpose(1, 2))
-        rows = AttentionRows(table, cu, lengths - (cu[1:] - cu[:-1]), 0)
+        rows = AttentionRows(table, torch.arange(len(table)), cu, lengths - (cu[1:] - cu[:-1]), 0)
         scale = bound["softmax_scale"]
         sinks = None if sinks is None else sinks.float()
         return paged_attention_reference(q, cache, rows, scale, window=window, sinks=sinks)
@@ -133,7 +133,9 @@ def test_adapters_hand_over_what_the_packages_want(reference: KernelSet, name: s
     lengths, counts = [40, 17, 5], [1, 5, 2]
     context = make_context(lengths, 2, 24, torch.float32)
     start = torch.tensor(lengths, dtype=torch.int32) - torch.tensor(counts, dtype=torch.int32)
-    rows = AttentionRows(context.block_tables, row_bounds(counts), start, max(counts))
+    slots = torch.tensor([2, 0, 1])
+    tables = context.block_tables[slots.argsort()]
+    rows = AttentionRows(tables, slots, row_bounds(counts), start, max(counts))
     ours = replace(reference, kv_cache_shape=backend.kv_cache_shape, store_kv=backend.store_kv)
     cache, q = fill_cache(ours, context), torch.randn(sum(counts), 4, 24)
     expected_cache = fill_cache(reference, context)

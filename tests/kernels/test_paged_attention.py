@@ -21,10 +21,10 @@ def attend(
     rows: list[tuple[int, int, int]],
 ) -> Tensor:
     """Attention of rows (context row, start, tokens), whose queries follow each other in q."""
-    tables = context.block_tables[[row for row, _, _ in rows]]
+    slots = torch.tensor([row for row, _, _ in rows])
     start = torch.tensor([start for _, start, _ in rows], dtype=torch.int32)
     counts = [count for _, _, count in rows]
-    batch = AttentionRows(tables, row_bounds(counts), start, max(counts))
+    batch = AttentionRows(context.block_tables, slots, row_bounds(counts), start, max(counts))
     return kernels.paged_attention(q, cache, batch, q.shape[2] ** -0.5)
 
 

@@ -15,7 +15,7 @@ class StepBatch:
 
     token_ids: Tensor  # i64[T]
     positions: Tensor  # i64[T] index of each token in its sequence
-    rows: AttentionRows  # in block tables, NULL_BLOCK stands behind the last
+    rows: AttentionRows  # behind the last page of a slot stands NULL_BLOCK
     kv_slots: Tensor  # i64[T] block * block_size + offset that receives the token's key and value
     hidden_index: Tensor  # i64[N] tokens (indices into T) whose final hidden states are wanted
     recurrent: RecurrentRows | None = None  # for models with recurrent layers

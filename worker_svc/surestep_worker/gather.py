@@ -94,7 +94,6 @@ def gather(
     block_size = slots.block_size
     blocks = slots.block_tables[token_slot, positions // block_size].astype(np.int64)
     max_tokens = int(consumed.max(initial=0))
-    num_table = -(-int((start + consumed).max(initial=1)) // block_size)
 
     def tensor(array: np.ndarray) -> torch.Tensor:  # any dtype
         return torch.from_numpy(array).to(device)
@@ -111,7 +110,8 @@ def gather(
         token_ids=tensor(slots.ids_at(token_slot, positions)),
         positions=tensor(positions),
         rows=AttentionRows(
-            tensor(slots.block_tables[rows.slot, :num_table]),
+            tensor(slots.block_tables),
+            tensor(rows.slot),
             tensor(cu.astype(np.int32)),
             tensor(start.astype(np.int32)),
             max_tokens=max_tokens,

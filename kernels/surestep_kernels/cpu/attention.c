@@ -25,7 +25,9 @@ enum {
 typedef struct {
     void *out;
     const void *q, *k_cache, *v_cache;
-    const int32_t *block_tables, *cu_rows, *start;
+    const int32_t *block_tables;
+    const int64_t *slots; /* of each row: its line of the block tables */
+    const int32_t *cu_rows, *start;
     const int32_t (*tiles)[2]; /* row, first token of the tile within the row */
     long table_width, q_stride, kv_heads, group, head_dim, block_size, tile_tokens;
     float scale;
@@ -206,7 +208,7 @@ static void attention_task(const void *job, long index)
     int tokens = (int)(left < j->tile_tokens ? left : j->tile_tokens), group = (int)j->group;
     query_tile t;
     t.j = j;
-    t.table = j->block_tables + row * j->table_width;
+    t.table = j->block_tables + j->slots[row] * j->table_width;
     t.kv_head = index % j->kv_heads;
     t.count = tokens * group;
     if (j->dtype == BF16) begin(&t, first_token, BF16);
@@ -228,15 +230,15 @@ static void attention_task(const void *job, long index)
 
 /* q and out [cu_rows[rows], kv_heads * group, head_dim]; q's token stride in elements. */
 void surestep_paged_attention(void *out, const void *q, const void *k_cache, const void *v_cache,
-                              const int32_t *block_tables, const int32_t *cu_rows,
-                              const int32_t *start, long rows, long table_width, long q_stride,
-                              long kv_heads, long group, long head_dim, long block_size,
-                              float scale, int dtype)
+                              const int32_t *block_tables, const int64_t *slots,
+                              const int32_t *cu_rows, const int32_t *start, long rows,
+                              long table_width, long q_stride, long kv_heads, long group,
+                              long head_dim, long block_size, float scale, int dtype)
 {
     assert(group <= TASK_QUERIES && head_dim <= MAX_HEAD_DIM);
-    attention_job j = {out, q, k_cache, v_cache, block_tables, cu_rows, start, NULL, table_width,
-                       q_stride, kv_heads, group, head_dim, block_size, TASK_QUERIES / group,
-                       scale, dtype};
+    attention_job j = {out, q, k_cache, v_cache, block_tables, slots, cu_rows, start, NULL,
+                       table_width, q_stride, kv_heads, group, head_dim, block_size,
+                       TASK_QUERIES / group, scale, dtype};
     int32_t (*tiles)[2] = malloc((size_t)(cu_rows[rows] + 1) * sizeof *tiles);
     long count = 0;
     if (!tiles) abort();

@@ -23,6 +23,7 @@ class Shape(NamedTuple):
     BLOCK_M: int  # queries of a tile
     BLOCK_N: int  # positions of a step
     BLOCK_SIZE: int  # positions of a page
+    PAGES: int  # in which the positions of a step lie, at most
     SPLIT: int
     WINDOW: int
     HAS_SCALES: bool
@@ -36,7 +37,7 @@ class Pages(NamedTuple):
 
     k: Any  # pointer to the head in page 0
     v: Any
-    table: Any  # i32[B] of the row
+    table: Any  # i32[B] of the row's slot
     num_blocks: Any
 
 
@@ -54,24 +55,8 @@ class Queries(NamedTuple):
     q: Any  # [M, BLOCK_D]
     position: Any  # i32[M] of the token: the last position that the query sees
     head: Any  # i32[M]
-    line: Any  # i64[M] of [T * Hq, D]
+    token: Any  # i64[M] of the batch
     is_own: Any  # i1[M]
-
-
-@triton.jit
-def find_row(cu_rows_ptr, num_rows, at, TOKENS: tl.constexpr):
-    """Row of token `at`; or, if TOKENS is not 0, of tile `at` with so many tokens.
-
-    The tiles of row r are numbered from cu_rows[r] // TOKENS + r on, which leaves room enough.
-    """
-    count = 0
-    for base in range(0, num_rows, 128):
-        row = base + tl.arange(0, 128)
-        first = tl.load(cu_rows_ptr + row, mask=row < num_rows, other=0)
-        if TOKENS:
-            first = first // TOKENS + row
-        count += tl.sum(((first <= at) & (row < num_rows)).to(tl.int32))
-    return tl.maximum(count - 1, 0)
 
 
 @triton.jit
@@ -82,17 +67,17 @@ def see(first, tokens, limit, C: tl.constexpr):
 
 
 @triton.jit
-def load_queries(q_ptr, q_stride, row_begin, start, index, count, C: tl.constexpr):
-    """Those of the tile whose first token is the row's token `index` of `count`."""
+def load_queries(q_ptr, q_stride, row, index, kv_head, C: tl.constexpr):
+    """Those of the tile whose first token is the row's token `index`."""
     member, dims = tl.arange(0, C.BLOCK_M), tl.arange(0, C.BLOCK_D)
     token = index + member // C.GROUP
-    is_own = (member // C.GROUP < C.BLOCK_M // C.GROUP) & (token < count)
-    token = tl.minimum(token, count - 1)
-    head = tl.program_id(1) * C.GROUP + member % C.GROUP
-    flat = (row_begin + token).to(tl.int64)
+    is_own = (member // C.GROUP < C.BLOCK_M // C.GROUP) & (token < row.count)
+    token = tl.minimum(token, row.count - 1)
+    head = kv_head * C.GROUP + member % C.GROUP
+    flat = (row.begin + token).to(tl.int64)
     at = flat[:, None] * q_stride + head[:, None] * C.D + dims[None, :]
     q = tl.load(q_ptr + at, mask=(dims < C.D)[None, :], other=0.0)
-    return Queries(q, start + token, head, flat * (C.KV_HEADS * C.GROUP) + head, is_own)
+    return Queries(q, row.start + token, head, flat, is_own)
 
 
 @triton.jit
@@ -123,6 +108,23 @@ def nothing(M: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
+def _find_pages(pages, seen, base, C: tl.constexpr):
+    """The pages i32[N] of the positions from `base` on; those behind the last are none, -1.
+
+    Each id is read once, by all threads, as a number that no step of the pipeline waits for.
+    """
+    BLOCK_N: tl.constexpr = C.BLOCK_N  # see nothing()
+    PAGES: tl.constexpr = C.PAGES
+    first, step = base // C.BLOCK_SIZE, base % C.BLOCK_SIZE + tl.arange(0, BLOCK_N)
+    page = tl.full((BLOCK_N,), -1, tl.int32)
+    for i in tl.static_range(PAGES):
+        is_seen = (first + i) * C.BLOCK_SIZE < seen.end
+        block = tl.load(pages.table + first + i, mask=is_seen, other=-1)
+        page = tl.where(step // C.BLOCK_SIZE == i, block, page)
+    return page
+
+
+@triton.jit
 def _attend_blocks(
     m,  # f32[M] greatest score so far, times log2(e)
     total,  # f32[M] sum of the weights 2^(score - m)
@@ -143,7 +145,7 @@ def _attend_blocks(
     for base in range(begin, end, C.BLOCK_N):
         position = base + tl.arange(0, C.BLOCK_N)
         used = (position >= seen.begin) & (position < seen.end)
-        page = tl.load(pages.table + position // C.BLOCK_SIZE, mask=used, other=0)
+        page = _find_pages(pages, seen, base, C)
         used = used & (page >= 0) & (page < pages.num_blocks)
         line = page.to(tl.int64) * (C.KV_HEADS * C.BLOCK_SIZE) + position % C.BLOCK_SIZE
         at, mask = line[:, None] * C.D + dims[None, :], used[:, None] & (dims < C.D)[None, :]

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from surestep_kernels.gather_step import StepInputs
 from surestep_kernels.gather_tokens import TokenRuns
-from surestep_kernels.slot_state import NULL_BLOCK, OUT_OF_BOUNDS, DraftIds, SlotState, StepRows
+from surestep_kernels.slot_state import OUT_OF_BOUNDS, DraftIds, SlotState, StepRows
 
 from .gather_tokens import gather_tokens
 
 _BLOCK = 256
 _BAD: tl.constexpr = tl.constexpr(OUT_OF_BOUNDS)
-_NULL: tl.constexpr = tl.constexpr(NULL_BLOCK)
 
 
 @triton.jit
@@ -40,23 +39,19 @@ def _rows_kernel(
     draft_ids_ptr,  # i32[R, K]
     counts_ptr,  # i32[R]
     tokens_ptr,  # i32[S, W]
-    tables_ptr,  # i32[S, B]
     committed_ptr,  # i32[S]
     known_ptr,  # i32[S]
     folded_ptr,  # i32[S]
     error_ptr,  # i32[1]
     start_ptr,  # i32[R]
     valid_ptr,  # i32[R]
-    out_tables_ptr,  # i32[R, B]
     out_slots_ptr,  # i64[R]
     pending_ptr,  # i32[R]
     after_ptr,  # i32[R]
     S,
     W,
-    B,
     K,
     BLOCK_K: tl.constexpr,
-    BLOCK_B: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     slot, exists = _safe_slot(tl.load(slot_ptr + row), S)
@@ -78,10 +73,6 @@ def _rows_kernel(
     used = (draft < K) & (draft < n_drafts) & (place >= 0) & (place < W)
     ids = tl.load(draft_ids_ptr + row * K + draft, mask=used, other=0)
     tl.store(tokens_ptr + slot * W + place, ids, mask=used)
-    for first in range(0, B, BLOCK_B):
-        page = first + tl.arange(0, BLOCK_B)
-        blocks = tl.load(tables_ptr + slot * B + page, mask=page < B, other=_NULL)
-        tl.store(out_tables_ptr + row * B + page, blocks, mask=page < B)
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -113,17 +104,17 @@ def gather_step(
     """See gather_step_reference."""
     num_rows, num_positions = len(rows.slot), len(rows.position_row)
     lines, width = state.tokens.shape
-    pages, num_drafts = state.block_tables.shape[1], drafts.ids.shape[1]
+    num_drafts = drafts.ids.shape[1]
     words = functools.partial(torch.empty, dtype=torch.int32, device=rows.slot.device)
     start, valid, pending, after = (words(num_rows) for _ in range(4))
-    tables, lengths = words(num_rows, pages), words(num_positions)
+    lengths = words(num_positions)
     slots = torch.empty(num_rows, dtype=torch.int64, device=rows.slot.device)
     if num_rows:
         _rows_kernel[(num_rows,)](
             rows.slot, rows.cu_rows, rows.advances, rows.snapshot_len, drafts.ids, drafts.counts,
-            state.tokens, state.block_tables, state.committed, state.known, state.folded, error,
-            start, valid, tables, slots, pending, after, lines, width, pages, num_drafts,
-            BLOCK_K=triton.next_power_of_2(max(num_drafts, 1)), BLOCK_B=_BLOCK,
+            state.tokens, state.committed, state.known, state.folded, error,
+            start, valid, slots, pending, after, lines, width, num_drafts,
+            BLOCK_K=triton.next_power_of_2(max(num_drafts, 1)),
         )  # fmt: skip
     runs = TokenRuns(rows.token_row, rows.cu_rows, slots, start, valid)
     tokens = gather_tokens(
@@ -138,7 +129,6 @@ def gather_step(
         *tokens,
         start=start,
         valid=valid,
-        block_tables=tables,
         slots=slots,
         pending=pending,
         snapshot_after=after,

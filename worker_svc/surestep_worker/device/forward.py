@@ -82,18 +82,22 @@ class ForwardPass:
         if not len(inputs.token_ids):  # the plan only frees slots
             return torch.empty(0, 1, device=self._parts.device)
         caches, index = self._parts.caches, hidden_index.long()
-        batch = _batch(rows, inputs, index, max_tokens)
+        batch = _batch(self._state, rows, inputs, index, max_tokens)
         hidden = self._parts.model.forward(batch, caches)
         if caches.kv.spec.hidden_size:  # what a drafter with state will draft from
             caches.kv.hidden[batch.kv_slots] = hidden
         return hidden[index]
 
 
-def _batch(rows: StepRows, inputs: StepInputs, hidden_index: Tensor, max_tokens: int) -> StepBatch:
+def _batch(
+    state: SlotState, rows: StepRows, inputs: StepInputs, hidden_index: Tensor, max_tokens: int
+) -> StepBatch:
     return StepBatch(
         token_ids=inputs.token_ids,
         positions=inputs.positions,
-        rows=AttentionRows(inputs.block_tables, rows.cu_rows, inputs.start, max_tokens),
+        rows=AttentionRows(
+            state.block_tables, inputs.slots, rows.cu_rows, inputs.start, max_tokens
+        ),
         kv_slots=inputs.kv_slots,
         hidden_index=hidden_index,
         recurrent=RecurrentRows(

@@ -74,9 +74,8 @@ class DeviceMtp:
     ) -> MtpDrafts:
         """Catch up with what is committed, then draft."""
         slots = rows.slot.long()
-        tables = self._state.block_tables[slots]
         if shape.max_catch_up:
-            self._catch_up(slots, tables, rows.catch_up, sent, shape.max_catch_up, error)
+            self._catch_up(slots, rows.catch_up, sent, shape.max_catch_up, error)
         ids = torch.zeros(
             len(slots), self._parts.max_draft_tokens, dtype=torch.int32, device=slots.device
         )
@@ -92,13 +91,12 @@ class DeviceMtp:
             counts += going
             self._write(slots, known + step, chosen, going)
             if step + 1 < shape.num_drafts:
-                hidden = self._next(slots, tables, known + step - 1, going, hidden, error)
+                hidden = self._next(slots, known + step - 1, going, hidden, error)
         return MtpDrafts(DraftIds(ids, counts), non_finite)
 
     def _catch_up(
         self,
         slots: Tensor,
-        tables: Tensor,
         catch_up: Tensor,
         sent: MtpInputs,
         max_tokens: int,
@@ -109,7 +107,7 @@ class DeviceMtp:
         valid = torch.minimum(catch_up, state.committed[slots] - upto)
         runs = TokenRuns(sent.token_row, sent.cu_rows, slots, upto, valid)
         tokens = self._gather(runs, error)
-        out = self._head(runs, tables, tokens, kept[tokens.kv_slots], max_tokens)
+        out = self._head(runs, tokens, kept[tokens.kv_slots], max_tokens)
         last = (sent.cu_rows[:-1] + valid - 1).clamp(min=0).long()
         moved = (valid > 0).unsqueeze(1)
         self._seed[slots] = torch.where(moved, out[last], self._seed[slots])
@@ -135,7 +133,6 @@ class DeviceMtp:
     def _next(
         self,
         slots: Tensor,
-        tables: Tensor,
         position: Tensor,
         wanted: Tensor,
         hidden: Tensor,
@@ -144,7 +141,7 @@ class DeviceMtp:
         """The head's output [R, H] at positions [R], behind each of which stands a draft."""
         row = torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device)
         runs = TokenRuns(row[:-1], row, slots, position, wanted)
-        return self._head(runs, tables, self._gather(runs, error), hidden, max_tokens=1)
+        return self._head(runs, self._gather(runs, error), hidden, max_tokens=1)
 
     def _gather(self, runs: TokenRuns, error: Tensor) -> TokenInputs:
         """Positions, each with the token behind it."""
@@ -159,9 +156,11 @@ class DeviceMtp:
         )
 
     def _head(
-        self, runs: TokenRuns, tables: Tensor, tokens: TokenInputs, hidden: Tensor, max_tokens: int
+        self, runs: TokenRuns, tokens: TokenInputs, hidden: Tensor, max_tokens: int
     ) -> Tensor:
-        rows = AttentionRows(tables, runs.cu_rows, runs.start, max_tokens)
+        rows = AttentionRows(
+            self._state.block_tables, runs.slots, runs.cu_rows, runs.start, max_tokens
+        )
         none = torch.zeros(0, dtype=torch.int64, device=hidden.device)
         batch = StepBatch(*tokens[:2], rows=rows, kv_slots=tokens.kv_slots, hidden_index=none)
         embedded = self._parts.model.embed(tokens.token_ids)

@@ -127,12 +127,12 @@ class MtpDrafter:
         """Positions [T] of rows [R], each with the token behind it."""
         table, size = self._target.slots, self._target.slots.block_size
         blocks = table.block_tables[slots[row], position // size].astype(np.int64)
-        num_table = -(-int(position.max() + 1) // size)
         return StepBatch(
             token_ids=torch.from_numpy(table.ids_at(slots[row], position + 1)),
             positions=torch.from_numpy(position),
             rows=AttentionRows(
-                torch.from_numpy(table.block_tables[slots, :num_table]),
+                torch.from_numpy(table.block_tables),
+                torch.from_numpy(slots),
                 torch.from_numpy(cu.astype(np.int32)),
                 torch.from_numpy(start.astype(np.int32)),
                 max_tokens=int(np.diff(cu).max()),
