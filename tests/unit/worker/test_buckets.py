@@ -92,6 +92,15 @@ def test_at_most_half_as_much_again_is_padding(rows: int, window: int) -> None:
     assert found.rows <= max(rows * 1.5, rows + 1)
 
 
+@given(st.integers(1, 256), st.integers(8, 700))
+def test_so_it_is_where_prompts_are(rows: int, prompt: int) -> None:
+    buckets = make_buckets(max_rows=256, max_window=4, max_tokens=2048)
+    need = Need(rows, 1, rows + prompt, prompt, rows, rows)
+    found = find_bucket(need, in_order(buckets))
+    assert found is not None
+    assert found.tokens <= max(need.tokens * 1.5, 32)
+
+
 def test_nothing_and_what_is_scored_or_pooled_have_none() -> None:
     slots = make_slots(4)
     assert need_of(*columns_of(Rows.none(), slots)) is None

@@ -60,8 +60,8 @@ def make_buckets(max_rows: int, max_window: int, max_tokens: int) -> list[Bucket
     prompts = (
         Bucket(rows, max_window, tokens, tokens)
         for tokens in _steps(min(max_tokens, _MOST_TOKENS))
-        for rows in sorted({min(max_rows, count) for count in (8, 64, max_rows)})
-        if tokens >= max(_LEAST_PROMPTS, rows)
+        for rows in {min(tokens, max_rows, count) for count in (8, 64, max_rows)}
+        if tokens >= _LEAST_PROMPTS
     )
     return sorted({*windows, *prompts}, key=lambda b: (b.tokens, b.positions, b), reverse=True)
 
