@@ -8,6 +8,7 @@ bits; tokens, in fp32, may not.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -28,7 +29,8 @@ pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 MODES = ("eager", "captured", "late")
 DRAFTERS = ("ngram", "ragged", "mtp")
-# The interpreter is slow: without a GPU each mode is tried with one drafter.
+# The interpreter is slow: without a GPU each mode is tried with one drafter, on short answers.
+MOST_TOKENS = 100 if DEVICE == "cuda" else 8
 CASES = list(product(DRAFTERS, MODES) if DEVICE == "cuda" else zip(DRAFTERS, MODES, strict=True))
 
 
@@ -47,7 +49,11 @@ def test_an_engine_of_triton_kernels_answers_as_the_cpu_does(
 def check(
     bench: ParityBench, drafter: str, mode: str, monkeypatch: pytest.MonkeyPatch, k: int = 2
 ) -> None:
-    some = [request for request in bench.requests if request.id in NAMES]
+    some = [
+        replace(request, max_tokens=min(request.max_tokens, MOST_TOKENS))
+        for request in bench.requests
+        if request.id in NAMES
+    ]
     built = build_triton_engine(bench.folder, TensorParallel(), WHERE, drafter, k)
     step = one_rank_behind(built.runner)
     if mode != "eager":
@@ -58,10 +64,12 @@ def check(
         step = capturing(built.runner, step)
     answers = serve(step, built.facts, some, WHERE, depth=1)
     for name in NAMES:
-        expected = bench.expected[name]
-        assert answers[name].token_ids == expected.token_ids, name
-        assert answers[name].finish == expected.finish
-        assert answers[name].logprobs.logprob == pytest.approx(expected.logprobs.logprob, abs=1e-4)
+        ids, logprobs = bench.expected[name].token_ids, bench.expected[name].logprobs.logprob
+        assert answers[name].token_ids == ids[:MOST_TOKENS], name
+        expected = pytest.approx(logprobs[:MOST_TOKENS], abs=1e-4)
+        assert answers[name].logprobs.logprob == expected
+        if len(ids) < MOST_TOKENS:
+            assert answers[name].finish == bench.expected[name].finish
     assert total(answers, "num_drafts") > 0
     kinds, missed = built.runner.captured
     assert (kinds > 0) == (mode != "eager")
