@@ -115,7 +115,7 @@ def test_every_mutant_is_caught(
     MUTANTS[name](monkeypatch)
     try:
         answers = bench.run("mixed", drafter="oracle", k=3, depth=1, conditions=CAPTURED)
-    except (SurestepError, IndexError, RuntimeError):  # a worker's own checks, or torch's
+    except (SurestepError, IndexError, RuntimeError, TypeError):  # what was asked for is missing
         return
     assert wrong(bench, answers)
 
