@@ -145,6 +145,20 @@ def commit_step(s: Sizes) -> Iterator[Case]:
         yield Case("commit_step", f"R={rows} drafts={DRAFTS}", partial(make, rows=rows))
 
 
+def fingerprint(s: Sizes) -> Iterator[Case]:
+    """Hidden states of every window's positions."""
+
+    def make(device: str, rows: int) -> Work:
+        step, _ = _step(device, s, rows)
+        hidden = torch.randn(len(step.position_row), s.hidden, dtype=torch.bfloat16, device=device)
+        valid = torch.full_like(step.slot, 1 + DRAFTS)
+        run = partial(STEP_OPS.fingerprint, hidden, step, valid)
+        return Work(run, size(hidden, step.position_row, step.position_offset))
+
+    for rows in s.batches:
+        yield Case("fingerprint", f"N={rows * (1 + DRAFTS)} H={s.hidden}", partial(make, rows=rows))
+
+
 def randint(device: str, high: int, *shape: int) -> Tensor:
     """i32 from 0 to high - 1."""
     return torch.randint(high, shape, dtype=torch.int32, device=device)
@@ -217,4 +231,5 @@ OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "gather_step": gather_step,
     "gather_tokens": gather_tokens,
     "commit_step": commit_step,
+    "fingerprint": fingerprint,
 }

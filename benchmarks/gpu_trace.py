@@ -6,8 +6,10 @@
 Steps run as in gpu_decode.py. The trace, for chrome://tracing or Perfetto, is that of
 torch.profiler. The table tells, of the recorded steps but the first: the share of wall time in
 which nothing ran on the device, the longest such gap, and how often the host waited for the whole
-device or stream, or copied while it waited. Such a wait inside a step is a fault: exit status 1.
-Waiting for the event behind a step's results is not one; it is counted apart.
+device or stream, or copied while it waited. Such a wait inside a step is a fault: exit status 1,
+as is memory that is allocated there or code that is loaded, each of which may make the host wait.
+Waiting for the event behind a step's results is not one; it is counted apart. Behind the table
+stand the kernels on which most time was spent, with how often they ran and microseconds in all.
 """
 
 from __future__ import annotations
@@ -33,6 +35,12 @@ _SYNCS = {
     *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cuStreamSynchronize"),
     *("cuCtxSynchronize", "cudaMemcpy", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"),
 }
+_ALLOCATIONS = {
+    *("cudaMalloc", "cudaMallocAsync", "cudaHostAlloc", "cudaMallocHost", "cudaFree"),
+    *("cudaFreeHost", "cuMemAlloc_v2", "cuMemHostAlloc", "cuMemCreate"),
+}
+_LOADS = {"cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuLibraryLoadData"}
+_MOST_KERNELS = 15
 _EVENT_WAITS = {"cudaEventSynchronize", "cuEventSynchronize"}
 
 
@@ -53,6 +61,8 @@ class Figures(NamedTuple):
     longest_gap_us: float
     host_syncs: int
     event_waits: int  # for results
+    allocations: int  # of memory, on the device or pinned
+    module_loads: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,8 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(json.dumps(about | line))
     for name, value in line.items():
         print(f"{name:>20}  {value:.1f}" if isinstance(value, float) else f"{name:>20}  {value}")
-    machine.write(args.out, about, trace=line)
-    return int(figures.host_syncs > 0)
+    kernels = longest_kernels(events)
+    for name, launches, spent in kernels:
+        print(f"{spent:>12.1f} us  {launches:>6}  {name}")
+    machine.write(args.out, about, trace=line, kernels=kernels)
+    return int(figures.host_syncs + figures.allocations + figures.module_loads > 0)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -131,7 +144,19 @@ def analyse(events: Iterable[dict[str, Any]]) -> Figures:
         longest_gap_us=max((gap.end - gap.begin for gap in between), default=0.0),
         host_syncs=sum(name in _SYNCS for name in calls),
         event_waits=sum(name in _EVENT_WAITS for name in calls),
+        allocations=sum(name in _ALLOCATIONS for name in calls),
+        module_loads=sum(name in _LOADS for name in calls),
     )
+
+
+def longest_kernels(events: Iterable[dict[str, Any]]) -> list[tuple[str, int, float]]:
+    """Name, launches and microseconds in all of those on which most time was spent."""
+    spent = dict[str, list[float]]()
+    for event in events:
+        if event.get("ph") == "X" and event.get("cat") == "kernel":
+            spent.setdefault(event["name"], []).append(event["dur"])
+    lines = [(name, len(times), round(sum(times), 1)) for name, times in spent.items()]
+    return sorted(lines, key=lambda line: -line[2])[:_MOST_KERNELS]
 
 
 def gaps(busy: Iterable[Span], window: Span) -> list[Span]:

@@ -18,6 +18,7 @@ import torch
 from surestep_proto import engine_pb2 as pb
 from surestep_worker import drafting, runner
 from surestep_worker import host_step as product
+from surestep_worker.device.graphs import Graphs
 from surestep_worker.plan import Rows
 from surestep_worker.sampling import Verdict
 from surestep_worker.slots import Slots
@@ -217,3 +218,16 @@ def one_bit_of_one_step(patch: pytest.MonkeyPatch) -> None:
         return hidden
 
     _around(patch, product.HostStep, "_forward", forward)
+
+
+@_rank_mutant
+def half_of_all_captures_fail(patch: pytest.MonkeyPatch) -> None:
+    """Every other one: which must not matter, and so is no bug."""
+    captures = itertools.count(1)
+
+    def capture(original: Any, self: Graphs, run: Any) -> Any:
+        if next(captures) % 2 == 0:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return original(self, run)
+
+    _around(patch, Graphs, "_capture", capture)

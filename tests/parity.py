@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from captured import capture_all, capturing
 from drafters import TRUTH
 from hybrid_checkpoints import make_tiny_hybrid
 from local_engine import Answer, LocalEngine, Step, one_rank, one_rank_behind
@@ -48,7 +49,8 @@ class Conditions:
     poison: bool = False  # whatever belongs to nobody is NaN or out of range
     after_apply: Callable[[SchedulerState], None] = lambda state: None
     step_ops: StepOps | None = None  # steps run as on a device, with these
-    graphs: bool = False  # and in the shapes that a CUDA device has captured
+    graphs: bool = False  # and are captured, all kinds before the first step
+    late: bool = False  # or each kind when steps have wanted it
 
 
 CALM = Conditions()
@@ -111,6 +113,7 @@ class ParityBench:
         self._tp = TensorParallel()
         self._model = load(folder, self._tp)
         self.plain: dict[str, list[int]] = {}  # answers without the parameter
+        self.captured = 0, 0  # of the latest runner
         self.requests = make_requests(self._probe)
         self.expected = self._alone(self.requests)
 
@@ -148,11 +151,18 @@ class ParityBench:
         """Answers of any requests by a fresh runner."""
         ops = conditions.step_ops
         built = build_runner(self._model, self._tp, neighbours, drafter, k, ops)
-        if conditions.graphs:
+        step = step_of(built.runner)
+        if conditions.graphs or conditions.late:
             built.runner.prepare()
+        if conditions.graphs:
+            capture_all(built.runner)
+        if conditions.late:
+            step = capturing(built.runner, step)
         if conditions.poison:
             conditions = replace(conditions, after_apply=_poisoning(built.runner, conditions))
-        return serve(step_of(built.runner), built.facts, requests, neighbours, depth, conditions)
+        answers = serve(step, built.facts, requests, neighbours, depth, conditions)
+        self.captured = built.runner.captured
+        return answers
 
 
 def step_of(runner: Runner) -> Step:

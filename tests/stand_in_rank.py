@@ -39,12 +39,16 @@ class Runner:
     """Does what plans say."""
 
     num_late_compilations = 0
+    captured = 0, 0
+    has_chore = False
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
 
     def open(self, epoch: int) -> None:
         pass
+
+    def do_chore(self) -> None: ...
 
     def check_whole(self) -> None:
         pass

@@ -6,13 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import pytest
 import torch
 from parity import BLOCK_SIZE, Neighbours
 from surestep_kernels.attention import AttentionCase, choose_attention
 from surestep_kernels.dispatch import load_triton
 from surestep_worker.build import Built, assemble
 from surestep_worker.config import WorkerSettings
+from surestep_worker.device import step
+from surestep_worker.device.graphs import Graphs
 from surestep_worker.models import ModelSource, load_model
+from surestep_worker.runner import Runner
 from surestep_worker.tp import TensorParallel
 
 if TYPE_CHECKING:
@@ -37,13 +41,25 @@ def build_triton_engine(
 ) -> Built:
     """A runner whose every op is Triton's."""
     kernels = triton_kernels()
-    model = load_model(ModelSource(folder), dtype="float32", device=DEVICE, tp=tp, kernels=kernels)
+    source = ModelSource(folder)
+    model = load_model(
+        source, dtype="float32", device=DEVICE, tp=tp, kernels=kernels, mtp=drafter == "mtp"
+    )
     settings = WorkerSettings(
         device=DEVICE,
         max_num_seqs=where.num_slots,
         max_model_len=where.max_model_len,
+        max_num_batched_tokens=where.step_tokens,
         block_size=BLOCK_SIZE,
         kv_cache_memory=0.01,
         speculative_config={"method": drafter, "num_speculative_tokens": k},
     )
     return assemble(settings, model, tp, kernels)
+
+
+def begin_to_capture(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`prepare` on a GPU; without one nothing has to be compiled, and the interpreter is slow."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(Graphs, "warm", lambda self, progress: None)
+        monkeypatch.setattr(step, "warm_up_steps", lambda *_, **__: ())
+    runner.prepare()

@@ -39,7 +39,8 @@ class RankSetup(NamedTuple):
     k: int
     truth: list[list[int]]  # for the drafters that know it
     mutant: str  # of rank 1; empty = none
-    steps: Literal["host", "device", "gpu"] = "host"  # "device": as on a GPU, with torch's ops
+    # As on a GPU, with torch's ops; the same, captured; on a GPU.
+    steps: Literal["host", "device", "captured", "gpu"] = "host"
 
 
 def rank_main(rank: int, setup: RankSetup, pipe: Connection) -> None:
@@ -49,6 +50,9 @@ def rank_main(rank: int, setup: RankSetup, pipe: Connection) -> None:
         RANK_MUTANTS[setup.mutant](pytest.MonkeyPatch())
     TRUTH.learn(setup.truth, vocab_size=2, stop_id=0)
     built = build(rank, setup)
+    if setup.steps in ("captured", "gpu"):
+        built.runner.prepare()
+        built.facts.captured_shapes = built.runner.captured[0]
     built.runner.open(1)
     pipe.send_bytes(built.facts.SerializeToString())
     while True:
@@ -64,7 +68,7 @@ def build(rank: int, setup: RankSetup) -> Built:
         tp = TensorParallel.connect(rank, 2, setup.address, "cuda", START_S)
         return build_triton_engine(setup.folder, tp, *what)
     tp = TensorParallel.connect(rank, 2, setup.address, "cpu", START_S)
-    ops = STEP_REFERENCE if setup.steps == "device" else None
+    ops = None if setup.steps == "host" else STEP_REFERENCE
     return build_runner(load(setup.folder, tp), tp, *what, ops)
 
 

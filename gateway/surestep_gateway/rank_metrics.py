@@ -103,6 +103,18 @@ _OF_RANKS = (
         "Kernels compiled while serving, each of which has held up a step.",
         lambda i: i.late_compilations,
     ),
+    _OfRank(
+        GaugeMetricFamily,
+        "surestep:rank_captured_shapes",
+        "Kinds of step that are one launch on a GPU; more as the rank serves.",
+        lambda i: i.captured_shapes,
+    ),
+    _OfRank(
+        CounterMetricFamily,
+        "surestep:rank_uncaptured_steps",
+        "Steps launched kernel by kernel, on a rank that captures any.",
+        lambda i: i.uncaptured_steps,
+    ),
 )
 
 

@@ -16,12 +16,14 @@ def causal_conv_reference(
 
     Returns [T, C]; `conv` advances as described in recurrent.py.
     """
-    keep = len(weight) - 1
-    outputs = []
+    keep, out = len(weight) - 1, torch.zeros_like(x)
     for r in range(len(rows.slots)):
         slot, pending = int(rows.slots[r]), int(rows.pending[r])
         copy_at, line = int(rows.snapshot_after[r]), int(rows.snapshot_line[r])
-        x_row = x[int(rows.cu_rows[r]) : int(rows.cu_rows[r + 1])]
+        first, end = int(rows.cu_rows[r]), int(rows.cu_rows[r + 1])
+        if first == end:
+            continue
+        x_row = x[first:end]
         inputs = conv.inputs[slot]
         if 0 < copy_at <= pending:
             conv.snapshots[line] = inputs[copy_at : copy_at + keep]
@@ -32,11 +34,12 @@ def causal_conv_reference(
         windows = sequence.float().unfold(0, keep + 1, 1)  # [n, C, taps]
         total = (windows * weight.t()).sum(dim=-1).to(x.dtype)
         # torch rounds vectors and their remainders differently: token by token all are alike.
-        outputs += [functional.silu(token.float()).to(x.dtype) for token in total]
+        for at, token in zip(range(first, end), total, strict=True):
+            out[at] = functional.silu(token.float()).to(x.dtype)
         if rows.window[r]:
             inputs[: len(sequence)] = sequence
             continue
         if copy_at > pending:
             conv.snapshots[line] = sequence[copy_at - pending :][:keep]
         inputs[:keep] = sequence[len(x_row) :]
-    return torch.stack(outputs)
+    return out

@@ -42,6 +42,9 @@ def gated_delta_reference(
     out = delta.state.new_empty(len(qkv), v_heads, v_dim)
     for r in range(len(rows.slots)):
         slot, pending = int(rows.slots[r]), int(rows.pending[r])
+        first, end = int(rows.cu_rows[r]), int(rows.cu_rows[r + 1])
+        if first == end:
+            continue
         copy_at, line = int(rows.snapshot_after[r]), int(rows.snapshot_line[r])
         state = delta.state[slot].clone() if rows.start[r] else torch.zeros_like(delta.state[slot])
         for t in range(pending):
@@ -49,7 +52,6 @@ def gated_delta_reference(
             state = _fold(state, *record)
             if t + 1 == copy_at:
                 delta.snapshots[line] = state
-        first, end = int(rows.cu_rows[r]), int(rows.cu_rows[r + 1])
         if rows.window[r]:
             delta.state[slot] = state
         for t in range(first, end):

@@ -15,7 +15,7 @@ class AttentionRows(NamedTuple):
 
     block_tables: Tensor  # i32[S, B] pages of each slot in order of position
     slots: Tensor  # i64[R] that exist: whose pages a row attends to
-    cu_rows: Tensor  # i32[R+1] first token of each row, then T
+    cu_rows: Tensor  # i32[R+1] first token of each row, then the first that belongs to none
     start: Tensor  # i32[R] committed length: position of the row's first token
     max_tokens: int  # most tokens of a row, or more: known on the host, it sizes launches
 
@@ -49,11 +49,15 @@ def paged_attention_reference(
     The i-th token of row r sees the KV positions 0..start[r]+i, with a `window` only the last that
     many of them, itself included. A head's sink f32[Hq] is one more logit in the denominator of its
     softmax. Positions that no token of the row sees never reach the result, whatever they hold.
+    Tokens that belong to no row have any result.
     """
     block_tables, slots, cu_rows, start, _ = rows
     counts = (cu_rows[1:] - cu_rows[:-1]).long()
-    row = torch.repeat_interleave(torch.arange(len(counts), device=q.device), counts)  # [T]
-    index = torch.arange(len(q), device=q.device) - cu_rows.long()[row]  # [T] within its row
+    row = torch.repeat_interleave(torch.arange(len(counts), device=q.device), counts)  # of tokens
+    out = torch.zeros_like(q)
+    if not len(row):
+        return out
+    index = torch.arange(len(row), device=q.device) - cu_rows.long()[row]  # within its row
     seen = _Seen(start.long(), counts, window)
     k = _gather_pages(cache, 0, block_tables, slots, seen)  # [R, Hkv, L, D]
     v = _gather_pages(cache, 1, block_tables, slots, seen)
@@ -61,13 +65,14 @@ def paged_attention_reference(
     group = q.shape[1] // num_kv_heads
 
     padded = q.new_zeros((num_rows, int(counts.max()), *q.shape[1:]), dtype=torch.float32)
-    padded[row, index] = q.float()
+    padded[row, index] = q[: len(row)].float()
     grouped = padded.reshape(num_rows, -1, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
     scores = torch.einsum("rhgqd,rhld->rhgql", grouped, k) * scale  # [R, Hkv, G, Q, L]
     hidden = ~seen.by_token(padded.shape[1], span)
     weights = _softmax(scores.masked_fill(hidden[:, None, None], float("-inf")), sinks)
-    out = torch.einsum("rhgql,rhld->rqhgd", weights, v)
-    return out.flatten(2, 3)[row, index].to(q.dtype)
+    attended = torch.einsum("rhgql,rhld->rqhgd", weights, v)
+    out[: len(row)] = attended.flatten(2, 3)[row, index].to(q.dtype)
+    return out
 
 
 class _Seen(NamedTuple):

@@ -18,7 +18,11 @@ from torch import Tensor
 
 
 class RecurrentRows(NamedTuple):
-    """R rows. Row r owns tokens cu_rows[r]:cu_rows[r+1] and the slot slots[r]; no slot twice."""
+    """R rows. Row r owns tokens cu_rows[r]:cu_rows[r+1] and the slot slots[r]; no slot twice.
+
+    A row without tokens is one of padding, whose state means nothing. Tokens from cu_rows[R] on
+    belong to no row and have any result.
+    """
 
     slots: Tensor  # i64[R]
     cu_rows: Tensor  # i32[R+1]

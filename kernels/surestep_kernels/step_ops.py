@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .choose import Choose, choose_reference
 from .commit_step import CommitStep, commit_step_reference
+from .fingerprint import Fingerprint, fingerprint_reference
 from .gather_step import GatherStep, gather_step_reference
 from .gather_tokens import GatherTokens, gather_tokens_reference
 from .shape_logits import ShapeLogits, shape_logits_reference
@@ -22,6 +23,7 @@ class StepOps:
     shape_logits: ShapeLogits
     choose: Choose
     commit_step: CommitStep
+    fingerprint: Fingerprint
 
 
 STEP_REFERENCE = StepOps(
@@ -31,4 +33,5 @@ STEP_REFERENCE = StepOps(
     shape_logits=shape_logits_reference,
     choose=choose_reference,
     commit_step=commit_step_reference,
+    fingerprint=fingerprint_reference,
 )

@@ -13,11 +13,12 @@ from typing import Any
 
 import gpu_decode
 import gpu_divergence
+import gpu_host
 import gpu_trace
 import machine
 import pytest
 import torch
-from gpu_trace import STEP, Span, analyse, gaps
+from gpu_trace import STEP, Span, analyse, gaps, longest_kernels
 from make_shaped_checkpoint import main as make_shaped
 
 SMALL = ["--device", "cpu", "--context", "24", "--kv-memory", "0.01"]
@@ -59,6 +60,9 @@ def test_a_trace_of_a_device_that_waits() -> None:
         event("cuda_runtime", "cudaStreamSynchronize", 110, 115),
         event("cuda_runtime", "cudaMemcpy", 120, 125),
         event("cuda_runtime", "cudaEventSynchronize", 150, 190),
+        event("cuda_runtime", "cudaHostAlloc", 52, 54),
+        event("cuda_runtime", "cudaMalloc", 20, 22),  # in the first
+        event("cuda_driver", "cuModuleLoadData", 56, 58),
         event("cuda_runtime", "cudaDeviceSynchronize", 210, 220),  # the profiler's own
         {"ph": "M", "name": "process_name"},
     ]
@@ -67,6 +71,8 @@ def test_a_trace_of_a_device_that_waits() -> None:
     assert figures.device_idle_percent == pytest.approx(100 * (5 + 50 + 5) / 150)
     assert figures.longest_gap_us == 50
     assert (figures.host_syncs, figures.event_waits) == (2, 1)
+    assert (figures.allocations, figures.module_loads) == (1, 1)
+    assert longest_kernels(trace) == [("gemm", 2, 95)]
     with pytest.raises(ValueError, match="fewer than two steps"):
         analyse(steps(0, 50))
 
@@ -123,6 +129,17 @@ def test_a_divergence_is_told_with_its_place_and_the_gap_there() -> None:
     (first,) = found["first_differences"]
     assert (first["prompt"], first["position"]) == (0, 1)
     assert (first["tokens"], first["best"]) == ((6, 9), (2, 3))
+
+
+def test_the_host_time_of_steps_is_measured(tmp_path: Path) -> None:
+    """Decode rows, a prompt among them, and one too long for any captured step."""
+    for prompt, has_bucket in ((0, True), (20, True), (2000, False)):
+        out = tmp_path / f"{prompt}.json"
+        gpu_host.main(["--rows", "1", "5", "--prompt", str(prompt), "--out", str(out)])
+        lines = json.loads(out.read_text())["host"]
+        assert [line["rows"] for line in lines] == [1, 5]
+        assert all(line["tensors_us"] > 0 for line in lines)
+        assert [("in_place_us" in line) for line in lines] == [has_bucket] * 2
 
 
 def test_seconds_since_start_counts_from_the_process() -> None:

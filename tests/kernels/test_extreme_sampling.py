@@ -60,7 +60,7 @@ def on_a_device(
     for slot, params in enumerate(all_params):
         book.admit(pb.Admission(slot=slot, sampling=params, prompt_len=PROMPT))
     rows = np.arange(count, dtype=np.int32)
-    wishes = upload(book.of(rows.astype(np.int64), rows), torch.device(device)).tree
+    wishes = upload(book.of(rows.astype(np.int64), rows), torch.device(device))
     index = torch.from_numpy(rows).to(device)
     lengths = torch.full((count,), WIDTH - 1, dtype=torch.int32, device=device)
     z = logits.clone().to(device)

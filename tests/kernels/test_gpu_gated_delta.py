@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -125,6 +126,24 @@ def test_padding_and_unknown_slots_touch_nothing_else(gpu: str, kernels: KernelS
         assert tensor[[0, 2]].isnan().all()
         assert not tensor[1].isnan().all()
     assert layer.delta.snapshots.isnan().all()
+
+
+def test_launches_for_longer_rows_change_no_bit(gpu: str, kernels: KernelSet) -> None:
+    """As captured steps have them, which do not know how long a row will be."""
+
+    def wide(op: Any) -> Any:
+        return lambda *inputs: op(*inputs[:-1], inputs[-1]._replace(max_tokens=3 * CHUNK))
+
+    ops_for_more = {name: wide(getattr(kernels, name)) for name in ("causal_conv", "gated_delta")}
+    sizes = replace(SMALL, records=6)
+    sequences = {slot: make_sequence(sizes, LENGTH, slot, torch.bfloat16) for slot in range(3)}
+    narrow = Layer(kernels, sizes, 4, torch.bfloat16, gpu)
+    layer = Layer(replace(kernels, **ops_for_more), sizes, 4, torch.bfloat16, gpu)
+    for rows in mixed_batches():
+        expected, actual = (torch.cat(each.run(rows, sequences)) for each in (narrow, layer))
+        assert torch.equal(actual, expected)
+    for one, other in zip((*layer.delta, *layer.conv), (*narrow.delta, *narrow.conv), strict=True):
+        assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 LONG = CHUNK + 7  # a whole chunk, and a tail

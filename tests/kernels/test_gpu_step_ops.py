@@ -150,6 +150,24 @@ def test_commits_what_the_reference_commits(gpu: str, seed: int) -> None:
             assert torch.equal(actual, reference)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_the_fingerprint_is_of_all_bits_but_those_of_padding(
+    gpu: str, dtype: torch.dtype, prompt: int
+) -> None:
+    step, valid = make_step(), i32(7, 5, 1, 1 + K, 2, 0)
+    count = len(step.rows.position_row)
+    hidden = torch.randn(count + prompt, 1500).to(dtype)
+    hidden[5, 7] = torch.nan
+    rows, there, lengths = moved(step.rows, gpu), hidden.to(gpu), valid.to(gpu)
+    expected = STEP_REFERENCE.fingerprint(hidden, step.rows, valid)
+    assert torch.equal(STEP_OPS.fingerprint(there, rows, lengths).cpu(), expected)
+    there[count - 1] = 7  # padding
+    assert torch.equal(STEP_OPS.fingerprint(there, rows, lengths).cpu(), expected)
+    there[0, 1499] += 1
+    assert not torch.equal(STEP_OPS.fingerprint(there, rows, lengths).cpu(), expected)
+
+
 def test_a_step_of_prompts_alone_has_no_window(gpu: str) -> None:
     state, step, none = make_state(), make_step(), i32()
     rows = step.rows._replace(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from surestep_kernels.fingerprint import row_fingerprints
 from torch import Tensor
-
-_BITS = {2: torch.int16, 4: torch.int32}
 
 
 def fingerprint(hidden: Tensor) -> int:
@@ -14,8 +12,3 @@ def fingerprint(hidden: Tensor) -> int:
     Sees any single changed bit; does not see elements that changed places. Waits for the device.
     """
     return int(row_fingerprints(hidden).sum()) if len(hidden) else 0
-
-
-def row_fingerprints(hidden: Tensor) -> Tensor:
-    """The same sums i64[N] of each row of [N, H], left on the device."""
-    return hidden.contiguous().view(_BITS[hidden.element_size()]).sum(dim=1, dtype=torch.int64)

@@ -64,6 +64,15 @@ class HostStep:
     def prepare(self) -> None:
         """Nothing has to be. See Execution."""
 
+    captured = 0, 0
+    graph_bytes = 0
+    has_chore = False
+
+    def do_chore(self) -> None:
+        """Nothing is left. See Execution."""
+
+    do_wanted = do_chore
+
     def open(self) -> None:
         """See Execution."""
         self._drafting.open()

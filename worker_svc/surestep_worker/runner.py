@@ -29,6 +29,24 @@ class Execution(Protocol):
     def launch(self, plan: pb.StepPlan, rows: Rows) -> Pending:
         """Run the rows of a plan whose differences have been applied."""
 
+    @property
+    def captured(self) -> tuple[int, int]:
+        """Kinds of step that are one launch; and how many steps were not, where there are any."""
+
+    @property
+    def graph_bytes(self) -> int:
+        """Memory of the device that captured steps will take, all of them; known when prepared."""
+
+    @property
+    def has_chore(self) -> bool:
+        """Whether steps have wanted something that would make them faster. Any thread may ask."""
+
+    def do_chore(self) -> None:
+        """Do a part of what makes steps faster, if any is left: between steps, or when idle."""
+
+    def do_wanted(self) -> None:
+        """Do all that steps have wanted."""
+
 
 class Runner:
     """One rank's executor. Not thread-safe: every call comes from the step thread."""
@@ -67,6 +85,31 @@ class Runner:
     def num_late_compilations(self) -> int:
         """Kernels compiled while serving."""
         return self.parts.compilations.num_late
+
+    @property
+    def captured(self) -> tuple[int, int]:
+        """Kinds of step that are one launch; and how many steps were not, where there are any."""
+        return self._execution.captured
+
+    @property
+    def graph_bytes(self) -> int:
+        """Memory of the device that captured steps will take, all of them; known when prepared."""
+        return self._execution.graph_bytes
+
+    @property
+    def has_chore(self) -> bool:
+        """Whether steps have wanted something that would make them faster. Any thread may ask."""
+        return self._execution.has_chore
+
+    @torch.inference_mode()
+    def do_chore(self) -> None:
+        """Do a part of what makes steps faster, if any is left: between steps, or when idle."""
+        self._execution.do_chore()
+
+    @torch.inference_mode()
+    def do_wanted(self) -> None:
+        """Do all that steps have wanted."""
+        self._execution.do_wanted()
 
     def check_whole(self) -> None:
         """Raise Unavailable when a rank of the group is gone. Between epochs."""

@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+_IDLE_NS = 500_000_000  # without a step
 MAX_PLANS_IN_FLIGHT = 8  # per stream; more than any pipelining depth
 
 
@@ -41,6 +42,17 @@ class StepRunner(Protocol):
 
     def launch(self, plan: pb.StepPlan) -> Pending:
         """Begin to execute one plan."""
+
+    @property
+    def captured(self) -> tuple[int, int]:
+        """Kinds of step that are one launch; and how many steps were not, where there are any."""
+
+    @property
+    def has_chore(self) -> bool:
+        """Whether there is something to do between two steps. Called from any thread."""
+
+    def do_chore(self) -> None:
+        """Do a part of what makes steps faster, if any is left."""
 
     def check_whole(self) -> None:
         """Raise Unavailable when a rank of the group is gone."""
@@ -77,21 +89,28 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._last_step = 0
         self._last_step_at: float | None = None
         self._step_ended = 0  # by perf_counter_ns
+        self._needed = 0  # when it was last: ready, or through with a step
         self._streams = 0
         self._under_way: deque[pb.StepPlan] = deque()  # launched and not finished; step thread only
 
     def ready(self, runner: StepRunner, facts: pb.WorkerInfo) -> None:
         """The model is loaded: `facts` joins what the service already knows of itself."""
         self._facts.MergeFrom(facts)
+        self._needed = time.perf_counter_ns()
         self._runner = runner
 
     async def Info(
         self, request: pb.WorkerInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.WorkerInfo:
         """Facts of this rank. Raises Unavailable while the model loads."""
-        late = self._loaded().num_late_compilations
+        runner = self._loaded()
+        captured, missed = runner.captured
         info = pb.WorkerInfo(
-            last_epoch=self._epoch, last_step=self._last_step, late_compilations=late
+            last_epoch=self._epoch,
+            last_step=self._last_step,
+            late_compilations=runner.num_late_compilations,
+            captured_shapes=captured,
+            uncaptured_steps=missed,
         )
         info.MergeFrom(self._facts)
         if self._last_step_at is not None:
@@ -110,7 +129,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(runner, request_iterator, results))
-                tasks.create_task(self._write(results, context))
+                tasks.create_task(self._write(runner, results, context))
         except* Exception as group:  # noqa: BLE001  # the first one is raised again
             # The first failure is the cause; the others follow from the cancelled stream.
             error = group.exceptions[0]
@@ -153,6 +172,7 @@ class WorkerService(pb_grpc.WorkerServicer):
 
     async def _write(
         self,
+        runner: StepRunner,
         results: asyncio.Queue[asyncio.Future[_Step] | None],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
@@ -165,6 +185,8 @@ class WorkerService(pb_grpc.WorkerServicer):
             assert result is not None, "finished"
             self._last_step, self._last_step_at = result.step, time.monotonic()
             await context.write(result)
+            if runner.has_chore:
+                await self._thread.submit(runner.do_chore)
 
     def began(self, plan: pb.StepPlan) -> None:
         """A plan is launched. Called from the step thread."""
@@ -180,9 +202,12 @@ class WorkerService(pb_grpc.WorkerServicer):
     def tick(self) -> None:
         """A sign of life of a rank that nobody waits for. Called from the step thread.
 
-        Raises Unavailable when the group is no more: without an epoch nobody else would notice.
+        One that nobody has needed for a while uses the time. Raises Unavailable when the group is
+        no more: without an epoch nobody else would notice.
         """
         if not self._under_way or not self._streams:
+            if time.perf_counter_ns() - self._needed > _IDLE_NS:
+                self._loaded().do_chore()
             self.heartbeat.idle()
         if not self._streams:
             self._loaded().check_whole()
@@ -199,6 +224,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         0 for the first step. Called from the step thread.
         """
         ended, self._step_ended = self._step_ended, time.perf_counter_ns()
+        self._needed = self._step_ended
         return started - ended if ended else 0
 
     def check_fence(self, epoch: int) -> None:

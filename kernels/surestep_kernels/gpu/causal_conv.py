@@ -79,7 +79,7 @@ def _causal_conv_kernel(
     held = pending + KEEP
     begin = tl.where(tl.load(start_ptr + row) > 0, 0, held)
     inputs, tokens = inputs_ptr + slot * (KEEP + RECORDS) * C, x_ptr + first * x_stride
-    if (not known) | (count <= 0):
+    if (not known) | (count <= tl.program_id(2) * BLOCK_T):
         return
     if OUTPUTS:
         t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T).to(tl.int64)

@@ -6,6 +6,7 @@ from surestep_kernels.step_ops import StepOps
 
 from .choose import choose
 from .commit_step import commit_step
+from .fingerprint import fingerprint
 from .gather_step import gather_step
 from .gather_tokens import gather_tokens
 from .shape_logits import shape_logits
@@ -18,4 +19,5 @@ STEP_OPS = StepOps(
     shape_logits=shape_logits,
     choose=choose,
     commit_step=commit_step,
+    fingerprint=fingerprint,
 )

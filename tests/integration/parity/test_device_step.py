@@ -14,7 +14,8 @@ from parity_cases import EOS, VOCAB
 from surestep_kernels.step_ops import STEP_REFERENCE
 
 ON_DEVICE = Conditions(step_ops=STEP_REFERENCE)
-IN_BUCKETS = Conditions(step_ops=STEP_REFERENCE, graphs=True, poison=True)
+CAPTURED = Conditions(step_ops=STEP_REFERENCE, graphs=True, poison=True)
+LATE = Conditions(step_ops=STEP_REFERENCE, late=True, poison=True)
 
 
 def check_all(bench: ParityBench, answers: dict[str, Answer]) -> None:
@@ -43,12 +44,17 @@ def test_a_step_on_a_device_answers_the_same(
     ("where", "depth"), [("mixed", 1), ("near max_model_len", 2), ("preempted", 0)]
 )
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("oracle", 3), ("ragged", 4)])
-def test_padding_to_a_bucket_is_not_seen(
-    bench: ParityBench, drafter: str, k: int, where: str, depth: int
+@pytest.mark.parametrize("conditions", [CAPTURED, LATE], ids=["captured", "late"])
+def test_captured_steps_answer_the_same(
+    bench: ParityBench, drafter: str, k: int, where: str, depth: int, conditions: Conditions
 ) -> None:
-    answers = bench.run(where, drafter=drafter, k=k, depth=depth, conditions=IN_BUCKETS)
+    """Prompts among windows, padding full of NaN, kinds captured while results are on their way."""
+    answers = bench.run(where, drafter=drafter, k=k, depth=depth, conditions=conditions)
     check_all(bench, answers)
     assert (total(answers, "num_accepted") > 0) == (drafter != "none")
+    kinds, missed = bench.captured
+    # Steps in which prompts are scored have no kind; in the other case each kind is missed first.
+    assert 0 < missed < (kinds + 40 if conditions.late else 40)
 
 
 def test_triton_answers_the_same(bench: ParityBench) -> None:
@@ -65,7 +71,7 @@ def test_triton_answers_the_same(bench: ParityBench) -> None:
     assert total(answers, "num_accepted") > 0
 
 
-@pytest.mark.parametrize("conditions", [ON_DEVICE, IN_BUCKETS], ids=["eager", "buckets"])
+@pytest.mark.parametrize("conditions", [ON_DEVICE, CAPTURED, LATE], ids=["eager", "all", "late"])
 @pytest.mark.parametrize("where", ["mixed", "preempted"])
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("oracle", 3), ("ragged", 4), ("mtp", 3)])
 def test_a_hybrid_on_a_device_answers_the_same(

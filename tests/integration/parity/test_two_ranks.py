@@ -52,6 +52,19 @@ def test_two_ranks_whose_steps_stay_on_their_device(
     assert (sum(answer.num_accepted for answer in answers.values()) > 0) == (k > 0)
 
 
+def test_two_ranks_capture_what_both_can(bench: ParityBench) -> None:
+    """All of it before they are ready: a collective is captured by every rank or by none."""
+    shapes = list[int]()
+    for mutant in ("", "half_of_all_captures_fail"):
+        setup = setup_of(bench, "ragged", 3, mutant)._replace(steps="captured")
+        with two_ranks(setup) as (step, facts):
+            answers = serve(step, facts, bench.requests, WHERE, depth=1)
+        for name, expected in bench.expected.items():
+            assert answers[name].token_ids == expected.token_ids, name
+        shapes.append(facts.captured_shapes)  # of rank 0, which could capture all
+    assert shapes[1] == shapes[0] // 2 > 0
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("ragged", 3)])

@@ -11,6 +11,7 @@ import pytest
 from surestep_common import errors, rpc
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
+from surestep_worker import service
 from surestep_worker.heartbeat import Heartbeat
 from surestep_worker.pending import Done
 from surestep_worker.service import StepThread, WorkerService
@@ -22,15 +23,22 @@ class Recorder:
     """A runner without tensors; `gate` lets a test hold the step thread."""
 
     num_late_compilations = 0
+    captured = 0, 0
+    has_chore = False
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
         self.threads: set[str] = set()
+        self.chores: list[str] = []  # the thread of each
         self.gate = threading.Event()
         self.gate.set()
 
     def open(self, epoch: int) -> None:
         self.epochs.append(epoch)
+
+    def do_chore(self) -> None:
+        self.chores.append(threading.current_thread().name)
+        self.has_chore = False
 
     def check_whole(self) -> None:
         """There is no group."""
@@ -87,6 +95,33 @@ async def test_plans_sent_ahead_are_answered_in_order_on_one_thread(rank: Rank) 
     assert len(rank.runner.threads) == 1
     info = await rank.stub.Info(pb.WorkerInfoRequest(), timeout=TIMEOUT_S)
     assert (info.last_epoch, info.last_step) == (3, 5)
+
+
+async def test_a_chore_is_done_between_two_steps_on_their_thread(rank: Rank) -> None:
+    rank.load()
+    rank.runner.has_chore = True
+    call = rank.stub.Run(timeout=TIMEOUT_S)
+    for step in range(1, 4):
+        await call.write(pb.StepPlan(epoch=1, step=step))
+        assert (await call.read()).step == step  # which did not wait for it
+    assert rank.runner.chores == [*rank.runner.threads]  # one, as nothing else is wanted
+
+
+async def test_who_is_not_needed_for_long_uses_the_time(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank.load()
+    rank.service.tick()
+    assert rank.runner.chores == []
+    monkeypatch.setattr(service, "_IDLE_NS", -1)
+    rank.service.tick()
+    assert len(rank.runner.chores) == 1
+    call = rank.stub.Run(timeout=TIMEOUT_S)
+    await call.write(pb.StepPlan(epoch=1, step=1))
+    await call.read()
+    rank.service.began(pb.StepPlan(epoch=1, step=2))
+    rank.service.tick()
+    assert len(rank.runner.chores) == 1  # a step is under way
 
 
 async def test_an_epoch_is_never_opened_twice(rank: Rank) -> None:

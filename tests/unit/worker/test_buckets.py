@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from operator import le
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,65 +12,134 @@ from hypothesis import given
 from hypothesis import strategies as st
 from surestep_kernels.compilations import Compilations
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.device.buckets import Bucket, find_bucket, make_buckets
+from surestep_worker.device.buckets import Bucket, Need, find_bucket, in_order, make_buckets
+from surestep_worker.device.columns import StepColumns, need_of, padding
+from surestep_worker.device.forward import PassInputs
 from surestep_worker.device.geometry import Geometry
-from surestep_worker.device.upload import Int32Array, num_words, upload
+from surestep_worker.device.upload import Inbox, Int32Array, Layout, upload
+from surestep_worker.device.wishes import WishBook
 from surestep_worker.plan import NOTHING_ARMED, Rows
 from surestep_worker.slots import Slots
 
+CPU = torch.device("cpu")
+STALE = 0x7F7F7F7F
 
-def rows_of(k_caps: list[int], catch_up: int = 0, mode: pb.DecodeMode = pb.VERIFY) -> Rows:
-    count = len(k_caps)
+
+def rows_of(k_caps: list[int], prompts: list[int]) -> Rows:
+    """Windows, then ends of prompts of so many tokens; slots in descending order."""
+    count = len(k_caps) + len(prompts)
     told = {
         "slot": np.arange(count)[::-1],
-        "mode": np.full(count, mode),
-        "k_cap": np.array(k_caps),
-        "num_tokens": np.full(count, int(mode != pb.VERIFY)),
-        "catch_up": np.full(count, catch_up),
+        "mode": np.array([pb.VERIFY] * len(k_caps) + [pb.PREFILL_LAST] * len(prompts)),
+        "k_cap": np.array([*k_caps, *[0] * len(prompts)]),
+        "num_tokens": np.array([*[0] * len(k_caps), *prompts]),
     }
     nothing = np.zeros(count, dtype=np.int64)
     return Rows(**{name: told.get(name, nothing) for name, _ in Rows.none().columns()})
 
 
+def columns_of(rows: Rows, slots: Slots) -> tuple[StepColumns, Geometry]:
+    wants = np.zeros(slots.num_slots, dtype=np.bool_)
+    geometry = Geometry.of(rows, slots, wants, NOTHING_ARMED)
+    wishes = WishBook(slots.num_slots, 100).of(geometry.window_slot, geometry.position_window)
+    inputs = PassInputs(geometry.rows, geometry.k_cap, geometry.hidden_index, None)
+    return StepColumns(inputs, geometry.position_window, wishes.draw, wishes.stops), geometry
+
+
+def make_slots(num_slots: int) -> Slots:
+    return Slots(num_slots, max_model_len=64, max_draft_tokens=3, block_size=8)
+
+
 def test_there_are_few() -> None:
-    buckets = make_buckets(max_rows=200, max_window=4)
-    assert {bucket.window for bucket in buckets} == {1, 2, 4}
-    assert {bucket.rows for bucket in buckets} == {1, 2, 4, 8, 16, 32, 64, 128, 200}
-    sizes = [bucket.rows * bucket.window for bucket in buckets]
+    buckets = make_buckets(max_rows=200, max_window=4, max_tokens=2048)
+    windows = [b for b in buckets if b.longest == b.window]
+    assert {b.window for b in windows} == {1, 2, 4}
+    assert {b.rows for b in windows if b.window == 1} == {
+        *(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 200)
+    }
+    sizes = [b.tokens for b in buckets]
     assert sizes == sorted(sizes, reverse=True)
-    assert max(bucket.rows * bucket.window for bucket in make_buckets(1000, 17)) <= 1024
+    assert max(b.tokens for b in make_buckets(1000, 17, 8192)) <= 1024
+    assert max(b.tokens for b in make_buckets(8, 1, 100)) == 100
+    assert len(buckets) < 80
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=24), st.integers(0, 7), st.booleans())
+@given(
+    st.integers(1, 24), st.integers(1, 5), st.integers(0, 90), st.integers(0, 30), st.integers(0, 9)
+)
 def test_a_step_gets_the_least_that_has_room(
-    k_caps: list[int], catch_up: int, catches_up: bool
+    rows: int, window: int, prompt: int, stops: int, others: int
 ) -> None:
-    buckets = make_buckets(max_rows=24, max_window=5)
-    found = find_bucket(rows_of(k_caps, catch_up), buckets, catches_up=catches_up)
-    window = max(1 + max(k_caps), catch_up if catches_up else 0)
-    fits = [b for b in buckets if b.rows >= len(k_caps) and b.window >= window]
-    assert (found is None) == (not fits) == (window > 5)
+    buckets = make_buckets(max_rows=24, max_window=5, max_tokens=64)
+    tokens = rows - 1 + max(window, prompt) + min(others, rows - 1)
+    need = Need(rows, window, tokens, max(window, prompt), rows - 1 + window, stops)
+    found = find_bucket(need, in_order(buckets))
+    fits = [b for b in buckets if all(map(le, need, b.room))]
+    assert (found is None) == (not fits)
     if found is not None:
-        assert found in fits
         assert all(b.window >= found.window for b in fits)
-        assert all(b.rows >= found.rows for b in fits if b.window == found.window)
+        assert all(b.longest >= found.longest for b in fits if b.window == found.window)
+        like = [b for b in fits if b[1::2] == found[1::2]]
+        assert all(b.tokens >= found.tokens for b in like)
 
 
-@pytest.mark.parametrize("rows", [rows_of([]), rows_of([0], mode=pb.PREFILL_LAST)])
-def test_prompts_and_nothing_have_none(rows: Rows) -> None:
-    assert find_bucket(rows, make_buckets(4, 4), catches_up=False) is None
+@given(st.integers(1, 256), st.integers(1, 4))
+def test_at_most_half_as_much_again_is_padding(rows: int, window: int) -> None:
+    buckets = make_buckets(max_rows=256, max_window=4, max_tokens=2048)
+    need = Need(rows, window, rows * window, window, rows * window, rows)
+    found = find_bucket(need, in_order(buckets))
+    assert found is not None
+    assert found.rows <= max(rows * 1.5, rows + 1)
 
 
-def test_padding_stands_behind_and_belongs_to_the_null_slot() -> None:
-    slots = Slots(num_slots=9, max_model_len=32, max_draft_tokens=3, block_size=8)
-    wants = np.zeros(9, dtype=np.bool_)
-    geometry = Geometry.of(rows_of([3, 0, 1]), slots, wants, NOTHING_ARMED, Bucket(4, 4))
-    assert np.asarray(geometry.rows.slot).tolist() == [2, 1, 0, 9]
-    assert geometry.k_cap.tolist() == [3, 0, 1, 0]
-    assert np.asarray(geometry.rows.cu_rows).tolist() == [0, 4, 8, 12, 16]
-    assert geometry.window_row.tolist() == [0, 1, 2]
-    assert geometry.window_slot.tolist() == [2, 1, 0, 9]
-    assert geometry.hidden_index.tolist() == list(range(16))
+@given(st.integers(1, 256), st.integers(8, 700))
+def test_so_it_is_where_prompts_are(rows: int, prompt: int) -> None:
+    buckets = make_buckets(max_rows=256, max_window=4, max_tokens=2048)
+    need = Need(rows, 1, rows + prompt, prompt, rows, rows)
+    found = find_bucket(need, in_order(buckets))
+    assert found is not None
+    assert found.tokens <= max(need.tokens * 1.5, 32)
+
+
+def test_nothing_and_what_is_scored_or_pooled_have_none() -> None:
+    slots = make_slots(4)
+    assert need_of(*columns_of(Rows.none(), slots)) is None
+    wants = np.ones(4, dtype=np.bool_)
+    slots.prompt_len[:] = 9
+    rows = rows_of([], [5])
+    scored = Geometry.of(rows, slots, wants, NOTHING_ARMED)
+    assert need_of(columns_of(rows, slots)[0], scored) is None
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=6),
+    st.lists(st.integers(1, 20), max_size=3),
+    st.sampled_from([0, 1]),
+)
+def test_every_word_of_a_layout_is_written_and_padding_belongs_to_nobody(
+    k_caps: list[int], prompts: list[int], more: int
+) -> None:
+    """Whatever an earlier step has left there."""
+    rows, slots = rows_of(k_caps, prompts), make_slots(9)
+    if not len(rows):
+        return
+    columns, geometry = columns_of(rows, slots)
+    need = need_of(columns, geometry)
+    assert need is not None
+    tokens, count = need.tokens + 5 * more, need.rows + more
+    bucket = Bucket(count, 4, tokens, tokens)
+    empty = padding(bucket, slots.num_slots, has_mtp=False)
+    inbox = Inbox([empty], CPU)
+    layout = Layout(empty, inbox.words)
+    inbox.words.fill_(STALE)
+    inbox.send(layout, columns, ())
+    sent = layout.tree.inputs.rows
+    assert sent.slot.tolist() == [*np.asarray(geometry.rows.slot), *[9] * more]
+    real = int(geometry.width.sum())
+    assert sent.cu_rows.tolist() == [*np.asarray(geometry.rows.cu_rows), *[real] * more]
+    assert sent.token_row.tolist()[real:] == [count - 1] * (tokens - real)
+    assert all(sent.position_offset[need.positions :] > 1 << 28)
+    assert not (inbox.words[: layout.num_words] == STALE).any()
 
 
 class Inner(NamedTuple):
@@ -89,13 +159,25 @@ class Columns(NamedTuple):
 def test_every_column_arrives_at_an_aligned_address(sizes: list[int]) -> None:
     """Else a kernel is compiled again for each way in which its pointers are aligned."""
     columns = [np.arange(size, dtype=np.int32) + 100 * i for i, size in enumerate(sizes)]
-    host = Columns(columns[0], columns[1], None, Inner(columns[2]))
-    tree, words = upload(host, torch.device("cpu"))
-    base = words.data_ptr()
-    for sent, column in zip((tree.first, tree.second, tree.third.column), columns, strict=True):
-        assert torch.as_tensor(sent).tolist() == column.tolist()
-        assert (torch.as_tensor(sent).data_ptr() - base) % 16 == 0 or not len(column)
-    assert num_words(host) == len(words)
+    tree = upload(Columns(columns[0], columns[1], None, Inner(columns[2])), CPU)
+    sent: list[Any] = [tree.first, tree.second, tree.third.column]
+    addresses = [column.data_ptr() for column in sent if len(column)]
+    for column, expected in zip(sent, columns, strict=True):
+        assert column.tolist() == expected.tolist()
+    assert len({address % 16 for address in addresses}) <= 1
+
+
+@pytest.mark.parametrize("count", [5, 1 << 15], ids=["behind", "by itself"])
+def test_what_comes_with_a_step_travels_with_it_if_there_is_room(count: int) -> None:
+    empty = Inner(np.zeros(6, dtype=np.int32))
+    inbox = Inbox([empty], CPU)
+    layout = Layout(empty, inbox.words)
+    more = inbox.send(layout, Inner(np.arange(3, dtype=np.int32)), Inner(np.full(count, 7, "i4")))
+    sent: Any = more.column
+    assert sent.tolist() == [7] * count
+    assert torch.as_tensor(layout.tree.column).tolist() == [0, 1, 2, 0, 0, 0]
+    inside = sent.untyped_storage().data_ptr() == inbox.words.untyped_storage().data_ptr()
+    assert inside == (count == 5)
 
 
 def test_what_is_compiled_while_serving_is_counted(caplog: pytest.LogCaptureFixture) -> None:

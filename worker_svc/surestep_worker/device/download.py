@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
+class Packed(NamedTuple):
+    """Tensors of 32-bit or 64-bit elements behind each other, on the device."""
+
+    words: Tensor  # i32
+    parts: tuple[tuple[torch.Size, torch.dtype], ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[Tensor]) -> Packed:
+        """One launch."""
+        words = torch.cat([part.contiguous().view(torch.int32).reshape(-1) for part in parts])
+        return cls(words, tuple((part.shape, part.dtype) for part in parts))
+
+
 class Words:
     """Words that are on their way."""
 
-    def __init__(self, parts: Sequence[Tensor]) -> None:
-        """Tensors of 32-bit or 64-bit elements, copied behind whatever is queued."""
-        self._shapes = [(part.shape, part.dtype) for part in parts]
-        words = torch.cat([part.contiguous().view(torch.int32).reshape(-1) for part in parts])
+    def __init__(self, packed: Packed) -> None:
+        """Copied behind whatever is queued: they may be overwritten by what is queued later."""
+        self._parts = packed.parts
         self._event: torch.cuda.Event | None = None
-        self._host = words
-        if words.is_cuda:
-            self._host = torch.empty(words.shape, dtype=torch.int32, pin_memory=True)
-            self._host.copy_(words, non_blocking=True)
-            self._event = torch.cuda.Event()
+        if packed.words.is_cuda:
+            self._host = torch.empty(packed.words.shape, dtype=torch.int32, pin_memory=True)
+            self._host.copy_(packed.words, non_blocking=True)
+            # Blocking: who waits sleeps. A thread that spins would take a core from each rank.
+            self._event = torch.cuda.Event(blocking=True)
             self._event.record()
+        else:
+            self._host = packed.words.clone()
 
     @property
     def arrived(self) -> bool:
@@ -36,9 +51,9 @@ class Words:
     def tensors(self) -> list[Tensor]:
         """The tensors, on the host."""
         assert self.arrived
-        sizes = [shape.numel() * dtype.itemsize // 4 for shape, dtype in self._shapes]
+        sizes = [shape.numel() * dtype.itemsize // 4 for shape, dtype in self._parts]
         # Copied: 64-bit elements have to be aligned.
         return [
             part.clone().view(dtype).view(shape)
-            for part, (shape, dtype) in zip(self._host.split(sizes), self._shapes, strict=True)
+            for part, (shape, dtype) in zip(self._host.split(sizes), self._parts, strict=True)
         ]

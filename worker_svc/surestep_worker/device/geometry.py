@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from surestep_kernels.slot_state import StepRows
-from surestep_proto import engine_pb2 as pb
 
 from surestep_worker.gather import (
     PooledTokens,
@@ -21,23 +20,20 @@ from surestep_worker.gather import (
 from surestep_worker.plan import ArmedSnapshots, BoolArray, IntArray, Rows
 from surestep_worker.slots import Slots
 
-from .buckets import Bucket
-
 _NO_PROMPT = PromptPositions(*np.zeros((4, 0), dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What the host knows of a step before it runs. T tokens, N sampled positions in V windows.
+    """What the host knows of a step of R rows before it runs.
 
-    R rows, which are padded with rows of the NULL slot when the step is to fill a bucket. Padding
-    stands behind everything else in every column.
+    T tokens, N sampled positions in V windows.
     """
 
     rows: StepRows  # of arrays
     width: IntArray  # [R] room for so many tokens
     k_cap: Any  # i32[R]
-    window_row: IntArray  # [V] row of each window; of those that are no padding
+    window_row: IntArray  # [V] row of each window
     window_slot: IntArray  # [V]
     position_window: Any  # i32[N]
     hidden_index: Any  # i32[N + P + Q] tokens whose hidden states are wanted
@@ -51,20 +47,12 @@ class Geometry:
         slots: Slots,
         wants_prompt: BoolArray,
         armed: ArmedSnapshots,
-        bucket: Bucket | None = None,
     ) -> Geometry:
-        """A window has room for the newest token and as many drafts as its row may have.
-
-        In a bucket all windows have the same room, and there are no prompts.
-        """
-        num_rows, room = len(rows), rows.k_cap
-        if bucket is not None:
-            rows = _padded(rows, bucket.rows, slots.num_slots)
-            room = np.full(bucket.rows, bucket.window - 1)
-        width = tokens_consumed(rows, room)
+        """A window has room for the newest token and as many drafts as its row may have."""
+        width = tokens_consumed(rows, rows.k_cap)
         cu = offsets(width)
         token_row = np.repeat(np.arange(len(rows)), width)
-        sampled = sampled_positions(rows, cu, room)
+        sampled = sampled_positions(rows, cu, rows.k_cap)
         window = np.full(len(rows), -1)
         window[sampled.row] = np.arange(len(sampled.row))
         length, line = np.zeros((2, slots.num_slots + 1), dtype=np.int64)
@@ -90,25 +78,13 @@ class Geometry:
             rows=columns,
             width=width,
             k_cap=_words(rows.k_cap),
-            window_row=sampled.row[sampled.row < num_rows],
+            window_row=sampled.row,
             window_slot=rows.slot[sampled.row],
             position_window=_words(sampled.window),
             hidden_index=_words(np.concatenate((sampled.token, prompt.predictor, pooled.token))),
             prompt=prompt,
             pooled=pooled,
         )
-
-
-def _padded(rows: Rows, num_rows: int, null_slot: int) -> Rows:
-    """With DECODE rows of the NULL slot behind them."""
-    fill = {"slot": null_slot, "mode": int(pb.DECODE)}
-
-    def longer(name: str, column: IntArray) -> IntArray:
-        out = np.full(num_rows, fill.get(name, 0))
-        out[: len(column)] = column
-        return out
-
-    return Rows(**{name: longer(name, column) for name, column in rows.columns()})
 
 
 def _prompt(

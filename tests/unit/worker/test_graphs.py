@@ -1,0 +1,124 @@
+"""What is captured when: by what steps want, a little at a time, and never at any price."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+import pytest
+import torch
+from surestep_worker.device import graphs as module
+from surestep_worker.device.buckets import Bucket, Need, make_buckets
+from surestep_worker.device.columns import StepColumns, padding
+from surestep_worker.device.graphs import Graphs, Kind, Queued
+
+NULL_SLOT = 8
+BUCKETS = make_buckets(NULL_SLOT, 1, 1)
+
+
+class Steps:
+    """Counts what is run of each kind."""
+
+    def __init__(self) -> None:
+        self.ran = list[Kind]()
+        self.graphs = Graphs(BUCKETS, self._padding, self._run, torch.device("cpu"))
+
+    def _padding(self, bucket: Bucket) -> StepColumns:
+        return padding(bucket, NULL_SLOT, has_mtp=False)
+
+    def _run(self, columns: StepColumns, kind: Kind) -> Queued:
+        self.ran.append(kind)
+        return Queued(cast(Any, None), None)
+
+
+def need(rows: int) -> Need:
+    return Need(rows, 1, rows, 1, rows, 0)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    monkeypatch.setattr(module, "_SHARE", 1.0)  # no rest between captures
+    return Steps()
+
+
+def test_everything_runs_once_before_anything_is_captured(steps: Steps) -> None:
+    seen = list[int]()
+    steps.graphs.warm(lambda: seen.append(len(steps.ran)))
+    assert set(steps.ran) == {Kind(bucket, whole=True) for bucket in BUCKETS}
+    assert seen == [*range(1, 1 + len(BUCKETS))]
+    assert steps.graphs.num_captured == 0
+    assert not is_due(steps.graphs)
+
+
+def is_due(graphs: Graphs) -> bool:
+    return graphs.is_due
+
+
+def test_what_steps_want_most_comes_first_then_the_largest(steps: Steps) -> None:
+    graphs = steps.graphs
+    for rows in (1, 3, 3):
+        assert graphs.find(need(rows), plain=True) is None
+    assert graphs.num_missed == 3
+    assert is_due(graphs)
+    graphs.capture_next()
+    assert graphs.find(need(3), plain=True) is not None
+    assert graphs.find(need(1), plain=True) is None
+    graphs.capture_wanted()
+    assert not is_due(graphs)
+    assert graphs.find(need(1), plain=True) is not None
+    assert graphs.find(need(8), plain=True) is None
+    graphs.capture_wanted()
+    for _ in range(100):
+        graphs.capture_next()
+    assert graphs.num_captured == len(BUCKETS)  # parts of steps nobody has asked for
+
+
+def test_a_part_serves_where_the_whole_does_not(steps: Steps) -> None:
+    graphs = steps.graphs
+    assert graphs.find(need(2), plain=False) is None
+    graphs.capture_wanted()
+    found = graphs.find(need(2), plain=True)  # and the whole is wanted from now on
+    assert found is not None
+    assert is_due(graphs)
+    graphs.capture_wanted()
+    assert graphs.find(need(2), plain=True) is not found
+    assert graphs.find(need(2), plain=False) is found
+
+
+def test_what_cannot_be_captured_is_launched_singly(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(Graphs, "_capture", refuse)
+    assert steps.graphs.find(need(2), plain=True) is None
+    steps.graphs.capture_wanted()
+    assert "are not captured" in caplog.text
+    assert steps.graphs.find(need(2), plain=True) is None
+    assert not is_due(steps.graphs)  # once is enough
+
+
+def test_capturing_takes_a_share_of_the_time(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SHARE", 1e-6)
+
+    def slow(*_: object) -> object:
+        time.sleep(0.01)
+        return lambda: None
+
+    monkeypatch.setattr(Graphs, "_capture", slow)
+    for rows in (1, 2):
+        steps.graphs.find(need(rows), plain=True)
+    assert is_due(steps.graphs)
+    steps.graphs.capture_next()
+    assert not is_due(steps.graphs)  # although one is wanted
+
+
+def test_nothing_is_found_for_what_no_bucket_holds(steps: Steps) -> None:
+    assert steps.graphs.find(None, plain=True) is None
+    assert steps.graphs.find(need(9), plain=True) is None
+    assert not is_due(steps.graphs)
+    assert steps.graphs.num_missed == 2
+    steps.graphs.drop(steps.graphs.kinds()[0])
+    steps.graphs.capture_next()
+    assert steps.graphs.num_captured == 1
