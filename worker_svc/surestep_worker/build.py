@@ -14,29 +14,28 @@ from surestep_kernels import KernelSet, load_kernels
 from surestep_proto import engine_pb2 as pb
 
 from .build_log import log_facts, show_progress
-from .cache_budget import CacheBudget
+from .cache_budget import LEAST, CacheBudget, CacheSizes, allocate
 from .caches import Caches
 from .config import WorkerSettings
 from .generation_config import sampling_defaults
+from .gpu_room import take_gpu
 from .heartbeat import Heartbeat
 from .kv_cache import CACHE_DTYPES, bytes_per_block
 from .models import Model, ModelSource, attention_case, check_alike, load_model
-from .models.finite import non_finite_tensors
 from .models.weight_store import WeightStore
 from .parts import Parts
 from .pooling import PoolingSums
-from .rehearsal import check_drafter, measure_costs, output_is_finite
 from .runner import Runner
 from .sampling import SamplingSlots
 from .slots import Slots
 from .spec import DRAFTERS, Drafter, StatefulDrafter, Target
 from .spec.config import SpeculativeConfig
 from .tp import TensorParallel
+from .try_out import try_out
 
 logger = logging.getLogger(__name__)
 
 _TP_TIMEOUT_S = 60.0  # a rank that does not arrive at a collective; step deadlines are far shorter
-_CHECK_FLOOR = 0.05  # share of drafts: a sound head reaches several times as much on any text
 
 
 class Built(NamedTuple):
@@ -56,6 +55,7 @@ class Built(NamedTuple):
             check_accepted=facts.check_accepted,
             num_blocks=facts.num_blocks,
             num_snapshots=facts.num_snapshots,
+            memory=facts.memory,
         ).SerializeToString()
 
 
@@ -78,7 +78,7 @@ def build_runner(
     speculation = _speculation(settings)
     if settings.dtype == "float16":
         logger.warning("--dtype float16: computing in bfloat16, which has its size and more range")
-    _take_gpu(settings)
+    gpu = take_gpu(settings, memo)
     store = WeightStore(weights_fd) if weights_fd is not None else None
     source = ModelSource(settings.model, store, settings.generation_folder)
     defaults = sampling_defaults(
@@ -106,7 +106,17 @@ def build_runner(
         expert_parallel=settings.enable_expert_parallel,
         progress=show_progress(heartbeat),
     )
-    built = assemble(settings, model, tp, kernels, heartbeat, known)
+
+    def made(sizes: CacheSizes) -> Built:
+        return assemble(settings, model, tp, kernels, heartbeat, sizes)
+
+    if known is not None:
+        sizes = CacheSizes(known.num_blocks, known.num_snapshots)
+    else:
+        left = gpu.measure(lambda: made(LEAST).runner, tp) if gpu is not None else None
+        sizes = _sizes(settings, model, tp, kernels, left)
+    built = made(sizes)
+    log_facts(built.facts)
     built.facts.model_fingerprint = _voice(source, settings, built.facts)
     built.facts.defaults.CopyFrom(defaults)
     heartbeat.progress(pb.WARMING_UP)
@@ -114,8 +124,9 @@ def build_runner(
     if known is not None:
         built.facts.MergeFrom(known)
     else:
-        _check_logits(built, source, heartbeat)
-        _rehearse(built)
+        try_out(built.runner, built.facts, source)
+        if gpu is not None:
+            built.facts.memory.CopyFrom(gpu.report(_cache_bytes(built)))
     kernels.compilations.serve()
     return built._replace(checkpoint=source.fingerprint)
 
@@ -125,26 +136,6 @@ def _voice(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) 
     cache_dtype = CACHE_DTYPES[settings.kv_cache_dtype]
     kinds = facts.dtype, str(cache_dtype).removeprefix("torch.") if cache_dtype else facts.dtype
     return "-".join((source.fingerprint, *kinds))
-
-
-def _check_logits(built: Built, source: ModelSource, heartbeat: Heartbeat) -> None:
-    """Raise InvalidRequest, naming the tensors at fault, when the model computes no numbers."""
-    tp = built.runner.parts.tp
-    if bool(tp.broadcast(torch.tensor([output_is_finite(built.runner)])).item()):
-        return
-    broken = non_finite_tensors(source.entries, lambda: heartbeat.progress(pb.LOADING))
-    reason = "; ".join(broken) or "although every weight that could be read is"
-    what = "logits" if built.runner.parts.model.has_head else "hidden states"
-    raise InvalidRequest(f"the model's {what} are not finite: {reason}", param="model")
-
-
-def _take_gpu(settings: WorkerSettings) -> None:
-    """What "cuda" means on this thread from here on: the GPU that is this rank's."""
-    if settings.device != "cuda":
-        return
-    if not torch.cuda.is_available():
-        raise InvalidRequest("there is no CUDA device here", param="device")
-    torch.cuda.set_device(settings.rank % torch.cuda.device_count())
 
 
 def _kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
@@ -163,22 +154,16 @@ def _kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
     )
 
 
+def _cache_bytes(built: Built) -> int:
+    """Of KV blocks and snapshots."""
+    recurrent = built.runner.parts.caches.recurrent
+    snapshots = recurrent.num_snapshots * recurrent.spec.snapshot_bytes if recurrent else 0
+    return built.facts.kv_cache_bytes + snapshots
+
+
 def _all_know(memo: bytes, tp: TensorParallel) -> bool:
     """Whether every rank has a memo: the ranks rehearse together or not at all."""
     return int(tp.all_reduce(torch.tensor([int(bool(memo))])).item()) == tp.size
-
-
-def _rehearse(built: Built) -> None:
-    """Measure the steps of a rank that drafts, and see whether its drafter is any good."""
-    if not built.facts.max_draft_tokens:
-        return
-    built.facts.costs.CopyFrom(measure_costs(built.runner))
-    check = check_drafter(built.runner)
-    built.facts.check_drafts, built.facts.check_accepted = check
-    if not check.drafts:
-        return
-    level = logging.WARNING if check.accepted < _CHECK_FLOOR * check.drafts else logging.INFO
-    logger.log(level, "drafter check: %d of %d drafts accepted", check.accepted, check.drafts)
 
 
 def _share_of_cores(settings: WorkerSettings) -> int:
@@ -192,13 +177,16 @@ def assemble(
     tp: TensorParallel,
     kernels: KernelSet,
     heartbeat: Heartbeat | None = None,
-    known: pb.WorkerInfo | None = None,
+    sizes: CacheSizes | None = None,
 ) -> Built:
-    """A runner around a loaded model. `known` tells the sizes of an earlier rank's caches."""
+    """A runner around a loaded model, with caches of these sizes, or of those that there is room
+    for."""
     config, speculation = model.config, _speculation(settings)
     max_model_len = settings.max_model_len or config.max_length
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
-    caches = CacheBudget(settings, tp, known).allocate(model, kernels, max_model_len, max_drafts)
+    if sizes is None:
+        sizes = _sizes(settings, model, tp, kernels)
+    caches = allocate(settings, model, kernels, sizes, window=max_drafts + 1)
     slots = _slots(settings, caches, kernels, max_model_len, max_drafts)
     sampling = SamplingSlots(settings.max_num_seqs, config.vocab_size)
     target = Target(model, caches, slots, sampling, tp, kernels)
@@ -244,8 +232,21 @@ def assemble(
         headless=not model.has_head,
         prompt_chunk=slots.prompt_chunk,
     )
-    log_facts(facts)
     return Built(Runner(parts), facts)
+
+
+def _sizes(
+    settings: WorkerSettings,
+    model: Model,
+    tp: TensorParallel,
+    kernels: KernelSet,
+    left: int | None = None,
+) -> CacheSizes:
+    """Of the caches; `left` bytes have been found to be for them alone."""
+    speculation = _speculation(settings)
+    max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
+    max_model_len = settings.max_model_len or model.config.max_length
+    return CacheBudget(settings, tp, left).sizes(model, kernels, max_model_len, max_drafts)
 
 
 def _slots(
