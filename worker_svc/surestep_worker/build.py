@@ -75,7 +75,6 @@ def build_runner(
     heartbeat.progress(pb.LOADING)
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
-    speculation = _speculation(settings)
     if settings.dtype == "float16":
         logger.warning("--dtype float16: computing in bfloat16, which has its size and more range")
     gpu = take_gpu(settings, memo)
@@ -95,17 +94,7 @@ def build_runner(
     )
     check_alike(source, tp)
     known = pb.WorkerInfo.FromString(memo) if _all_know(memo, tp) else None
-    model = load_model(
-        source,
-        dtype=settings.dtype,
-        device=settings.device,
-        tp=tp,
-        kernels=kernels,
-        max_model_len=settings.max_model_len,
-        mtp=speculation is not None and speculation.method == "mtp",
-        expert_parallel=settings.enable_expert_parallel,
-        progress=show_progress(heartbeat),
-    )
+    model = _load(settings, source, tp, kernels, heartbeat)
 
     def made(sizes: CacheSizes) -> Built:
         return assemble(settings, model, tp, kernels, heartbeat, sizes)
@@ -129,6 +118,27 @@ def build_runner(
             built.facts.memory.CopyFrom(gpu.report(_cache_bytes(built)))
     kernels.compilations.serve()
     return built._replace(checkpoint=source.fingerprint)
+
+
+def _load(
+    settings: WorkerSettings,
+    source: ModelSource,
+    tp: TensorParallel,
+    kernels: KernelSet,
+    heartbeat: Heartbeat,
+) -> Model:
+    speculation = _speculation(settings)
+    return load_model(
+        source,
+        dtype=settings.dtype,
+        device=settings.device,
+        tp=tp,
+        kernels=kernels,
+        max_model_len=settings.max_model_len,
+        mtp=speculation is not None and speculation.method == "mtp",
+        expert_parallel=settings.enable_expert_parallel,
+        progress=show_progress(heartbeat),
+    )
 
 
 def _voice(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) -> str:
@@ -182,11 +192,11 @@ def assemble(
     """A runner around a loaded model, with caches of these sizes, or of those that there is room
     for."""
     config, speculation = model.config, _speculation(settings)
-    max_model_len = settings.max_model_len or config.max_length
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
     if sizes is None:
         sizes = _sizes(settings, model, tp, kernels)
     caches = allocate(settings, model, kernels, sizes, window=max_drafts + 1)
+    max_model_len = settings.max_model_len or config.max_length
     slots = _slots(settings, caches, kernels, max_model_len, max_drafts)
     sampling = SamplingSlots(settings.max_num_seqs, config.vocab_size)
     target = Target(model, caches, slots, sampling, tp, kernels)
@@ -207,32 +217,37 @@ def assemble(
         max_step_tokens=settings.max_num_batched_tokens,
         compilations=kernels.compilations,
     )
-    kv, recurrent = caches.kv, caches.recurrent
-    facts = pb.WorkerInfo(
+    return Built(Runner(parts), _facts(settings, parts, kernels))
+
+
+def _facts(settings: WorkerSettings, parts: Parts, kernels: KernelSet) -> pb.WorkerInfo:
+    """But for what is measured, and for what the checkpoint's files tell."""
+    model, kv, recurrent = parts.model, parts.caches.kv, parts.caches.recurrent
+    speculation = _speculation(settings)
+    return pb.WorkerInfo(
         model_path=str(settings.model),
-        architecture=config.architecture,
+        architecture=model.config.architecture,
         dtype=str(kv.spec.dtype).removeprefix("torch."),
         device=settings.device,
-        vocab_size=config.vocab_size,
-        max_model_len=max_model_len,
+        vocab_size=model.config.vocab_size,
+        max_model_len=settings.max_model_len or model.config.max_length,
         num_slots=settings.max_num_seqs,
         num_blocks=kv.num_blocks,
         block_size=settings.block_size,
         max_step_tokens=settings.max_num_batched_tokens,
         drafter=speculation.method if speculation is not None else "",
-        max_draft_tokens=max_drafts,
-        eos_token_ids=config.eos_token_ids,
+        max_draft_tokens=parts.max_draft_tokens,
+        eos_token_ids=model.config.eos_token_ids,
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=kv.num_blocks * bytes_per_block(kv.spec, kernels),
-        drafter_has_state=isinstance(drafter, StatefulDrafter),
+        drafter_has_state=isinstance(parts.drafter, StatefulDrafter),
         recurrent=recurrent is not None,
         num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
         state_bytes_per_slot=recurrent.slot_bytes if recurrent is not None else 0,
-        hidden_size=config.hidden_size,
+        hidden_size=model.config.hidden_size,
         headless=not model.has_head,
-        prompt_chunk=slots.prompt_chunk,
+        prompt_chunk=parts.slots.prompt_chunk,
     )
-    return Built(Runner(parts), facts)
 
 
 def _sizes(
