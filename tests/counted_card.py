@@ -17,7 +17,7 @@ class CountedCard(TorchDispatchMode):
     what was freed until somebody has it release that; others hold what `others` says."""
 
     def __init__(self, total: int, others: int = 0) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._total, self.others = total, others
         self._sizes: dict[int, int] = {}  # of live storage, by address
         self.reserved = 0  # high water since the last release
@@ -56,4 +56,4 @@ def _counts(leaf: Any) -> bool:
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

@@ -1,8 +1,9 @@
 """A GPU's room for the caches of a rank: measured with all else that a rank needs in its place.
 
 Before a rank takes anything it looks at its GPU. With the model loaded it is assembled once with
-caches of next to nothing, captures the largest shapes of step, and runs the largest steps. What its
-part of the GPU has left then is for the caches that it is assembled with afterwards.
+caches of next to nothing, compiles and captures what it will serve with, and runs the largest
+steps.
+What its part of the GPU has left then is for the caches that it is assembled with.
 """
 
 from __future__ import annotations
@@ -95,27 +96,17 @@ class GpuRoom:
         card.release()
         loaded = card.look()
         runner = assemble()
-        states = taken(loaded, card.look())
-        graphs = self._graphs(runner)
-        before = card.look()
+        assembled = card.look()
+        runner.prepare()
+        card.release()  # but for graphs, and what is loaded with kernels, all is given back
+        prepared = card.look()
         run_largest_steps(runner)
-        return Usage(taken(self._start, loaded), states, graphs, taken(before, card.look()))
-
-    def _graphs(self, runner: Runner) -> int:
-        """Bytes of all shapes of step, of which the two largest are captured.
-
-        They share memory for what lies within a pass, which the first of them takes; none of the
-        others takes more beside that than the second.
-        """
-        card, sizes, count = self._card, list[int](), 0
-        for most in (1, 2):
-            card.release()
-            before = card.look()
-            count = runner.capture(most)
-            card.release()
-            sizes.append(taken(before, card.look()))
-        first, each = sizes
-        return first + each * max(0, count - 1)
+        return Usage(
+            weights=taken(self._start, loaded),
+            states=taken(loaded, assembled),
+            graphs=max(0, taken(assembled, prepared)),
+            step=taken(prepared, card.look()),
+        )
 
     def _no_room(self, usage: Usage) -> OutOfMemory:
         part, taken_by = self._part, zip(Usage._fields, usage, strict=True)

@@ -64,10 +64,6 @@ class HostStep:
     def prepare(self) -> None:
         """Nothing has to be. See Execution."""
 
-    def capture(self, most: int) -> int:
-        """There is nothing to capture. See Execution."""
-        return 0
-
     def open(self) -> None:
         """See Execution."""
         self._drafting.open()

@@ -23,9 +23,6 @@ class Execution(Protocol):
     def prepare(self) -> None:
         """Do, before the first step, what takes its time once."""
 
-    def capture(self, most: int) -> int:
-        """Capture no more than the `most` largest shapes of step; returns how many there are."""
-
     def open(self) -> None:
         """Begin an epoch: nothing of an earlier one is left."""
 
@@ -53,11 +50,6 @@ class Runner:
     def prepare(self) -> None:
         """Do, before the first step, what takes its time once."""
         self._execution.prepare()
-
-    @torch.inference_mode()
-    def capture(self, most: int) -> int:
-        """See Execution: for who wants to know what that takes."""
-        return self._execution.capture(most)
 
     def open(self, epoch: int) -> None:
         """Begin an epoch: every slot is emptied. Raises InvalidRequest for an old epoch."""

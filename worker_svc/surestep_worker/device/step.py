@@ -86,8 +86,6 @@ class DeviceStep:
         self._drafting = DeviceDrafting(parts, ops, self._memory.state)
         self._pass = ForwardPass(parts, ops, self._memory.state, self._drafting)
         self._graphs = Graphs(self._pass, parts.device)
-        captures, width = parts.use_graphs and parts.model.has_head, 1 + parts.max_draft_tokens
-        self._buckets = make_buckets(parts.slots.num_slots, width) if captures else []
 
     def prepare(self) -> None:
         """Run, on padding, whatever may have to be compiled; capture a pass for every bucket."""
@@ -99,22 +97,19 @@ class DeviceStep:
             self._run(rows, self._memory.no_difference(), NOTHING_ARMED)
             parts.heartbeat.progress(pb.WARMING_UP)
         self._wishes.imagine(None)
-        self.capture(len(self._buckets))
+        if parts.use_graphs and has_head:
+            self._capture()
         seconds, shapes = time.perf_counter() - began, len(self._graphs.buckets)
         logger.info("compiled kernels and captured %d shapes of step in %.1f s", shapes, seconds)
 
-    def capture(self, most: int) -> int:
-        """See Execution."""
-        nobody, device = Rows.none(), self.parts.device
-        for bucket in self._buckets[:most]:
-            if bucket in self._graphs.buckets:
-                continue
+    def _capture(self) -> None:
+        nobody, width = Rows.none(), 1 + self.parts.max_draft_tokens
+        for bucket in make_buckets(self.parts.slots.num_slots, width):
             geometry = self._geometry(nobody, NOTHING_ARMED, bucket)
-            sent = upload(self._inputs(geometry, bucket), device)
+            sent = upload(self._inputs(geometry, bucket), self.parts.device)
             draft = DraftShape(bucket.window - 1, bucket.window, random=True, truncated=True)
             self._graphs.capture(bucket, sent, PassShape(bucket.window, draft))
             self.parts.heartbeat.progress(pb.WARMING_UP)
-        return len(self._buckets)
 
     def open(self) -> None:
         """See Execution."""
