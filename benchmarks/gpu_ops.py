@@ -38,21 +38,21 @@ _COLUMNS = ("model", "op", "shape", "us", "gb_s", "copy_percent", "tflop_s")
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Time everything, or what --ops names."""
-    args = _parse(argv)
+    args, lines = _parse(argv), list[dict[str, Any]]()
     if args.smoke:
         os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined: before the imports
         for model, case in _cases(args.ops, smoke=True):
-            _print({"model": model, "op": case.op, "shape": case.shape} | _smoke(case))
+            lines.append({"model": model, "op": case.op, "shape": case.shape} | _smoke(case))
+            _print(lines[-1])
+            machine.write(args.out, machine.describe(), ops=lines)
         return
     about = machine.describe() | _device()
     _print(about)
-    lines = []
     for model, case in _cases(args.ops, smoke=False):
         figures = _measure(case, about["copy_gb_s"])
         lines.append({"model": model, "op": case.op, "shape": case.shape} | figures)
         _print(lines[-1])
-        if args.out is not None:  # as far as it has come
-            args.out.write_text(json.dumps({"machine": about, "ops": lines}, indent=1) + "\n")
+        machine.write(args.out, about, ops=lines)  # as far as it has come
     print(_table(lines))
 
 
