@@ -2,8 +2,7 @@
 
 Before a rank takes anything it looks at its GPU. With the model loaded it is assembled once with
 caches of next to nothing, compiles and captures what it will serve with, and runs the largest
-steps.
-What its part of the GPU has left then is for the caches that it is assembled with.
+steps. What its part of the GPU has left then is for the caches that it is assembled with.
 """
 
 from __future__ import annotations
@@ -52,19 +51,20 @@ class GpuRoom:
         fraction = None if sized else settings.gpu_memory_utilization
         self._part = Part(fraction, "gpu_memory_utilization" in given, sharers)
         self._usage: Usage | None = None
-        self._limit = 0
+        self._limit: int | None = None
         if known is not None and known.limit:
             self._start = _wait_for(card, _all_of(known))
         else:
             self._start = card.look()
-            limit_of(self._part, self._start)
+            self._limit = limit_of(self._part, self._start)
 
     def measure(self, assemble: Callable[[], Runner], tp: TensorParallel) -> int:
         """Bytes for caches on every rank of the group. What is assembled is dropped again.
 
         Raises OutOfMemory where there is no room for any.
         """
-        self._limit = limit_of(self._part, self._start)
+        if self._limit is None:
+            self._limit = limit_of(self._part, self._start)
         try:
             self._usage = self._measured(assemble)
         except torch.OutOfMemoryError as error:
@@ -75,13 +75,14 @@ class GpuRoom:
         left = left_for_caches(self._limit, self._usage, self._card.look())
         least = int(tp.all_gather(torch.tensor([left])).min())
         if not least:
-            raise self._no_room(self._usage)
+            raise self._no_room(self._limit, self._usage)
         return least
 
     def report(self, caches: int) -> pb.DeviceMemory:
         """Where the memory is, in the log too. After `measure`."""
         usage, limit = self._usage, self._limit
         assert usage is not None
+        assert limit is not None
         parts = dict(zip(Usage._fields, usage, strict=True)) | {"caches": caches}
         told = ", ".join(f"{name} {gib(size)}" for name, size in parts.items())
         spare = gib(limit - usage.total - caches)
@@ -108,17 +109,16 @@ class GpuRoom:
             step=taken(prepared, card.look()),
         )
 
-    def _no_room(self, usage: Usage) -> OutOfMemory:
+    def _no_room(self, limit: int, usage: Usage) -> OutOfMemory:
         part, taken_by = self._part, zip(Usage._fields, usage, strict=True)
         told = ", ".join(f"{name} {gib(size)}" for name, size in taken_by)
         if part.fraction is None:
             of, remedy = "what is free on the GPU", "end what else runs there"
         else:
             of = f"--gpu-memory-utilization {part.fraction:g}"
-            remedy = "raise it" if self._limit < self._start.free else "end what else runs there"
+            remedy = "raise it" if limit < self._start.free else "end what else runs there"
         return OutOfMemory(
-            f"{of}: nothing of {gib(self._limit)} is left for KV blocks: {told}; {remedy}, "
-            f"{_REMEDIES}",
+            f"{of}: nothing of {gib(limit)} is left for KV blocks: {told}; {remedy}, {_REMEDIES}",
             param="gpu_memory_utilization",
         )
 
