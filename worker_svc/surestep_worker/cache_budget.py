@@ -46,7 +46,7 @@ class CacheBudget:
         is left of the memory."""
         self._settings, self._tp = settings, tp
         self._measured = left is not None
-        self._room = _free(settings.device) if left is None else Room(left, "the GPU's for caches")
+        self._room = _free(settings.device) if left is None else Room(left, "the GPU for caches")
         if settings.device == "cpu" and "gpu_memory_utilization" in settings.model_fields_set:
             logger.warning(
                 "--gpu-memory-utilization does nothing on CPUs: --kv-cache-memory and "
@@ -60,6 +60,10 @@ class CacheBudget:
         spec, recurrent = kv_spec(self._settings, model), model.recurrent_spec()
         if recurrent is not None and not self._measured:
             self._warn_of_states(recurrent, max_drafts + 1)
+        if spec.cache_dtype is not None:
+            logger.info("KV cache of %s, not scaled", spec.cache_dtype)
+        if recurrent is not None:
+            self._taken(2 * recurrent.num_layers, PAGE)  # each tensor of snapshots begins at one
         snapshots = 0
         if recurrent is not None and not self._blocks_are_given:
             snapshots = self._num_snapshots(recurrent)
