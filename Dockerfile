@@ -9,8 +9,8 @@
 # For NVIDIA GPUs, with the driver from the container toolkit:
 #   docker build --target worker-cuda --build-arg TORCH_INDEX= \
 #     --build-arg WORKER_EXTRAS="worker import-gguf cuda" -t surestep-worker-cuda .
-# PyTorch and Triton bring the CUDA that they were built with, so that the base image needs none. PyPI's
-# PyTorch is of CUDA 13, for drivers from 580 on; TORCH_INDEX=https://download.pytorch.org/whl/cu126 serves older ones.
+# PyTorch and Triton bring the CUDA that they were built with, so that the base image needs none. For an older
+# driver than PyPI's PyTorch wants, TORCH_INDEX names an index of PyTorch's that has builds for an older CUDA.
 ARG BASE_IMAGE=python:3.11-slim
 
 # Everything that building takes and no image has.

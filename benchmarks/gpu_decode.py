@@ -1,14 +1,17 @@
 """Tokens per second of decoding on a device, beside what its memory allows; JSON lines.
 
     PYTHONPATH=proto:common:kernels:worker_svc python benchmarks/gpu_decode.py --model FOLDER \
-        [--batch 1 8 64 256] [--context 1024] [--window 4] [--depth 1] [--transformers] [--out FILE]
+        [--batch 1 8 64 256] [--context 1024] [--window 4] [--depth 1] [--top-p 0.9] \
+        [--max-model-len N] [--transformers] [--out FILE]
 
 One runner in this process, no scheduler: rows with a context of arbitrary tokens decode a number of
 steps, at each --depth: 1 = one step under way while the next is launched, 0 = none. The roofline is
 the time that reading the weights and the keys and values of all contexts takes at the copy
 bandwidth, which is measured in the same run. --window also times steps that verify so many rows of
-each request, at the first depth. --transformers decodes the same batches with transformers' own
-generation. seconds_to_ready counts from the start of this process to a rank that can step.
+each request, at the first depth. --top-p also times steps that draw within it. --max-model-len is
+what a request has room for, if that is more than it needs here. --transformers decodes the same
+batches with transformers' own generation. seconds_to_ready counts from the start of this process to
+a rank that can step.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for line in _lines(bench, args, about["copy_gb_s"]):
         _print(line)
         lines.append(line)
-    machine.write(args.out, about, decode=lines)
+        machine.write(args.out, about, decode=lines)  # as far as it has come
 
 
 def _lines(bench: Bench, args: argparse.Namespace, copy_gb_s: float) -> Iterator[dict[str, Any]]:
@@ -73,6 +76,8 @@ def _lines(bench: Bench, args: argparse.Namespace, copy_gb_s: float) -> Iterator
             yield bench.figures(batch, 1, depth, copy_gb_s)
         if args.window:
             yield bench.figures(batch, args.window, args.depth[0], copy_gb_s)
+        if args.top_p < 1:
+            yield bench.figures(batch, 1, args.depth[0], copy_gb_s, top_p=args.top_p)
     if args.transformers:
         for batch in args.batch:
             yield {"transformers": True, "batch": batch} | transformers_figures(args, batch)
@@ -83,6 +88,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--depth", type=int, nargs="+", default=[1], help="steps under way beside the newest"
     )
+    parser.add_argument("--top-p", type=float, default=1.0, help="1 = greedy alone")
     parser.add_argument("--transformers", action="store_true")
     return parser.parse_args(argv)
 
@@ -98,6 +104,7 @@ def parser_of_bench(doc: str | None, *, batch: list[int], window: int) -> argpar
     parser.add_argument(
         "--window", type=int, default=window, help="rows of a verify window; 0 = none"
     )
+    parser.add_argument("--max-model-len", type=int, default=0, help="0 = what is needed here")
     parser.add_argument("--kv-memory", type=float, default=16.0, help="GiB")
     parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--out", type=Path, help="also write the figures to this file, as JSON")
@@ -131,7 +138,7 @@ class Bench:
             model=args.model,
             device=args.device,
             dtype=args.dtype,
-            max_model_len=length,
+            max_model_len=max(length, args.max_model_len),
             max_num_seqs=max(args.batch),
             kv_cache_memory=args.kv_memory,
             speculative_config=speculation,
@@ -142,12 +149,14 @@ class Bench:
         self._length = length
         self._epoch = 1000  # behind those of the rehearsal
 
-    def figures(self, batch: int, width: int, depth: int, copy_gb_s: float) -> dict[str, Any]:
+    def figures(
+        self, batch: int, width: int, depth: int, copy_gb_s: float, top_p: float = 1.0
+    ) -> dict[str, Any]:
         """Of decoding `batch` requests, `width` rows of each at a time."""
         facts = self.built.facts
         if 1 + batch * self._blocks > facts.num_blocks:
             return {"batch": batch, "skipped": f"{facts.num_blocks} KV blocks are too few"}
-        steps = list(self.steps(batch, width, depth))[WARM_STEPS : _STEPS + 1 - depth]
+        steps = list(self.steps(batch, width, depth, top_p))[WARM_STEPS : _STEPS + 1 - depth]
         gaps = [after.ended - before.ended for before, after in itertools.pairwise(steps)]
         step_ms = 1e3 * statistics.median(gaps)
         kv = batch * self._args.context * facts.kv_cache_bytes / facts.num_blocks / facts.block_size
@@ -156,6 +165,8 @@ class Bench:
             "batch": batch,
             "window": width,
             "depth": depth,
+            "top_p": top_p,
+            "max_model_len": facts.max_model_len,
             "step_ms": round(step_ms, 3),
             "host_ms": round(1e3 * statistics.median(step.launch_s for step in steps), 3),
             "steps_per_s": round(1e3 / step_ms, 1),
@@ -165,7 +176,7 @@ class Bench:
             "late_compilations": self.built.runner.num_late_compilations,  # so far; 0 is right
         }
 
-    def steps(self, batch: int, width: int, depth: int) -> Iterator[Step]:
+    def steps(self, batch: int, width: int, depth: int, top_p: float = 1.0) -> Iterator[Step]:
         """Steps as they finish, `depth` behind those launched: plans know bounds of lengths alone.
 
         The first is the end of the prompt, and waited for.
@@ -177,7 +188,7 @@ class Bench:
         if recurrent is not None:  # any state will do
             recurrent.taken(np.array([1]), np.array([self._args.context]))
         under_way: deque[tuple[Pending, float]] = deque()
-        for plan in self._plans(batch, width):
+        for plan in self._plans(batch, width, top_p):
             began = time.perf_counter()
             pending = runner.launch(plan)
             under_way.append((pending, time.perf_counter() - began))
@@ -187,12 +198,13 @@ class Bench:
         while under_way:
             yield _finish(*under_way.popleft())
 
-    def _plans(self, batch: int, width: int) -> Iterator[pb.StepPlan]:
+    def _plans(self, batch: int, width: int, top_p: float) -> Iterator[pb.StepPlan]:
         """The end of a prompt, then steps; lengths are planned as if every draft were accepted."""
         slots, context = self.built.runner.parts.slots, self._args.context
         snapshot_id = int(self.built.facts.recurrent)
         plan = pb.StepPlan(epoch=self._epoch, step=1)
-        sampling = pb.SamplingParams(top_p=1, repetition_penalty=1)
+        drawn = float(top_p < 1)
+        sampling = pb.SamplingParams(temperature=drawn, top_p=top_p, repetition_penalty=1)
         for slot in range(batch):
             plan.admissions.add(
                 slot=slot, slot_epoch=1, token_ids=[(7 * slot + 1) % 1000] * (context + 1),

@@ -38,11 +38,13 @@ _COLUMNS = ("model", "op", "shape", "us", "gb_s", "copy_percent", "tflop_s")
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Time everything, or what --ops names."""
-    args = _parse(argv)
+    args, lines = _parse(argv), list[dict[str, Any]]()
     if args.smoke:
         os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined: before the imports
         for model, case in _cases(args.ops, smoke=True):
-            _print({"model": model, "op": case.op, "shape": case.shape} | _smoke(case))
+            lines.append({"model": model, "op": case.op, "shape": case.shape} | _smoke(case))
+            _print(lines[-1])
+            machine.write(args.out, machine.describe(), ops=lines)
         return
     if args.without_workspace:
         from surestep_common.config import without_cublas_workspace
@@ -50,13 +52,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.environ |= without_cublas_workspace()  # read when cuBLAS is first used
     about = machine.describe() | _device() | {"cublas_workspace": not args.without_workspace}
     _print(about)
-    lines = []
     for model, case in _cases(args.ops, smoke=False):
         figures = _measure(case, about["copy_gb_s"])
         lines.append({"model": model, "op": case.op, "shape": case.shape} | figures)
         _print(lines[-1])
-        if args.out is not None:  # as far as it has come
-            args.out.write_text(json.dumps({"machine": about, "ops": lines}, indent=1) + "\n")
+        machine.write(args.out, about, ops=lines)  # as far as it has come
     print(_table(lines))
 
 

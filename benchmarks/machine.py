@@ -31,11 +31,16 @@ def seconds_since_start() -> float:
 
 
 def write(out: Path | None, about: dict[str, Any], **figures: Any) -> None:
-    """Figures beside what they were measured on, as JSON in a file of results."""
+    """Figures beside what they were measured on, as JSON in a file of results.
+
+    The file is whole whenever somebody looks, so that it may be written again as figures come in.
+    """
     if out is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"machine": about, **figures}, indent=1) + "\n")
+    part = out.with_name(out.name + ".part")
+    part.write_text(json.dumps({"machine": about, **figures}, indent=1) + "\n")
+    part.replace(out)
 
 
 def accelerator(device: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Compiles what the launchers would launch on a GPU that need not be there; run as a program.
 
-    PYTHONPATH=... TRITON_INTERPRET=0 python compile_launchers.py [--full] [--ops NAME...]
+    PYTHONPATH=... TRITON_INTERPRET=0 python compile_launchers.py [--full] [--ops NAME...] \\
+        [--share I OF]
 
 The launchers get tensors without memory, and a driver that knows its target and nothing else. A
 line of JSON says which Triton compiles, and one more for each variant of a kernel what it takes:
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,11 +123,13 @@ def tell(line: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def chosen(*, full: bool, ops: list[str] | None) -> Iterator[compile_cases.Launch]:
-    """What is launched."""
-    for launch in compile_cases.launches(full=full):
-        if ops is None or launch.op in ops:
-            yield launch
+def chosen(
+    *, full: bool, ops: list[str] | None, share: tuple[int, int]
+) -> Iterator[compile_cases.Launch]:
+    """What is launched; of several processes each has its share."""
+    mine, count = share
+    launches = (one for one in compile_cases.launches(full=full) if ops is None or one.op in ops)
+    yield from islice(launches, mine, None, count)
 
 
 def main() -> None:
@@ -133,6 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--full", action="store_true", help="all sizes")
     parser.add_argument("--ops", nargs="*", help="these alone")
+    parser.add_argument("--share", nargs=2, type=int, default=(0, 1), metavar=("I", "OF"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     driver.set_active(Driver())
@@ -141,7 +146,7 @@ def main() -> None:
     for module in (linear, moe):  # as the target does
         vars(module)["converts_fp8"] = lambda device: True
     tell({"triton": triton.__version__, "target": f"sm_{TARGET.arch}"})
-    for launch in chosen(full=args.full, ops=args.ops):
+    for launch in chosen(full=args.full, ops=args.ops, share=args.share):
         compiler.case = launch.name
         launch.run()
 

@@ -41,10 +41,8 @@ def build_triton_engine(
 ) -> Built:
     """A runner whose every op is Triton's."""
     kernels = triton_kernels()
-    source = ModelSource(folder)
-    model = load_model(
-        source, dtype="float32", device=DEVICE, tp=tp, kernels=kernels, mtp=drafter == "mtp"
-    )
+    source, mtp = ModelSource(folder), drafter == "mtp"
+    model = load_model(source, dtype="float32", device=DEVICE, tp=tp, kernels=kernels, mtp=mtp)
     settings = WorkerSettings(
         device=DEVICE,
         max_num_seqs=where.num_slots,

@@ -11,7 +11,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Speculation": ("speculative_config", "adaptive_draft_length"),
     "Memory": (
-        *("gpu_memory_utilization", "kv_cache_memory", "kv_cache_dtype", "block_size"),
+        *("gpu_memory_utilization", "kv_cache_memory", "num_gpu_blocks_override", "kv_cache_dtype"),
+        "block_size",
         *("enable_prefix_caching", "snapshot_memory", "snapshot_interval"),
     ),
     "Steps": (

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator
 from surestep_proto.engine_pb2 import (
+    DeviceMemory,
     ExitCause,
     Phase,
     RankState,
@@ -23,6 +24,10 @@ Line = Annotated[str, BeforeValidator(lambda text: text[:_TEXT])]
 def _name(kind: Any, value: int) -> str:
     """Of an enum's value; its number where a newer process says what this one does not know."""
     return kind.Name(value) if value in kind.values() else str(value)
+
+
+def _sizes(memory: DeviceMemory) -> dict[str, int]:
+    return {field.name: getattr(memory, field.name) for field in memory.DESCRIPTOR.fields}
 
 
 class ExitView(BaseModel):
@@ -52,6 +57,7 @@ class RankView(BaseModel):
     failure_is_permanent: bool
     weight_bytes: int | None
     kv_cache_bytes: int | None
+    gpu_memory: dict[str, int] | None  # bytes by what they are for; None on CPUs
     exits: list[ExitView]  # newest first
 
     @classmethod
@@ -74,6 +80,7 @@ class RankView(BaseModel):
             failure_is_permanent=supervisor.failure_is_permanent,
             weight_bytes=info.weight_bytes if info else None,
             kv_cache_bytes=info.kv_cache_bytes if info else None,
+            gpu_memory=_sizes(info.memory) if info and info.HasField("memory") else None,
             exits=[
                 ExitView(
                     age_s=one.age_s,

@@ -98,6 +98,24 @@ _OF_RANKS = (
         lambda i: i.state_bytes_per_slot * i.num_slots,
     ),
     _OfRank(
+        GaugeMetricFamily,
+        "surestep:rank_gpu_limit_bytes",
+        "Memory of its GPU that the rank may take; 0 on CPUs.",
+        lambda i: i.memory.limit,
+    ),
+    _OfRank(
+        GaugeMetricFamily,
+        "surestep:rank_gpu_graph_bytes",
+        "Memory of its GPU that captured steps take; 0 on CPUs.",
+        lambda i: i.memory.graphs,
+    ),
+    _OfRank(
+        GaugeMetricFamily,
+        "surestep:rank_gpu_step_bytes",
+        "Memory of its GPU that the largest step takes; 0 on CPUs.",
+        lambda i: i.memory.step,
+    ),
+    _OfRank(
         CounterMetricFamily,
         "surestep:rank_late_compilations",
         "Kernels compiled while serving, each of which has held up a step.",

@@ -14,30 +14,29 @@ from surestep_kernels import KernelSet, load_kernels
 from surestep_proto import engine_pb2 as pb
 
 from .build_log import log_facts, show_progress
-from .cache_budget import CacheBudget
+from .cache_budget import LEAST, CacheBudget, CacheSizes, allocate
 from .caches import Caches
 from .config import WorkerSettings
 from .generation_config import sampling_defaults
+from .gpu_room import take_gpu
 from .heartbeat import Heartbeat
 from .kv_cache import CACHE_DTYPES, bytes_per_block
 from .models import Model, ModelSource, attention_case, check_alike, load_model
-from .models.finite import non_finite_tensors
 from .models.weight_store import WeightStore
 from .parts import Parts
 from .pooling import PoolingSums
 from .products import settle_products
-from .rehearsal import check_drafter, measure_costs, output_is_finite
 from .runner import Runner
 from .sampling import SamplingSlots
 from .slots import Slots
 from .spec import DRAFTERS, Drafter, StatefulDrafter, Target
 from .spec.config import SpeculativeConfig
 from .tp import TensorParallel
+from .try_out import try_out
 
 logger = logging.getLogger(__name__)
 
 _TP_TIMEOUT_S = 60.0  # a rank that does not arrive at a collective; step deadlines are far shorter
-_CHECK_FLOOR = 0.05  # share of drafts: a sound head reaches several times as much on any text
 
 
 class Built(NamedTuple):
@@ -58,6 +57,7 @@ class Built(NamedTuple):
             num_blocks=facts.num_blocks,
             num_snapshots=facts.num_snapshots,
             linear_backend=facts.linear_backend,
+            memory=facts.memory,
         ).SerializeToString()
 
 
@@ -77,10 +77,9 @@ def build_runner(
     heartbeat.progress(pb.LOADING)
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
-    speculation = _speculation(settings)
     if settings.dtype == "float16":
         logger.warning("--dtype float16: computing in bfloat16, which has its size and more range")
-    _take_gpu(settings)
+    gpu = take_gpu(settings, memo)
     store = WeightStore(weights_fd) if weights_fd is not None else None
     source = ModelSource(settings.model, store, settings.generation_folder)
     defaults = sampling_defaults(
@@ -97,7 +96,41 @@ def build_runner(
     )
     check_alike(source, tp)
     known = pb.WorkerInfo.FromString(memo) if _all_know(memo, tp) else None
-    model = load_model(
+    model = _load(settings, source, tp, kernels, heartbeat)
+    settle_products(kernels, tp, torch.device(settings.device), heartbeat, known)
+
+    def made(sizes: CacheSizes) -> Built:
+        return assemble(settings, model, tp, kernels, heartbeat, sizes)
+
+    if known is not None:
+        sizes = CacheSizes(known.num_blocks, known.num_snapshots)
+    else:
+        left = gpu.measure(lambda: made(LEAST).runner, tp) if gpu is not None else None
+        sizes = _sizes(settings, model, tp, kernels, left)
+    built = made(sizes)
+    log_facts(built.facts)
+    built.facts.model_fingerprint = _voice(source, settings, built.facts)
+    built.facts.defaults.CopyFrom(defaults)
+    built.runner.prepare()
+    if known is not None:
+        built.facts.MergeFrom(known)
+    else:
+        try_out(built.runner, built.facts, source)
+        if gpu is not None:
+            built.facts.memory.CopyFrom(gpu.report(_cache_bytes(built)))
+    kernels.compilations.serve()
+    return built._replace(checkpoint=source.fingerprint)
+
+
+def _load(
+    settings: WorkerSettings,
+    source: ModelSource,
+    tp: TensorParallel,
+    kernels: KernelSet,
+    heartbeat: Heartbeat,
+) -> Model:
+    speculation = _speculation(settings)
+    return load_model(
         source,
         dtype=settings.dtype,
         device=settings.device,
@@ -108,19 +141,6 @@ def build_runner(
         expert_parallel=settings.enable_expert_parallel,
         progress=show_progress(heartbeat),
     )
-    settle_products(kernels, tp, torch.device(settings.device), heartbeat, known)
-    built = assemble(settings, model, tp, kernels, heartbeat, known)
-    built.facts.linear_backend = kernels.linear_backend
-    built.facts.model_fingerprint = _voice(source, settings, built.facts)
-    built.facts.defaults.CopyFrom(defaults)
-    built.runner.prepare()
-    if known is not None:
-        built.facts.MergeFrom(known)
-    else:
-        _check_logits(built, source, heartbeat)
-        _rehearse(built)
-    kernels.compilations.serve()
-    return built._replace(checkpoint=source.fingerprint)
 
 
 def _voice(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) -> str:
@@ -128,26 +148,6 @@ def _voice(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) 
     cache_dtype = CACHE_DTYPES[settings.kv_cache_dtype]
     kinds = facts.dtype, str(cache_dtype).removeprefix("torch.") if cache_dtype else facts.dtype
     return "-".join((source.fingerprint, *kinds))
-
-
-def _check_logits(built: Built, source: ModelSource, heartbeat: Heartbeat) -> None:
-    """Raise InvalidRequest, naming the tensors at fault, when the model computes no numbers."""
-    tp = built.runner.parts.tp
-    if bool(tp.broadcast(torch.tensor([output_is_finite(built.runner)])).item()):
-        return
-    broken = non_finite_tensors(source.entries, lambda: heartbeat.progress(pb.LOADING))
-    reason = "; ".join(broken) or "although every weight that could be read is"
-    what = "logits" if built.runner.parts.model.has_head else "hidden states"
-    raise InvalidRequest(f"the model's {what} are not finite: {reason}", param="model")
-
-
-def _take_gpu(settings: WorkerSettings) -> None:
-    """What "cuda" means on this thread from here on: the GPU that is this rank's."""
-    if settings.device != "cuda":
-        return
-    if not torch.cuda.is_available():
-        raise InvalidRequest("there is no CUDA device here", param="device")
-    torch.cuda.set_device(settings.rank % torch.cuda.device_count())
 
 
 def _kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
@@ -166,22 +166,16 @@ def _kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
     )
 
 
+def _cache_bytes(built: Built) -> int:
+    """Of KV blocks and snapshots."""
+    recurrent = built.runner.parts.caches.recurrent
+    snapshots = recurrent.num_snapshots * recurrent.spec.snapshot_bytes if recurrent else 0
+    return built.facts.kv_cache_bytes + snapshots
+
+
 def _all_know(memo: bytes, tp: TensorParallel) -> bool:
     """Whether every rank has a memo: the ranks rehearse together or not at all."""
     return int(tp.all_reduce(torch.tensor([int(bool(memo))])).item()) == tp.size
-
-
-def _rehearse(built: Built) -> None:
-    """Measure the steps of a rank that drafts, and see whether its drafter is any good."""
-    if not built.facts.max_draft_tokens:
-        return
-    built.facts.costs.CopyFrom(measure_costs(built.runner))
-    check = check_drafter(built.runner)
-    built.facts.check_drafts, built.facts.check_accepted = check
-    if not check.drafts:
-        return
-    level = logging.WARNING if check.accepted < _CHECK_FLOOR * check.drafts else logging.INFO
-    logger.log(level, "drafter check: %d of %d drafts accepted", check.accepted, check.drafts)
 
 
 def _share_of_cores(settings: WorkerSettings) -> int:
@@ -195,13 +189,16 @@ def assemble(
     tp: TensorParallel,
     kernels: KernelSet,
     heartbeat: Heartbeat | None = None,
-    known: pb.WorkerInfo | None = None,
+    sizes: CacheSizes | None = None,
 ) -> Built:
-    """A runner around a loaded model. `known` tells the sizes of an earlier rank's caches."""
+    """A runner around a loaded model, with caches of these sizes, or of those that there is room
+    for."""
     config, speculation = model.config, _speculation(settings)
-    max_model_len = settings.max_model_len or config.max_length
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
-    caches = CacheBudget(settings, tp, known).allocate(model, kernels, max_model_len, max_drafts)
+    if sizes is None:
+        sizes = _sizes(settings, model, tp, kernels)
+    caches = allocate(settings, model, kernels, sizes, window=max_drafts + 1)
+    max_model_len = settings.max_model_len or config.max_length
     slots = _slots(settings, caches, kernels, max_model_len, max_drafts)
     sampling = SamplingSlots(settings.max_num_seqs, config.vocab_size)
     target = Target(model, caches, slots, sampling, tp, kernels)
@@ -222,33 +219,52 @@ def assemble(
         max_step_tokens=settings.max_num_batched_tokens,
         compilations=kernels.compilations,
     )
-    kv, recurrent = caches.kv, caches.recurrent
-    facts = pb.WorkerInfo(
+    return Built(Runner(parts), _facts(settings, parts, kernels))
+
+
+def _facts(settings: WorkerSettings, parts: Parts, kernels: KernelSet) -> pb.WorkerInfo:
+    """But for what is measured, and for what the checkpoint's files tell."""
+    model, kv, recurrent = parts.model, parts.caches.kv, parts.caches.recurrent
+    speculation = _speculation(settings)
+    return pb.WorkerInfo(
         model_path=str(settings.model),
-        architecture=config.architecture,
+        architecture=model.config.architecture,
         dtype=str(kv.spec.dtype).removeprefix("torch."),
         device=settings.device,
-        vocab_size=config.vocab_size,
-        max_model_len=max_model_len,
+        vocab_size=model.config.vocab_size,
+        max_model_len=settings.max_model_len or model.config.max_length,
         num_slots=settings.max_num_seqs,
         num_blocks=kv.num_blocks,
         block_size=settings.block_size,
         max_step_tokens=settings.max_num_batched_tokens,
         drafter=speculation.method if speculation is not None else "",
-        max_draft_tokens=max_drafts,
-        eos_token_ids=config.eos_token_ids,
+        max_draft_tokens=parts.max_draft_tokens,
+        eos_token_ids=model.config.eos_token_ids,
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=kv.num_blocks * bytes_per_block(kv.spec, kernels),
-        drafter_has_state=isinstance(drafter, StatefulDrafter),
+        drafter_has_state=isinstance(parts.drafter, StatefulDrafter),
         recurrent=recurrent is not None,
         num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
         state_bytes_per_slot=recurrent.slot_bytes if recurrent is not None else 0,
-        hidden_size=config.hidden_size,
+        hidden_size=model.config.hidden_size,
         headless=not model.has_head,
-        prompt_chunk=slots.prompt_chunk,
+        prompt_chunk=parts.slots.prompt_chunk,
+        linear_backend=kernels.linear_backend,
     )
-    log_facts(facts)
-    return Built(Runner(parts), facts)
+
+
+def _sizes(
+    settings: WorkerSettings,
+    model: Model,
+    tp: TensorParallel,
+    kernels: KernelSet,
+    left: int | None = None,
+) -> CacheSizes:
+    """Of the caches; `left` bytes have been found to be for them alone."""
+    speculation = _speculation(settings)
+    max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
+    max_model_len = settings.max_model_len or model.config.max_length
+    return CacheBudget(settings, tp, left).sizes(model, kernels, max_model_len, max_drafts)
 
 
 def _slots(

@@ -113,18 +113,29 @@ class WorkerSettings(PeerSettings):
         default=2048, ge=2, description="most input tokens of one step, drafts included"
     )
     block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
-    kv_cache_memory: float = Field(default=2.0, gt=0, description="GiB for KV blocks on each rank")
-    gpu_memory_utilization: float | None = Field(
-        default=None,
+    kv_cache_memory: float = Field(
+        default=2.0,
+        gt=0,
+        description="GiB for KV blocks on each rank; default on GPUs: what is left of "
+        "--gpu-memory-utilization",
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.9,
         gt=0,
         le=1,
-        description="part of a GPU's memory that a rank may take, weights and KV blocks together, "
-        "unless --kv-cache-memory says how large these are; without effect on CPUs",
+        description="part of a GPU's memory that an engine may take, everything included, unless "
+        "--kv-cache-memory says how large the KV cache is; without effect on CPUs",
+    )
+    num_gpu_blocks_override: int | None = Field(
+        default=None,
+        ge=2,
+        description="KV blocks of each rank, whatever there is room for by the settings above",
     )
     snapshot_memory: float = Field(
         default=1.0,
         ge=0,
-        description="GiB on each rank for recurrent-state snapshots, the prefix cache of hybrids",
+        description="GiB on each rank for recurrent-state snapshots, the prefix cache of hybrids; "
+        "default on GPUs: a fifth of what is left for caches",
     )
     enable_expert_parallel: bool = Field(
         default=False, description="ranks share out whole experts, not the columns of each"

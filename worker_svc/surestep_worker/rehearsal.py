@@ -8,7 +8,7 @@ ranks of a group rehearse the same steps; rank 0's clock decides for all of them
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from surestep_proto import engine_pb2 as pb
 
 from .parts import Parts
+from .practice_plan import add_admission, add_row
 from .runner import Runner
 from .spec import StatefulDrafter
 
@@ -163,13 +164,13 @@ class _Rehearsal:
         plan = self._plan()
         for slot in range(rows):
             ids = [(slot * length + i) * vocab // (rows * length) for i in range(length)]
-            _admit(plan, slot, ids, [1 + slot], slots.tokens.shape[1])
+            add_admission(plan, slot, ids, [1 + slot], slots.tokens.shape[1])
             if self.parts.model.has_head:
-                _add_row(plan, slot, pb.PREFILL_LAST, 0, num_tokens=length)
+                add_row(plan, slot, pb.PREFILL_LAST, 0, num_tokens=length)
             else:
                 plan.admissions[-1].ClearField("sampling")
                 plan.admissions[-1].pooling = pb.LAST_TOKEN
-                _add_row(plan, slot, pb.POOL, 0, num_tokens=length)
+                add_row(plan, slot, pb.POOL, 0, num_tokens=length)
         return self._run(plan)
 
     def admit(self, slots: Iterable[int], context: int) -> None:
@@ -187,9 +188,11 @@ class _Rehearsal:
                 [self._token(slot)] * (context + 1),
                 range(1 + i * blocks, 1 + (i + 1) * blocks),
             )
-            _admit(plan, slot, ids, owned, self.parts.slots.tokens.shape[1], num_cached=context)
+            add_admission(
+                plan, slot, ids, owned, self.parts.slots.tokens.shape[1], num_cached=context
+            )
             plan.admissions[-1].snapshot_id = int(recurrent is not None and context > 0)
-            _add_row(plan, slot, pb.PREFILL_LAST, context, num_tokens=1)
+            add_row(plan, slot, pb.PREFILL_LAST, context, num_tokens=1)
         self._run(plan)
 
     def step(self, mode: pb.DecodeMode) -> pb.StepResult:
@@ -202,7 +205,7 @@ class _Rehearsal:
             k_cap = self.parts.max_draft_tokens * drafting
             last_step = int(slots.last_step[slot])
             length = int(slots.committed[slot])
-            _add_row(plan, slot, mode, length, lag=lag, k_cap=k_cap, last_step=last_step)
+            add_row(plan, slot, mode, length, lag=lag, k_cap=k_cap, last_step=last_step)
         return self._run(plan)
 
     def _open(self, slots: Iterable[int]) -> None:
@@ -224,53 +227,6 @@ class _Rehearsal:
         self.runner.do_wanted()
         self._began += time.monotonic() - ended  # which is not the steps' time
         return result
-
-
-def _admit(
-    plan: pb.StepPlan,
-    slot: int,
-    ids: Sequence[int],
-    blocks: Sequence[int],
-    max_len: int,
-    num_cached: int = 0,
-) -> None:
-    plan.admissions.add(
-        slot=slot,
-        slot_epoch=1,
-        token_ids=ids,
-        prompt_len=len(ids),
-        num_cached=num_cached,
-        max_len=max_len,
-        sampling=pb.SamplingParams(top_p=1, repetition_penalty=1),
-        draft_valid=max(num_cached - 1, 0),
-    )
-    plan.extend_slots.append(slot)
-    plan.extend_counts.append(len(blocks))
-    plan.block_ids.extend(blocks)
-
-
-def _add_row(
-    plan: pb.StepPlan,
-    slot: int,
-    mode: pb.DecodeMode,
-    length: int,
-    *,
-    num_tokens: int = 0,
-    lag: int = 0,
-    k_cap: int = 0,
-    last_step: int = 0,
-) -> None:
-    plan.slot.append(slot)
-    plan.slot_epoch.append(1)
-    plan.mode.append(mode)
-    plan.num_tokens.append(num_tokens)
-    plan.len_lo.append(length)
-    plan.len_hi.append(length)
-    plan.k_cap.append(k_cap)
-    plan.accepted_step.append(0)
-    plan.accepted.append(0)
-    plan.depends_on_step.append(last_step)
-    plan.catch_up.append(lag)
 
 
 def _sample(result: pb.StepResult) -> Sample:

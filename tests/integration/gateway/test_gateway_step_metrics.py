@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from surestep_proto.engine_pb2 import (
     READY,
     STARTING,
+    DeviceMemory,
     Heartbeat,
     SupervisorStatus,
     WorkerInfo,
@@ -54,7 +55,15 @@ STATUS = SchedulerStatus(
         SupervisorStatus(rank=0, rank_state=READY, restarts=4, standby_pid=17),
         SupervisorStatus(rank=1, rank_state=STARTING, heartbeat=Heartbeat(age_s=2.5)),
     ],
-    ranks=[WorkerInfo(rank=1, num_slots=8, state_bytes_per_slot=10, late_compilations=1)],
+    ranks=[
+        WorkerInfo(
+            rank=1,
+            num_slots=8,
+            state_bytes_per_slot=10,
+            late_compilations=1,
+            memory=DeviceMemory(limit=72, graphs=3, step=5),
+        )
+    ],
 )
 
 Value = Callable[..., float | None]
@@ -108,6 +117,8 @@ async def test_ranks_have_their_metrics(value: Value) -> None:
     assert value("rank_restarts_total", rank="0") == 4
     assert value("rank_heartbeat_age_seconds", rank="1") == 2.5
     assert value("rank_state_bytes", rank="1") == 80
+    gpu = [value(f"rank_gpu_{part}_bytes", rank="1") for part in ("limit", "graph", "step")]
+    assert gpu == [72, 3, 5]
     assert value("rank_late_compilations_total", rank="1") == 1
 
 

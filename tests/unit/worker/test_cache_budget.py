@@ -8,10 +8,10 @@ import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_kernels.kv_cache import FP8
-from surestep_proto import engine_pb2 as pb
-from surestep_worker.cache_budget import CacheBudget, kv_part
+from surestep_worker.cache_budget import CacheBudget
 from surestep_worker.config import WorkerSettings
 from surestep_worker.digest import fingerprint
+from surestep_worker.gpu_memory import PAGE
 from surestep_worker.host_memory import GIB, OutOfMemory, Room
 from surestep_worker.kv_cache import KVCache, KVSpec, blocks_that_fit, bytes_per_block
 from surestep_worker.tp import TensorParallel
@@ -70,14 +70,16 @@ def settings(**given: Any) -> WorkerSettings:
     return WorkerSettings.model_validate({"max_num_seqs": 4, "block_size": 16, **given})
 
 
-def num_blocks(
-    monkeypatch: pytest.MonkeyPatch, left: int, known: int | None = None, **given: Any
-) -> int:
+def num_blocks(monkeypatch: pytest.MonkeyPatch, left: int, **given: Any) -> int:
     """With so many bytes left; sequences of 160 tokens, so that 41 blocks are of use."""
     monkeypatch.setattr("surestep_worker.cache_budget.room", lambda: Room(left, "the test"))
-    memo = pb.WorkerInfo(num_blocks=known) if known is not None else None
-    budget = CacheBudget(settings(**given), TensorParallel(), memo)
-    return budget._num_blocks(SPEC, KERNELS, 160)
+    return CacheBudget(settings(**given), TensorParallel())._num_blocks(SPEC, KERNELS, 160)
+
+
+def measured(left: int, max_model_len: int = 160, **given: Any) -> int:
+    """Blocks, where so many bytes of a GPU are for caches alone."""
+    budget = CacheBudget(settings(device="cuda", **given), TensorParallel(), left)
+    return budget._num_blocks(SPEC, KERNELS, max_model_len)
 
 
 EACH = bytes_per_block(SPEC, KERNELS)
@@ -105,22 +107,55 @@ def test_a_size_that_was_asked_for_is_refused_if_it_does_not_fit(
         num_blocks(monkeypatch, left=40 * EACH, kv_cache_memory=1.0)
 
 
-def test_what_an_earlier_rank_had_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert num_blocks(monkeypatch, left=0, known=77, kv_cache_memory=1.0) == 77
-
-
 def test_no_room_at_all_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest, match="hold 0 blocks"):
         num_blocks(monkeypatch, left=EACH)
 
 
-def test_a_part_of_a_gpu() -> None:
-    """Of 80 GiB 90 % are ours; 16 are taken."""
-    assert kv_part(0.9, 64 * GIB, 80 * GIB) == pytest.approx(0.85 * 56 * GIB, abs=1)
-    with pytest.raises(OutOfMemory, match=r"--gpu-memory-utilization 0.2: 16.00 of 80.00 GiB"):
-        kv_part(0.2, 64 * GIB, 80 * GIB)
+ROUNDING = (2 * SPEC.num_layers + 1) * PAGE
+
+
+def test_what_is_measured_goes_to_blocks_whatever_the_slots_could_use() -> None:
+    assert measured(1000 * EACH + ROUNDING) == 1000
+    assert measured(1000 * EACH + ROUNDING - 1) == 999
+
+
+def test_a_size_that_is_given_wins_over_what_is_measured() -> None:
+    gib = 50 * EACH / GIB
+    assert measured(1000 * EACH, kv_cache_memory=gib) == 41
+    assert measured(1000 * EACH, num_gpu_blocks_override=50) == 50
+    with pytest.raises(OutOfMemory, match=r"--kv-cache-memory: 0\.00 GiB, but only"):
+        measured(40 * EACH, kv_cache_memory=gib)
+    with pytest.raises(OutOfMemory, match=r"--num-gpu-blocks-override: 0\.00 GiB, but only"):
+        measured(40 * EACH, num_gpu_blocks_override=50)
+
+
+def test_blocks_are_overridden_on_cpus_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert num_blocks(monkeypatch, left=8 * GIB, num_gpu_blocks_override=7) == 7
+
+
+def test_a_length_that_was_asked_for_and_does_not_fit_is_refused_with_one_that_does() -> None:
+    left = 5 * EACH + ROUNDING  # the NULL block and 4 of 16 tokens
+    assert measured(left, max_model_len=65) == 5
+    with pytest.raises(OutOfMemory) as caught:
+        CacheBudget(settings(device="cuda", max_model_len=66), TensorParallel(), left)._num_blocks(
+            SPEC, KERNELS, 66
+        )
+    assert "--max-model-len 66: a request of 66 tokens takes 0.00 GiB" in str(caught.value)
+    assert "--max-model-len 65 would do" in str(caught.value)
+    assert "--gpu-memory-utilization (now 0.9)" in str(caught.value)
+
+
+def test_a_models_own_length_that_does_not_fit_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert measured(5 * EACH + ROUNDING, max_model_len=131072) == 5
+    assert "a request of 131072 tokens takes" in caplog.text
+    assert "65 tokens fit" in caplog.text
 
 
 def test_a_part_of_a_gpu_does_nothing_on_cpus(caplog: pytest.LogCaptureFixture) -> None:
+    CacheBudget(settings(), TensorParallel())
+    assert not caplog.text
     CacheBudget(settings(gpu_memory_utilization=0.9), TensorParallel())
     assert "--gpu-memory-utilization does nothing on CPUs" in caplog.text

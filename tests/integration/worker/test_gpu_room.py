@@ -1,0 +1,155 @@
+"""What a rank measures of its GPU is what it then takes: counted on tensors of the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from counted_card import CountedCard
+from parity import load, make_hybrid, make_model
+from surestep_kernels import load_kernels
+from surestep_kernels.step_ops import STEP_REFERENCE
+from surestep_proto import engine_pb2 as pb
+from surestep_worker.build import Built, assemble
+from surestep_worker.cache_budget import LEAST, CacheBudget, CacheSizes
+from surestep_worker.config import WorkerSettings
+from surestep_worker.gpu_memory import PAGE
+from surestep_worker.gpu_room import GpuRoom
+from surestep_worker.host_memory import OutOfMemory
+from surestep_worker.largest_steps import run_largest_steps
+from surestep_worker.tp import TensorParallel
+
+MIB = 1 << 20
+MAKE = {"dense": make_model, "hybrid": make_hybrid}
+DRAFTER = {"dense": "ngram", "hybrid": "mtp"}
+
+
+class Bench:
+    """A tiny model, and ranks around it that step as on a device."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        MAKE[kind](folder)
+        self.tp, self.drafter = TensorParallel(), DRAFTER[kind]
+        self.model = load(folder, self.tp)
+        self.kernels = replace(load_kernels("cpu"), step=STEP_REFERENCE)
+
+    def settings(self, **given: Any) -> WorkerSettings:
+        sizes = {"max_num_seqs": 6, "max_model_len": 96, "max_num_batched_tokens": 512}
+        drafts = {"method": self.drafter, "num_speculative_tokens": 3}
+        told = {"device": "cpu", "speculative_config": drafts, **sizes, **given}
+        return WorkerSettings.model_validate(told)
+
+    def assemble(self, settings: WorkerSettings, sizes: CacheSizes) -> Built:
+        return assemble(settings, self.model, self.tp, self.kernels, sizes=sizes)
+
+    def sizes(self, settings: WorkerSettings, left: int) -> CacheSizes:
+        length, drafts = settings.max_model_len or 0, 3
+        budget = CacheBudget(settings, self.tp, left)
+        return budget.sizes(self.model, self.kernels, length, drafts)
+
+    def measure(self, room: GpuRoom, settings: WorkerSettings) -> int:
+        return room.measure(lambda: self.assemble(settings, LEAST).runner, self.tp)
+
+
+@pytest.fixture(params=MAKE)
+def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Caches are torch's from the start, as they are on a GPU."""
+
+    def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    for module in ("kv_cache", "recurrent"):
+        monkeypatch.setattr(f"surestep_worker.{module}.zero_pages", zeros)
+    return Bench(tmp_path, request.param)
+
+
+def test_a_rank_that_serves_the_largest_steps_stays_within_its_part(bench: Bench) -> None:
+    """Beside others; and next to nothing of its part is left over."""
+    settings = bench.settings(gpu_memory_utilization=0.5)
+    with CountedCard(total=200 * MIB, others=60 * MIB) as card:
+        room = GpuRoom(card, settings)
+        before = card.live
+        left = bench.measure(room, settings)
+        assert card.live == before, "what was assembled to measure is still there"
+        sizes = bench.sizes(settings, left)
+        built = bench.assemble(settings, sizes)
+        built.runner.prepare()
+        run_largest_steps(built.runner)
+        kv, recurrent = built.runner.parts.caches.kv, built.runner.parts.caches.recurrent
+        snapshots = recurrent.num_snapshots * recurrent.spec.snapshot_bytes if recurrent else 0
+        memory = room.report(built.facts.kv_cache_bytes + snapshots)
+        tensors = 2 * kv.spec.num_layers + 1 + (2 * recurrent.spec.num_layers if recurrent else 0)
+        limit, rounding = memory.limit, tensors * PAGE
+        assert limit == 100 * MIB
+        assert card.reserved <= limit
+        parts = memory.weights + memory.states + memory.graphs + memory.step + memory.caches
+        assert parts <= limit - rounding < parts + 16 * 1024 + MIB
+        assert card.reserved > limit - rounding - memory.graphs - 2 * MIB
+        assert memory.step > MIB // 4
+        assert (sizes.num_snapshots > 0) == (recurrent is not None)
+
+
+def test_where_nothing_is_left_the_error_names_the_numbers(bench: Bench) -> None:
+    settings = bench.settings(gpu_memory_utilization=0.5)
+    with CountedCard(total=2 * MIB) as card:
+        room = GpuRoom(card, settings)
+        with pytest.raises(
+            OutOfMemory, match=r"0\.5: nothing of 0\.00 GiB is left for KV"
+        ) as caught:
+            bench.measure(room, settings)
+    assert "weights 0.00 GiB, states 0.00 GiB, graphs" in str(caught.value)
+    assert "raise it, lower --max-num-batched-tokens" in str(caught.value)
+
+
+def test_torchs_own_error_becomes_one_that_says_what_to_lower(bench: Bench) -> None:
+    settings, card = bench.settings(), CountedCard(total=64 * MIB)
+
+    def assemble_in_vain() -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB. GPU 0 ...")
+
+    with pytest.raises(OutOfMemory, match=r"no room .*: CUDA out of memory; lower --max-num-b"):
+        GpuRoom(card, settings).measure(assemble_in_vain, bench.tp)
+
+
+def test_a_part_that_is_not_free_is_refused_before_anything_is_loaded(bench: Bench) -> None:
+    settings = bench.settings(gpu_memory_utilization=0.9)
+    with pytest.raises(OutOfMemory, match=r"other processes hold the rest"):
+        GpuRoom(CountedCard(total=100 * MIB, others=40 * MIB), settings)
+    GpuRoom(CountedCard(total=100 * MIB, others=40 * MIB), bench.settings())
+
+
+class Returning(CountedCard):
+    """What a dead process held comes back after so many looks."""
+
+    looks = 0
+
+    def look(self) -> Any:
+        self.looks += 1
+        if self.looks == 3:
+            self.others = 0
+        return super().look()
+
+
+def test_a_successor_waits_for_the_memory_of_the_one_before(bench: Bench) -> None:
+    """It takes what that had, and refuses nothing meanwhile."""
+    settings = bench.settings(gpu_memory_utilization=0.9)
+    known = pb.DeviceMemory(total=100 * MIB, limit=90 * MIB, weights=20 * MIB, caches=60 * MIB)
+    card = Returning(total=100 * MIB, others=90 * MIB)
+    GpuRoom(card, settings, known=known)
+    assert card.looks == 3
+
+
+def test_a_successor_does_not_wait_for_ever(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others have taken it: with what there is the next one measures again."""
+    monkeypatch.setattr("surestep_worker.gpu_room._RETURN_S", 0.2)
+    known = pb.DeviceMemory(total=100 * MIB, limit=90 * MIB, weights=80 * MIB)
+    settings = bench.settings()
+    with CountedCard(total=100 * MIB, others=60 * MIB) as card:
+        room = GpuRoom(card, settings, known=known)
+        assert "going on with 0.04 GiB of the GPU, not 0.08 GiB" in caplog.text
+        assert 0 < bench.measure(room, settings) <= 30 * MIB

@@ -1,0 +1,56 @@
+"""Plans made without a scheduler, before a rank serves one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from surestep_proto import engine_pb2 as pb
+
+
+def add_admission(
+    plan: pb.StepPlan,
+    slot: int,
+    ids: Sequence[int],
+    blocks: Sequence[int],
+    max_len: int,
+    num_cached: int = 0,
+) -> None:
+    """A greedy request moves into a slot: known tokens, of which some are cached, and blocks."""
+    plan.admissions.add(
+        slot=slot,
+        slot_epoch=1,
+        token_ids=ids,
+        prompt_len=len(ids),
+        num_cached=num_cached,
+        max_len=max_len,
+        sampling=pb.SamplingParams(top_p=1, repetition_penalty=1),
+        draft_valid=max(num_cached - 1, 0),
+    )
+    plan.extend_slots.append(slot)
+    plan.extend_counts.append(len(blocks))
+    plan.block_ids.extend(blocks)
+
+
+def add_row(
+    plan: pb.StepPlan,
+    slot: int,
+    mode: pb.DecodeMode,
+    length: int,
+    *,
+    num_tokens: int = 0,
+    lag: int = 0,
+    k_cap: int = 0,
+    last_step: int = 0,
+) -> None:
+    """A row of a slot that holds `length` committed tokens; the drafter lags by so many."""
+    plan.slot.append(slot)
+    plan.slot_epoch.append(1)
+    plan.mode.append(mode)
+    plan.num_tokens.append(num_tokens)
+    plan.len_lo.append(length)
+    plan.len_hi.append(length)
+    plan.k_cap.append(k_cap)
+    plan.accepted_step.append(0)
+    plan.accepted.append(0)
+    plan.depends_on_step.append(last_step)
+    plan.catch_up.append(lag)
