@@ -17,6 +17,7 @@ from .build import build_library, file_of
 from .causal_conv import causal_conv_reference
 from .compilations import Compilations
 from .compiling import BuildError
+from .fp8_rows import with_rounded_rows
 from .gated_delta import gated_delta_reference
 from .kv_cache import StoreKV, kv_cache_shape, store_kv_reference
 from .linear import Linear, PackLinear, linear_reference, pack_linear_reference
@@ -99,6 +100,7 @@ def load_kernels(
     case: AttentionCase | None = None,
     linear_backend: str = "auto",
     code: bytes = b"",
+    activation_dtype: str = "auto",
 ) -> KernelSet:
     """The fastest kernels that run on `device` ("cpu", "cuda" or "cuda:0").
 
@@ -107,8 +109,9 @@ def load_kernels(
     one thread until `set_num_threads`. Attention is that of the backend named, for a `case` that
     may be left to its defaults; "auto" on the CPU is what comes with the other kernels, and has no
     FP8 cache. The linear backend is that of products with plain weights on CUDA: Triton's, in which
-    a row does not depend on the number of rows, or with "torch" cuBLAS's. Raises InvalidRequest
-    when a backend does not serve the case.
+    a row does not depend on the number of rows, or with "torch" cuBLAS's. With the activation dtype
+    "fp8" what FP8 weights are multiplied by is rounded to FP8: see fp8_rows.py. Raises
+    InvalidRequest when a backend does not serve the case.
     """
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
@@ -117,6 +120,8 @@ def load_kernels(
         kernels = load_triton(linear_backend)
     if device == "cpu" and linear_backend != "auto":
         raise InvalidRequest("a cpu has one linear backend", param="linear_backend")
+    if activation_dtype != "auto":
+        kernels = _with_fp8_activations(kernels, device)
     logger.info("kernels for %s: %s", device, kernels.name)
     if device == "cpu" and attention_backend == "auto":
         refuse_unserved(case or AttentionCase.on(device))
@@ -128,6 +133,21 @@ def load_kernels(
         store_kv=backend.store_kv,
         paged_attention=backend.paged_attention,
     )
+
+
+def _with_fp8_activations(kernels: KernelSet, device: str) -> KernelSet:
+    """Multiplied as FP8 where the device can, elsewhere rounded to it: one meaning, two speeds."""
+    if device.startswith("cuda"):
+        from .gpu.fp8_rows import multiplies_fp8
+        from .gpu.linear import with_fp8_rows
+        from .gpu.moe import moe
+
+        if multiplies_fp8(torch.device(device)):
+            moe = partial(moe, fp8_rows=True)
+            return replace(kernels, linear=with_fp8_rows(kernels.linear), moe=moe)
+    linear = with_rounded_rows(kernels.linear)
+    moe = partial(moe_reference, linear=linear, silu_and_mul=kernels.silu_and_mul)
+    return replace(kernels, linear=linear, moe=moe)
 
 
 def load_triton(linear_backend: str = "auto") -> KernelSet:

@@ -22,6 +22,7 @@ from .heartbeat import Heartbeat
 from .kv_cache import CACHE_DTYPES, bytes_per_block
 from .models import Model, ModelSource, attention_case, check_alike, load_model
 from .models.finite import non_finite_tensors
+from .models.quantization import Fp8
 from .models.weight_store import WeightStore
 from .parts import Parts
 from .pooling import PoolingSums
@@ -123,7 +124,9 @@ def build_runner(
 def _voice(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) -> str:
     """The fingerprint of the checkpoint, and of which kind the numbers are that it computes."""
     cache_dtype = CACHE_DTYPES[settings.kv_cache_dtype]
-    kinds = facts.dtype, str(cache_dtype).removeprefix("torch.") if cache_dtype else facts.dtype
+    kinds = [facts.dtype, str(cache_dtype).removeprefix("torch.") if cache_dtype else facts.dtype]
+    if settings.activation_dtype != "auto":
+        kinds.append(f"{settings.activation_dtype}_activations")
     return "-".join((source.fingerprint, *kinds))
 
 
@@ -151,6 +154,11 @@ def _kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
     """The ops of the device, with attention for this model: those that weights in memory are laid
     out for, otherwise the fastest."""
     device, store = settings.device, source.store
+    if settings.activation_dtype != "auto" and not isinstance(source.config.quantization, Fp8):
+        raise InvalidRequest(
+            f"activation_dtype {settings.activation_dtype}: the checkpoint has no FP8 weights",
+            param="activation_dtype",
+        )
     case = attention_case(source, device, settings.dtype, settings.block_size)
     case = replace(case, cache_dtype=CACHE_DTYPES[settings.kv_cache_dtype])
     return load_kernels(
@@ -160,6 +168,7 @@ def _kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
         case=case,
         linear_backend=settings.linear_backend,
         code=store.kernels,
+        activation_dtype=settings.activation_dtype,
     )
 
 

@@ -12,7 +12,7 @@ from surestep_kernels.linear import dequantize
 from surestep_worker.json_fields import Fields
 from surestep_worker.models.quantization import (
     Awq,
-    BlockFp8,
+    Fp8,
     Quantization,
     Share,
     read_quantization,
@@ -26,7 +26,7 @@ def schemes(group_size: int) -> dict[str, tuple[Quantization, Matrix]]:
     weight = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(3))
     inputs = COLUMNS if group_size == -1 else group_size
     return {
-        "fp8": (BlockFp8((), (128, 128)), fp8(weight)),
+        "fp8": (Fp8((), (128, 128)), fp8(weight)),
         "awq": (Awq((), group_size), awq(weight, inputs)),
     }
 
@@ -73,7 +73,7 @@ def test_awq_cannot_store_every_size() -> None:
 
 
 def test_names_are_listed_by_whole_parts() -> None:
-    quantization = BlockFp8(("mlp.gate", "mtp", "model.layers.1.linear_attn"), (128, 128))
+    quantization = Fp8(("mlp.gate", "mtp", "model.layers.1.linear_attn"), (128, 128))
     for module, plain in {
         "model.layers.0.mlp.gate": True,
         "model.layers.0.mlp.gate_proj": False,
@@ -94,7 +94,7 @@ def test_served_schemes(names: list[str] | None) -> None:
     plain = tuple(names or ())
     raw: dict[str, Any] = {"modules_to_not_convert": names}
     fp8_config, awq_config = scheme("fp8") | raw, scheme("awq", 128) | raw
-    assert read_quantization(Fields({"quantization_config": fp8_config})) == BlockFp8(
+    assert read_quantization(Fields({"quantization_config": fp8_config})) == Fp8(
         plain, (128, 128)
     )
     assert read_quantization(Fields({"quantization_config": awq_config})) == Awq(plain, 128)

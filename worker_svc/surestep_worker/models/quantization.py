@@ -80,18 +80,20 @@ class Quantization(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFp8(Quantization):
-    """E4M3 weights with a scale per block of rows and columns, as DeepSeek and Qwen publish them.
+class Fp8(Quantization):
+    """E4M3 weights with a scale per block of rows and columns.
 
-    Every row gets a copy of its block's scales, so that weights may be merged and cut anywhere
-    between rows.
+    Blocks are squares as DeepSeek and Qwen publish them, or whole rows, the "channels" of
+    compressed-tensors. Every row gets a copy of its block's scales, so that weights may be merged
+    and cut anywhere between rows.
     """
 
     block: tuple[int, int]  # rows, columns
+    scale: str = "weight_scale_inv"  # the name of the scales, which multiply in spite of it
 
     def holds(self, module: str, types: Types) -> bool:
         """A scale, or a weight that needs one."""
-        weight, scale = f"{module}.weight", f"{module}.weight_scale_inv"
+        weight, scale = f"{module}.weight", f"{module}.{self.scale}"
         return scale in types or (weight in types and types.dtype(weight) == _FP8)
 
     def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
@@ -99,7 +101,7 @@ class BlockFp8(Quantization):
         blocks = -(-rows // self.block[0]), -(-columns // self.block[1])
         return {
             f"{module}.weight": Stored((rows, columns), (_FP8,)),
-            f"{module}.weight_scale_inv": Stored(blocks, FLOATS),
+            f"{module}.{self.scale}": Stored(blocks, FLOATS),
         }
 
     def read(self, share: Share, read: Read) -> QuantizedWeight:
@@ -110,7 +112,7 @@ class BlockFp8(Quantization):
         if (codes.view(torch.uint8) & _FP8_NAN == _FP8_NAN).any():
             raise InvalidRequest(f"{module}.weight holds NaN", param="model")
         rows, columns = _slice(share.rows, height), _slice(share.columns, width)
-        blocks = read(f"{module}.weight_scale_inv", rows, columns).float()
+        blocks = read(f"{module}.{self.scale}", rows, columns).float()
         by_row = blocks[_blocks(share.rows, height)]
         scales = by_row[:, _blocks(share.columns, width, group_size)].contiguous()
         return QuantizedWeight(codes, scales, None, group_size)
@@ -185,7 +187,7 @@ def _read_fp8(config: Fields) -> Quantization:
     _require("fp8", "fmt", config.text("fmt", "e4m3"), "e4m3")
     match config.sizes("weight_block_size", _MAX_BLOCK):
         case (rows, columns) if rows and columns:
-            return BlockFp8(config.texts("modules_to_not_convert"), (rows, columns))
+            return Fp8(config.texts("modules_to_not_convert"), (rows, columns))
         case other:
             shown = list(other) or None
             message = f"fp8 with weight_block_size {shown} is not supported; it takes two numbers"
@@ -202,7 +204,34 @@ def _read_awq(config: Fields) -> Quantization:
     return Awq(config.texts("modules_to_not_convert"), group_size)
 
 
-_READERS = {"awq": _read_awq, "fp8": _read_fp8}
+def _read_compressed(config: Fields) -> Quantization:
+    """What llm-compressor calls FP8_DYNAMIC and FP8_BLOCK.
+
+    Which modules are plain is for the tensors to say: patterns among the names are passed over.
+    """
+    method = "compressed-tensors"
+    _require(method, "format", config.text("format", "unknown"), "float-quantized")
+    groups = config.objects("config_groups")
+    _require(method, "number of config_groups", len(groups), 1)
+    (group,) = groups
+    weights, inputs = group.object("weights"), group.object("input_activations")
+    _require(method, "weights of type", weights.text("type", "int"), "float")
+    _require(method, "num_bits", weights.size("num_bits", _MAX_BLOCK, default=8), 8)
+    _require(method, "dynamic activations", inputs.flag("dynamic", default=True), True)
+    plain = tuple(name for name in config.texts("ignore") if not name.startswith("re:"))
+    strategy = weights.text("strategy", "tensor")
+    if strategy == "channel":
+        return Fp8(plain, (1, _MAX_BLOCK), "weight_scale")
+    _require(method, "strategy", strategy, "block")
+    match weights.sizes("block_structure", _MAX_BLOCK):
+        case (rows, columns) if rows and columns:
+            return Fp8(plain, (rows, columns), "weight_scale")
+        case other:
+            message = f"{method} with block_structure {list(other)} is not supported"
+            raise InvalidRequest(message, param="model")
+
+
+_READERS = {"awq": _read_awq, "compressed-tensors": _read_compressed, "fp8": _read_fp8}
 
 
 def _require(method: str, key: str, given: object, served: object) -> None:
