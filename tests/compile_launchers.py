@@ -5,7 +5,7 @@
 The launchers get tensors without memory, and a driver that knows its target and nothing else. A
 line of JSON says which Triton compiles, and one more for each variant of a kernel what it takes:
 registers of a thread, bytes of its stack (what registers were spilled to), bytes of shared memory,
-matrix instructions; or the error that it ended in.
+matrix instructions, and of how many the first operand comes from registers; or its error.
 
 The interpreter accepts much that the compiler does not: variables that change their type in a loop,
 for one. It replaces kernels where they are defined, hence a process of its own without it.
@@ -32,6 +32,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 TARGET = GPUTarget("cuda", 90, 32)
+# Registers of the sums, then those of the operand; one from shared memory is a descriptor.
+_REGISTER_OPERAND = re.compile(r"wgmma\.mma_async\.sync[^{]*\{[^}]*\},\s*\{")
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -85,6 +87,7 @@ class Compiler:
         about |= {"warps": made.metadata.num_warps, "stages": made.metadata.num_stages}
         about |= usage(made)._asdict()
         found = set(re.findall(r"\b(?:wgmma\.mma_async|mma)\.sync\S*", made.asm["ptx"]))
+        about["register_operands"] = len(_REGISTER_OPERAND.findall(made.asm["ptx"]))
         seconds = round(time.perf_counter() - began, 2)
         tell(about | {"instructions": sorted(found), "seconds": seconds})
 

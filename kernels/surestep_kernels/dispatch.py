@@ -117,11 +117,13 @@ def load_kernels(
     if device == "cpu" and cpu_kernels == "auto":
         kernels = load_native(code) or REFERENCE
     elif device.startswith("cuda"):
-        kernels = load_triton(linear_backend)
+        kernels = load_triton(linear_backend, activation_dtype)
     if device == "cpu" and linear_backend != "auto":
         raise InvalidRequest("a cpu has one linear backend", param="linear_backend")
-    if activation_dtype != "auto":
-        kernels = _with_fp8_activations(kernels, device)
+    if device == "cpu" and activation_dtype == "fp8":
+        linear = with_rounded_rows(kernels.linear)
+        moe = partial(moe_reference, linear=linear, silu_and_mul=kernels.silu_and_mul)
+        kernels = replace(kernels, linear=linear, moe=moe)
     logger.info("kernels for %s: %s", device, kernels.name)
     if device == "cpu" and attention_backend == "auto":
         refuse_unserved(case or AttentionCase.on(device))
@@ -135,28 +137,13 @@ def load_kernels(
     )
 
 
-def _with_fp8_activations(kernels: KernelSet, device: str) -> KernelSet:
-    """Multiplied as FP8 where the device can, elsewhere rounded to it: one meaning, two speeds."""
-    if device.startswith("cuda"):
-        from .gpu.fp8_rows import multiplies_fp8
-        from .gpu.linear import with_fp8_rows
-        from .gpu.moe import moe
-
-        if multiplies_fp8(torch.device(device)):
-            moe = partial(moe, fp8_rows=True)
-            return replace(kernels, linear=with_fp8_rows(kernels.linear), moe=moe)
-    linear = with_rounded_rows(kernels.linear)
-    moe = partial(moe_reference, linear=linear, silu_and_mul=kernels.silu_and_mul)
-    return replace(kernels, linear=linear, moe=moe)
-
-
-def load_triton(linear_backend: str = "auto") -> KernelSet:
+def load_triton(linear_backend: str = "auto", activation_dtype: str = "auto") -> KernelSet:
     """The Triton kernels; torch references where there is none. See load_kernels."""
     from .gpu.causal_conv import causal_conv
     from .gpu.compilations import watch_compilations
     from .gpu.gated_delta import gated_delta
     from .gpu.gated_delta_chunks import CHUNK
-    from .gpu.linear import LINEAR, pack_quantized
+    from .gpu.linear import LINEAR, pack_quantized, with_fp8_rows
     from .gpu.moe import moe, pack_experts
     from .gpu.mul_sigmoid import mul_sigmoid
     from .gpu.ngram import ngram
@@ -167,13 +154,16 @@ def load_triton(linear_backend: str = "auto") -> KernelSet:
     from .gpu.silu_and_mul import silu_and_mul
     from .gpu.step_ops import STEP_OPS
 
+    fp8 = activation_dtype == "fp8"
+    if fp8 and torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
+        raise InvalidRequest("this GPU does not multiply FP8", param="activation_dtype")
     return replace(
         REFERENCE,
         name="Triton and torch references",
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         pack_quantized=pack_quantized,
-        linear=LINEAR[linear_backend],
+        linear=with_fp8_rows(LINEAR[linear_backend]) if fp8 else LINEAR[linear_backend],
         rotary=rotary,
         silu_and_mul=silu_and_mul,
         causal_conv=causal_conv,
@@ -182,7 +172,7 @@ def load_triton(linear_backend: str = "auto") -> KernelSet:
         mul_sigmoid=mul_sigmoid,
         route=route,
         pack_experts=pack_experts,
-        moe=moe,
+        moe=partial(moe, fp8_rows=True) if fp8 else moe,
         ngram=ngram,
         delta_chunk=CHUNK,
         step=STEP_OPS,

@@ -50,9 +50,7 @@ def with_rounded_rows(linear: Linear) -> Linear:
     """`linear`, but what meets an FP8 weight is rounded first."""
 
     @wraps(linear)
-    def rounded(
-        x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def rounded(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None) -> Tensor:
         if packed.format is WeightFormat.FP8:
             x = round_rows(x, packed.group_size)
         return linear(x, packed, out_dtype)

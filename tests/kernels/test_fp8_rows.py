@@ -93,6 +93,19 @@ def test_the_kernel_equals_the_reference(gpu: str, dtype: torch.dtype, group: in
     assert torch.equal(natural[:, :, :group].flatten(1)[:, :DEPTH], codes.float())
 
 
+def test_a_row_is_rounded_alike_alone_and_in_company(gpu: str) -> None:
+    """Though others are 2^200 times as large: a scale that they shared would leave nothing of it."""
+    x = rows(9, torch.float32)
+    expected, together = round_rows(x, GROUP), ops.quantize_rows(x.to(gpu), GROUP)
+    assert together.scales is not None
+    for i, row in enumerate(x.split(1)):
+        assert torch.equal(round_rows(row, GROUP)[0], expected[i])
+        alone = ops.quantize_rows(row.to(gpu), GROUP)
+        assert alone.scales is not None
+        assert torch.equal(alone.codes[0].view(torch.uint8), together.codes[i].view(torch.uint8))
+        assert torch.equal(alone.scales[:, 0], together.scales[:, i])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(7, 8, 8), (70, 100, 24), (130, 320, 128)])
 def test_products_equal_the_reference(
@@ -109,7 +122,7 @@ def test_products_equal_the_reference(
 
 
 def test_a_row_is_the_same_alone_and_in_company(gpu: str) -> None:
-    """Sums of a group are exact, those of groups are not; a scale of all rows is seen."""
+    """Sums of a group are exact, those of groups are not."""
     codes = torch.randint(-4, 5, (40, 256)).float().to(torch.float8_e4m3fn)
     scales = torch.rand(40, 8)
     packed = pack(QuantizedWeight(codes, scales, None, 32), gpu)
@@ -136,6 +149,6 @@ def test_the_c_kernels_mean_the_same() -> None:
     x, weight = torch.randn(3, 64), make_quantized(WeightFormat.FP8, 8, 64, 32)
     results = []
     for which in ("auto", "reference"):
-        kernels = load_kernels("cpu", which, activation_dtype="fp8")  # type: ignore[arg-type]
+        kernels = load_kernels("cpu", which, activation_dtype="fp8")
         results.append(kernels.linear(x, kernels.pack_quantized(weight)))
     assert_close(*results)

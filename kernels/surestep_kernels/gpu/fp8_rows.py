@@ -69,8 +69,3 @@ def quantize_rows(x: Tensor, group_size: int) -> Factor:
             BLOCK_K=padded,
         )
     return Factor(codes, scales)
-
-
-def multiplies_fp8(device: torch.device) -> bool:
-    """Whether the device has an instruction for it. No GPU at all: the interpreter has."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)

@@ -38,7 +38,7 @@ from .weight_tile import (
 )
 
 ONE_WIDTH = (64,)  # rows of x that one instruction multiplies
-ALL_WIDTHS = (16, 32, 64, 128)
+ALL_WIDTHS = (16, 32, 64)  # wider ones spill: several sums are live at once
 _PROGRAMS = 132  # multiprocessors: splits make up for tiles that lack
 _FP32 = Tiles(16, TILE_ROWS, num_warps=4, num_stages=2, apart=True)  # no matrix instruction
 
@@ -69,9 +69,9 @@ def group_sums(
 def quantized_sums(
     x_ptr, x_scales_ptr, words_ptr, scales_ptr, rows, columns, row_blocks, M, N, K,
     first, last, groups, per_split,
-    GROUP: tl.constexpr, BLOCK_K: tl.constexpr, INT4: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_K: tl.constexpr, INT4: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Groups first..last of W x^T, split by split: f32[columns, rows].
+    """Groups first..last of W x^T: f32[columns, rows]; with SPLITS split by split.
 
     `row_blocks` are those of each word of the tile, whose rows are the weight's `columns` outputs.
     """
@@ -94,10 +94,11 @@ def quantized_sums(
             x_scales = tl.load(x_scales_ptr + group * M + rows, mask=rows < M, other=0.0)
             sums *= x_scales[None, :]
         acc += sums * scales.to(tl.float32, bitcast=True)[:, None]
-        if (group + 1) % per_split == 0:
-            total += acc
-            acc = tl.zeros_like(acc)
-    return total + acc
+        if SPLITS:  # noqa: SIM102 the one is for the compiler
+            if (group + 1) % per_split == 0:
+                total += acc
+                acc = tl.zeros_like(acc)
+    return total + acc if SPLITS else acc
 
 
 @triton.jit(do_not_specialize=["M", "per_split"])
@@ -113,6 +114,7 @@ def _linear_kernel(
     K,
     groups,
     per_split,  # groups of a split; the last one may have fewer
+    SPLITS: tl.constexpr,  # there are more than one, and this program takes all
     APART: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -131,7 +133,7 @@ def _linear_kernel(
     total = quantized_sums(
         x_ptr, x_scales_ptr, words_ptr, scales_ptr, rows, columns,
         tl.program_id(1) * (BLOCK_N // 16) + block, M, N, K, first, last, groups, per_split,
-        GROUP, BLOCK_K, INT4,
+        GROUP, BLOCK_K, INT4, SPLITS,
     )  # fmt: skip
     store_tile(out_ptr, tl.trans(total), bias_ptr, rows, columns, M, N, APART, HAS_BIAS)
 
@@ -236,6 +238,7 @@ def _launch(
     _linear_kernel[*tile_counts, splits if tiles.apart else 1](
         *(out, x.codes, x.scales, packed.data, packed.scales, bias),
         *(rows, columns, packed.in_features, groups, per_split),
+        SPLITS=splits > 1 and not tiles.apart,
         APART=tiles.apart,
         GROUP=packed.group_size,
         BLOCK_M=tiles.rows,

@@ -104,7 +104,7 @@ def _experts_kernel(
         groups = tl.cdiv(K, GROUP)
         out = quantized_sums(
             x_ptr, x_scales_ptr, words, scales, lines, columns, block, num_lines, N, K,
-            0, groups, groups, groups, GROUP, BLOCK_K, INT4,
+            0, groups, groups, groups, GROUP, BLOCK_K, INT4, SPLITS=False,
         )  # fmt: skip
     else:
         weight = tl.multiple_of(tl.load(at).to(x_ptr.dtype), 16)

@@ -62,7 +62,7 @@ def _cut_tiles_kernel(
 
 
 def cut_tiles(experts: Tensor, first: int, num_experts: int, size: int) -> Tiles:
-    """Tiles of `size` pairs for the experts i64[T, k] of T tokens; first, first + 1, .. are there."""
+    """Tiles of `size` pairs for experts i64[T, k], of which first, first + 1, .. are there."""
     tokens, top_k = experts.shape
     num_pairs = tokens * top_k
     num_tiles = num_pairs // size + min(num_experts, num_pairs)

@@ -11,7 +11,7 @@ wgmma). Codes are stored as words of 32 bits, in the order
     block of 16 rows | group of inputs | chunk | r | q | words of a thread
 
     FP8   two steps to a chunk; words are (step, i), bytes (e, j) with j the faster
-    INT4  four steps to a chunk, or what a smaller group has; a word is a step, nibbles (1 - e, j, i)
+    INT4  four steps to a chunk or all of a group; a word is a step, nibbles (1 - e, j, i)
 
 so that a thread loads 16 bytes, mostly, and those of a warp lie side by side. The bytes of an FP8
 word are as well what the FP8 instruction wants of a row, whose inputs the other operand must then

@@ -94,18 +94,98 @@ def test_served_schemes(names: list[str] | None) -> None:
     plain = tuple(names or ())
     raw: dict[str, Any] = {"modules_to_not_convert": names}
     fp8_config, awq_config = scheme("fp8") | raw, scheme("awq", 128) | raw
-    assert read_quantization(Fields({"quantization_config": fp8_config})) == Fp8(
-        plain, (128, 128)
-    )
+    assert read_quantization(Fields({"quantization_config": fp8_config})) == Fp8(plain, (128, 128))
     assert read_quantization(Fields({"quantization_config": awq_config})) == Awq(plain, 128)
     awq_config["version"] = "GEMM"
     assert read_quantization(Fields({"quantization_config": awq_config})) == Awq(plain, 128)
 
 
+CHANNELS: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "ignore": ["lm_head", "re:.*gate$"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "dynamic": False},
+            "input_activations": {
+                "num_bits": 8,
+                "type": "float",
+                "strategy": "token",
+                "dynamic": True,
+            },
+        }
+    },
+}
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    """CHANNELS with other weights."""
+    group = CHANNELS["config_groups"]["group_0"]
+    changed = group | {"weights": group["weights"] | weights}
+    return CHANNELS | {"config_groups": {"group_0": changed}}
+
+
+def test_compressed_tensors_in_fp8() -> None:
+    """What llm-compressor calls FP8_DYNAMIC and FP8_BLOCK."""
+    found = read_quantization(Fields({"quantization_config": CHANNELS}))
+    assert isinstance(found, Fp8)
+    assert found.not_converted == ("lm_head",)
+    stored = found.stored("m", ROWS, COLUMNS)
+    assert {name: of.shape for name, of in stored.items()} == {
+        "m.weight": (ROWS, COLUMNS),
+        "m.weight_scale": (ROWS, 1),
+    }
+    blocks = compressed(strategy="block", block_structure=[128, 64])
+    assert read_quantization(Fields({"quantization_config": blocks})) == Fp8(
+        ("lm_head",), (128, 64), "weight_scale"
+    )
+
+
+@pytest.mark.parametrize("columns", [range(COLUMNS), range(128, 384), range(24, 200)])
+def test_a_share_of_channels_is_that_part_of_the_weight(columns: range) -> None:
+    found = read_quantization(Fields({"quantization_config": CHANNELS}))
+    weight = torch.randn(ROWS, COLUMNS)
+    scales = weight.abs().amax(dim=1, keepdim=True).bfloat16() / 448
+    codes = (weight / scales.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    meaning = codes.float() * scales.float()
+    matrix = Matrix({"weight": codes, "weight_scale": scales}, meaning)
+    assert found is not None
+    actual = read(found, matrix, range(7, 135), columns)
+    assert torch.equal(actual, meaning[7:135, columns.start : columns.stop])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (CHANNELS | {"format": "pack-quantized"}, "compressed-tensors with format pack-quantized"),
+        (CHANNELS | {"config_groups": {}}, "compressed-tensors with number of config_groups 0"),
+        (compressed(type="int"), "compressed-tensors with weights of type int"),
+        (compressed(num_bits=4), "compressed-tensors with num_bits 4"),
+        (compressed(strategy="tensor"), "compressed-tensors with strategy tensor"),
+        (compressed(strategy="block"), r"compressed-tensors with block_structure \[\]"),
+    ],
+)
+def test_refusals_of_compressed_tensors(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        read_quantization(Fields({"quantization_config": changed}))
+
+
+def test_static_activations_are_refused() -> None:
+    group = CHANNELS["config_groups"]["group_0"] | {"input_activations": {"dynamic": False}}
+    changed = CHANNELS | {"config_groups": {"group_0": group}}
+    with pytest.raises(InvalidRequest, match="dynamic activations False"):
+        read_quantization(Fields({"quantization_config": changed}))
+
+
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        ("fp8", {"quant_method": "gptq"}, r"\(gptq\) are not supported; supported: awq, fp8"),
+        (
+            "fp8",
+            {"quant_method": "gptq"},
+            r"\(gptq\) are not supported; supported: awq, compressed-tensors, fp8",
+        ),
         ("fp8", {"activation_scheme": "static"}, "fp8 with activation_scheme static"),
         ("fp8", {"fmt": "e5m2"}, "fp8 with fmt e5m2"),
         ("fp8", {"weight_block_size": None}, "fp8 with weight_block_size None"),
