@@ -136,11 +136,17 @@ def test_quantised_experts(
     assert_close(run(gpu, packed, total, x, weights, experts), wanted)
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_experts_of_fp8_rows(gpu: str, reference: KernelSet, together: bool) -> None:
-    """Both products take rows that are rounded: those of the tokens, and those of the pairs."""
-    groups = [24, 24, 24 if together else 8]
+@pytest.mark.parametrize("case", ["together", "one by one", "down is plain"])
+def test_experts_of_fp8_rows(gpu: str, reference: KernelSet, case: str) -> None:
+    """Both products take rows that are rounded, of the tokens and of the pairs; if both are FP8."""
+    groups = [24, 24, 8 if case == "one by one" else 24]
     expected, packed = quantised(reference, gpu, WeightFormat.FP8, 48, groups)
+    if case == "down is plain":
+        plain = [reference.pack_linear(torch.randn(WIDTH, 48)) for _ in groups]
+        expected = reference.pack_experts(expected.gate_up, plain, 0)
+        placed = [replace(linear, data=linear.data.to(gpu)) for linear in plain]
+        packed = ops.pack_experts(packed.gate_up, placed, 0)
+    assert (packed.addresses is None) == (case == "one by one")
     x, total = torch.randn(4, WIDTH), torch.randn(4, WIDTH)
     weights, experts = choose(4, 2, among=3)
     wanted, out = total.clone(), total.clone().to(gpu)

@@ -93,7 +93,8 @@ def quantized_sums(
         if x_ptr.dtype.element_ty.primitive_bitwidth == 8:  # scales of x are powers of two: exact
             x_scales = tl.load(x_scales_ptr + group * M + rows, mask=rows < M, other=0.0)
             sums *= x_scales[None, :]
-        acc += sums * scales.to(tl.float32, bitcast=True)[:, None]
+        # One rounding, and said so: what a compiler fuses might differ between variants.
+        acc = tl.fma(sums, scales.to(tl.float32, bitcast=True)[:, None], acc)
         if SPLITS:  # noqa: SIM102 the one is for the compiler
             if (group + 1) % per_split == 0:
                 total += acc

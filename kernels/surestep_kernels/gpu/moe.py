@@ -219,9 +219,7 @@ def moe(
     assert total.shape == x.shape
     if tokens == 0:
         return
-    fp8_rows = fp8_rows and packed.down[0].format is WeightFormat.FP8
-    dtype = torch.float8_e4m3fn if fp8_rows else x.dtype
-    size = choose_size(tokens * top_k, num_experts, dtype, widths)
+    size = choose_size(tokens * top_k, num_experts, x.dtype, widths)
     tiles = cut_tiles(experts, packed.first, num_experts, size.pairs)
     gate_up, down = packed.addresses
     gated = x.new_empty(tokens * top_k, inner)
@@ -260,6 +258,7 @@ def _run(
     part = size.columns // 2 if gated else size.columns
     width = like.out_features // 2 if gated else like.out_features
     grid = len(tiles.experts), triton.cdiv(width, part)
+    fp8_rows = fp8_rows and like.format is WeightFormat.FP8
     factor = quantize_rows(x, like.group_size) if fp8_rows else Factor(x, None)
     _experts_kernel[grid](
         out,
