@@ -141,4 +141,4 @@ def test_what_takes_too_much_is_found() -> None:
     assert beyond(modest | {"stack": 8}) == ["stack"]
     assert beyond(modest | {"shared": 17 << 10}) == ["shared"]
     assert beyond(modest | {"warps": 8, "registers": 65}) == ["registers"]
-    assert beyond(modest | {"kernel": "_linear_kernel", "stack": 8}) == []
+    assert beyond(modest | {"kernel": "_run_chunks_kernel", "stack": 8}) == []

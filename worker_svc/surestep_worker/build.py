@@ -22,7 +22,7 @@ from .heartbeat import Heartbeat
 from .kv_cache import CACHE_DTYPES, bytes_per_block
 from .models import Model, ModelSource, attention_case, check_alike, load_model
 from .models.finite import non_finite_tensors
-from .models.quantization import Fp8
+from .models.weight_schemes import Fp8
 from .models.weight_store import WeightStore
 from .parts import Parts
 from .pooling import PoolingSums

@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from quantize import METHODS, Matrix, awq, fp8, scheme
+from quantize import METHODS, Matrix, awq, fp8, gptq, scheme
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.linear import dequantize
 from surestep_worker.json_fields import Fields
-from surestep_worker.models.quantization import (
-    Awq,
-    Fp8,
-    Quantization,
-    Share,
-    read_quantization,
-)
+from surestep_worker.models.quantization import read_quantization
+from surestep_worker.models.weight_schemes import Awq, Fp8, Gptq, Quantization, Share
 from torch import Tensor
 
 ROWS, COLUMNS = 304, 384
@@ -98,6 +93,37 @@ def test_served_schemes(names: list[str] | None) -> None:
     assert read_quantization(Fields({"quantization_config": awq_config})) == Awq(plain, 128)
     awq_config["version"] = "GEMM"
     assert read_quantization(Fields({"quantization_config": awq_config})) == Awq(plain, 128)
+
+
+@pytest.mark.parametrize(("form", "offset"), [("gptq", 1), ("gptq_v2", 0)])
+@pytest.mark.parametrize("group", [32, 128, -1])
+@pytest.mark.parametrize("rows", [range(ROWS), range(7, 135)])
+@pytest.mark.parametrize("columns", [range(COLUMNS), range(128, 384), range(24, 200)])
+def test_a_share_of_gptq_is_that_part_of_the_weight(
+    form: str, offset: int, group: int, rows: range, columns: range
+) -> None:
+    config = scheme("gptq", group) | {"checkpoint_format": form}
+    found = read_quantization(Fields({"quantization_config": config}))
+    assert found == Gptq((), group, offset)
+    matrix = gptq(torch.randn(ROWS, COLUMNS), COLUMNS if group == -1 else group)
+    if form == "gptq_v2":
+        matrix.stored["qzeros"] += 0x11111111
+    expected = matrix.meaning[rows.start : rows.stop, columns.start : columns.stop]
+    assert torch.equal(read(found, matrix, rows, columns), expected)
+    stored = found.stored("m", ROWS, COLUMNS)
+    assert {name: of.shape for name, of in stored.items()} == {
+        f"m.{name}": tensor.shape for name, tensor in matrix.stored.items()
+    }
+
+
+def test_gptq_zeros_of_five_bits_and_odd_sizes_are_refused() -> None:
+    matrix = gptq(torch.randn(ROWS, COLUMNS), 32)
+    matrix.stored["qzeros"][:] = -1
+    with pytest.raises(InvalidRequest, match=r"m\.qzeros holds more than 4 bits"):
+        read(Gptq((), 32, 1), matrix, range(ROWS), range(COLUMNS))
+    for size in ((12, 64), (16, 68), (16, 72)):
+        with pytest.raises(InvalidRequest, match="m: GPTQ cannot store"):
+            Gptq((), 32, 1).stored("m", *size)
 
 
 CHANNELS: dict[str, Any] = {
@@ -183,8 +209,16 @@ def test_static_activations_are_refused() -> None:
     [
         (
             "fp8",
-            {"quant_method": "gptq"},
-            r"\(gptq\) are not supported; supported: awq, compressed-tensors, fp8",
+            {"quant_method": "mxfp4"},
+            r"\(mxfp4\) are not supported; supported: awq, compressed-tensors, fp8, gptq",
+        ),
+        ("awq", {"quant_method": "gptq", "bits": 8}, "gptq with bits 8"),
+        ("awq", {"quant_method": "gptq", "desc_act": True}, "gptq with desc_act True"),
+        ("awq", {"quant_method": "gptq", "group_size": 20}, "gptq with group_size 20"),
+        (
+            "awq",
+            {"quant_method": "gptq", "checkpoint_format": "marlin"},
+            "gptq with checkpoint_format marlin is not supported; supported: gptq or gptq_v2",
         ),
         ("fp8", {"activation_scheme": "static"}, "fp8 with activation_scheme static"),
         ("fp8", {"fmt": "e5m2"}, "fp8 with fmt e5m2"),
