@@ -27,7 +27,7 @@ from gpu_sizes import (
     kernels,
     size,
 )
-from surestep_kernels import PackedLinear, QuantizedWeight
+from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.moe import PackedExperts
 from torch import Tensor
 
@@ -93,6 +93,11 @@ def linear(s: Sizes) -> Iterator[Case]:
         yield from _layers(s, f"linear {name}", pack, "auto")
 
 
+def linear_w8a8(s: Sizes) -> Iterator[Case]:
+    """FP8 weights times activations rounded to FP8, which --activation-dtype fp8 takes."""
+    yield from _layers(s, "linear w8a8", _pack_fp8, "auto", activation_dtype="fp8")
+
+
 def linear_torch(s: Sizes) -> Iterator[Case]:
     """cuBLAS, which --linear-backend torch takes."""
     yield from _layers(s, "linear bf16 torch", _pack_plain, "torch")
@@ -103,7 +108,9 @@ def linear_sequential(s: Sizes) -> Iterator[Case]:
     yield from _layers(s, "linear bf16 sequential", _pack_plain, "triton_sequential")
 
 
-def _layers(s: Sizes, op: str, pack: Pack, backend: str) -> Iterator[Case]:
+def _layers(
+    s: Sizes, op: str, pack: Pack, backend: str, activation_dtype: str = "auto"
+) -> Iterator[Case]:
     qkv = (s.heads + 2 * s.kv_heads) * s.head_dim
     weights = (
         (qkv, s.hidden),
@@ -113,7 +120,8 @@ def _layers(s: Sizes, op: str, pack: Pack, backend: str) -> Iterator[Case]:
     )
 
     def make(device: str, m: int, n: int, k: int) -> Work:
-        return _product(pack(device, n, k), activations(device, m, k), None, backend)
+        x = activations(device, m, k)
+        return _product(pack(device, n, k), x, None, kernels(backend, activation_dtype))
 
     for (n, k), m in product(weights, s.rows):
         yield Case(op, f"M={m} N={n} K={k}", partial(make, m=m, n=n, k=k), cold=True)
@@ -122,7 +130,8 @@ def _layers(s: Sizes, op: str, pack: Pack, backend: str) -> Iterator[Case]:
 def logits(s: Sizes) -> Iterator[Case]:
     def make(device: str, m: int, backend: str) -> Work:
         packed = _pack_plain(device, s.vocab, s.hidden)
-        return _product(packed, activations(device, m, s.hidden), torch.float32, backend)
+        x = activations(device, m, s.hidden)
+        return _product(packed, x, torch.float32, kernels(backend))
 
     backends = {"logits": "auto", "logits sequential": "triton_sequential", "logits torch": "torch"}
     for op, backend in backends.items():
@@ -184,17 +193,19 @@ def moe(s: Sizes) -> Iterator[Case]:
         return
 
     def make(device: str, m: int, name: str) -> Work:
-        packed = _pack_experts(device, s.hidden, of, name)
+        fp8 = name == "w8a8"
+        packed = _pack_experts(device, s.hidden, of, "fp8" if fp8 else name)
         experts = floats(device, m, of.experts).argsort(dim=1)[:, : of.top_k].contiguous()
         weights, x = floats(device, m, of.top_k), activations(device, m, s.hidden) / 1024
         total = floats(device, m, s.hidden)
-        run = partial(kernels().moe, total, x, weights, experts, packed)
+        ops = kernels(activation_dtype="fp8" if fp8 else "auto")
+        run = partial(ops.moe, total, x, weights, experts, packed)
         used = experts.unique().tolist()
         read = sum(_weight_bytes(packed.gate_up[e]) + _weight_bytes(packed.down[e]) for e in used)
         flop = 2 * m * of.top_k * 3 * s.hidden * of.inner
         return Work(run, read + size(x, weights, experts) + 2 * total.nbytes, flop)
 
-    for name, m in product(PACK, of.rows):
+    for name, m in product(("bf16", "fp8", "int4", "w8a8"), of.rows):
         shape = f"T={m} E={of.experts} k={of.top_k} H={s.hidden} I={of.inner}"
         yield Case(f"moe {name}", shape, partial(make, m=m, name=name), cold=True)
 
@@ -224,11 +235,13 @@ def _pack_int4(device: str, n: int, k: int) -> PackedLinear:
 PACK: dict[str, Pack] = {"bf16": _pack_plain, "fp8": _pack_fp8, "int4": _pack_int4}
 
 
-def _product(packed: PackedLinear, x: Tensor, out_dtype: torch.dtype | None, backend: str) -> Work:
+def _product(
+    packed: PackedLinear, x: Tensor, out_dtype: torch.dtype | None, ops: KernelSet
+) -> Work:
     m, n, k = len(x), packed.out_features, packed.in_features
     moved = _weight_bytes(packed) + x.nbytes
     moved += m * n * (BYTES if out_dtype is None else out_dtype.itemsize)
-    return Work(partial(kernels(backend).linear, x, packed, out_dtype), moved, 2 * m * n * k)
+    return Work(partial(ops.linear, x, packed, out_dtype), moved, 2 * m * n * k)
 
 
 def _weight_bytes(packed: PackedLinear) -> int:
@@ -252,6 +265,7 @@ OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "rotary": rotary,
     "linear": linear,
     "linear_sequential": linear_sequential,
+    "linear_w8a8": linear_w8a8,
     "linear_torch": linear_torch,
     "logits": logits,
     "rms_norm_gated": rms_norm_gated,

@@ -53,7 +53,7 @@ class ExpertSizes(NamedTuple):
     experts: int
     top_k: int
     inner: int
-    rows: tuple[int, ...] = (1, 8, 64, 256)
+    rows: tuple[int, ...] = (1, 8, 64, 256, 4096)
 
 
 class Sizes(NamedTuple):
@@ -86,15 +86,15 @@ MODELS = (
     ),
 )  # fmt: skip
 TINY = Sizes(
-    "tiny", 128, 136, 2, 1, 8, 4, 70, DeltaSizes(1, 2, 16, 24), ExpertSizes(3, 2, 40, rows=(1, 3)),
+    "tiny", 128, 136, 2, 1, 8, 4, 70, DeltaSizes(1, 2, 16, 24), ExpertSizes(3, 2, 48, rows=(1, 3)),
     rows=(1, 3), lookups=((2, 40),), batches=(2,), contexts=(40,), prompts=(70,), sampled=(2,),
 )  # fmt: skip
 
 
 @cache
-def kernels(linear_backend: str = "auto") -> KernelSet:
+def kernels(linear_backend: str = "auto", activation_dtype: str = "auto") -> KernelSet:
     """Those of a CUDA device, but for attention."""
-    return load_triton(linear_backend)
+    return load_triton(linear_backend, activation_dtype)
 
 
 def activations(device: str, *shape: int) -> Tensor:

@@ -9,15 +9,18 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-from gpu_cases import MODELS, OPS, TINY, Sizes
+from gpu_cases import MODELS, OPS, PACK, TINY, Sizes
 from gpu_sizes import Work, i32, kernels
 from surestep_kernels import PackedLinear
+from surestep_kernels.gpu.linear import ALL_WIDTHS, ONE_WIDTH, quantized_parts
+from surestep_kernels.gpu.moe import moe
 from surestep_kernels.gpu.paged_attention import paged_attention
 from surestep_kernels.gpu.sequential_linear import TILES, Tile, multiply_into
 from surestep_kernels.gpu.shape_logits import shape_logits
 from surestep_kernels.gpu.store_kv import store_kv
 from surestep_kernels.head_projection import HeadProjection
 from surestep_kernels.kv_cache import FP8, LayerCache
+from surestep_kernels.moe import PackedExperts
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.shape_logits import Biases, Forbidden, Positions, Shaping
 
@@ -29,6 +32,7 @@ WITH_MEMORY = (
     "moe bf16",
     "moe fp8",
     "moe int4",
+    "moe w8a8",
     "shape_logits penalties",
 )
 NO_TRITON = ("linear_torch",)
@@ -52,6 +56,7 @@ def launches(*, full: bool) -> Iterator[Launch]:
     yield from _products()
     yield from _fused()
     yield from _tiles()
+    yield from _quantised()
     yield from _shaping()
     yield from _pages()
 
@@ -202,6 +207,52 @@ def _tiles() -> Iterator[Launch]:
         shape = "x".join(map(str, tile[:3])) + (" weight first" if tile.weight_first else "")
         yield Launch("linear_sequential", f"tile {shape}", partial(run, tile, 2048))
     yield Launch("linear_sequential", "tiny: tile, K=136", partial(run, TILES[0], 136))
+
+
+class _Experts(NamedTuple):
+    """Of a launch of experts without memory: their addresses are never looked at."""
+
+    tokens: int
+    experts: int = 32
+    top_k: int = 8
+    hidden: int = 2048
+    inner: int = 512
+
+
+def _quantised() -> Iterator[Launch]:
+    """Instructions of all widths, FP8 rows, and experts with much to do."""
+    for name, rows, widths in product(
+        ("fp8", "int4", "fp8 rows"), (1, 20, 64, 4096), (ONE_WIDTH, ALL_WIDTHS)
+    ):
+        if rows in (1, 4096) or widths is ALL_WIDTHS:
+            case = f"{name} M={rows} width of {len(widths)}"
+            yield Launch("linear", case, partial(_multiply, name, rows, widths))
+    for name, tokens in product(("bf16", "fp8", "int4", "fp8 rows"), (1, 1024)):
+        for widths in (ONE_WIDTH, ALL_WIDTHS):
+            case = f"experts {name} T={tokens} width of {len(widths)}"
+            yield Launch("moe", case, partial(_run_experts, name, _Experts(tokens), widths))
+
+
+def _pack(name: str, n: int, k: int) -> PackedLinear:
+    """INT4 needs memory: packing looks at its scales."""
+    return PACK[name.split()[0]]("cpu" if name == "int4" else META, n, k)
+
+
+def _multiply(name: str, rows: int, widths: tuple[int, ...]) -> None:
+    packed = _pack(name, 1024, 2048)
+    x = torch.empty(rows, 2048, dtype=BF16, device=META)
+    quantized_parts(x, packed, None, widths, fp8_rows="rows" in name)
+
+
+def _run_experts(name: str, of: _Experts, widths: tuple[int, ...]) -> None:
+    gate_up, down = _pack(name, 2 * of.inner, of.hidden), _pack(name, of.hidden, of.inner)
+    addresses = torch.empty(2, 2, of.experts, dtype=torch.int64, device=META)
+    packed = PackedExperts((gate_up,) * of.experts, (down,) * of.experts, 0, addresses)
+    x = torch.empty(of.tokens, of.hidden, dtype=BF16, device=META)
+    total, chosen = torch.empty(x.shape, device=META), (of.tokens, of.top_k)
+    experts = torch.empty(chosen, dtype=torch.int64, device=META)
+    weights = torch.empty(chosen, device=META)
+    moe(total, x, weights, experts, packed, widths, fp8_rows="rows" in name)
 
 
 def _shaping() -> Iterator[Launch]:

@@ -6,8 +6,8 @@
 The launchers get tensors without memory, and a driver that knows its target and nothing else. A
 line of JSON says which Triton compiles, and one more for each variant of a kernel what it takes:
 registers of a thread, bytes of its stack (what registers were spilled to), bytes of shared memory,
-matrix instructions, and what decides the order of its reductions: which thread holds which element;
-or the error that it ended in.
+matrix instructions, of how many the first operand comes from registers, and what decides the order
+of its reductions: which thread holds which element; or the error that it ended in.
 
 The interpreter accepts much that the compiler does not: variables that change their type in a loop,
 for one. It replaces kernels where they are defined, hence a process of its own without it.
@@ -30,12 +30,13 @@ from typing import Any, NamedTuple
 import compile_cases
 import torch
 import triton
-from surestep_kernels.gpu import linear, moe
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 TARGET = GPUTarget("cuda", 90, 32)
+# Registers of the sums, then those of the operand; one from shared memory is a descriptor.
+_REGISTER_OPERAND = re.compile(r"wgmma\.mma_async\.sync[^{]*\{[^}]*\},\s*\{")
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -89,6 +90,7 @@ class Compiler:
         about |= {"warps": made.metadata.num_warps, "stages": made.metadata.num_stages}
         about |= usage(made)._asdict()
         found = set(re.findall(r"\b(?:wgmma\.mma_async|mma)\.sync\S*", made.asm["ptx"]))
+        about["register_operands"] = len(_REGISTER_OPERAND.findall(made.asm["ptx"]))
         seconds = round(time.perf_counter() - began, 2)
         about |= {"instructions": sorted(found), "reductions": reductions(made.asm["ttgir"])}
         tell(about | {"seconds": seconds})
@@ -143,8 +145,6 @@ def main() -> None:
     driver.set_active(Driver())
     compiler = Compiler()
     JITFunction.run = lambda kernel, *a, **options: compiler.launch(kernel, *a, **options)
-    for module in (linear, moe):  # as the target does
-        vars(module)["converts_fp8"] = lambda device: True
     tell({"triton": triton.__version__, "target": f"sm_{TARGET.arch}"})
     for launch in chosen(full=args.full, ops=args.ops, share=args.share):
         compiler.case = launch.name

@@ -64,7 +64,7 @@ def quantize(
         if not _is_linear(name, tensor) or any(f".{part}." in f".{module}." for part in plain):
             stored[name] = meant[name] = tensor
             continue
-        matrix = fp8(tensor.float()) if method == "fp8" else awq(tensor.float(), group_size)
+        matrix = _QUANTIZE[method](tensor.float(), group_size)
         stored |= {f"{module}.{suffix}": part for suffix, part in matrix.stored.items()}
         meant[name] = matrix.meaning
     save_file(stored, twins.quantized / "model.safetensors")
@@ -80,6 +80,8 @@ def scheme(method: str, group_size: int = 16) -> dict[str, Any]:
         blocks = {"weight_block_size": [BLOCK, BLOCK]}
         return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", **blocks}
     sizes = {"bits": 4, "group_size": group_size}
+    if method == "gptq":
+        return {"quant_method": "gptq", "sym": False, "desc_act": False, **sizes}
     return {"quant_method": "awq", "version": "gemm", "zero_point": True, **sizes}
 
 
@@ -98,28 +100,55 @@ def fp8(weight: Tensor) -> Matrix:
     return Matrix({"weight": codes, "weight_scale_inv": scales}, meaning)
 
 
-def awq(weight: Tensor, group_size: int) -> Matrix:
-    """Asymmetric 4-bit codes per output and group."""
+class _Codes(NamedTuple):
+    """Of 4 bits per output and group, as whole numbers."""
+
+    codes: Tensor  # [N, K]
+    zeros: Tensor  # [N, groups]
+    scales: Tensor  # f16[N, groups]
+    meaning: Tensor  # [N, K]
+
+
+def _four_bits(weight: Tensor, group_size: int, least_zero: int = 0) -> _Codes:
     rows, columns = weight.shape
     groups = weight.view(rows, columns // group_size, group_size)
     low, high = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
     scales = ((high - low) / 15).half()
-    zeros = (-low / scales.float()).round().clamp(0, 15)
+    zeros = (-low / scales.float()).round().clamp(least_zero, 15)
     codes = ((groups / scales.float()).round() + zeros).clamp(0, 15)
     meaning = ((codes - zeros) * scales.float()).view(rows, columns)
-    return Matrix(
-        {
-            "qweight": _words(codes.view(rows, columns).T),
-            "qzeros": _words(zeros[:, :, 0].T),
-            "scales": scales[:, :, 0].T.contiguous(),
-        },
-        meaning,
-    )
+    return _Codes(codes.view(rows, columns), zeros[:, :, 0], scales[:, :, 0], meaning)
 
 
-def _words(codes: Tensor) -> Tensor:
-    """Codes [K, N] to int32[K, N / 8]."""
-    packed = sum(codes[:, n::8].long() << 4 * nibble for nibble, n in enumerate(_AWQ_NIBBLES))
+def awq(weight: Tensor, group_size: int) -> Matrix:
+    """Asymmetric 4-bit codes per output and group."""
+    of = _four_bits(weight, group_size)
+    stored = {
+        "qweight": _words(of.codes.T, _AWQ_NIBBLES),
+        "qzeros": _words(of.zeros.T, _AWQ_NIBBLES),
+        "scales": of.scales.T.contiguous(),
+    }
+    return Matrix(stored, of.meaning)
+
+
+def gptq(weight: Tensor, group_size: int) -> Matrix:
+    """The same as AutoGPTQ writes them: words of eight inputs, and zero points less 1."""
+    of = _four_bits(weight, group_size, least_zero=1)
+    stored = {
+        "qweight": _words(of.codes, range(8)).T.contiguous(),
+        "qzeros": _words(of.zeros.T - 1, range(8)),
+        "scales": of.scales.T.contiguous(),
+        "g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // group_size,
+    }
+    return Matrix(stored, of.meaning)
+
+
+_QUANTIZE = {"fp8": lambda weight, _: fp8(weight), "awq": awq, "gptq": gptq}
+
+
+def _words(codes: Tensor, nibbles: Sequence[int]) -> Tensor:
+    """Codes [R, C] to int32[R, C / 8]; nibble 0, 1, ... has which of eight."""
+    packed = sum(codes[:, n::8].long() << 4 * nibble for nibble, n in enumerate(nibbles))
     assert isinstance(packed, Tensor)
     return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int().contiguous()
 

@@ -1,7 +1,7 @@
 """What Triton's interpreter (3.9) does otherwise than a GPU, put right for the tests.
 
-It truncates where the hardware rounds to nearest even, and its tl.dot multiplies the bit patterns
-of bfloat16 as if they were numbers.
+It truncates where the hardware rounds to nearest even, takes subnormal numbers of bfloat16 for
+zeros, and its tl.dot multiplies the bit patterns of bfloat16 and FP8 as if they were numbers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 _FP8_MAX = 448.0  # beyond it the hardware's conversion saturates
+_WIDENED = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn}  # kept as their bits
 
 
 def repair(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +30,8 @@ def _rounding(convert: Callable[..., Any]) -> Callable[..., Any]:
         if source == tl.float32 and target == tl.bfloat16:
             values = torch.from_numpy(data.copy()).bfloat16()
             return values.view(torch.uint16).numpy()
+        if source in _WIDENED and target == tl.float32:
+            return torch.from_numpy(data.copy()).view(_WIDENED[source]).float().numpy()
         if source == tl.float32 and target == tl.float8e4nv:
             values = torch.from_numpy(data.copy()).clamp(-_FP8_MAX, _FP8_MAX)
             return values.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
@@ -39,8 +42,13 @@ def _rounding(convert: Callable[..., Any]) -> Callable[..., Any]:
 
 def _widening(dot: Callable[..., Any]) -> Callable[..., Any]:
     def widened(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        if a.dtype.scalar == tl.bfloat16:
-            a, b = (self.cast_impl(factor, tl.float32) for factor in (a, b))
+        if a.dtype.scalar in _WIDENED:
+            a, b = (_widen(factor, _WIDENED[a.dtype.scalar]) for factor in (a, b))
         return dot(self, a, b, *rest)
 
     return widened
+
+
+def _widen(factor: Any, dtype: torch.dtype) -> Any:
+    values = torch.from_numpy(factor.data.copy()).view(dtype).float().numpy()
+    return interpreter.TensorHandle(values, tl.float32)

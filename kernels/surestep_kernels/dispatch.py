@@ -17,6 +17,7 @@ from .build import build_library, file_of
 from .causal_conv import causal_conv_reference
 from .compilations import Compilations
 from .compiling import BuildError
+from .fp8_rows import with_rounded_rows
 from .gated_delta import gated_delta_reference
 from .head_projection import HeadProjection
 from .kv_cache import LayerCache, StoreKV, kv_cache_shape, store_kv_reference
@@ -150,6 +151,7 @@ def load_kernels(
     case: AttentionCase | None = None,
     linear_backend: str = "auto",
     code: bytes = b"",
+    activation_dtype: str = "auto",
 ) -> KernelSet:
     """The fastest kernels that run on `device` ("cpu", "cuda" or "cuda:0").
 
@@ -157,16 +159,21 @@ def load_kernels(
     where that is impossible, or with cpu_kernels="reference", the torch references serve. They use
     one thread until `set_num_threads`. Attention is that of the backend named, for a `case` that
     may be left to its defaults; "auto" on the CPU is what comes with the other kernels, and has no
-    FP8 cache. The linear backend is that of products with plain weights on CUDA: see Products.
-    Raises InvalidRequest when a backend does not serve the case.
+    FP8 cache. The linear backend is that of products with plain weights on CUDA: see Products. With
+    the activation dtype "fp8" what FP8 weights are multiplied by is rounded to FP8: see
+    fp8_rows.py. Raises InvalidRequest when a backend does not serve the case.
     """
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
         kernels = load_native(code) or REFERENCE
     elif device.startswith("cuda"):
-        kernels = load_triton(linear_backend)
+        kernels = load_triton(linear_backend, activation_dtype)
     if device == "cpu" and linear_backend != "auto":
         raise InvalidRequest("a cpu has one linear backend", param="linear_backend")
+    if device == "cpu" and activation_dtype == "fp8":
+        linear = with_rounded_rows(kernels.linear)
+        moe = partial(moe_reference, linear=linear, silu_and_mul=kernels.silu_and_mul)
+        kernels = replace(kernels, linear=linear, moe=moe)
     logger.info("kernels for %s: %s", device, kernels.name)
     if device == "cpu" and attention_backend == "auto":
         refuse_unserved(case or AttentionCase.on(device))
@@ -180,11 +187,11 @@ def load_kernels(
     )
 
 
-def load_triton(linear_backend: str = "auto") -> KernelSet:
+def load_triton(linear_backend: str = "auto", activation_dtype: str = "auto") -> KernelSet:
     """The Triton kernels; torch references where there is none. See load_kernels."""
     from .gpu.kernel_set import triton_kernels
 
-    return triton_kernels(linear_backend)
+    return triton_kernels(linear_backend, activation_dtype)
 
 
 def load_native(code: bytes = b"") -> KernelSet | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ import triton.language as tl
 from kernel_cases import DTYPES, FORMATS, assert_close, make_quantized
 from surestep_kernels import KernelSet, PackedLinear
 from surestep_kernels.gpu import linear as ops
+from surestep_kernels.gpu import weight_tile
+from surestep_kernels.gpu.fp8_rows import Factor
+from surestep_kernels.gpu.splits import add_up
 from surestep_kernels.linear import WeightFormat
 from surestep_kernels.quantized import QuantizedWeight
 from torch import Tensor
@@ -61,27 +65,61 @@ def test_all_tiles_equal_the_reference(
     assert_close(ops.linear(x.to(gpu), packed, torch.float32).cpu(), expected)
 
 
+def exact_sums(format_: WeightFormat, columns: int, depth: int, group: int) -> QuantizedWeight:
+    """Whose sums over a group no order changes, if x is whole numbers; sums of groups it does."""
+    made = make_quantized(format_, columns, depth, group)
+    scales = made.scales * 2.0 ** torch.randint(0, 20, made.scales.shape)
+    if format_ is WeightFormat.INT4:
+        return QuantizedWeight(made.codes, scales, made.zeros, group)
+    codes = torch.randint(-16, 17, (columns, depth)).float().to(torch.float8_e4m3fn)
+    return QuantizedWeight(codes, scales, None, group)
+
+
 @pytest.mark.parametrize("format_", FORMATS)
-def test_splits_are_added_in_one_order(gpu: str, format_: WeightFormat) -> None:
-    """Whether they are programs of their own, or loops of one, changes no bit."""
-    packed = pack(make_quantized(format_, 40, 400, 32), torch.randn(40), gpu)
-    x = torch.randn(5, 400).bfloat16().to(gpu)
-    per_split = ops.groups_per_split(packed)
-    assert 1 < per_split < 13
-    together = torch.empty(5, 40, device=gpu)
-    tiles = ops._FEW._replace(apart=False)
-    ops._launch(together, packed.bias, tiles, x=x, packed=packed, per_split=per_split)
-    assert torch.equal(together, ops.linear(x, packed, torch.float32))
+def test_a_row_is_the_same_alone_and_in_company(gpu: str, format_: WeightFormat) -> None:
+    """Whatever the width of an instruction."""
+    packed = pack(exact_sums(format_, 40, 400, 32), torch.randn(40), gpu)
+    assert 1 < ops.groups_per_split(packed) < 13
+    x = torch.randint(-8, 9, (9, 400)).bfloat16().to(gpu)
+    expected = torch.cat([ops.linear(row, packed, torch.float32) for row in x.split(1)])
+    for rows, widths in product((9, 40, 130), (ops.ONE_WIDTH, ops.ALL_WIDTHS)):
+        many = x.repeat(-(-rows // 9), 1)[:rows]
+        out = add_up(ops.quantized_parts(many, packed, torch.float32, widths))
+        assert torch.equal(out, expected.repeat(-(-rows // 9), 1)[:rows])
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_splits_apart_and_together_have_equal_bits(gpu: str, format_: WeightFormat) -> None:
+    """In tiles of both sizes; a mutant that adds all groups in one sum is seen."""
+    packed = pack(exact_sums(format_, 40, 400, 32), torch.randn(40), gpu)
+    x, per_split = torch.randint(-8, 9, (5, 400)).bfloat16().to(gpu), ops.groups_per_split(packed)
+    tiles = ops.choose_tiles(5, packed, x.dtype, ops.ONE_WIDTH)
+    assert tiles.apart
+    apart = ops.linear(x, packed, torch.float32)
+
+    def together(columns: int, per_split: int) -> Tensor:
+        out, one = torch.empty(5, 40, device=gpu), tiles._replace(apart=False, columns=columns)
+        factor = Factor(x, None)
+        ops._launch(out, packed.bias, one, x=factor, packed=packed, per_split=per_split)
+        return out
+
+    assert torch.equal(together(64, per_split), apart)
+    assert torch.equal(together(128, per_split), apart)
+    assert not torch.equal(together(64, 13), apart)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_does_not_depend_on_the_others(gpu: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_row_of_any_numbers_does_not_depend_on_the_others(
+    gpu: str, format_: WeightFormat, dtype: torch.dtype
+) -> None:
     if gpu == "cpu":
         pytest.skip("the interpreter's products are NumPy's, which look at the other rows")
-    packed = pack(make_quantized(WeightFormat.FP8, 70, 320, 64), None, gpu)
-    x = torch.randn(16, 320).to(dtype).to(gpu)
-    alone = torch.cat([ops.linear(row, packed) for row in x.split(1)])
-    assert torch.equal(ops.linear(x, packed), alone)
+    packed = pack(make_quantized(format_, 320, 2048, 128), None, gpu)
+    x = torch.randn(700, 2048).to(dtype).to(gpu)
+    alone = torch.cat([ops.linear(row, packed) for row in x[:20].split(1)])
+    for rows in (20, 64, 65, 300, 700):
+        assert torch.equal(ops.linear(x[:rows], packed)[:20], alone)
 
 
 def test_no_rows(gpu: str) -> None:
@@ -90,24 +128,40 @@ def test_no_rows(gpu: str) -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _decode_kernel(out_ptr: Any, codes_ptr: Any, NATIVE: tl.constexpr) -> None:
-    at = tl.arange(0, 256)
+def _tile_kernel(
+    out_ptr: Any, words_ptr: Any, zeros_ptr: Any, BLOCK_K: tl.constexpr, INT4: tl.constexpr
+) -> None:
+    """The one tile of a weight of one group."""
+    block, place = weight_tile.places(128, BLOCK_K, INT4)
+    words = tl.load(words_ptr + block * (BLOCK_K * (2 if INT4 else 4)) + place)
+    row, k = tl.arange(0, 128), tl.arange(0, BLOCK_K)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    tl.store(out_ptr + at, ops._decode_fp8(tl.load(codes_ptr + at), dtype, NATIVE))
+    if INT4:
+        tile = weight_tile.int4_tile(words, tl.load(zeros_ptr + row), dtype, 128, BLOCK_K)
+    else:
+        tile = weight_tile.fp8_tile(words, dtype, 128, BLOCK_K)
+    tl.store(out_ptr + row[:, None] * BLOCK_K + k[None, :], tile)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("native", [False, True])
-def test_decodes_every_fp8_number(gpu: str, native: bool, dtype: torch.dtype) -> None:
-    codes = torch.arange(256, dtype=torch.uint8)
-    out = torch.zeros(256, dtype=dtype, device=gpu)
-    _decode_kernel[(1,)](out, codes.to(gpu), NATIVE=native)
-    expected = codes.view(torch.float8_e4m3fn).to(dtype)
-    is_number = ~expected.isnan()
-    assert torch.equal(out.cpu()[is_number], expected[is_number])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("int4", [False, True])
+def test_every_code_arrives_where_it_belongs(
+    gpu: str, dtype: torch.dtype, group: int, int4: bool
+) -> None:
+    codes = torch.randint(16 if int4 else 256, (128, group), dtype=torch.uint8)
+    if not int4:
+        codes.flatten()[:256] = torch.arange(256)
+        codes[codes & 0x7F == 0x7F] = 0  # NaN
+    zeros = torch.randint(16, (128,), dtype=torch.int32)
+    out = torch.zeros(128, group, dtype=dtype, device=gpu)
+    words = weight_tile.pack_codes(codes, group, int4=int4)
+    _tile_kernel[(1,)](out, words.to(gpu), zeros.to(gpu), BLOCK_K=group, INT4=int4)
+    values = codes.float() - zeros[:, None] if int4 else codes.view(torch.float8_e4m3fn).float()
+    assert torch.equal(out.cpu().float(), values)
 
 
 @pytest.mark.parametrize(("format_", "bytes_each"), [("FP8", 1.0), ("INT4", 0.5)])
 def test_codes_stay_packed(format_: str, bytes_each: float) -> None:
-    packed = ops.pack_quantized(make_quantized(WeightFormat[format_], 64, 256, 128))
-    assert packed.data.nbytes == 64 * 256 * bytes_each
+    packed = ops.pack_quantized(make_quantized(WeightFormat[format_], 128, 256, 128))
+    assert packed.data.nbytes == 128 * 256 * bytes_each

@@ -6,10 +6,11 @@ import pytest
 import torch
 from kernel_cases import DTYPES, FORMATS, assert_close, make_quantized
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
+from surestep_kernels.fp8_rows import with_rounded_rows
 from surestep_kernels.gpu import linear as linear_ops
 from surestep_kernels.gpu import moe as ops
 from surestep_kernels.linear import WeightFormat
-from surestep_kernels.moe import PackedExperts
+from surestep_kernels.moe import PackedExperts, moe_reference
 from torch import Tensor
 
 WIDTH, INNER, EXPERTS = 72, 36, 5
@@ -100,21 +101,86 @@ def place(weight: QuantizedWeight, gpu: str) -> PackedLinear:
     return replace(packed, **{name: p.to(gpu) for name, p in parts.items() if p is not None})
 
 
-@pytest.mark.parametrize("alike", [True, False])
-@pytest.mark.parametrize("format_", FORMATS)
-def test_quantised_experts(
-    gpu: str, reference: KernelSet, format_: WeightFormat, alike: bool
-) -> None:
-    """Of one format, or with one expert of another, which are run one at a time."""
-    groups = [24, 24, 24 if alike else 8]
-    gate_up = [make_quantized(format_, 2 * INNER, WIDTH, group) for group in groups]
-    down = [make_quantized(format_, WIDTH, INNER, group) for group in groups]
+def quantised(
+    reference: KernelSet, gpu: str, format_: WeightFormat, inner: int, groups: list[int]
+) -> tuple[PackedExperts, PackedExperts]:
+    """Experts for the reference, and for the device."""
+    gate_up = [make_quantized(format_, 2 * inner, WIDTH, group) for group in groups]
+    down = [make_quantized(format_, WIDTH, inner, group) for group in groups]
     pack = reference.pack_quantized
     expected = reference.pack_experts([pack(w) for w in gate_up], [pack(w) for w in down], 0)
     packed = ops.pack_experts([place(w, gpu) for w in gate_up], [place(w, gpu) for w in down], 0)
-    assert (packed.addresses is not None) == alike
+    return expected, packed
+
+
+@pytest.mark.parametrize(
+    ("inner", "groups", "together"),
+    [(48, [24, 24, 24], True), (48, [24, 24, 8], False), (36, [24, 24, 24], False)],
+)
+@pytest.mark.parametrize("format_", FORMATS)
+def test_quantised_experts(
+    gpu: str,
+    reference: KernelSet,
+    format_: WeightFormat,
+    inner: int,
+    groups: list[int],
+    together: bool,
+) -> None:
+    """One expert of another layout, or gates that fill no blocks: they are run one at a time."""
+    expected, packed = quantised(reference, gpu, format_, inner, groups)
+    assert (packed.addresses is not None) == together
     x, total = torch.randn(4, WIDTH), torch.randn(4, WIDTH)
     weights, experts = choose(4, 2, among=3)
     wanted = total.clone()
     reference.moe(wanted, x, weights, experts, expected)
     assert_close(run(gpu, packed, total, x, weights, experts), wanted)
+
+
+@pytest.mark.parametrize("case", ["together", "one by one", "down is plain"])
+def test_experts_of_fp8_rows(gpu: str, reference: KernelSet, case: str) -> None:
+    """Both products take rows that are rounded, of the tokens and of the pairs; if both are FP8."""
+    groups = [24, 24, 8 if case == "one by one" else 24]
+    expected, packed = quantised(reference, gpu, WeightFormat.FP8, 48, groups)
+    if case == "down is plain":
+        plain = [reference.pack_linear(torch.randn(WIDTH, 48)) for _ in groups]
+        expected = reference.pack_experts(expected.gate_up, plain, 0)
+        placed = [replace(linear, data=linear.data.to(gpu)) for linear in plain]
+        packed = ops.pack_experts(packed.gate_up, placed, 0)
+    assert (packed.addresses is None) == (case == "one by one")
+    x, total = torch.randn(4, WIDTH), torch.randn(4, WIDTH)
+    weights, experts = choose(4, 2, among=3)
+    wanted, out = total.clone(), total.clone().to(gpu)
+    rounded = with_rounded_rows(reference.linear)
+    moe_reference(wanted, x, weights, experts, expected, linear=rounded)
+    ops.moe(out, x.to(gpu), weights.to(gpu), experts.to(gpu), packed, fp8_rows=True)
+    assert_close(out.cpu(), wanted)
+
+
+def whole(packed: PackedExperts) -> None:
+    """Sums without rounding: NumPy, which multiplies in the interpreter, has orders of its own."""
+    for linear in packed.gate_up:
+        linear.data.copy_(torch.randint(-2, 3, linear.data.shape))
+    for linear in packed.down:
+        linear.data.copy_(torch.arange(WIDTH)[:, None] % INNER == torch.arange(INNER))
+
+
+@pytest.mark.parametrize("widths", [linear_ops.ONE_WIDTH, linear_ops.ALL_WIDTHS])
+def test_a_token_is_the_same_whatever_the_load(
+    gpu: str, reference: KernelSet, widths: tuple[int, ...]
+) -> None:
+    """Tiles of all sizes, by the mean number of pairs of an expert."""
+    made = Experts(reference, gpu, torch.bfloat16)
+    whole(made.packed)
+    sizes = set()
+    x, (weights, experts) = torch.randint(-1, 2, (3, WIDTH)).bfloat16(), choose(3, 3)
+    alone = run(gpu, made.packed, torch.zeros(3, WIDTH), x, weights, experts)
+    for copies in (1, 12, 36):
+        many_x, many_weights, many_experts = (
+            part.repeat(copies, 1).to(gpu) for part in (x, weights, experts)
+        )
+        out = torch.zeros(3 * copies, WIDTH, device=gpu)
+        ops.moe(out, many_x, many_weights, many_experts, made.packed, widths)
+        assert torch.equal(out.cpu(), alone.repeat(copies, 1))
+        sizes.add(ops.choose_size(9 * copies, EXPERTS, torch.bfloat16, widths))
+    assert {size.columns for size in sizes} == {64, 128}
+    assert len({size.pairs for size in sizes}) == len(widths)

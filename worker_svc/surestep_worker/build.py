@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from surestep_common.errors import InvalidRequest
-from surestep_kernels import KernelSet, load_kernels
+from surestep_kernels import KernelSet
 from surestep_proto import engine_pb2 as pb
 
 from .build_log import log_facts, show_progress
 from .cache_budget import LEAST, CacheBudget, CacheSizes, allocate
 from .caches import Caches
+from .choose_kernels import choose_kernels
 from .config import WorkerSettings
 from .generation_config import sampling_defaults
 from .gpu_room import take_gpu
 from .heartbeat import Heartbeat
 from .kv_cache import CACHE_DTYPES, bytes_per_block
-from .models import Model, ModelSource, attention_case, check_alike, load_model
+from .models import Model, ModelSource, check_alike, load_model
 from .models.weight_store import WeightStore
 from .parts import Parts
 from .pooling import PoolingSums
@@ -85,8 +84,7 @@ def build_runner(
     defaults = sampling_defaults(
         source.generation, settings.generation_config, settings.override_generation_config or {}
     )
-    kernels = _kernels(settings, source)
-    kernels.set_num_threads(settings.cpu_threads or _share_of_cores(settings))
+    kernels = choose_kernels(settings, source)
     tp = TensorParallel.connect(
         settings.rank,
         settings.tensor_parallel_size,
@@ -146,24 +144,10 @@ def _load(
 def _voice(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) -> str:
     """The fingerprint of the checkpoint, and of which kind the numbers are that it computes."""
     cache_dtype = CACHE_DTYPES[settings.kv_cache_dtype]
-    kinds = facts.dtype, str(cache_dtype).removeprefix("torch.") if cache_dtype else facts.dtype
+    kinds = [facts.dtype, str(cache_dtype).removeprefix("torch.") if cache_dtype else facts.dtype]
+    if settings.activation_dtype != "auto":
+        kinds.append(f"{settings.activation_dtype}_activations")
     return "-".join((source.fingerprint, *kinds))
-
-
-def _kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
-    """The ops of the device, with attention for this model: those that weights in memory are laid
-    out for, otherwise the fastest."""
-    device, store = settings.device, source.store
-    case = attention_case(source, device, settings.dtype, settings.block_size)
-    case = replace(case, cache_dtype=CACHE_DTYPES[settings.kv_cache_dtype])
-    return load_kernels(
-        device,
-        cpu_kernels="reference" if store.sealed and not store.kernels else "auto",
-        attention_backend=settings.attention_backend,
-        case=case,
-        linear_backend=settings.linear_backend,
-        code=store.kernels,
-    )
 
 
 def _cache_bytes(built: Built) -> int:
@@ -176,11 +160,6 @@ def _cache_bytes(built: Built) -> int:
 def _all_know(memo: bytes, tp: TensorParallel) -> bool:
     """Whether every rank has a memo: the ranks rehearse together or not at all."""
     return int(tp.all_reduce(torch.tensor([int(bool(memo))])).item()) == tp.size
-
-
-def _share_of_cores(settings: WorkerSettings) -> int:
-    """Cores this process may run on, shared among the ranks."""
-    return max(1, len(os.sched_getaffinity(0)) // settings.tensor_parallel_size)
 
 
 def assemble(

@@ -77,6 +77,11 @@ class WorkerSettings(PeerSettings):
         "triton_sequential where the card was found to compute a token alike in any batch by it, "
         "else triton, which does by construction; torch = cuBLAS, which does not",
     )
+    activation_dtype: Literal["auto", "fp8"] = Field(
+        default="auto",
+        description="of what FP8 weights are multiplied by; auto = the model's; fp8 = each row "
+        "rounded to FP8, which changes answers and is faster on GPUs that multiply FP8",
+    )
     enforce_eager: bool = Field(
         default=False, description="launch the kernels of every step one by one: no CUDA graphs"
     )

@@ -124,6 +124,11 @@ class Fields:
             self._refuse(key, "an object")
         return Fields(value, f"{self._file}: {key}")
 
+    def objects(self, key: str) -> tuple[Fields, ...]:
+        """The objects inside an object, in the order of the file; without it none."""
+        inner = self.object(key)
+        return tuple(inner.object(name) for name in inner._values)
+
     def without(self, key: str) -> Fields:
         """All but one."""
         return Fields({k: v for k, v in self._values.items() if k != key}, self._file)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
+import torch
+from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
 from surestep_kernels.dispatch import REFERENCE, KernelSet
@@ -61,9 +64,12 @@ class TritonKernels(KernelSet):
         return project_heads_of_parts(parts, projection, positions, cache, kv_slots)
 
 
-def triton_kernels(linear_backend: str) -> TritonKernels:
+def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
     """See load_kernels; attention is that of the references."""
-    products = Products(linear_backend)
+    fp8 = activation_dtype == "fp8"
+    if fp8 and torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
+        raise InvalidRequest("this GPU does not multiply FP8", param="activation_dtype")
+    products = Products(linear_backend, fp8_rows=fp8)
     return TritonKernels(
         name="Triton and torch references",
         set_num_threads=REFERENCE.set_num_threads,
@@ -85,7 +91,7 @@ def triton_kernels(linear_backend: str) -> TritonKernels:
         mul_sigmoid=mul_sigmoid,
         route=route,
         pack_experts=pack_experts,
-        moe=moe,
+        moe=partial(moe, fp8_rows=True) if fp8 else moe,
         ngram=ngram,
         delta_chunk=CHUNK,
         step=STEP_OPS,

@@ -1,15 +1,14 @@
 """Matrix products in Triton, for CUDA devices: quantised weights; plain ones are passed on.
 
-A program computes a tile of y. Group by group it multiplies x by the codes, then applies the scales
-to the sums in fp32. The codes of both formats, zero points subtracted, fit bf16: with x in bf16
-tensor cores multiply them exactly and sum in fp32. With x in fp32 nothing is rounded either.
+A program makes a tile of y, as W x^T (weight_tile.py). Group by group it multiplies the codes by x,
+then applies the scales to the sums in fp32, in registers. The codes of both formats, zero points
+subtracted, fit bf16: with x in bf16 tensor cores multiply them exactly and sum in fp32. With x in
+fp32 nothing is rounded either. x may be FP8 codes itself (fp8_rows.py), if the weight is.
 
 The groups are cut into splits (splits.py), each of them the sum of its groups in order. What is
-left to the hardware is the order within a group: hence one matrix instruction for any number of
-rows, as in plain_linear.py, whose tiles these have. Nothing of this has been measured.
-
-Codes are padded to a power of two per group. Two 4-bit codes share a byte: those half a padded
-group apart, so that each nibble meets consecutive x. Scales and zero points lie group by group.
+left to the hardware is the order within a group. So one instruction serves any number of rows,
+m64n64k16 on sm_90: whether that of another width adds alike is not documented. A `widths` of more
+than one width is for devices on which they have been found to. Nothing of this has been measured.
 """
 
 from __future__ import annotations
@@ -22,158 +21,157 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional
 
-from surestep_kernels.linear import PackedLinear, WeightFormat, linear_reference
+from surestep_kernels.linear import PackedLinear, WeightFormat
 from surestep_kernels.quantized import QuantizedWeight, pack_quantized_reference
 
-from .plain_linear import FEW_ROWS, plain_parts
+from .fp8_rows import Factor, quantize_rows
+from .plain_linear import plain_parts
 from .splits import Parts, Tiles, add_up, multiply, steps_per_split, store_tile
+from .weight_tile import (
+    TILE_ROWS,
+    fp8_codes,
+    fp8_tile,
+    int4_tile,
+    pack_codes,
+    padded_group,
+    places,
+)
 
-_MIN_GROUP = 32  # two operands of tl.dot, which takes 16 elements at least
-_COLUMNS = 128
-_FEW = Tiles(64, _COLUMNS, num_warps=4, num_stages=3, apart=True)
-_MANY = Tiles(128, _COLUMNS, num_warps=8, num_stages=3, apart=False)
-_FP32 = Tiles(16, 64, num_warps=4, num_stages=2, apart=True)  # no matrix instruction to keep
-
-
-@triton.jit
-def _decode_fp8(codes, dtype: tl.constexpr, NATIVE: tl.constexpr):
-    """E4M3 in u8 to dtype; without an instruction for it as in cpu/linear_quantized.c."""
-    if NATIVE:
-        values = codes.to(tl.float8e4nv, bitcast=True).to(dtype)
-    else:
-        moved = ((codes.to(tl.int32) << 24) >> 4) & -2014314496  # 0x87f00000
-        values = (moved.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)  # 2^120
-    return values
+ONE_WIDTH = (64,)  # rows of x that one instruction multiplies
+ALL_WIDTHS = (16, 32, 64)  # wider ones spill: several sums are live at once
+_PROGRAMS = 132  # multiprocessors: splits make up for tiles that lack
+_FP32 = Tiles(16, TILE_ROWS, num_warps=4, num_stages=2, apart=True)  # no matrix instruction
 
 
 @triton.jit
-def _multiply(sums, x, x_mask, w):
-    """sums [M, N] += x [M, K] times w [N, K]."""
-    values = tl.load(x, mask=x_mask, other=0.0)
-    return tl.dot(values, tl.trans(w), sums, input_precision="ieee")
-
-
-@triton.jit
-def _group_sums(
-    x, x_mask, codes, zeros, left, GROUP: tl.constexpr, INT4: tl.constexpr, NATIVE: tl.constexpr
+def group_sums(
+    x_ptr, rows, words, zeros, M, K, group, groups,
+    GROUP: tl.constexpr, BLOCK_K: tl.constexpr, INT4: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """x times the codes [N, STEP] of one group, of which `left` inputs exist, before the scales."""
-    STEP: tl.constexpr = codes.shape[1]
-    dtype: tl.constexpr = x.dtype.element_ty
-    k = tl.arange(0, STEP)
-    sums = tl.zeros((x.shape[0], codes.shape[0]), tl.float32)
-    mask = x_mask & ((k < GROUP) & (k < left))[None, :]
-    if INT4:
-        zero = zeros.to(tl.float32)[:, None]
-        low, high = (codes & 0xF).to(tl.float32) - zero, (codes >> 4).to(tl.float32) - zero
-        high_mask = x_mask & ((k + STEP < GROUP) & (k + STEP < left))[None, :]
-        sums = _multiply(sums, x, mask, low.to(dtype))
-        sums = _multiply(sums, x + STEP, high_mask, high.to(dtype))
+    """The codes [ROWS, BLOCK_K] of a group times x^T, before the scales: f32[ROWS, rows]."""
+    k, here = tl.arange(0, BLOCK_K), (rows < M)[:, None]
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    if dtype.primitive_bitwidth == 8:
+        at = x_ptr + rows[:, None] * (groups * BLOCK_K) + group * BLOCK_K + k[None, :]
+        x = tl.load(at, mask=here, other=0.0)
+        weight = fp8_codes(words, ROWS, BLOCK_K)
     else:
-        sums = _multiply(sums, x, mask, _decode_fp8(codes, dtype, NATIVE))
-    return sums
-
-
-@triton.jit
-def split_sums(
-    x_ptr, codes_ptr, scales_ptr, zeros_ptr, rows, columns, M, N, K, first, last, groups,
-    GROUP: tl.constexpr, BLOCK_K: tl.constexpr, INT4: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
-    """The part of tile `rows` x `columns` of y that groups first..last make up."""
-    STEP: tl.constexpr = BLOCK_K // 2 if INT4 else BLOCK_K
-    k = tl.arange(0, STEP)
-    x_mask, mask = (rows < M)[:, None], columns < N
-    acc = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
-    for group in range(first, last):
-        at = codes_ptr + columns[:, None] * (groups * STEP) + group * STEP + k[None, :]
-        codes = tl.load(at, mask=mask[:, None], other=0)
-        zeros = codes  # of no use without INT4
+        at = x_ptr + rows[:, None] * K + group * GROUP + k[None, :]
+        x = tl.load(at, mask=here & ((k < GROUP) & (k < K - group * GROUP))[None, :], other=0.0)
         if INT4:
-            zeros = tl.load(zeros_ptr + group * N + columns, mask=mask, other=0)
-        x = x_ptr + rows[:, None] * K + group * GROUP + k[None, :]
-        left = K - group * GROUP
-        sums = _group_sums(x, x_mask, codes, zeros, left, GROUP, INT4, NATIVE)
-        acc += sums * tl.load(scales_ptr + group * N + columns, mask=mask, other=0.0)[None, :]
-    return acc
+            weight = int4_tile(words, zeros, dtype, ROWS, BLOCK_K)
+        else:
+            weight = fp8_tile(words, dtype, ROWS, BLOCK_K)
+    return tl.dot(weight, tl.trans(x), input_precision="ieee")
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit
+def quantized_sums(
+    x_ptr, x_scales_ptr, words_ptr, scales_ptr, rows, columns, row_blocks, M, N, K,
+    first, last, groups, per_split,
+    GROUP: tl.constexpr, BLOCK_K: tl.constexpr, INT4: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Groups first..last of W x^T: f32[columns, rows]; with SPLITS split by split.
+
+    `row_blocks` are those of each word of the tile, whose rows are the weight's `columns` outputs.
+    """
+    ROWS: tl.constexpr = columns.shape[0]
+    IN_BLOCK: tl.constexpr = BLOCK_K * (2 if INT4 else 4)  # words of a group
+    _, place = places(ROWS, BLOCK_K, INT4)
+    at = words_ptr + row_blocks.to(tl.int64) * groups * IN_BLOCK + place
+    acc = tl.zeros((ROWS, rows.shape[0]), tl.float32)
+    total = tl.zeros((ROWS, rows.shape[0]), tl.float32)
+    for group in range(first, last):
+        words = tl.load(at + group * IN_BLOCK)
+        scales = tl.load(scales_ptr + group * N + columns, mask=columns < N, other=0)
+        zeros = scales & 0xF  # of INT4, whose scales leave these bits
+        if INT4:
+            scales = scales & -16
+        sums = group_sums(
+            x_ptr, rows, words, zeros, M, K, group, groups, GROUP, BLOCK_K, INT4, ROWS
+        )
+        if x_ptr.dtype.element_ty.primitive_bitwidth == 8:  # scales of x are powers of two: exact
+            x_scales = tl.load(x_scales_ptr + group * M + rows, mask=rows < M, other=0.0)
+            sums *= x_scales[None, :]
+        # One rounding, and said so: what a compiler fuses might differ between variants.
+        acc = tl.fma(sums, scales.to(tl.float32, bitcast=True)[:, None], acc)
+        if SPLITS:  # noqa: SIM102 the one is for the compiler
+            if (group + 1) % per_split == 0:
+                total += acc
+                acc = tl.zeros_like(acc)
+    return total + acc if SPLITS else acc
+
+
+@triton.jit(do_not_specialize=["M", "per_split"])
 def _linear_kernel(
     out_ptr,  # [M, N], or sums f32[splits, M, N] if APART
-    x_ptr,  # [M, K]
-    codes_ptr,  # u8[N, groups * BLOCK_K], or half as many with two in a byte
-    scales_ptr,  # f32[groups, N]
-    zeros_ptr,  # u8[groups, N]; INT4 only
+    x_ptr,  # [M, K], or codes [M, groups * BLOCK_K]
+    x_scales_ptr,  # f32[groups, M]; of codes only
+    words_ptr,  # i32: see weight_tile.py
+    scales_ptr,  # i32[groups, N]: those of pack_quantized
     bias_ptr,  # [N]; HAS_BIAS only
     M,
     N,
     K,
     groups,
     per_split,  # groups of a split; the last one may have fewer
-    SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr,  # there are more than one, and this program takes all
     APART: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     INT4: tl.constexpr,
-    NATIVE: tl.constexpr,  # the device converts FP8
     HAS_BIAS: tl.constexpr,
 ):
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    begin = tl.program_id(2) if APART else 0
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for split in range(begin, begin + 1 if APART else SPLITS):
-        first = split * per_split
+    block, _ = places(BLOCK_N, BLOCK_K, INT4)
+    first, last = 0, groups
+    if APART:
+        first = tl.program_id(2) * per_split
         last = tl.minimum(first + per_split, groups)
-        total += split_sums(
-            x_ptr, codes_ptr, scales_ptr, zeros_ptr, rows, columns, M, N, K, first, last, groups,
-            GROUP, BLOCK_K, INT4, NATIVE,
-        )  # fmt: skip
-    store_tile(out_ptr, total, bias_ptr, rows, columns, M, N, APART, HAS_BIAS)
+    total = quantized_sums(
+        x_ptr, x_scales_ptr, words_ptr, scales_ptr, rows, columns,
+        tl.program_id(1) * (BLOCK_N // 16) + block, M, N, K, first, last, groups, per_split,
+        GROUP, BLOCK_K, INT4, SPLITS,
+    )  # fmt: skip
+    store_tile(out_ptr, tl.trans(total), bias_ptr, rows, columns, M, N, APART, HAS_BIAS)
 
 
 def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> PackedLinear:
-    """Codes to bytes [N, groups * padded group], or half of that; the rest to [groups, N]."""
-    rows, columns = weight.codes.shape
-    group, groups = weight.group_size, weight.scales.shape[1]
-    codes = functional.pad(weight.codes.view(torch.uint8), (0, groups * group - columns))
-    codes = codes.view(rows, groups, group)
-    codes = functional.pad(codes, (0, padded_group(group) - group))
-    if weight.format is WeightFormat.INT4:
-        low, high = codes.chunk(2, dim=2)
-        codes = low | high << 4
+    """Codes as in weight_tile.py; scales i32[groups, N], of INT4 with the zeros in 4 bits."""
+    int4 = weight.format is WeightFormat.INT4
+    scales = weight.scales.view(torch.int32)
+    if weight.zeros is not None:
+        scales = scales | weight.zeros  # see QuantizedWeight
     return replace(
         pack_quantized_reference(weight, bias),
-        data=codes.flatten(1).contiguous(),
-        scales=weight.scales.T.contiguous(),
-        zeros=None if weight.zeros is None else weight.zeros.T.contiguous(),
+        data=pack_codes(weight.codes.view(torch.uint8), weight.group_size, int4=int4),
+        scales=scales.T.contiguous(),
+        zeros=None,
     )
 
 
 def linear_parts(
-    x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
-) -> Parts:  # fmt: skip
-    """See linear_reference; splits have yet to be added up. Quantised weights have scales."""
-    product = plain_parts if packed.scales is None else _quantized_parts
-    return product(x, packed, out_dtype)
-
-
-def linear_parts_with_cublas(
-    x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
+    x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None, *, fp8_rows: bool = False
 ) -> Parts:
-    """`linear_parts`, but plain weights are torch's: a row's bits depend on the number of rows."""
+    """See linear_reference; splits have yet to be added up. Quantised weights have scales.
+
+    With `fp8_rows` FP8 weights are multiplied by activations in FP8 (W8A8).
+    """
     if packed.scales is None:
-        return Parts.whole(linear_reference(x, packed, out_dtype))
-    return _quantized_parts(x, packed, out_dtype)
+        return plain_parts(x, packed, out_dtype)
+    fp8_rows = fp8_rows and packed.format is WeightFormat.FP8
+    return quantized_parts(x, packed, out_dtype, fp8_rows=fp8_rows)
 
 
-def linear(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None) -> Tensor:
-    """See linear_reference."""
-    return add_up(linear_parts(x, packed, out_dtype))
+def linear(
+    x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None, *, fp8_rows: bool = False
+) -> Tensor:
+    """See linear_reference and linear_parts."""
+    return add_up(linear_parts(x, packed, out_dtype, fp8_rows=fp8_rows))
 
 
 class LinearParts(Protocol):
@@ -184,22 +182,43 @@ class LinearParts(Protocol):
     ) -> Parts: ...
 
 
-def _quantized_parts(
-    x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
+def quantized_parts(
+    x: Tensor,
+    packed: PackedLinear,
+    out_dtype: torch.dtype | None = None,
+    widths: tuple[int, ...] = ONE_WIDTH,
+    *,
+    fp8_rows: bool = False,
 ) -> Parts:
+    """`linear_parts` of a quantised weight. `widths` ascend: see above. W8A8 with `fp8_rows`."""
     assert packed.scales is not None
     assert x.is_contiguous()
     assert x.shape[1] == packed.in_features
     per_split = groups_per_split(packed)
     splits = triton.cdiv(len(packed.scales), per_split)
-    launch = partial(_launch, x=x, packed=packed, per_split=per_split)
-    return multiply(x, packed, out_dtype, _tiles(x), splits, launch)
+    factor = quantize_rows(x, packed.group_size) if fp8_rows else Factor(x, None)
+    tiles = choose_tiles(len(x), packed, factor.codes.dtype, widths)
+    launch = partial(_launch, x=factor, packed=packed, per_split=per_split)
+    return multiply(x, packed, out_dtype, tiles, splits, launch)
 
 
 def groups_per_split(packed: PackedLinear) -> int:
     """Groups whose sums are added up before they meet those of others: see splits.py."""
     groups = triton.cdiv(packed.in_features, packed.group_size)
-    return steps_per_split(groups, packed.out_features, _COLUMNS)
+    return steps_per_split(groups, packed.out_features, TILE_ROWS)
+
+
+def choose_tiles(
+    rows: int, packed: PackedLinear, dtype: torch.dtype, widths: tuple[int, ...]
+) -> Tiles:
+    """Tiles of `rows` rows of x: more inputs to a program, or more programs."""
+    if dtype is torch.float32:
+        return _FP32
+    width = next((width for width in widths if width >= rows), widths[-1])
+    tiles = triton.cdiv(rows, width) * triton.cdiv(packed.out_features, TILE_ROWS)
+    if tiles < 2 * _PROGRAMS:
+        return Tiles(width, TILE_ROWS, num_warps=4, num_stages=4, apart=tiles < _PROGRAMS)
+    return Tiles(width, 2 * TILE_ROWS, num_warps=8, num_stages=3, apart=False)
 
 
 def _launch(
@@ -207,42 +226,25 @@ def _launch(
     bias: Tensor | None,
     tiles: Tiles,
     *,
-    x: Tensor,
+    x: Factor,
     packed: PackedLinear,
     per_split: int,
 ) -> None:
     assert packed.scales is not None
-    rows, columns, groups = len(x), packed.out_features, len(packed.scales)
+    rows, columns, groups = len(x.codes), packed.out_features, len(packed.scales)
     splits = triton.cdiv(groups, per_split)
     tile_counts = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
     _linear_kernel[*tile_counts, splits if tiles.apart else 1](
-        *(out, x, packed.data, packed.scales, packed.zeros, bias),
+        *(out, x.codes, x.scales, packed.data, packed.scales, bias),
         *(rows, columns, packed.in_features, groups, per_split),
-        SPLITS=splits,
+        SPLITS=splits > 1 and not tiles.apart,
         APART=tiles.apart,
         GROUP=packed.group_size,
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.columns,
         BLOCK_K=padded_group(packed.group_size),
         INT4=packed.format is WeightFormat.INT4,
-        NATIVE=converts_fp8(x.device),
         HAS_BIAS=bias is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-
-
-def _tiles(x: Tensor) -> Tiles:
-    if x.dtype is torch.float32:
-        return _FP32
-    return _FEW if len(x) <= FEW_ROWS else _MANY
-
-
-def converts_fp8(device: torch.device) -> bool:
-    """Whether the device has an instruction that widens E4M3."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
-
-
-def padded_group(group_size: int) -> int:
-    """Codes of a group in the layout of pack_quantized."""
-    return max(_MIN_GROUP, 1 << (group_size - 1).bit_length())

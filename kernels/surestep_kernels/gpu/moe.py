@@ -2,15 +2,21 @@
 
 A pair is a token and one of its experts. The pairs of each expert are listed and cut into tiles, of
 which there are at most as many as shapes tell; a program multiplies one tile by some columns of its
-expert. Weights are found by address, so that experts lie wherever they were loaded. All tiles have
-one size and each pair a place of its own, from which a token's experts are added in order at last:
-a token does not depend on its neighbours.
+expert. Weights are found by address, so that experts lie wherever they were loaded. Each pair has a
+place of its own, from which a token's experts are added in order at last.
+
+Products are W x^T, as in linear.py: weights are the side of 64, so that a tile of few pairs wastes
+little, and what one of many takes is the same instruction in the same order, m64n64k16 on sm_90. So
+a token does not depend on its neighbours. Where instructions of other widths have been found to
+add alike, tiles are as wide as the mean load of an expert, which the host knows from shapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,12 +26,15 @@ from torch import Tensor
 from surestep_kernels.linear import PackedLinear, WeightFormat
 from surestep_kernels.moe import PackedExperts, moe_reference, pack_experts_reference
 
-from .linear import converts_fp8, linear, padded_group, split_sums
-from .moe_tiles import BLOCK_M, Tiles, cut_tiles
-from .plain_linear import plain_sums
+from .fp8_rows import Factor, quantize_rows
+from .linear import ONE_WIDTH, linear, quantized_sums
+from .moe_tiles import Tiles, cut_tiles
 from .silu_and_mul import silu_and_mul
+from .weight_tile import ROW_BLOCK, padded_group, places
 
-_BLOCK_N, _BLOCK_K, _BLOCK_H = 64, 64, 1024
+_BLOCK_K, _BLOCK_H = 64, 1024
+_FP32_WIDTH = 16  # no instruction to keep
+_MANY = 64  # pairs of an expert that its weights are worth wider tiles for
 
 
 @triton.jit
@@ -36,11 +45,28 @@ def _gate(x, dtype: tl.constexpr):
     return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
 
 
+@triton.jit
+def _plain_sums(
+    x_ptr, w_ptr, lines, columns, num_lines, N, K, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """W [N, K] times x^T: f32[columns, lines]."""
+    x_at, w_at = x_ptr + lines[:, None] * K, w_ptr + columns[:, None] * K
+    x_mask, w_mask = (lines < num_lines)[:, None], (columns < N)[:, None]
+    acc = tl.zeros((columns.shape[0], lines.shape[0]), tl.float32)
+    for step in range(tl.cdiv(K, BLOCK_K)):
+        k = (step * BLOCK_K + tl.arange(0, BLOCK_K))[None, :]
+        w = tl.load(w_at + k, mask=w_mask & (k < K), other=0.0)
+        x = tl.load(x_at + k, mask=x_mask & (k < K), other=0.0)
+        acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+    return acc
+
+
 @triton.jit(do_not_specialize=["capacity", "num_lines"])
 def _experts_kernel(
     out_ptr,  # [P, N], or [P, N / 2] if GATED
-    x_ptr,  # [num_lines, K]
-    addresses_ptr,  # i64[3, E] of weights [N, K], or of codes, scales and zeros
+    x_ptr,  # [num_lines, K], or codes: see linear.py
+    x_scales_ptr,  # f32[groups, num_lines]; of codes only
+    addresses_ptr,  # i64[2, E] of weights [N, K], or of words and scales
     pairs_ptr,  # i32[E, capacity]
     counts_ptr,  # i32[E]
     experts_ptr,  # i32[B]
@@ -54,7 +80,6 @@ def _experts_kernel(
     GATED: tl.constexpr,
     GROUP: tl.constexpr,  # as in linear.py; 0: the weights are plain
     INT4: tl.constexpr,
-    NATIVE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -66,29 +91,28 @@ def _experts_kernel(
     mask = listed < tl.load(counts_ptr + expert)
     pair = tl.load(pairs_ptr + expert * capacity + listed, mask=mask, other=0).to(tl.int64)
     lines = tl.where(mask, pair // PAIRS_PER_LINE, num_lines)
-    column, width = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), N
-    weight_columns = column
-    if GATED:  # half of the columns are gates, the others what they gate
-        column, width = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2), N // 2
-        j = tl.arange(0, BLOCK_N)
-        weight_columns = tl.program_id(1) * (BLOCK_N // 2) + j % (BLOCK_N // 2)
-        weight_columns += j // (BLOCK_N // 2) * width
-    weight_columns, at = weight_columns.to(tl.int64), addresses_ptr + expert
+    # If GATED, half of a tile are gates and the other half what they gate, N / 2 further.
+    PART: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    width = N // 2 if GATED else N
+    j, begin = tl.arange(0, BLOCK_N), tl.program_id(1) * PART
+    columns, at = (begin + j % PART + j // PART * width).to(tl.int64), addresses_ptr + expert
     if GROUP:
-        codes, scales = tl.load(at).to(tl.pointer_type(tl.uint8)), tl.load(at + E)
-        scales = tl.multiple_of(scales.to(tl.pointer_type(tl.float32)), 16)
-        zeros, groups = tl.load(at + 2 * E).to(tl.pointer_type(tl.uint8)), tl.cdiv(K, GROUP)
-        out = split_sums(
-            x_ptr, tl.multiple_of(codes, 16), scales, zeros, lines, weight_columns, num_lines, N, K,
-            0, groups, groups, GROUP, BLOCK_K, INT4, NATIVE,
+        words = tl.multiple_of(tl.load(at).to(tl.pointer_type(tl.int32)), 16)
+        scales = tl.multiple_of(tl.load(at + E).to(tl.pointer_type(tl.int32)), 16)
+        block, _ = places(BLOCK_N, BLOCK_K, INT4)
+        block = begin // 16 + block % (PART // 16) + block // (PART // 16) * (width // 16)
+        groups = tl.cdiv(K, GROUP)
+        out = quantized_sums(
+            x_ptr, x_scales_ptr, words, scales, lines, columns, block, num_lines, N, K,
+            0, groups, groups, groups, GROUP, BLOCK_K, INT4, SPLITS=False,
         )  # fmt: skip
     else:
         weight = tl.multiple_of(tl.load(at).to(x_ptr.dtype), 16)
-        out = plain_sums(
-            x_ptr, weight, lines, weight_columns, num_lines, N, K, 0, tl.cdiv(K, BLOCK_K), BLOCK_K
-        )  # fmt: skip
+        out = _plain_sums(x_ptr, weight, lines, columns, num_lines, N, K, BLOCK_K)
+    out = tl.trans(out)
     if GATED:
         out = _gate(out, out_ptr.dtype.element_ty)
+    column = begin + tl.arange(0, PART)
     to = out_ptr + pair[:, None] * width + column[None, :]
     tl.store(to, out.to(out_ptr.dtype.element_ty), mask=mask[:, None] & (column < width)[None, :])
 
@@ -128,12 +152,17 @@ def _combine_kernel(
 def pack_experts(
     gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], first: int
 ) -> PackedExperts:
-    """Note where the weights lie. Experts that are not alike are run one at a time."""
+    """Note where the weights lie. Experts that are not alike are run one at a time.
+
+    So are quantised ones whose gates do not fill blocks of rows, which no published model has.
+    """
     packed = pack_experts_reference(gate_up, down, first)
-    if not all(_alike(linear, like[0]) for like in (gate_up, down) for linear in like):
+    whole = gate_up[0].scales is None or down[0].in_features % ROW_BLOCK == 0
+    alike = all(_alike(linear, like[0]) for like in (gate_up, down) for linear in like)
+    if not (whole and alike):
         return packed
     addresses = [[_addresses(linear) for linear in linears] for linears in (gate_up, down)]
-    table = torch.tensor(addresses, device=down[0].data.device)  # [2, E, 3]
+    table = torch.tensor(addresses, device=down[0].data.device)  # [2, E, 2]
     return replace(packed, addresses=table.transpose(1, 2).contiguous())
 
 
@@ -142,19 +171,46 @@ def _alike(packed: PackedLinear, other: PackedLinear) -> bool:
     return len({*layouts}) == 1 and packed.bias is None
 
 
-def _addresses(packed: PackedLinear) -> tuple[int, int, int]:
-    """Of weights, scales and zeros; 0 for what there is not."""
-    parts = packed.data, packed.scales, packed.zeros
+def _addresses(packed: PackedLinear) -> tuple[int, int]:
+    """Of weights and scales; 0 for what there is not."""
+    parts = packed.data, packed.scales
     assert all(part is None or part.is_contiguous() for part in parts)
     assert all(part is None or part.data_ptr() % 16 == 0 for part in parts)
-    data, scales, zeros = (0 if part is None else part.data_ptr() for part in parts)
-    return data, scales, zeros
+    data, scales = (0 if part is None else part.data_ptr() for part in parts)
+    return data, scales
 
 
-def moe(total: Tensor, x: Tensor, weights: Tensor, experts: Tensor, packed: PackedExperts) -> None:
-    """See moe_reference."""
+class _Size(NamedTuple):
+    """Of tiles."""
+
+    pairs: int
+    columns: int
+    num_warps: int
+
+
+def choose_size(pairs: int, experts: int, dtype: torch.dtype, widths: tuple[int, ...]) -> _Size:
+    """By how many pairs an expert has if all have as many; `widths` as in linear.py."""
+    load = triton.cdiv(pairs, experts)
+    width = next((width for width in widths if width >= load), widths[-1])
+    if dtype is torch.float32:
+        return _Size(_FP32_WIDTH, 64, 4)
+    return _Size(width, 128, 8) if load >= _MANY else _Size(width, 64, 4)
+
+
+def moe(
+    total: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    packed: PackedExperts,
+    widths: tuple[int, ...] = ONE_WIDTH,
+    *,
+    fp8_rows: bool = False,
+) -> None:
+    """See moe_reference; for `widths` and `fp8_rows`, quantized_parts."""
     if packed.addresses is None:
-        moe_reference(total, x, weights, experts, packed, linear=linear, silu_and_mul=silu_and_mul)
+        one = partial(linear, fp8_rows=fp8_rows)
+        moe_reference(total, x, weights, experts, packed, linear=one, silu_and_mul=silu_and_mul)
         return
     (tokens, width), top_k = x.shape, experts.shape[1]
     num_experts, inner = len(packed.down), packed.down[0].in_features
@@ -163,12 +219,14 @@ def moe(total: Tensor, x: Tensor, weights: Tensor, experts: Tensor, packed: Pack
     assert total.shape == x.shape
     if tokens == 0:
         return
-    tiles = cut_tiles(experts, packed.first, num_experts)
+    size = choose_size(tokens * top_k, num_experts, x.dtype, widths)
+    tiles = cut_tiles(experts, packed.first, num_experts, size.pairs)
     gate_up, down = packed.addresses
     gated = x.new_empty(tokens * top_k, inner)
-    _run(gated, x, packed.gate_up[0], gate_up, tiles, gated=True)
+    run = partial(_run, tiles=tiles, size=size, fp8_rows=fp8_rows)
+    run(gated, x, packed.gate_up[0], gate_up, gated=True)
     made = x.new_empty(tokens * top_k, width, dtype=torch.float32)
-    _run(made, gated, packed.down[0], down, tiles, gated=False)
+    run(made, gated, packed.down[0], down, gated=False)
     _combine_kernel[tokens, triton.cdiv(width, _BLOCK_H)](
         total,
         made,
@@ -184,15 +242,27 @@ def moe(total: Tensor, x: Tensor, weights: Tensor, experts: Tensor, packed: Pack
 
 
 def _run(
-    out: Tensor, x: Tensor, like: PackedLinear, addresses: Tensor, tiles: Tiles, *, gated: bool
+    out: Tensor,
+    x: Tensor,
+    like: PackedLinear,
+    addresses: Tensor,
+    *,
+    tiles: Tiles,
+    size: _Size,
+    gated: bool,
+    fp8_rows: bool,
 ) -> None:
     """Multiply the line of x of every pair by the weight of its expert, all of them like one."""
     assert x.shape[1] == like.in_features
     assert like.scales is not None or like.data.dtype is x.dtype
-    grid = len(tiles.experts), triton.cdiv(like.out_features, _BLOCK_N)
+    part = size.columns // 2 if gated else size.columns
+    width = like.out_features // 2 if gated else like.out_features
+    grid = len(tiles.experts), triton.cdiv(width, part)
+    fp8_rows = fp8_rows and like.format is WeightFormat.FP8
+    factor = quantize_rows(x, like.group_size) if fp8_rows else Factor(x, None)
     _experts_kernel[grid](
         out,
-        x,
+        *factor,
         addresses,
         *tiles,
         tiles.pairs.shape[1],
@@ -204,9 +274,9 @@ def _run(
         GATED=gated,
         GROUP=like.group_size,
         INT4=like.format is WeightFormat.INT4,
-        NATIVE=converts_fp8(x.device),
-        BLOCK_M=BLOCK_M,
-        BLOCK_N=_BLOCK_N,
+        BLOCK_M=size.pairs,
+        BLOCK_N=size.columns,
         BLOCK_K=padded_group(like.group_size) if like.group_size else _BLOCK_K,
+        num_warps=size.num_warps,
         num_stages=4,
     )

@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_M = 16  # pairs of a tile
 _BLOCK_P = 1024
 
 
@@ -62,11 +61,11 @@ def _cut_tiles_kernel(
     tl.store(firsts_ptr + tile, index * BLOCK_M)
 
 
-def cut_tiles(experts: Tensor, first: int, num_experts: int) -> Tiles:
-    """Tiles for the experts i64[T, k] of T tokens, of which first, first + 1, ... are there."""
+def cut_tiles(experts: Tensor, first: int, num_experts: int, size: int) -> Tiles:
+    """Tiles of `size` pairs for experts i64[T, k], of which first, first + 1, .. are there."""
     tokens, top_k = experts.shape
     num_pairs = tokens * top_k
-    num_tiles = num_pairs // BLOCK_M + min(num_experts, num_pairs)
+    num_tiles = num_pairs // size + min(num_experts, num_pairs)
     new = torch.empty((2 * num_tiles + num_experts,), dtype=torch.int32, device=experts.device)
     pairs = torch.empty((num_experts, tokens), dtype=torch.int32, device=experts.device)
     tile_experts, firsts, counts = new.split([num_tiles, num_tiles, num_experts])
@@ -79,7 +78,7 @@ def cut_tiles(experts: Tensor, first: int, num_experts: int) -> Tiles:
         counts,
         E=num_experts,
         BLOCK_E=triton.next_power_of_2(num_experts),
-        BLOCK_M=BLOCK_M,
+        BLOCK_M=size,
         num_warps=1,
     )
     return Tiles(pairs, counts, tile_experts, firsts)

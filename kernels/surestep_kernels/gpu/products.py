@@ -12,9 +12,9 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from surestep_kernels.linear import PackedLinear
+from surestep_kernels.linear import PackedLinear, linear_reference
 
-from .linear import linear_parts, linear_parts_with_cublas
+from .linear import linear_parts
 from .sequential_linear import BORDERS, SERVED, multiply_into, sequential_linear, tile_of
 from .splits import Parts, add_up
 
@@ -38,9 +38,11 @@ class Products:
     "auto" is the family of splits until somebody who has asked the card settles on another.
     """
 
-    def __init__(self, backend: str = "auto") -> None:
+    def __init__(self, backend: str = "auto", *, fp8_rows: bool = False) -> None:
+        """FP8 weights are multiplied by activations in FP8 (W8A8) with `fp8_rows`."""
         self.is_open = backend == "auto"  # nobody has named a family
         self.family = Family.SPLITS if self.is_open else Family(backend)
+        self._fp8_rows = fp8_rows
         self._cublas: Set[Shape] = frozenset()
         self._weights: dict[tuple[object, ...], PackedLinear] = {}
 
@@ -72,11 +74,11 @@ class Products:
         self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
     ) -> Parts:  # fmt: skip
         """See linear_parts. Other than SERVED is multiplied by splits in both families."""
-        if self.family is Family.CUBLAS:
-            return linear_parts_with_cublas(x, packed, out_dtype)
+        if packed.scales is None and self.family is Family.CUBLAS:
+            return Parts.whole(linear_reference(x, packed, out_dtype))
         plain = packed.scales is None and x.dtype is SERVED
         if not plain or self.family is Family.SPLITS:
-            return linear_parts(x, packed, out_dtype)
+            return linear_parts(x, packed, out_dtype, fp8_rows=self._fp8_rows)
         if len(x) > BORDERS[-1] and out_dtype is None and self._is_checked(x, packed):
             return Parts.whole(in_pieces(x, packed))
         return Parts.whole(sequential_linear(x, packed, out_dtype))

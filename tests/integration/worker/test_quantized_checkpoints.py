@@ -190,6 +190,12 @@ def test_tensors_that_do_not_fit_are_refused(
         load(path)
 
 
+def test_a_checkpoint_of_gptq(source: Path) -> None:
+    """What else it shares with AWQ is tested there."""
+    twins = quantize(source, "gptq", plain=("down_proj",))
+    assert_near(*(run_steps(path, TensorParallel())["logits"] for path in twins))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_list_must_not_contradict_the_tensors(source: Path, method: str) -> None:
     path = quantize(source, method, listed=["layers.0.mlp", "self_attn.q"]).quantized

@@ -191,10 +191,11 @@ def test_a_tokenizer_that_is_none(folder: Path) -> None:
 def test_quantisation_is_the_checkpoints(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="--quantization fp8: the checkpoint is not quantised"):
         check_quantization(folder, "fp8")
-    about = {"quantization_config": {"quant_method": "awq"}}
-    (folder / "config.json").write_text(json.dumps(about))
-    for name in ("awq", "awq_marlin"):
-        check_quantization(folder, name)
+    for method in ("gptq", "awq"):
+        about = {"quantization_config": {"quant_method": method}}
+        (folder / "config.json").write_text(json.dumps(about))
+        for name in (method, f"{method}_marlin"):
+            check_quantization(folder, name)
     with pytest.raises(InvalidRequest, match="quantised by 'awq'"):
         check_quantization(folder, "fp8")
 

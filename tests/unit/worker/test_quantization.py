@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from quantize import METHODS, Matrix, awq, fp8, scheme
+from quantize import METHODS, Matrix, awq, fp8, gptq, scheme
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.linear import dequantize
 from surestep_worker.json_fields import Fields
-from surestep_worker.models.quantization import (
-    Awq,
-    BlockFp8,
-    Quantization,
-    Share,
-    read_quantization,
-)
+from surestep_worker.models.quantization import read_quantization
+from surestep_worker.models.weight_schemes import Awq, Fp8, Gptq, Quantization, Share
 from torch import Tensor
 
 ROWS, COLUMNS = 304, 384
@@ -26,7 +21,7 @@ def schemes(group_size: int) -> dict[str, tuple[Quantization, Matrix]]:
     weight = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(3))
     inputs = COLUMNS if group_size == -1 else group_size
     return {
-        "fp8": (BlockFp8((), (128, 128)), fp8(weight)),
+        "fp8": (Fp8((), (128, 128)), fp8(weight)),
         "awq": (Awq((), group_size), awq(weight, inputs)),
     }
 
@@ -73,7 +68,7 @@ def test_awq_cannot_store_every_size() -> None:
 
 
 def test_names_are_listed_by_whole_parts() -> None:
-    quantization = BlockFp8(("mlp.gate", "mtp", "model.layers.1.linear_attn"), (128, 128))
+    quantization = Fp8(("mlp.gate", "mtp", "model.layers.1.linear_attn"), (128, 128))
     for module, plain in {
         "model.layers.0.mlp.gate": True,
         "model.layers.0.mlp.gate_proj": False,
@@ -94,18 +89,137 @@ def test_served_schemes(names: list[str] | None) -> None:
     plain = tuple(names or ())
     raw: dict[str, Any] = {"modules_to_not_convert": names}
     fp8_config, awq_config = scheme("fp8") | raw, scheme("awq", 128) | raw
-    assert read_quantization(Fields({"quantization_config": fp8_config})) == BlockFp8(
-        plain, (128, 128)
-    )
+    assert read_quantization(Fields({"quantization_config": fp8_config})) == Fp8(plain, (128, 128))
     assert read_quantization(Fields({"quantization_config": awq_config})) == Awq(plain, 128)
     awq_config["version"] = "GEMM"
     assert read_quantization(Fields({"quantization_config": awq_config})) == Awq(plain, 128)
 
 
+@pytest.mark.parametrize(("form", "offset"), [("gptq", 1), ("gptq_v2", 0)])
+@pytest.mark.parametrize("group", [32, 128, -1])
+@pytest.mark.parametrize("rows", [range(ROWS), range(7, 135)])
+@pytest.mark.parametrize("columns", [range(COLUMNS), range(128, 384), range(24, 200)])
+def test_a_share_of_gptq_is_that_part_of_the_weight(
+    form: str, offset: int, group: int, rows: range, columns: range
+) -> None:
+    config = scheme("gptq", group) | {"checkpoint_format": form}
+    found = read_quantization(Fields({"quantization_config": config}))
+    assert found == Gptq((), group, offset)
+    matrix = gptq(torch.randn(ROWS, COLUMNS), COLUMNS if group == -1 else group)
+    if form == "gptq_v2":
+        matrix.stored["qzeros"] += 0x11111111
+    expected = matrix.meaning[rows.start : rows.stop, columns.start : columns.stop]
+    assert torch.equal(read(found, matrix, rows, columns), expected)
+    stored = found.stored("m", ROWS, COLUMNS)
+    assert {name: of.shape for name, of in stored.items()} == {
+        f"m.{name}": tensor.shape for name, tensor in matrix.stored.items()
+    }
+
+
+def test_gptq_zeros_of_five_bits_and_odd_sizes_are_refused() -> None:
+    matrix = gptq(torch.randn(ROWS, COLUMNS), 32)
+    matrix.stored["qzeros"][:] = -1
+    with pytest.raises(InvalidRequest, match=r"m\.qzeros holds more than 4 bits"):
+        read(Gptq((), 32, 1), matrix, range(ROWS), range(COLUMNS))
+    for size in ((12, 64), (16, 68), (16, 72)):
+        with pytest.raises(InvalidRequest, match="m: GPTQ cannot store"):
+            Gptq((), 32, 1).stored("m", *size)
+
+
+CHANNELS: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "ignore": ["lm_head", "re:.*gate$"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "dynamic": False},
+            "input_activations": {
+                "num_bits": 8,
+                "type": "float",
+                "strategy": "token",
+                "dynamic": True,
+            },
+        }
+    },
+}
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    """CHANNELS with other weights."""
+    group = CHANNELS["config_groups"]["group_0"]
+    changed = group | {"weights": group["weights"] | weights}
+    return CHANNELS | {"config_groups": {"group_0": changed}}
+
+
+def test_compressed_tensors_in_fp8() -> None:
+    """What llm-compressor calls FP8_DYNAMIC and FP8_BLOCK."""
+    found = read_quantization(Fields({"quantization_config": CHANNELS}))
+    assert isinstance(found, Fp8)
+    assert found.not_converted == ("lm_head",)
+    stored = found.stored("m", ROWS, COLUMNS)
+    assert {name: of.shape for name, of in stored.items()} == {
+        "m.weight": (ROWS, COLUMNS),
+        "m.weight_scale": (ROWS, 1),
+    }
+    blocks = compressed(strategy="block", block_structure=[128, 64])
+    assert read_quantization(Fields({"quantization_config": blocks})) == Fp8(
+        ("lm_head",), (128, 64), "weight_scale"
+    )
+
+
+@pytest.mark.parametrize("columns", [range(COLUMNS), range(128, 384), range(24, 200)])
+def test_a_share_of_channels_is_that_part_of_the_weight(columns: range) -> None:
+    found = read_quantization(Fields({"quantization_config": CHANNELS}))
+    weight = torch.randn(ROWS, COLUMNS)
+    scales = weight.abs().amax(dim=1, keepdim=True).bfloat16() / 448
+    codes = (weight / scales.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    meaning = codes.float() * scales.float()
+    matrix = Matrix({"weight": codes, "weight_scale": scales}, meaning)
+    assert found is not None
+    actual = read(found, matrix, range(7, 135), columns)
+    assert torch.equal(actual, meaning[7:135, columns.start : columns.stop])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (CHANNELS | {"format": "pack-quantized"}, "compressed-tensors with format pack-quantized"),
+        (CHANNELS | {"config_groups": {}}, "compressed-tensors with number of config_groups 0"),
+        (compressed(type="int"), "compressed-tensors with weights of type int"),
+        (compressed(num_bits=4), "compressed-tensors with num_bits 4"),
+        (compressed(strategy="tensor"), "compressed-tensors with strategy tensor"),
+        (compressed(strategy="block"), r"compressed-tensors with block_structure \[\]"),
+    ],
+)
+def test_refusals_of_compressed_tensors(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        read_quantization(Fields({"quantization_config": changed}))
+
+
+def test_static_activations_are_refused() -> None:
+    group = CHANNELS["config_groups"]["group_0"] | {"input_activations": {"dynamic": False}}
+    changed = CHANNELS | {"config_groups": {"group_0": group}}
+    with pytest.raises(InvalidRequest, match="dynamic activations False"):
+        read_quantization(Fields({"quantization_config": changed}))
+
+
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        ("fp8", {"quant_method": "gptq"}, r"\(gptq\) are not supported; supported: awq, fp8"),
+        (
+            "fp8",
+            {"quant_method": "mxfp4"},
+            r"\(mxfp4\) are not supported; supported: awq, compressed-tensors, fp8, gptq",
+        ),
+        ("awq", {"quant_method": "gptq", "bits": 8}, "gptq with bits 8"),
+        ("awq", {"quant_method": "gptq", "desc_act": True}, "gptq with desc_act True"),
+        ("awq", {"quant_method": "gptq", "group_size": 20}, "gptq with group_size 20"),
+        (
+            "awq",
+            {"quant_method": "gptq", "checkpoint_format": "marlin"},
+            "gptq with checkpoint_format marlin is not supported; supported: gptq or gptq_v2",
+        ),
         ("fp8", {"activation_scheme": "static"}, "fp8 with activation_scheme static"),
         ("fp8", {"fmt": "e5m2"}, "fp8 with fmt e5m2"),
         ("fp8", {"weight_block_size": None}, "fp8 with weight_block_size None"),

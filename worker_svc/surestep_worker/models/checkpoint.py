@@ -15,7 +15,7 @@ from torch import Tensor
 from surestep_worker.model_folder import some
 from surestep_worker.safetensors_header import Entry
 
-from .quantization import Stored
+from .weight_schemes import Stored
 
 
 class Checkpoint:

@@ -14,7 +14,8 @@ from surestep_worker.json_fields import Fields
 from surestep_worker.layers.rotary import Llama3Scaling, RopeConfig
 from surestep_worker.model_folder import ConfigFiles
 
-from .quantization import Quantization, read_quantization
+from .quantization import read_quantization
+from .weight_schemes import Quantization
 
 T = TypeVar("T")
 

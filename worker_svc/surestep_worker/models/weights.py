@@ -26,7 +26,7 @@ from torch import Tensor
 from surestep_worker.safetensors_header import Entry
 
 from .checkpoint import Checkpoint, refuse
-from .quantization import Quantization, Share, Stored
+from .weight_schemes import Quantization, Share, Stored
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes to read in all
 

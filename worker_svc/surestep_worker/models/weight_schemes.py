@@ -1,0 +1,251 @@
+"""How each scheme of quantised checkpoints stores a weight."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from surestep_common.errors import InvalidRequest
+from surestep_kernels import QuantizedWeight
+from surestep_kernels.quantized import GROUP_MULTIPLE, MAX_GROUP
+from torch import Tensor
+
+FLOATS = ("F32", "BF16", "F16")
+_FP8 = "F8_E4M3"
+_FP8_NAN = 0x7F
+_WORD = 8  # codes in one int32
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each in it
+_GPTQ_PLACES = tuple(range(_WORD))
+_MOST_ZERO = 15
+
+
+class Stored(NamedTuple):
+    """A tensor that a checkpoint must hold, and the safetensors types it may have."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...] = FLOATS
+
+
+class Share(NamedTuple):
+    """The part that a rank keeps of a linear weight [N, K]."""
+
+    module: str
+    rows: range  # of 0..N
+    columns: range  # of 0..K
+    inputs: int  # K
+
+
+Read = Callable[[str, slice, slice], Tensor]  # part of a stored matrix, by its name
+
+
+class Types(Protocol):
+    """The tensors of a checkpoint and their safetensors types."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def dtype(self, name: str) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization(ABC):
+    """The scheme of a checkpoint. Which modules use it is for the tensors in its files to say."""
+
+    not_converted: tuple[str, ...]  # modules listed as plain
+
+    def lists_as_plain(self, module: str) -> bool:
+        """Whether `module` or one around it is listed, by whole parts of the dotted name:
+        "mlp.gate" does not mean "mlp.gate_proj"."""
+        return any(f".{name}." in f".{module}." for name in self.not_converted)
+
+    @abstractmethod
+    def holds(self, module: str, types: Types) -> bool:
+        """Whether the checkpoint has any tensor of the quantised form of a module."""
+
+    @abstractmethod
+    def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
+        """What holds a quantised weight [rows, columns], by name.
+
+        Raises InvalidRequest when the scheme cannot store this size.
+        """
+
+    @abstractmethod
+    def read(self, share: Share, read: Read) -> QuantizedWeight:
+        """Raises InvalidRequest for a share that is cut inside a group, and for NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8(Quantization):
+    """E4M3 weights with a scale per block of rows and columns.
+
+    Blocks are squares as DeepSeek and Qwen publish them, or whole rows, the "channels" of
+    compressed-tensors. Every row gets a copy of its block's scales, so that weights may be merged
+    and cut anywhere between rows.
+    """
+
+    block: tuple[int, int]  # rows, columns
+    scale: str = "weight_scale_inv"  # the name of the scales, which multiply in spite of it
+
+    def holds(self, module: str, types: Types) -> bool:
+        """A scale, or a weight that needs one."""
+        weight, scale = f"{module}.weight", f"{module}.{self.scale}"
+        return scale in types or (weight in types and types.dtype(weight) == _FP8)
+
+    def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
+        """Blocks at the lower and right borders may be smaller."""
+        blocks = -(-rows // self.block[0]), -(-columns // self.block[1])
+        return {
+            f"{module}.weight": Stored((rows, columns), (_FP8,)),
+            f"{module}.{self.scale}": Stored(blocks, FLOATS),
+        }
+
+    def read(self, share: Share, read: Read) -> QuantizedWeight:
+        """See Quantization."""
+        module, (height, width) = share.module, self.block
+        group_size = _group_size(width, share)
+        codes = read(f"{module}.weight", _slice(share.rows), _slice(share.columns)).contiguous()
+        if (codes.view(torch.uint8) & _FP8_NAN == _FP8_NAN).any():
+            raise InvalidRequest(f"{module}.weight holds NaN", param="model")
+        rows, columns = _slice(share.rows, height), _slice(share.columns, width)
+        blocks = read(f"{module}.{self.scale}", rows, columns).float()
+        by_row = blocks[_blocks(share.rows, height)]
+        scales = by_row[:, _blocks(share.columns, width, group_size)].contiguous()
+        return QuantizedWeight(codes, scales, None, group_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Awq(Quantization):
+    """4-bit weights, a scale and a zero point per output and group of inputs (Lin et al., 2024).
+
+    Stored as AutoAWQ's "gemm": transposed, the codes of eight neighbouring outputs in one int32.
+    """
+
+    group_size: int  # inputs; -1: all
+
+    def holds(self, module: str, types: Types) -> bool:
+        """Plain modules have none of these."""
+        return any(f"{module}.{name}" in types for name in ("qweight", "qzeros", "scales"))
+
+    def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
+        """Groups and words must be full."""
+        group = _inputs(self.group_size, columns)
+        if rows % _WORD or columns % group:
+            raise InvalidRequest(
+                f"{module}: AWQ cannot store {rows} outputs, which are not a multiple of {_WORD}, "
+                f"or {columns} inputs, which are not a multiple of the group size {group}",
+                param="model",
+            )
+        words, groups = rows // _WORD, columns // group
+        return {
+            f"{module}.qweight": Stored((columns, words), ("I32",)),
+            f"{module}.qzeros": Stored((groups, words), ("I32",)),
+            f"{module}.scales": Stored((groups, rows), ("F16", "BF16")),
+        }
+
+    def read(self, share: Share, read: Read) -> QuantizedWeight:
+        """See Quantization."""
+        module, group = share.module, _inputs(self.group_size, share.inputs)
+        group_size = _group_size(group, share)
+        words, groups = _slice(share.rows, _WORD), _slice(share.columns, group)
+        first = share.rows.start - words.start * _WORD
+        rows = slice(first, first + len(share.rows))
+        owners = _blocks(share.columns, group, group_size)
+        codes = (
+            _unpack(read(f"{module}.qweight", _slice(share.columns), words), _AWQ_PLACES)
+            .T[rows]
+            .contiguous()
+        )
+        zeros = (
+            _unpack(read(f"{module}.qzeros", groups, words), _AWQ_PLACES)
+            .T[rows, owners]
+            .contiguous()
+        )
+        scales = (
+            read(f"{module}.scales", groups, _slice(share.rows)).float().T[:, owners].contiguous()
+        )
+        return QuantizedWeight(codes, scales, zeros, group_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq(Quantization):
+    """4-bit weights, a scale and a zero per output and group of inputs (Frantar et al., 2023).
+
+    Stored transposed: the codes of eight neighbouring inputs in one int32, and the zero points of
+    eight neighbouring outputs.
+    """
+
+    group_size: int  # inputs; -1: all
+    zero_offset: int  # of AutoGPTQ's first format, which stores zero points less 1
+
+    def holds(self, module: str, types: Types) -> bool:
+        """Plain modules have none of these."""
+        return any(f"{module}.{name}" in types for name in ("qweight", "qzeros", "scales"))
+
+    def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
+        """Groups and words must be full. Without desc_act g_idx says what is known."""
+        group = _inputs(self.group_size, columns)
+        if rows % _WORD or columns % _WORD or columns % group:
+            raise InvalidRequest(
+                f"{module}: GPTQ cannot store {rows} outputs or {columns} inputs, which are not "
+                f"multiples of {_WORD}, or groups of {group} that do not divide the latter",
+                param="model",
+            )
+        groups = columns // group
+        return {
+            f"{module}.qweight": Stored((columns // _WORD, rows), ("I32",)),
+            f"{module}.qzeros": Stored((groups, rows // _WORD), ("I32",)),
+            f"{module}.scales": Stored((groups, rows), ("F16", "BF16")),
+            f"{module}.g_idx": Stored((columns,), ("I32",)),
+        }
+
+    def read(self, share: Share, read: Read) -> QuantizedWeight:
+        """See Quantization. Raises InvalidRequest for zero points that 4 bits do not hold, too."""
+        module, group = share.module, _inputs(self.group_size, share.inputs)
+        group_size = _group_size(group, share)
+        rows, words = _slice(share.rows), _slice(share.rows, _WORD)
+        groups, owners = _slice(share.columns, group), _blocks(share.columns, group, group_size)
+        packed = read(f"{module}.qweight", _slice(share.columns, _WORD), rows)
+        codes = _unpack(packed.T, _GPTQ_PLACES)[:, : len(share.columns)].contiguous()
+        first = share.rows.start - words.start * _WORD
+        zeros = _unpack(read(f"{module}.qzeros", groups, words), _GPTQ_PLACES) + self.zero_offset
+        zeros = zeros.T[first : first + len(share.rows), owners].contiguous()
+        if (zeros > _MOST_ZERO).any():
+            raise InvalidRequest(f"{module}.qzeros holds more than 4 bits", param="model")
+        scales = read(f"{module}.scales", groups, rows).float().T[:, owners].contiguous()
+        return QuantizedWeight(codes, scales, zeros, group_size)
+
+
+def _slice(part: range, block: int = 1) -> slice:
+    """The blocks that hold a part, as a slice of all."""
+    return slice(part.start // block, -(-part.stop // block))
+
+
+def _blocks(part: range, block: int, step: int = 1) -> Tensor:
+    """Which of them holds each element, or each group of `step` elements; i64."""
+    return torch.arange(part.start, part.stop, step) // block - part.start // block
+
+
+def _group_size(stored: int, share: Share) -> int:
+    """The largest groups of inputs that begin where the share does and lie in one stored group."""
+    size = math.gcd(stored, share.columns.start, MAX_GROUP)
+    if size % GROUP_MULTIPLE == 0:
+        return size
+    raise InvalidRequest(
+        f"{share.module}: inputs {share.columns.start} to {share.columns.stop} of {share.inputs} "
+        f"cut groups of {stored} where parts are not multiples of {GROUP_MULTIPLE}",
+        param="tensor_parallel_size",
+    )
+
+
+def _unpack(words: Tensor, places: tuple[int, ...]) -> Tensor:
+    """Codes u8[R, 8 * W] of words i32[R, W]."""
+    codes = [(words >> 4 * place & 0xF).to(torch.uint8) for place in places]
+    return torch.stack(codes, dim=-1).flatten(1)
+
+
+def _inputs(group_size: int, inputs: int) -> int:
+    """Of a group; -1 stands for all."""
+    return inputs if group_size == -1 else group_size
