@@ -55,7 +55,6 @@ LIMITS = (
     # are live at once, of a split and of all before it.
     ("_attend_kernel", "D=256", ATTEND._replace(stack=320)),
     ("_attend_kernel", "", ATTEND),
-    ("_merge_kernel", "", SMALL._replace(programs=8)),
     ("_plain_linear_kernel", "", Limit(stack=0, shared=112 << 10, programs=1)),
     (SEQUENTIAL, "", Limit(stack=0, shared=144 << 10, programs=1)),
     ("_sum_splits_kernel", "", SMALL._replace(programs=8)),

@@ -169,14 +169,17 @@ def _merge_kernel(
     dims = tl.arange(0, C.BLOCK_D)[None, :]
     m, total, acc = nothing(1, C)
     for base in range(0, splits, UNROLL):
+        parts = ()
         for i in tl.static_range(UNROLL):
             used = tl.full((1,), base + i, tl.int32) < splits
             at = (line + (base + i) * row.count).to(tl.int64) * (C.KV_HEADS * C.GROUP) + head
             part_m = tl.load(stats_ptr + at * 2, mask=used, other=float("-inf"))
             part_total = tl.load(stats_ptr + at * 2 + 1, mask=used, other=0.0)
             part_at, part_mask = sums_ptr + at[:, None] * C.D + dims, used[:, None] & (dims < C.D)
-            part = tl.load(part_at, mask=part_mask, other=0.0)
-            m, total, acc = merge(m, total, acc, part_m, part_total, part)
+            parts += ((part_m, part_total, tl.load(part_at, mask=part_mask, other=0.0)),)
+        tl.debug_barrier()  # or the compiler moves most loads to where they are wanted
+        for i in tl.static_range(UNROLL):
+            m, total, acc = merge(m, total, acc, parts[i][0], parts[i][1], parts[i][2])
     out = finish(m, total, acc, head, sinks_ptr, scales_ptr, C)
     to = ((row.begin + index).to(tl.int64) * (C.KV_HEADS * C.GROUP) + head)[:, None] * C.D + dims
     tl.store(out_ptr + to, out.to(out_ptr.dtype.element_ty), mask=dims < C.D)
