@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
 from kernel_cases import DTYPES, Context, assert_close, fill_cache, make_context, row_bounds
 from surestep_kernels import KernelSet
 from surestep_kernels.gpu import attention_grid, attention_work
@@ -188,7 +189,7 @@ def test_more_rows_than_are_looked_at_together(
 ) -> None:
     """Every row gets its own splits, beside prompts and rows without tokens."""
     if gpu == "cpu":  # Triton's interpreter takes its time
-        monkeypatch.setattr(attention_work, "_ROWS", attention_work.tl.constexpr(4))
+        monkeypatch.setattr(attention_work, "_ROWS", tl.constexpr(4))
     num_rows = 300 if gpu == "cuda" else 13
     counts = [1 + i % 2 if i % 7 else 0 for i in range(num_rows)]
     counts[3] = counts[-3] = 20

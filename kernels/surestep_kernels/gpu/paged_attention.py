@@ -176,7 +176,8 @@ def _merge_kernel(
             part_m = tl.load(stats_ptr + at * 2, mask=used, other=float("-inf"))
             part_total = tl.load(stats_ptr + at * 2 + 1, mask=used, other=0.0)
             part_at, part_mask = sums_ptr + at[:, None] * C.D + dims, used[:, None] & (dims < C.D)
-            parts += ((part_m, part_total, tl.load(part_at, mask=part_mask, other=0.0)),)
+            part = tl.load(part_at, mask=part_mask, other=0.0)
+            parts += ((part_m, part_total, part),)  # type: ignore[assignment]  # it grows
         tl.debug_barrier()  # or the compiler moves most loads to where they are wanted
         for i in tl.static_range(UNROLL):
             m, total, acc = merge(m, total, acc, parts[i][0], parts[i][1], parts[i][2])
