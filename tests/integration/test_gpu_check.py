@@ -82,14 +82,17 @@ def _are_there(files: dict[str, bytes], names: Sequence[str]) -> None:
 def test_the_first_call_runs_whole(dry: DryRun) -> None:
     status, states = dry("first")
     assert status == 0, states
-    fared = dict.fromkeys(("versions", "compile", "kernels", "engine", "decode", "long"), "ok")
+    fared = dict.fromkeys(
+        ("versions", "probe", "compile", "kernels", "engine", "decode", "long"), "ok"
+    )
     fared |= dict.fromkeys(("make-tiny-llama", "trace", "ops"), "ok")
-    assert {name: state for name, state in states.items() if name != "probe"} == fared
+    assert states == fared
     files = dry.packed()
     _are_there(files, [f"{name}.log" for name in fared])
     _are_there(files, ["summary.txt", "trace.json.gz"])
     assert b"NVIDIA-SMI of a test" in files["versions.log"]
     assert _json(files, "versions.json")["versions"]["interpreted"] is True
+    assert len(_json(files, "probe.json")["probe"]) == 4
     assert b" passed" in files["kernels.log"]
     lines = _json(files, "decode.json")["decode"]
     assert [line.get("top_p") for line in lines] == [1.0, 1.0, 1.0, 0.9, None]

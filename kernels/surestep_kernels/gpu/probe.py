@@ -48,7 +48,9 @@ _PAIRS = (  # of weights and inputs
 )
 
 
-class _Trial(NamedTuple):
+class Trial(NamedTuple):
+    """A product to compare."""
+
     name: str
     x: Tensor
     packed: PackedLinear
@@ -58,16 +60,16 @@ def probe(
     weights: Sequence[PackedLinear], device: torch.device, go_on: Callable[[], bool]
 ) -> Verdict:
     """Compare; `go_on` is asked between comparisons and ends them all when it says no."""
-    for trial in _trials(weights, device):
+    for trial in trials(weights, device):
         if not go_on():
             return Verdict("", finished=False)
-        if unequal := _unequal(trial):
-            return Verdict(f"{trial.name}: {unequal}")
+        if unequal := differences(trial):
+            return Verdict(f"{trial.name}: {unequal[0]}")
     cublas = set[Shape]()
     for packed in weights:
         if not go_on():
             return Verdict("", finished=False)
-        if _cublas_agrees(packed):
+        if cublas_agrees(packed):
             cublas.add((packed.out_features, packed.in_features))
     return Verdict("", frozenset(cublas))
 
@@ -89,30 +91,33 @@ def identity(weights: Sequence[PackedLinear], device: torch.device) -> Identity:
     }
 
 
-def _trials(weights: Sequence[PackedLinear], device: torch.device) -> Iterator[_Trial]:
+def trials(
+    weights: Sequence[PackedLinear], device: torch.device, rows: int = _ROWS
+) -> Iterator[Trial]:
     """What is alike for all models comes first: a card that fails does so at once."""
     drawn = _drawn(_SHAPE, _SEED_WEIGHT, device)
     for name, other in _PAIRS:
         weight = _twice(NUMBERS[name](drawn).to(SERVED))
-        x = _inputs(_ROWS, _SHAPE[1], device, NUMBERS[other])
+        x = _inputs(rows, _SHAPE[1], device, NUMBERS[other])
         trial = f"{name} weights by {other} numbers"
-        yield _Trial(trial, _cancelling(x), pack_linear_reference(weight))
+        yield Trial(trial, _cancelling(x), pack_linear_reference(weight))
     for packed in weights:
         kept = packed.data[:_MOST_COLUMNS]
         bias = None if packed.bias is None else packed.bias[: len(kept)]
-        x = _inputs(_ROWS, packed.in_features, device)
+        x = _inputs(rows, packed.in_features, device)
         trial = "weight of {} by {}".format(*packed.data.shape)
-        yield _Trial(trial, x, pack_linear_reference(kept, bias))
+        yield Trial(trial, x, pack_linear_reference(kept, bias))
         twice = pack_linear_reference(_twice(kept))
-        yield _Trial(f"{trial}, its columns twice", _cancelling(x), twice)
+        yield Trial(f"{trial}, its columns twice", _cancelling(x), twice)
 
 
-def _unequal(trial: _Trial) -> str:
-    """What does not have the bits of one tile at all rows; empty if all has."""
+def differences(trial: Trial, tiles: Sequence[Tile] | None = None) -> list[str]:
+    """What does not have the bits of the last tile at all rows."""
     x, packed = trial.x, trial.packed
-    want = _product(x, packed, TILES[-1])
+    tiles = TILES if tiles is None else tiles
+    want = _product(x, packed, tiles[-1])
     differs = {}
-    for tile in TILES:
+    for tile in tiles:
         for count in (1, 2, tile.rows, tile.rows + 1, len(x)):
             head = _differ(_product(x[:count], packed, tile), want[:count])
             tail = _differ(_product(x[-count:], packed, tile), want[-count:])
@@ -122,10 +127,10 @@ def _unequal(trial: _Trial) -> str:
             got = sequential_linear(x[:count], packed)
             differs[f"{count} rows"] = _differ(got, want[:count])
     found = torch.stack(list(differs.values())).tolist()  # waits for the card once
-    return next((name for name, is_other in zip(differs, found, strict=True) if is_other), "")
+    return [name for name, is_other in zip(differs, found, strict=True) if is_other]
 
 
-def _cublas_agrees(packed: PackedLinear) -> bool:
+def cublas_agrees(packed: PackedLinear) -> bool:
     """Whether it has the bits of the family, at all numbers of rows that it would be given."""
     if packed.bias is not None or packed.data.nbytes > _MOST_BYTES:
         return False
