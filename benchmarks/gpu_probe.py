@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ import machine
 import torch
 from gpu_cases import PACK
 from surestep_kernels.gpu.linear import ALL_WIDTHS, quantized_parts
-from surestep_kernels.gpu.probe import TILES, cublas_agrees, differences, trials
+from surestep_kernels.gpu.probe import cublas_agrees, differences, trials
+from surestep_kernels.gpu.sequential_linear import TILES
 from surestep_kernels.gpu.splits import add_up
 from surestep_kernels.linear import pack_linear_reference
 
@@ -73,11 +75,11 @@ def _of_widths(device: torch.device, *, smoke: bool) -> Iterator[dict[str, Any]]
     for name in QUANTISED:
         packed = PACK[name.split()[0]](device.type, columns, depth)
         x = torch.randn(most, depth, device=device).bfloat16()
-        options = {"fp8_rows": name == "fp8 rows"}
+        parts = partial(quantized_parts, fp8_rows=name == "fp8 rows")
         differ = []
         for count, out in product((n for n in ROWS if n <= most), (torch.float32, None)):
-            one = add_up(quantized_parts(x[:count], packed, out, **options))
-            all_ = add_up(quantized_parts(x[:count], packed, out, ALL_WIDTHS, **options))
+            one = add_up(parts(x[:count], packed, out))
+            all_ = add_up(parts(x[:count], packed, out, ALL_WIDTHS))
             if not torch.equal(one, all_):
                 differ.append(f"{count} rows to {out or x.dtype}")
         yield {"trial": f"widths {name}", "compared": list(ALL_WIDTHS), "differ": differ}
