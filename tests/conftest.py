@@ -85,10 +85,11 @@ def _seeded() -> None:
 @pytest.fixture(autouse=True)
 def _poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.empty` gives NaN, so that reading what nobody wrote is seen."""
-    empty, empty_like = torch.empty, torch.empty_like
+    empty, empty_like, new_empty = torch.empty, torch.empty_like, torch.Tensor.new_empty
 
     def poison(tensor: Any) -> Any:
         return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
 
     monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: poison(new_empty(*a, **k)))

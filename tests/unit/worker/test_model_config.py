@@ -92,7 +92,7 @@ def test_eos_of_generation_config_wins(tmp_path: Path) -> None:
         ({"architectures": ...}, "names no architecture"),
         ({"vocab_size": ...}, "lacks vocab_size"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantized weights \(gptq\)"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, r"weights \(bitsandbytes\)"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling 'yarn'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "lacks factor"),
