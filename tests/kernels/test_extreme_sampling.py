@@ -142,3 +142,18 @@ def test_a_nucleus_has_as_many_tokens_on_the_host_as_in_the_reference(top_p: flo
         assert settled.any() or width < vocab
         assert count[settled].tolist() == kept[settled].tolist()
     assert count.tolist() == kept.tolist()
+
+
+@pytest.mark.parametrize("size", range(1, 60, 4))
+def test_a_nucleus_that_ends_between_two_tokens_is_measured_exactly(size: int) -> None:
+    """Among equals top_p names a border of two tokens but for its own rounding, up or down."""
+    vocab, width, top_p = 3000, 64, torch.tensor([size / 3000])
+    slots = SamplingSlots(1, vocab)
+    wish = pb.SamplingParams(temperature=1, top_p=top_p.item(), repetition_penalty=1)
+    slots.admit(0, wish, PROMPT)
+    gap, none = torch.zeros(1, vocab), torch.zeros(1, dtype=torch.int32)
+    whole = torch.tensor([vocab], dtype=torch.int32)
+    params = DrawParams(torch.ones(1), none, none, torch.full((1,), np.inf), whole, top_p)
+    count, settled = slots.draws._candidates(gap, head_of(gap, width), torch.tensor([0]))
+    assert settled.all()
+    assert count.tolist() == choose._kept(gap, params).sum(dim=1).tolist()

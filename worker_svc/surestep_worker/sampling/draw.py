@@ -11,13 +11,14 @@ import math
 
 import torch
 from surestep_kernels.gumbel import gumbel_argmax
-from surestep_kernels.mass import mass_of, mass_wanted
+from surestep_kernels.mass import UNIT_BITS, mass_of, mass_wanted
 from surestep_proto import engine_pb2 as pb
 
 from .features import Rows
 from .head import Head, head_of
 
 _HEAD = 1024  # candidates looked at first; a row whose nucleus is larger looks at 8 times as many
+_FLOAT_ERROR = 2.0**-20  # of a sum of exponentials, and of masses, at most: relative
 
 
 class Draws:
@@ -86,7 +87,25 @@ class Draws:
         total = mass.gather(1, left.unsqueeze(1) - 1).squeeze(1)
         only_top_p = (max_gap.isinf() & (top_k == self._vocab_size)).squeeze(1)
         if width < vocab and only_top_p.any():
-            total[only_top_p] = mass_of(gap[only_top_p]).sum(dim=1)
+            top_p = self._top_p[slot][only_top_p]
+            total[only_top_p] = _mass_of_rows(gap[only_top_p], mass[only_top_p, :-1], top_p)
         wanted = mass_wanted(self._top_p[slot], total).unsqueeze(1)
         count = torch.minimum(left, 1 + (mass[:, :-1] < wanted).sum(dim=1))
         return count, (left < width) | (only_top_p & (count < width))
+
+
+def _mass_of_rows(gap: torch.Tensor, before: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Mass i64[N] of all tokens, or another number that top_p [N] cuts the head at the same place.
+
+    `before` i64[N,M] is the mass in front of each token of the head but the first. The exact mass
+    of a whole vocabulary takes ten times as long as the bounds that floats give of it, between
+    which there hardly ever is a token.
+    """
+    about = gap.neg().exp_().sum(dim=1, dtype=torch.float64) * (1 << UNIT_BITS)
+    slack = about * _FLOAT_ERROR + gap.shape[1]  # each token's mass is cut to whole units
+    low, high = (about - slack).long(), (about + slack).long()
+    counts = ((before < mass_wanted(top_p, t).unsqueeze(1)).sum(dim=1) for t in (low, high))
+    unsure = torch.ne(*counts)
+    if unsure.any():
+        low[unsure] = mass_of(gap[unsure]).sum(dim=1)
+    return low
