@@ -18,7 +18,7 @@ from .features import Rows
 from .head import Head, head_of
 
 _HEAD = 1024  # candidates looked at first; a row whose nucleus is larger looks at 8 times as many
-_FLOAT_ERROR = 2.0**-20  # of a sum of exponentials, and of masses, at most: relative
+_FLOAT_ERROR = 2.0**-16  # of a sum of exponentials, and of masses, at most: relative
 
 
 class Draws:
@@ -101,7 +101,7 @@ def _mass_of_rows(gap: torch.Tensor, before: torch.Tensor, top_p: torch.Tensor) 
     of a whole vocabulary takes ten times as long as the bounds that floats give of it, between
     which there hardly ever is a token.
     """
-    about = gap.neg().exp_().sum(dim=1, dtype=torch.float64) * (1 << UNIT_BITS)
+    about = gap.neg().exp_().sum(dim=1).double() * (1 << UNIT_BITS)
     slack = about * _FLOAT_ERROR + gap.shape[1]  # each token's mass is cut to whole units
     low, high = (about - slack).long(), (about + slack).long()
     counts = ((before < mass_wanted(top_p, t).unsqueeze(1)).sum(dim=1) for t in (low, high))
