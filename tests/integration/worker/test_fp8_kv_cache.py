@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from drafters import TRUTH
 from local_engine import Answer
 from parity import (
     BLOCK_SIZE,
@@ -21,23 +19,16 @@ from parity import (
     step_of,
     total,
 )
-from parity_cases import EOS, NEUTRAL, VOCAB, make_request, strangers
+from parity_cases import NEUTRAL, make_request
+from rank_trial import RankTrial, short_requests, tokens
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.kv_cache import FP8
 from surestep_kernels.step_ops import STEP_REFERENCE
-from surestep_worker.build import Built, build_runner
-from surestep_worker.config import WorkerSettings
 from surestep_worker.runner import Runner
 
-_RNG = random.Random(3)
-REQUESTS = [
-    make_request(
-        f"{i}@{temperature}",
-        [3 + i, *_RNG.choices(range(20, VOCAB), k=9 + i)],
-        {"temperature": temperature, "seed": i, **NEUTRAL},
-    )
-    for i, temperature in enumerate((0.0, 0.0, 0.7, 0.7))
-]
+SETTINGS = {"attention_backend": "torch", "kv_cache_dtype": "fp8_e4m3"}
+RANK = RankTrial(short_requests(3, (0.0, 0.0, 0.7, 0.7)), SETTINGS)
+build, answers = RANK.build, RANK.answers
 
 
 @pytest.fixture(scope="module")
@@ -51,43 +42,6 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(dense: Path) -> dict[str, Answer]:
     """Answers without speculation, one request at a time."""
     return answers(dense, "alone", "none", 0)
-
-
-def build(folder: Path, where: str = "alone", drafter: str = "none", **changes: Any) -> Built:
-    """A rank from its settings, as a process would build it."""
-    neighbours = NEIGHBOURS[where]
-    defaults: dict[str, Any] = {
-        "model": folder,
-        "dtype": "float32",
-        "attention_backend": "torch",
-        "kv_cache_dtype": "fp8_e4m3",
-        "max_num_seqs": neighbours.num_slots,
-        "max_model_len": neighbours.max_model_len,
-        "block_size": BLOCK_SIZE,
-        "kv_cache_memory": 0.01,
-        "speculative_config": {"method": drafter, "num_speculative_tokens": 3},
-    }
-    return build_runner(WorkerSettings(**(defaults | changes)))
-
-
-def answers(
-    folder: Path,
-    where: str,
-    drafter: str,
-    depth: int,
-    conditions: Conditions = CALM,
-    **changes: Any,
-) -> dict[str, Answer]:
-    """Of REQUESTS, among strangers."""
-    built = build(folder, where, drafter, **changes)
-    runner = Runner(built.runner.parts._replace(step_ops=conditions.step_ops))
-    everyone = [*REQUESTS, *strangers(NEIGHBOURS[where].num_strangers // 3)]
-    found = serve(step_of(runner), built.facts, everyone, NEIGHBOURS[where], depth, conditions)
-    return {request.id: found[request.id] for request in REQUESTS}
-
-
-def tokens(found: dict[str, Answer]) -> dict[str, list[int]]:
-    return {name: answer.token_ids for name, answer in found.items()}
 
 
 @pytest.mark.parametrize(
@@ -107,8 +61,7 @@ def test_speculation_changes_no_token(
     depth: int,
     conditions: Conditions,
 ) -> None:
-    full = [[*request.prompt_ids, *alone[request.id].token_ids] for request in REQUESTS]
-    TRUTH.learn(full, vocab_size=VOCAB, stop_id=EOS)
+    RANK.tell_oracles(alone)
     found = answers(dense, where, drafter, depth, conditions)
     assert tokens(found) == tokens(alone)
     assert total(found, "num_accepted") > 0
