@@ -10,25 +10,14 @@ from collections.abc import Iterator
 
 from surestep_proto import engine_pb2 as pb
 
+from .device.warm_up import EVERYTHING
 from .practice_plan import add_admission, add_row
 from .runner import Runner
 from .spec import StatefulDrafter
 
 _BLOCK = 1  # of every slot, everywhere: what rows read there is of no interest
-_EVERYTHING = pb.SamplingParams(
-    temperature=1,
-    top_p=0.9,
-    top_k=64,
-    min_p=0.01,
-    repetition_penalty=1.1,
-    presence_penalty=0.1,
-    frequency_penalty=0.1,
-    logit_bias={0: 1.0},
-    bad_words=[pb.TokenSequence(token_ids=[0, 1])],
-    want_logprobs=True,
-    num_top_logprobs=20,
-    want_prompt_logprobs=True,
-    num_top_prompt_logprobs=20,
+_LOGPROBS = pb.SamplingParams(
+    want_logprobs=True, num_top_logprobs=20, want_prompt_logprobs=True, num_top_prompt_logprobs=20
 )
 
 
@@ -101,7 +90,8 @@ class _Steps:
         add_admission(plan, slot, [0] * length, [_BLOCK] * blocks, self._max_len)
         admission, mode = plan.admissions[-1], pb.PREFILL_LAST
         if self._runner.parts.model.has_head:
-            admission.sampling.CopyFrom(_EVERYTHING)
+            admission.sampling.CopyFrom(EVERYTHING)
+            admission.sampling.MergeFrom(_LOGPROBS)
         else:
             admission.ClearField("sampling")
             admission.pooling, mode = pb.MEAN, pb.POOL

@@ -16,7 +16,7 @@ from surestep_worker.slots import Slots
 
 _GREEDY = pb.SamplingParams(top_p=1, repetition_penalty=1)
 _DRAWN = pb.SamplingParams(top_p=1, repetition_penalty=1, temperature=1)
-_EVERYTHING = pb.SamplingParams(
+EVERYTHING = pb.SamplingParams(  # that restricts or shapes what is drawn
     temperature=1,
     top_p=0.9,
     top_k=3,
@@ -40,7 +40,7 @@ def warm_up_steps(
     prompts alone, and they are pooled.
     """
     null_slot, longest = slots.num_slots, min(max_tokens, slots.tokens.shape[1])
-    for params in (_GREEDY, _DRAWN, _EVERYTHING) if has_head else ():
+    for params in (_GREEDY, _DRAWN, EVERYTHING) if has_head else ():
         for k_cap in range(max_drafts + 1):
             yield _rows(null_slot, 1, pb.VERIFY, k_cap=k_cap), params
     if has_head:
