@@ -23,7 +23,8 @@ def _route_kernel(
     expert, choice = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
     logits = tl.load(logits_ptr + token * E + expert, mask=expert < E, other=float("-inf"))
     powers = tl.exp(logits - tl.max(logits, axis=0))
-    left = powers / tl.sum(powers, axis=0)
+    total = tl.sum(powers, axis=0)
+    left = powers / total
     left = tl.where(expert < E, tl.where(left == left, left, 0.0), -1.0)  # no NaN to compare with
     weights, experts = tl.zeros((BLOCK_K,), tl.float32), tl.zeros((BLOCK_K,), tl.int64)
     for i in range(K):
@@ -32,6 +33,7 @@ def _route_kernel(
         weights = tl.where(choice == i, greatest, weights)
         experts = tl.where(choice == i, best.to(tl.int64), experts)
         left = tl.where(expert == best, -1.0, left)
+    weights = tl.where(total == total, weights, float("nan"))  # what is no number is not hidden
     if NORMALIZE:
         weights = weights / tl.sum(weights, axis=0)
     tl.store(weights_ptr + token * K + choice, weights, mask=choice < K)
