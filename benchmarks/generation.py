@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.commit import apply
 from surestep_scheduler.config import SchedulerSettings
-from surestep_scheduler.limits import Limits
-from surestep_scheduler.plan import from_proto, to_proto
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Request
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.commit import apply
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.sequence import Request
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.engine.wire import from_proto, to_proto
+from surestep_scheduler.policy.schedule import schedule
 from surestep_worker.build import Built
 from surestep_worker.pending import Pending
 

@@ -18,12 +18,12 @@ from statistics import median, quantiles
 
 import machine
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.commit import apply
-from surestep_scheduler.limits import Limits
-from surestep_scheduler.plan import from_proto, to_proto
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Request
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.commit import apply
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.sequence import Request
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.engine.wire import from_proto, to_proto
+from surestep_scheduler.policy.schedule import schedule
 
 PROMPT_LEN = 128  # tokens
 VOCAB = 50_000

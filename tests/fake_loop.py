@@ -8,13 +8,13 @@ from typing import Any
 from fake_engine import FakeEngine
 from fake_model import Drafter, FakeModel, StatusOf
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.commit import apply
-from surestep_scheduler.limits import Limits
-from surestep_scheduler.messages import Plan
-from surestep_scheduler.plan import from_proto, to_proto
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Output, Request, Sequence
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.commit import apply
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.core.sequence import Output, Request, Sequence
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.engine.wire import from_proto, to_proto
+from surestep_scheduler.policy.schedule import schedule
 
 
 def perfect(rng: object, right: list[int]) -> list[int]:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from surestep_common.errors import SurestepError
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.commit import apply
-from surestep_scheduler.limits import Limits
-from surestep_scheduler.messages import Plan
-from surestep_scheduler.non_finite import NonFiniteLogits
-from surestep_scheduler.plan import from_proto, to_proto
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Finish, Logprobs, Output, Request, Sequence
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.commit import apply
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.core.sequence import Finish, Logprobs, Output, Request, Sequence
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.engine.wire import from_proto, to_proto
+from surestep_scheduler.policy.schedule import schedule
+from surestep_scheduler.recovery.non_finite import NonFiniteLogits
 from surestep_worker.runner import Runner
 
 # Executes a plan. Its results, one per rank, or a function that gets them when they are applied.

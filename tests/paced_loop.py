@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from surestep_scheduler.commit import apply
-from surestep_scheduler.limits import Limits
-from surestep_scheduler.messages import Outcome, Plan, RankTimes
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Request, Sequence
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.commit import apply
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.messages import Outcome, Plan, RankTimes
+from surestep_scheduler.core.sequence import Request, Sequence
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.policy.schedule import schedule
 
 VOCAB = 1000
 _STEP_S, _TOKEN_S = 0.002, 0.0001

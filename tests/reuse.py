@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from surestep_scheduler.messages import Plan
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.core.state import SchedulerState
 
 
 def check_reuse(state: SchedulerState, plan: Plan) -> None:

@@ -18,9 +18,9 @@ from surestep_proto.generate_pb2_grpc import add_SchedulerServicer_to_server
 from surestep_proto.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
 
 from .config import SchedulerSettings
-from .engine import Engine
-from .service import SchedulerService
-from .vllm_service import VllmService
+from .engine.engine import Engine
+from .service.service import SchedulerService
+from .vllm.service import VllmService
 
 _OURS = generate_pb2.DESCRIPTOR.services_by_name["Scheduler"]
 _VLLMS = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]

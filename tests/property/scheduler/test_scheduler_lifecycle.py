@@ -12,10 +12,10 @@ from hypothesis import settings
 from lifecycle import MODEL, PREFIXES, Lifecycle
 from surestep_common.invariants import LedgerError
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.messages import Plan
-from surestep_scheduler.sequence import Sequence, Tenancy
-from surestep_scheduler.snapshots import SnapshotCache
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.cache.snapshots import SnapshotCache
+from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.core.sequence import Sequence, Tenancy
+from surestep_scheduler.core.state import SchedulerState
 
 TestLifecycle = Lifecycle.TestCase
 TestLifecycle.settings = settings(

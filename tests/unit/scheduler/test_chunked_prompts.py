@@ -14,7 +14,7 @@ from fake_loop import FakeLoop, hopeless, perfect
 from fake_model import FakeModel
 from surestep_common.errors import InvalidRequest
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.sequence import Sequence
+from surestep_scheduler.core.sequence import Sequence
 
 CHUNK = 8
 MODEL = FakeModel(

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from surestep_common.invariants import LedgerError
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.commit import apply
-from surestep_scheduler.incidents import Replay
-from surestep_scheduler.limits import Limits
-from surestep_scheduler.messages import Outcome
-from surestep_scheduler.plan import from_proto
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Finish, Request
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.commit import apply
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.messages import Outcome
+from surestep_scheduler.core.sequence import Finish, Request
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.engine.wire import from_proto
+from surestep_scheduler.policy.schedule import schedule
+from surestep_scheduler.recovery.incidents import Replay
 
 STOP = 9
 VOCAB = 50

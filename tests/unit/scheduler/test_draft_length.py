@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from surestep_scheduler.draft_length import Choice, StepCosts, draft_lengths
+from surestep_scheduler.speculation.draft_length import Choice, StepCosts, draft_lengths
 
 ROWS, CAP = 3, 3
 

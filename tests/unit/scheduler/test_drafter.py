@@ -10,9 +10,9 @@ import pytest
 from fake_loop import FakeLoop
 from fake_model import FakeModel
 from surestep_common.invariants import DECODE, VERIFY, LedgerError, drafter_watermark
-from surestep_scheduler.commit import apply
-from surestep_scheduler.plan import from_proto, to_proto
-from surestep_scheduler.policy import schedule
+from surestep_scheduler.core.commit import apply
+from surestep_scheduler.engine.wire import from_proto, to_proto
+from surestep_scheduler.policy.schedule import schedule
 
 MODEL = FakeModel(drafter_has_state=True, max_step_tokens=32)
 PROMPT = [i % 100 for i in range(70)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from surestep_common.invariants import DECODE, PREFILL, VERIFY
-from surestep_scheduler.counters import STEP_TOKENS, Counters
+from surestep_scheduler.core.counters import STEP_TOKENS, Counters
 
 
 @pytest.mark.parametrize(

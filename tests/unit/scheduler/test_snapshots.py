@@ -9,10 +9,10 @@ import pytest
 from fake_loop import FakeLoop, hopeless
 from fake_model import FakeModel, ragged
 from surestep_common.invariants import LedgerError
-from surestep_scheduler.commit import apply
-from surestep_scheduler.plan import from_proto, to_proto
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Tenancy
+from surestep_scheduler.core.commit import apply
+from surestep_scheduler.core.sequence import Tenancy
+from surestep_scheduler.engine.wire import from_proto, to_proto
+from surestep_scheduler.policy.schedule import schedule
 
 MODEL = FakeModel(recurrent=True, num_snapshots=12, max_step_tokens=32)
 SIZE = MODEL.block_size

@@ -1,0 +1,269 @@
+"""What a result means: the ledger is settled, tokens are committed, requests end."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from itertools import compress
+
+import numpy as np
+from surestep_common.errors import InvalidRequest, ModelFault, SurestepError
+from surestep_common.invariants import (
+    PREFILL_LAST,
+    BoolArray,
+    IntArray,
+    LedgerError,
+    check_digests,
+    check_drafter_faults,
+    check_result_rows,
+    check_step,
+    consumes_known,
+    drafter_watermark,
+    folded_length,
+    require,
+)
+from surestep_common.sampling_ranges import shapes_logits
+
+from surestep_scheduler.cache import prefix
+
+from .messages import Outcome, Plan
+from .open_rows import LiveRows, check_columns, live_rows
+from .sequence import Finish, Logprobs, Output, Sequence
+from .state import SchedulerState
+
+
+def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
+    """Commit the result of the oldest plan in flight.
+
+    Results of another epoch, and rows of tenancies that have ended, are dropped: their tokens were
+    discarded when the epoch or tenancy ended. Raises LedgerError when an invariant is broken and
+    NonFiniteLogits when the workers compute nonsense, with nothing committed, after which the epoch
+    must be fenced.
+    """
+    if outcome.epoch != state.epoch:
+        return []
+    if not state.in_flight:
+        raise LedgerError(f"step {outcome.step} is answered, and nobody waits for it")
+    plan = state.in_flight[0]
+    check_step(plan.step, outcome.step)
+    check_digests(outcome.step, outcome.digests)
+    state.counters.checked_digests += len(outcome.digests) - 1
+    check_columns(plan, outcome, state.limits.vocab_size)
+    rows = live_rows(state, plan, outcome)
+    _drafter_fared(state, plan, outcome)
+    taken = _settle(state, plan, outcome, rows)
+    outputs = _emit(state, outcome, rows)
+    _publish(state, rows)
+    _publish_snapshots(state, plan, taken)
+    if state.limits.drafter_has_state:
+        _mark_drafted(state, rows)
+    state.acknowledge(plan)
+    for output in outputs:
+        if output.finish is not None or output.error is not None:
+            reason = output.finish.name.lower() if output.finish is not None else "error"
+            state.end(output.seq, reason)
+    for row in rows.retry.nonzero()[0].tolist():
+        state.retry(rows.tenancies[row])
+    state.sweep()
+    return outputs
+
+
+def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: LiveRows) -> BoolArray:
+    """Check the rows against the scheduler's own books, then write them down.
+
+    Returns which of the plan's snapshots [S] were taken.
+    """
+    slots, planned = state.slots, rows.planned
+    k_cap = plan.k_cap[planned]
+    advance = check_result_rows(
+        slot=rows.slot,
+        mode=rows.mode,
+        num_tokens=plan.num_tokens[planned],
+        k_cap=k_cap,
+        ok=rows.ok,
+        len_before=rows.len_before,
+        n_drafts=rows.n_drafts,
+        n_accepted=rows.n_accepted,
+        n_emitted=rows.n_emitted,
+        ends_with_stop=rows.stopped,
+        committed=slots.committed[rows.slot],
+    )
+    draft_upto = _watermark(state, plan, outcome, rows)
+    folded = folded_length(rows.mode, rows.len_before, advance)
+    taken = _taken(state, plan, outcome, rows, folded)
+    slots.settle(plan.step, rows.slot, plan.width[planned], advance, rows.n_accepted)
+    slots.follow(rows.slot, folded, draft_upto)
+    drafts = rows.n_drafts * rows.ok
+    state.speculation.observe(rows.slot, drafts, rows.n_accepted)
+    slots.count(rows.slot, rows.n_emitted > 0, drafts, rows.n_drafts_emitted)
+    counts = advance, rows.n_emitted, drafts, rows.n_drafts_emitted
+    state.counters.count(*counts, mode=rows.mode, k_cap=k_cap)
+    return taken
+
+
+def _drafter_fared(state: SchedulerState, plan: Plan, outcome: Outcome) -> None:
+    """A drafter that fails is suspended; a request whose drafts are not finite gets no more."""
+    faults = outcome.drafter_faults
+    check_drafter_faults(
+        known=plan.drafter_faults,
+        before=state.drafter_faults,
+        after=faults,
+        skipped=outcome.drafter_skipped,
+    )
+    if outcome.drafter_skipped:
+        if outcome.n_drafts.any():
+            raise LedgerError(f"step {plan.step}: drafts without a drafter")
+        state.counters.drafter_faults += 1
+    if faults > state.drafter_faults:
+        state.drafter_faults = faults
+        state.speculation.suspend("the drafter failed")
+    for row in outcome.draft_non_finite_rows:
+        tenancy = plan.rows[row]
+        state.counters.drafter_faults += tenancy.seq.may_draft
+        tenancy.seq.may_draft = False
+        state.slots.draft_cap[tenancy.slot] = 0
+
+
+def _watermark(state: SchedulerState, plan: Plan, outcome: Outcome, rows: LiveRows) -> IntArray:
+    """Where the drafter's state of the rows has come to; all 0 for one without state."""
+    before = state.slots.draft_upto[rows.slot]
+    if not state.limits.drafter_has_state or outcome.drafter_skipped:
+        return before
+    after = drafter_watermark(
+        slot=rows.slot,
+        mode=rows.mode,
+        catch_up=plan.catch_up[rows.planned],
+        len_before=rows.len_before,
+        draft_upto=before,
+    )
+    reported = outcome.draft_upto[rows.planned]
+    message = "the drafter's state covers {} tokens, reported are {}"
+    require((reported == after) | ~rows.ok, rows.slot, message, after, reported)
+    return after
+
+
+def _taken(
+    state: SchedulerState, plan: Plan, outcome: Outcome, rows: LiveRows, folded: IntArray
+) -> BoolArray:
+    """Snapshots [S] of open tenancies that the state has passed, `folded` being where it is now.
+
+    A row that failed takes none: its request has ended.
+    """
+    row, length, ids = plan.arms
+    if not len(row):
+        return np.zeros(0, dtype=np.bool_)
+    slot, after = plan.slot[row], np.full(len(plan.rows), -1)
+    after[rows.planned] = np.where(rows.ok, folded, -1)
+    taken = (state.slots.folded[slot] < length) & (length <= after[row])
+    reported = np.isin(ids, outcome.snapshot_ids_taken)
+    message = "snapshot {} at length {}: taken {}, reported {}"
+    agreed = (reported == taken) | (after[row] < 0)
+    require(agreed, slot, message, ids, length, taken.astype(np.int64), reported.astype(np.int64))
+    return taken
+
+
+def _emit(state: SchedulerState, outcome: Outcome, rows: LiveRows) -> list[Output]:
+    """Hand the tokens to their sequences. What few rows need is found by column."""
+    outputs, token_ids = [], array("I", outcome.token_ids.tobytes())
+    starts, ends = (rows.end - rows.n_emitted).tolist(), rows.end.tolist()
+    drafted = rows.n_drafts_emitted.tolist()
+    for tenancy, start, end, count in zip(rows.tenancies, starts, ends, drafted, strict=True):
+        seq, window = tenancy.seq, token_ids[start:end]
+        seq.tokens.extend(window)
+        outputs.append(Output(seq, window, count))
+    slots, emits = state.slots, rows.n_emitted > 0
+    full = emits & (slots.committed[rows.slot] + 1 >= slots.max_len[rows.slot])
+    for row in full.nonzero()[0].tolist():
+        outputs[row].finish = Finish.LENGTH
+    for row in rows.stopped.nonzero()[0].tolist():
+        outputs[row].finish = Finish.STOP
+    pooled = _pooled(outcome, rows, outputs)
+    failed = ~rows.ok & ~rows.retry
+    for row in failed.nonzero()[0].tolist():
+        outputs[row].error = _failure(outcome.non_finite[rows.planned[row]], outputs[row].seq)
+    if outcome.logprobs or outcome.prompt_logprobs:
+        for output, row in zip(outputs, rows.planned.tolist(), strict=True):
+            output.logprobs = outcome.logprobs.get(row)
+            _collect(output.seq, outcome.prompt_logprobs.get(row))
+    for row in (rows.mode == PREFILL_LAST).nonzero()[0].tolist():
+        seq = rows.tenancies[row].seq
+        outputs[row].prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
+    return list(compress(outputs, (emits | pooled | failed).tolist()))
+
+
+def _pooled(outcome: Outcome, rows: LiveRows, outputs: list[Output]) -> BoolArray:
+    """Which of the rows [R] end with a vector, that their outputs now hold."""
+    if not outcome.pooled:
+        return np.zeros(len(rows.planned), dtype=np.bool_)
+    pooled = np.isin(rows.planned, list(outcome.pooled))
+    for row in pooled.nonzero()[0].tolist():
+        outputs[row].pooled = outcome.pooled[int(rows.planned[row])]
+        outputs[row].finish = Finish.POOLED
+    return pooled
+
+
+def _failure(non_finite: bool, seq: Sequence) -> SurestepError:
+    """Why a row has no token: what the model computed, or what the request made of it."""
+    if non_finite or not shapes_logits(seq.request.sampling):
+        return ModelFault("the model's logits were not usable")
+    return InvalidRequest(
+        "this request's own logit_bias, penalties, bad_words, allowed_token_ids and min_tokens "
+        "leave no token that could be chosen"
+    )
+
+
+def _collect(seq: Sequence, logprobs: Logprobs | None) -> None:
+    if logprobs is None or not seq.needs_prompt_logprobs:
+        return
+    if seq.prompt_logprobs is None:
+        seq.prompt_logprobs = Logprobs()
+    seq.prompt_logprobs.extend(logprobs)
+
+
+def _publish(state: SchedulerState, rows: LiveRows) -> None:
+    """Share blocks full of committed tokens: nothing in flight can write them again."""
+    slots, size = state.slots, state.limits.block_size
+    for row, first, end in _newly_full(slots.committed, slots.publish_at, rows.slot, size):
+        seq, blocks = rows.tenancies[row].seq, rows.tenancies[row].blocks
+        if state.limits.enable_prefix_caching:
+            prefix.publish(state.pool, seq.chain, seq.tokens, blocks, first, end)
+
+
+def _mark_drafted(state: SchedulerState, rows: LiveRows) -> None:
+    """Remember of which blocks the drafter's part is complete, for those that share them later."""
+    slots, size = state.slots, state.limits.block_size
+    for row, first, end in _newly_full(slots.draft_upto, slots.mark_at, rows.slot, size):
+        state.pool.mark_drafted(rows.tenancies[row].blocks[first:end])
+
+
+def _newly_full(
+    length: IntArray, due: IntArray, slot: IntArray, size: int
+) -> Iterator[tuple[int, int, int]]:
+    """Rows whose slot, of slots [R], filled blocks, each with the first of them and their end.
+
+    `length` and `due` are columns by slot: so many tokens there are, so many fill the next block.
+    """
+    ready = (length[slot] >= due[slot]).nonzero()[0]
+    filled = slot[ready]
+    first, end = due[filled] // size - 1, length[filled] // size
+    due[filled] = (end + 1) * size
+    return zip(ready.tolist(), first.tolist(), end.tolist(), strict=True)
+
+
+def _publish_snapshots(state: SchedulerState, plan: Plan, taken: BoolArray) -> None:
+    """Make the states behind committed prefixes findable.
+
+    Of those taken while a request decodes only the newest is kept: the next turn of its
+    conversation starts there.
+    """
+    if not taken.any():
+        return
+    size, keys = state.limits.block_size, state.slots.snapshot_key
+    decoding = ~consumes_known(plan.mode)
+    for row, length, snapshot in zip(*(c[taken].tolist() for c in plan.arms), strict=True):
+        seq, slot, num_blocks = plan.rows[row].seq, plan.slot[row], length // size
+        (key,) = seq.chain.keys(seq.tokens, num_blocks - 1, num_blocks)
+        is_new = state.snapshots.publish(snapshot, key, num_blocks)
+        if is_new and decoding[row]:
+            state.snapshots.forget(keys[slot])
+            keys[slot] = key

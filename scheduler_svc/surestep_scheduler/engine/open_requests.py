@@ -1,0 +1,81 @@
+"""Open requests and their readers."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Iterable
+
+from surestep_common.errors import SurestepError
+
+from surestep_scheduler.core.sequence import Output, Sequence, Tenancy
+
+from .timeline import Timeline
+
+
+class OpenRequest:
+    """A request and the outputs its reader has not taken yet; at most max_len tokens of them."""
+
+    def __init__(self, seq: Sequence) -> None:
+        self.seq = seq
+        self.started = False  # the first chunk was sent
+        self.timeline = Timeline(seq.arrival)
+        self._outputs: asyncio.Queue[Output] = asyncio.Queue()
+
+    def put(self, output: Output) -> None:
+        """Hand over an output."""
+        self._outputs.put_nowait(output)
+
+    async def get(self) -> list[Output]:
+        """All outputs since the last call, at least one."""
+        outputs = [await self._outputs.get()]
+        while not self._outputs.empty():
+            outputs.append(self._outputs.get_nowait())
+        return outputs
+
+
+class OpenRequests:
+    """By id, until the output that ends them."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, OpenRequest] = {}
+
+    def __getitem__(self, request_id: str) -> OpenRequest:
+        """An open one."""
+        return self._by_id[request_id]
+
+    def open(self, seq: Sequence) -> OpenRequest:
+        """A request begins."""
+        opened = OpenRequest(seq)
+        self._by_id[seq.request.id] = opened
+        return opened
+
+    def close(self, opened: OpenRequest) -> bool:
+        """Its reader is gone; False when it has ended already."""
+        request_id = opened.seq.request.id
+        if self._by_id.get(request_id) is not opened:
+            return False
+        del self._by_id[request_id]
+        return True
+
+    def admitted(self, tenancies: Iterable[Tenancy], now: float) -> None:
+        """They have moved into slots."""
+        for tenancy in tenancies:
+            self._by_id[tenancy.seq.request.id].timeline.admitted(now)
+
+    def lost(self, now: float) -> None:
+        """The workers are gone: those that were in slots wait again."""
+        for opened in self._by_id.values():
+            opened.timeline.lost(now)
+
+    def deliver(self, outputs: Iterable[Output]) -> None:
+        """Hand outputs to the readers."""
+        for output in outputs:
+            request_id = output.seq.request.id
+            self._by_id[request_id].put(output)
+            if output.finish is not None or output.error is not None:
+                del self._by_id[request_id]
+
+    def fail(self, seq: Sequence, error: SurestepError) -> None:
+        """End a request with an error."""
+        self.deliver([Output(seq, array("I"), error=error)])
