@@ -158,7 +158,7 @@ def _reorder(plan: Plan, order: list[int]) -> None:
         column = getattr(plan, name)
         if isinstance(column, np.ndarray):
             column[:] = column[order]
-    plan.arms.row[:] = np.argsort(order)[plan.arms.row]
+    plan.snapshot_requests.row[:] = np.argsort(order)[plan.snapshot_requests.row]
 
 
 def one_rank(runner: Runner, epoch: int = 1) -> Step:

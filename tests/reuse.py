@@ -33,11 +33,13 @@ def _no_snapshot_in_flight_is_reused(state: SchedulerState, plan: Plan) -> None:
     named = [
         (int(snapshot), int(slot), int(length))
         for other in state.in_flight
-        for slot, length, snapshot in zip(other.slot[other.arms.row], *other.arms[1:], strict=True)
+        for slot, length, snapshot in zip(
+            other.slot[other.snapshot_requests.row], *other.snapshot_requests[1:], strict=True
+        )
     ]
     ids = [snapshot for snapshot, _, _ in set(named)]
     assert len(ids) == len(set(ids)), "one snapshot for two states"
-    armed = set(plan.arms.id.tolist())
+    armed = set(plan.snapshot_requests.id.tolist())
     for other in state.in_flight:
         for tenancy in other.admissions:
             assert tenancy.snapshot_id not in armed, "overwritten before it is restored"

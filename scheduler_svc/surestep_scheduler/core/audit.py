@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def audit(state: SchedulerState) -> None:
     """Assert that slots, blocks, queues, tenants and ledgers fit together."""
     state.pool.check([t.blocks for t in [*state.running, *state.quarantine]])
-    state.snapshots.check(state.in_flight)
+    state.snapshots.check([ids for plan in state.in_flight for ids in plan.snapshot_ids])
     held = [t.slot for t in [*state.running, *state.quarantine]]
     assert sorted(held + state.free_slots) == list(range(state.limits.num_slots)), "slots"
     state.waiting.check()

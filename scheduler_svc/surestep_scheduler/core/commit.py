@@ -149,7 +149,7 @@ def _taken(
 
     A row that failed takes none: its request has ended.
     """
-    row, length, ids = plan.arms
+    row, length, ids = plan.snapshot_requests
     if not len(row):
         return np.zeros(0, dtype=np.bool_)
     slot, after = plan.slot[row], np.full(len(plan.rows), -1)
@@ -260,9 +260,11 @@ def _publish_snapshots(state: SchedulerState, plan: Plan, taken: BoolArray) -> N
         return
     size, keys = state.limits.block_size, state.slots.snapshot_key
     decoding = ~consumes_known(plan.mode)
-    for row, length, snapshot in zip(*(c[taken].tolist() for c in plan.arms), strict=True):
+    requests = (column[taken].tolist() for column in plan.snapshot_requests)
+    for row, length, snapshot in zip(*requests, strict=True):
         seq, slot, num_blocks = plan.rows[row].seq, plan.slot[row], length // size
         (key,) = seq.chain.keys(seq.tokens, num_blocks - 1, num_blocks)
+        state.counters.snapshots_taken += 1
         is_new = state.snapshots.publish(snapshot, key, num_blocks)
         if is_new and decoding[row]:
             state.snapshots.forget(keys[slot])

@@ -63,6 +63,11 @@ class Limits:
         """Longest prompt of which a vector can be made: it may fill the context."""
         return min(self.max_model_len, (self.num_blocks - 1) * self.block_size)
 
+    @property
+    def usable_snapshots(self) -> int:
+        """Ids of snapshots that serve the prefix cache."""
+        return self.num_snapshots if self.recurrent and self.enable_prefix_caching else 0
+
     def shared_len(self, prompt_len: int) -> int:
         """Leading tokens whose state and KV are those of every request that begins with them.
 

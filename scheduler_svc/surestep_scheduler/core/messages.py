@@ -26,7 +26,7 @@ class Extend(NamedTuple):
     blocks: list[int]
 
 
-class Arms(NamedTuple):
+class SnapshotRequests(NamedTuple):
     """Snapshots of recurrent state that a plan asks for; parallel columns [S]."""
 
     row: IntArray  # of the plan, for its slot
@@ -56,13 +56,19 @@ class Plan:
     depends_on_step: IntArray
     catch_up: IntArray
     width: IntArray  # tokens each row schedules: num_tokens, or k_cap + 1
-    arms: Arms
+    snapshot_requests: SnapshotRequests
     drafter_faults: int  # of this epoch, known when it was made
 
     @property
     def num_step_tokens(self) -> int:
         """Input rows of the step, drafts included."""
         return int(self.width.sum())
+
+    @property
+    def snapshot_ids(self) -> tuple[list[int], list[int]]:
+        """Ids that the plan names: to be taken, and to be restored."""
+        restored = [t.snapshot_id for t in self.admissions if t.snapshot_id]
+        return self.snapshot_requests.id.tolist(), restored
 
 
 class RankTimes(NamedTuple):

@@ -79,11 +79,17 @@ def live_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> LiveRows:
 def _retry(
     state: SchedulerState, failed: BoolArray, tenancies: npt.NDArray[np.object_]
 ) -> BoolArray:
-    """Those of the `failed` rows [R] that get a second chance."""
+    """Return which of the `failed` rows [R] are computed again: those with their first failure.
+
+    Raises NonFiniteLogits when the workers are to be replaced; that is the second chance then.
+    """
     retry = failed.copy()
     if failed.any():
         seqs = [tenancy.seq for tenancy in tenancies[failed]]
-        retry[failed] = state.non_finite.first_failures(seqs, state.counters.steps)
+        retry[failed] = [seq.num_non_finite == 0 for seq in seqs]
+        for seq in seqs:
+            seq.num_non_finite += 1
+        state.non_finite.observe(int(retry.sum()), state.counters.steps)
     return retry
 
 

@@ -21,8 +21,6 @@ from .tenants import Tenant
 _PROMPT_LOGPROBS = 1 << 16  # of one request that a step may compute
 _PARTS = 3  # of what a step would take of a prompt, in the other shape
 
-CANARY = "canary"  # id of a request of the scheduler's own that shows whether the workers live
-
 
 class Finish(Enum):
     """Why a request ended well."""

@@ -5,37 +5,27 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from itertools import count
-from typing import NamedTuple
 
 import numpy as np
 from surestep_common.errors import InvalidRequest
 from surestep_common.invariants import IntArray
 
-from surestep_scheduler.cache import prefix
 from surestep_scheduler.cache.blocks import BlockPool
 from surestep_scheduler.cache.snapshots import SnapshotCache
 from surestep_scheduler.recovery.incidents import Replay
 from surestep_scheduler.recovery.non_finite import NonFiniteWatch
-from surestep_scheduler.recovery.poison import Suspicion
+from surestep_scheduler.recovery.poison import CANARY, Suspicion
 from surestep_scheduler.speculation.speculation import Speculation
 
 from .audit import audit
 from .counters import Counters
 from .limits import Limits
+from .lookup import Lookup, cached_prefix
 from .messages import Extend, Freed, Plan
 from .queue import WaitingQueue
-from .sequence import CANARY, Request, Sequence, Tenancy
+from .sequence import Request, Sequence, Tenancy
 from .slots import SlotTable
 from .tenants import Tenants
-
-
-class Lookup(NamedTuple):
-    """Blocks for a waiting request."""
-
-    cached: list[int]  # blocks that hold a prefix of it
-    snapshot_id: int  # of the state behind them; 0 = none
-    fresh: int  # blocks that it needs besides
-    missing: int  # those that there are too few; above 0: it cannot be admitted now
 
 
 class SchedulerState:
@@ -58,13 +48,18 @@ class SchedulerState:
 
     def _reset_workers(self) -> None:
         """Nothing is known to be on the workers: an epoch begins."""
-        self.pool = BlockPool(self.limits.num_blocks)
-        self.snapshots = SnapshotCache(self.limits, self.counters)
-        self.slots = SlotTable(self.limits.num_slots)
-        self.speculation.reset(self.limits)
+        limits = self.limits
+        self.pool = BlockPool(limits.num_blocks)
+        self.snapshots = SnapshotCache(limits.usable_snapshots)
+        self.slots = SlotTable(limits.num_slots)
+        self.speculation.reset(
+            *(limits.num_slots, limits.costs),
+            adaptive=limits.adaptive_draft_length,
+            drafter_has_state=limits.drafter_has_state,
+        )
         # Ids at which some request of this epoch stops: few, so that few tokens need a closer look.
-        self.stop_ids = np.zeros(self.limits.vocab_size, dtype=np.bool_)
-        self.free_slots = list(range(self.limits.num_slots - 1, -1, -1))
+        self.stop_ids = np.zeros(limits.vocab_size, dtype=np.bool_)
+        self.free_slots = list(range(limits.num_slots - 1, -1, -1))
         self.quarantine: list[Tenancy] = []
         self.freed: list[Freed] = []  # for the next plan
         self.in_flight: deque[Plan] = deque()
@@ -127,7 +122,7 @@ class SchedulerState:
 
     def lookup(self, seq: Sequence) -> Lookup:
         """What is there for a waiting request, and what is not."""
-        cached, snapshot_id = self._match(seq)
+        cached, snapshot_id = cached_prefix(seq, self.pool, self.snapshots, self.limits)
         cover = min(len(seq.tokens) + 1, seq.max_len - 1)
         fresh = -(-cover // self.limits.block_size) - len(cached)
         revived = self.pool.num_cached(cached)
@@ -142,7 +137,7 @@ class SchedulerState:
         cached = found.cached
         shape = seq.shape(self.limits, usual=not self.suspicion.reshapes(seq.request.id))
         self.pool.acquire(cached)
-        self.snapshots.restore(found.snapshot_id, len(cached))
+        self._restore(found.snapshot_id, len(cached))
         drafted = self.pool.num_drafted(cached)
         slot = self.free_slots.pop()
         self._slot_epochs[slot] += 1
@@ -172,6 +167,15 @@ class SchedulerState:
         self._start(seq, tenancy, now)
         return tenancy
 
+    def _restore(self, snapshot: int, num_blocks: int) -> None:
+        """Let an admission start from a snapshot, unless it is 0."""
+        if self.snapshots.num_ids:
+            self.counters.snapshot_queries += 1
+            self.counters.snapshot_hits += snapshot > 0
+        assert not self.limits.recurrent or bool(snapshot) == bool(num_blocks)
+        if snapshot:
+            self.snapshots.restore(snapshot, num_blocks)
+
     def _start(self, seq: Sequence, tenancy: Tenancy, now: float) -> None:
         self.waiting.remove(seq)
         self.waiting.started(seq, now)
@@ -187,17 +191,6 @@ class SchedulerState:
         if self.limits.enable_prefix_caching:
             self.counters.prefix_cache_queries += len(seq.tokens)
             self.counters.prefix_cache_hits += tenancy.num_cached
-
-    def _match(self, seq: Sequence) -> tuple[list[int], int]:
-        """Blocks that hold a prefix already, and the id of the state behind it (0 = none)."""
-        usable = self.limits.enable_prefix_caching and not seq.num_non_finite
-        if not usable or seq.needs_whole_prompt:
-            return [], 0
-        blocks = prefix.match(self.pool, seq.chain, seq.tokens, self.limits.block_size)
-        if not self.limits.recurrent:
-            return blocks, 0
-        num_blocks, snapshot_id = self.snapshots.longest(seq.chain.keys(seq.tokens, 0, len(blocks)))
-        return blocks[:num_blocks], snapshot_id
 
     def release(self, tenancy: Tenancy) -> None:
         """End a tenancy: close its ledger and give slot and blocks back when it is safe."""
@@ -231,7 +224,8 @@ class SchedulerState:
         oldest = self.in_flight.popleft()
         assert oldest is plan
         self.applied_step = plan.step
-        self.snapshots.acknowledge(plan)
+        for ids in plan.snapshot_ids:
+            self.snapshots.release(ids)
 
     def preempt(self, tenancy: Tenancy, *, displaced: bool = False) -> None:
         """Finish a tenancy; its request waits for a new one, with all its tokens.

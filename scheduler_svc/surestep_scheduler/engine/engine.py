@@ -13,11 +13,12 @@ from surestep_proto import engine_pb2, generate_pb2
 
 from surestep_scheduler.config import SchedulerSettings
 from surestep_scheduler.core.limits import Limits
-from surestep_scheduler.core.sequence import CANARY, Request
+from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.recovery.deadline import StepTimer
 from surestep_scheduler.recovery.diagnosis import OperatorRestart, diagnose
 from surestep_scheduler.recovery.incidents import Cause, Incident, IncidentLog
+from surestep_scheduler.recovery.poison import CANARY
 
 from .epoch import Epoch, under_way
 from .open_requests import OpenRequest, OpenRequests

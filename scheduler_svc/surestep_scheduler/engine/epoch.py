@@ -14,11 +14,11 @@ from surestep_proto import engine_pb2
 
 from surestep_scheduler.core.commit import apply
 from surestep_scheduler.core.messages import Outcome
-from surestep_scheduler.core.sequence import CANARY, Request
+from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.policy.schedule import schedule
 from surestep_scheduler.recovery.incidents import IncidentLog
-from surestep_scheduler.recovery.poison import Window
+from surestep_scheduler.recovery.poison import CANARY, Window
 
 from .open_requests import OpenRequests
 from .steps import StepMonitor

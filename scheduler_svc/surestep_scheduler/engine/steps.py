@@ -9,10 +9,18 @@ from typing import NamedTuple
 from surestep_common.invariants import IntArray
 
 from surestep_scheduler.core.messages import Plan
-from surestep_scheduler.recovery.deadline import Recent, StepClass, StepTimer, classify
+from surestep_scheduler.recovery.deadline import Kind, Recent, StepClass, StepTimer
 
 from .recent_steps import RecentSteps
 from .step_times import StepTimes
+
+
+def classify(plan: Plan) -> StepClass:
+    """The class of a plan."""
+    drafts = Kind.DRAFTS if plan.k_cap.any() else Kind.DECODE
+    return StepClass(
+        Kind.PROMPT if plan.num_tokens.any() else drafts, plan.num_step_tokens.bit_length()
+    )
 
 
 class Sent(NamedTuple):

@@ -34,9 +34,9 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
         accepted=plan.accepted.tolist(),
         depends_on_step=plan.depends_on_step.tolist(),
         catch_up=plan.catch_up.tolist(),
-        snapshot_slots=plan.slot[plan.arms.row].tolist(),
-        snapshot_lens=plan.arms.length.tolist(),
-        snapshot_ids=plan.arms.id.tolist(),
+        snapshot_slots=plan.slot[plan.snapshot_requests.row].tolist(),
+        snapshot_lens=plan.snapshot_requests.length.tolist(),
+        snapshot_ids=plan.snapshot_requests.id.tolist(),
         drafter_faults=plan.drafter_faults,
     )
     message.mode.extend(plan.mode.tolist())  # ints are enum values on the wire

@@ -30,6 +30,7 @@ from surestep_scheduler.core.tenants import OUTPUT_TOKEN
 from .catch_up import CatchUpBudget
 from .preemption import entitled_slots, make_room, who_gives_way
 from .prompts import MIN_CHUNK, Turn, cut, fewest, shares, turns, uncomputed
+from .snapshot_requests import snapshot_requests
 
 
 def schedule(state: SchedulerState, now: float) -> Plan | None:
@@ -246,7 +247,7 @@ class _Step:
             depends_on_step=slots.planned_step[slot],
             catch_up=catch_up,
             width=width,
-            arms=state.snapshots.arm(slots, state.in_flight, slot, num_tokens),
+            snapshot_requests=snapshot_requests(state, slot, num_tokens),
             drafter_faults=state.drafter_faults,
         )
         state.freed = []

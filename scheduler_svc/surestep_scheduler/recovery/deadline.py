@@ -6,8 +6,6 @@ from collections import deque
 from enum import Enum
 from typing import NamedTuple
 
-from surestep_scheduler.core.messages import Plan
-
 _MARGIN = 8.0  # times the expected duration
 _LEAST_MARGIN = 2.0  # the same where the ceiling would leave less
 _WEIGHT = 0.1  # of the newest duration in the running mean
@@ -44,14 +42,6 @@ class StepClass(NamedTuple):
 
     kind: Kind
     size: int  # input rows, drafts included, in powers of two
-
-
-def classify(plan: Plan) -> StepClass:
-    """The class of a plan."""
-    drafts = Kind.DRAFTS if plan.k_cap.any() else Kind.DECODE
-    return StepClass(
-        Kind.PROMPT if plan.num_tokens.any() else drafts, plan.num_step_tokens.bit_length()
-    )
 
 
 class StepTimer:

@@ -7,11 +7,8 @@ requests have their first failure within a few steps, the workers are at fault.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as Seq
 
 from surestep_common.errors import SurestepError
-
-from surestep_scheduler.core.sequence import Sequence
 
 _WINDOW = 16  # steps
 _REQUESTS = 2  # that fail within the window
@@ -29,17 +26,13 @@ class NonFiniteWatch:
         self._failures: deque[int] = deque(maxlen=_REQUESTS)  # steps
         self._trusted_until = 0  # step
 
-    def first_failures(self, seqs: Seq[Sequence], step: int) -> list[bool]:
-        """Which of the requests that failed in a step have a second chance.
+    def observe(self, num_requests: int, step: int) -> None:
+        """Count requests that failed for the first time in a step.
 
-        Raises NonFiniteLogits when the workers are to be replaced; that is the chance then.
+        Raises NonFiniteLogits when the workers are to be replaced.
         """
-        chances = [seq.num_non_finite == 0 for seq in seqs]
-        for seq, chance in zip(seqs, chances, strict=True):
-            seq.num_non_finite += 1
-            self._failures.extend([step] * chance)
+        self._failures.extend([step] * num_requests)
         many = len(self._failures) == _REQUESTS and step - self._failures[0] < _WINDOW
-        if any(chances) and many and step >= self._trusted_until:
+        if num_requests and many and step >= self._trusted_until:
             self._trusted_until = step + _TRUST
             raise NonFiniteLogits(f"{_REQUESTS} requests met logits that were not finite")
-        return chances

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from surestep_scheduler.core.sequence import CANARY
+CANARY = "canary"  # id of the scheduler's own request that shows whether the workers live
 
 # What a loss says of those under way, in eighths.
 NO_LOSS, OUTSIDE_LOSS, WHOLE_LOSS = 0, 1, 8

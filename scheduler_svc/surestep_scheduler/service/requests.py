@@ -12,7 +12,8 @@ from surestep_common.request_bounds import check_name, check_prompt_logprobs
 from surestep_common.sampling_ranges import check_sampling
 from surestep_proto import engine_pb2, generate_pb2
 
-from surestep_scheduler.core.sequence import CANARY, Finish, Request
+from surestep_scheduler.core.sequence import Finish, Request
+from surestep_scheduler.recovery.poison import CANARY
 
 MOST_PRIORITY = 10  # either way: beyond that a request might as well be the only one
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e3

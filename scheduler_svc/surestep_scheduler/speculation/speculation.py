@@ -14,8 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from surestep_common.invariants import IntArray
 
-from surestep_scheduler.core.limits import Limits
-
 from .draft_length import FloatArray, StepCosts, draft_lengths
 
 logger = logging.getLogger(__name__)
@@ -129,12 +127,18 @@ class Speculation:
         self._hits = _FIRST_GUESS * _FIRST_WEIGHT
         self._trials = _FIRST_WEIGHT
 
-    def reset(self, limits: Limits) -> None:
-        """An epoch begins: no slot is taken."""
-        self._limits = limits
-        self.hits = np.zeros(limits.num_slots)
-        self.trials = np.zeros(limits.num_slots)
-        self.drafted_at = np.zeros(limits.num_slots, dtype=np.int64)  # step
+    def reset(
+        self, num_slots: int, costs: StepCosts | None, *, adaptive: bool, drafter_has_state: bool
+    ) -> None:
+        """Begin an epoch with empty slots.
+
+        Lengths are chosen where they are `adaptive` and the workers measured `costs`; else every
+        row drafts as much as it may.
+        """
+        self._costs, self._adaptive, self._has_state = costs, adaptive, drafter_has_state
+        self.hits = np.zeros(num_slots)
+        self.trials = np.zeros(num_slots)
+        self.drafted_at = np.zeros(num_slots, dtype=np.int64)  # step
 
     def admit(self, slot: int, known: Experience) -> None:
         """A tenancy begins."""
@@ -160,24 +164,24 @@ class Speculation:
         """Drafts of the rows [R] of a step: at most `caps`; see `draft_lengths`."""
         self._step += 1
         self.expected_us = 0.0
-        limits = self._limits
+        costs = self._costs
         if not self.alarm.allows(self._step):
             return np.zeros_like(caps)
-        if not limits.adaptive_draft_length or limits.costs is None or not caps.any():
+        if not self._adaptive or costs is None or not caps.any():
             return caps
         choice = draft_lengths(
             self._acceptance(slot),
             caps,
             context,
             num_tokens=num_tokens,
-            costs=limits.costs,
+            costs=costs,
             overhead_us=self.overhead.us,
-            catches_up=limits.drafter_has_state,
+            catches_up=self._has_state,
         )
         self.expected_us = choice.cost_us
         self.pays = bool(choice.lengths.any())
         if choice.price < 1:  # else not even a draft that is accepted for certain would pay
-            self._probe(slot, caps, choice.lengths, limits.costs, num_tokens)
+            self._probe(slot, caps, choice.lengths, costs, num_tokens)
         self.drafted_at[slot[choice.lengths > 0]] = self._step
         return choice.lengths
 
@@ -195,7 +199,7 @@ class Speculation:
         if not len(idle):
             return
         row = idle[self.trials[slot[idle]].argmin()]
-        lag = int(self._step - self.drafted_at[slot[row]]) * self._limits.drafter_has_state
+        lag = int(self._step - self.drafted_at[slot[row]]) * self._has_state
         drafting_us = costs.draft[min(1 + lag, len(costs.draft) - 1)] + costs.draft[1]
         reach = num_tokens + int(lengths.sum())
         cost_us = drafting_us + costs.step[reach + _PROBE] - costs.step[reach]
@@ -212,7 +216,7 @@ class Speculation:
 
     def observe(self, slot: IntArray, drafts: IntArray, accepted: IntArray) -> None:
         """Rows [R] verified and accepted so many drafts."""
-        if not (self._limits.adaptive_draft_length or self.alarm.suspended):
+        if not (self._adaptive or self.alarm.suspended):
             return
         tried = drafts.nonzero()[0]
         slot, hits = slot[tried], accepted[tried]

@@ -9,8 +9,8 @@ from fake_model import FakeModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from surestep_scheduler.core.messages import Plan
-from surestep_scheduler.engine.steps import StepMonitor
-from surestep_scheduler.recovery.deadline import Kind, StepClass, StepTimer, classify
+from surestep_scheduler.engine.steps import StepMonitor, classify
+from surestep_scheduler.recovery.deadline import Kind, StepClass, StepTimer
 
 FLOOR_S, CEILING_S, WARMUP_S = 3.0, 30.0, 60.0
 CLASSES = st.builds(StepClass, st.sampled_from(Kind), st.integers(1, 12))

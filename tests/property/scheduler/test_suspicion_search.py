@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surestep_scheduler.core.sequence import CANARY
-from surestep_scheduler.recovery.poison import OUTSIDE_LOSS, WHOLE_LOSS, Suspicion, Window
+from surestep_scheduler.recovery.poison import CANARY, OUTSIDE_LOSS, WHOLE_LOSS, Suspicion, Window
 
 _PATIENCE = 24  # losses in vain, after which suspects are tried one by one
 _CHUNK = 8  # tokens of a prompt that one step takes

@@ -109,7 +109,7 @@ def test_preemptions_and_faults_change_nothing() -> None:
 def test_what_is_decoded_takes_no_snapshots() -> None:
     loop = FakeLoop(MODEL)
     loop.complete(prompt(CHUNK + 1), 60)
-    lengths = {int(n) for plan in loop.plans for n in plan.arms.length}
+    lengths = {int(n) for plan in loop.plans for n in plan.snapshot_requests.length}
     assert lengths == {CHUNK}
 
 

@@ -6,7 +6,8 @@ import pytest
 from fake_loop import FakeLoop
 from fake_model import FakeModel
 from surestep_common.errors import QueueFull
-from surestep_scheduler.core.sequence import CANARY, Request
+from surestep_scheduler.core.sequence import Request
+from surestep_scheduler.recovery.poison import CANARY
 
 MODEL = FakeModel(
     num_slots=2, max_step_tokens=16, max_draft_tokens=0, max_model_len=1024, num_blocks=512
