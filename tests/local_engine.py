@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 from surestep_common.errors import SurestepError
@@ -154,10 +154,11 @@ class LocalEngine:
 
 def _reorder(plan: Plan, order: list[int]) -> None:
     """Put the rows of a plan into another order, in place."""
-    for name in (f.name for f in fields(plan)):
-        column = getattr(plan, name)
-        if isinstance(column, np.ndarray):
-            column[:] = column[order]
+    columns = [column for _, column in plan.rows.columns()]
+    for column in (plan.tenancies, plan.width, *columns):
+        column[:] = column[order]
+    for derived in ("is_prefill", "is_sampled"):  # kept since they were computed
+        plan.rows.__dict__.pop(derived, None)
     plan.snapshot_requests.row[:] = np.argsort(order)[plan.snapshot_requests.row]
 
 

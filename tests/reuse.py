@@ -21,7 +21,7 @@ def _nothing_in_flight_is_reused(state: SchedulerState, plan: Plan) -> None:
         for block in extend.blocks[cached.get(extend.slot, 0) :]
     }
     for earlier in state.in_flight:
-        for tenancy in earlier.rows if earlier is not plan else ():
+        for tenancy in earlier.tenancies if earlier is not plan else ():
             assert tenancy.slot not in cached, "slot is still in use"
             foreign = [block for block in tenancy.blocks if block in given]
             running = state.slots.open[tenancy.slot]
@@ -34,7 +34,7 @@ def _no_snapshot_in_flight_is_reused(state: SchedulerState, plan: Plan) -> None:
         (int(snapshot), int(slot), int(length))
         for other in state.in_flight
         for slot, length, snapshot in zip(
-            other.slot[other.snapshot_requests.row], *other.snapshot_requests[1:], strict=True
+            other.rows.slot[other.snapshot_requests.row], *other.snapshot_requests[1:], strict=True
         )
     ]
     ids = [snapshot for snapshot, _, _ in set(named)]

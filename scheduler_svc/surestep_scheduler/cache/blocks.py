@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 
-NULL_BLOCK = 0
+from surestep_common.invariants import NULL_BLOCK
 
 
 class BlockPool:

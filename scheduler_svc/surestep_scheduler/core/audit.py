@@ -44,7 +44,7 @@ def _audit_running(state: SchedulerState) -> None:
         pending = sum(
             width
             for plan in state.in_flight
-            for row, width in zip(plan.rows, plan.width, strict=True)
+            for row, width in zip(plan.tenancies, plan.width, strict=True)
             if row is tenancy
         )
         assert pending == slots.len_hi[tenancy.slot] - committed, "tokens in flight"

@@ -15,19 +15,17 @@ from surestep_common.invariants import (
     LedgerError,
     check_digests,
     check_drafter_faults,
-    check_result_rows,
     check_step,
-    consumes_known,
-    drafter_watermark,
     folded_length,
     require,
 )
+from surestep_common.plan_rows import check_result_rows, drafter_watermark
 from surestep_common.sampling_ranges import shapes_logits
 
 from surestep_scheduler.cache import prefix
 
 from .messages import Outcome, Plan
-from .open_rows import LiveRows, check_columns, live_rows
+from .open_rows import OpenRows, check_columns, open_rows
 from .sequence import Finish, Logprobs, Output, Sequence
 from .state import SchedulerState
 
@@ -49,7 +47,7 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     check_digests(outcome.step, outcome.digests)
     state.counters.checked_digests += len(outcome.digests) - 1
     check_columns(plan, outcome, state.limits.vocab_size)
-    rows = live_rows(state, plan, outcome)
+    rows = open_rows(state, plan, outcome)
     _drafter_fared(state, plan, outcome)
     taken = _settle(state, plan, outcome, rows)
     outputs = _emit(state, outcome, rows)
@@ -68,36 +66,25 @@ def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
     return outputs
 
 
-def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: LiveRows) -> BoolArray:
+def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: OpenRows) -> BoolArray:
     """Check the rows against the scheduler's own books, then write them down.
 
     Returns which of the plan's snapshots [S] were taken.
     """
-    slots, planned = state.slots, rows.planned
-    k_cap = plan.k_cap[planned]
+    slots, planned, result, slot = state.slots, rows.planned, rows.result, rows.slot
     advance = check_result_rows(
-        slot=rows.slot,
-        mode=rows.mode,
-        num_tokens=plan.num_tokens[planned],
-        k_cap=k_cap,
-        ok=rows.ok,
-        len_before=rows.len_before,
-        n_drafts=rows.n_drafts,
-        n_accepted=rows.n_accepted,
-        n_emitted=rows.n_emitted,
-        ends_with_stop=rows.stopped,
-        committed=slots.committed[rows.slot],
+        planned, result, committed=slots.committed[slot], ends_with_stop=rows.stopped
     )
     draft_upto = _watermark(state, plan, outcome, rows)
-    folded = folded_length(rows.mode, rows.len_before, advance)
+    folded = folded_length(planned.mode, result.len_before, advance)
     taken = _taken(state, plan, outcome, rows, folded)
-    slots.settle(plan.step, rows.slot, plan.width[planned], advance, rows.n_accepted)
-    slots.follow(rows.slot, folded, draft_upto)
-    drafts = rows.n_drafts * rows.ok
-    state.speculation.observe(rows.slot, drafts, rows.n_accepted)
-    slots.count(rows.slot, rows.n_emitted > 0, drafts, rows.n_drafts_emitted)
-    counts = advance, rows.n_emitted, drafts, rows.n_drafts_emitted
-    state.counters.count(*counts, mode=rows.mode, k_cap=k_cap)
+    slots.settle(plan.step, slot, plan.width[rows.plan_row], advance, result.n_accepted)
+    slots.follow(slot, folded, draft_upto)
+    drafts, drafts_emitted = result.n_drafts * result.ok, result.n_drafts_emitted
+    state.speculation.observe(slot, drafts, result.n_accepted)
+    slots.count(slot, result.n_emitted > 0, drafts, drafts_emitted)
+    counts = advance, result.n_emitted, drafts, drafts_emitted
+    state.counters.count(*counts, mode=planned.mode, max_drafts=planned.max_drafts)
     return taken
 
 
@@ -111,39 +98,34 @@ def _drafter_fared(state: SchedulerState, plan: Plan, outcome: Outcome) -> None:
         skipped=outcome.drafter_skipped,
     )
     if outcome.drafter_skipped:
-        if outcome.n_drafts.any():
+        if outcome.rows.n_drafts.any():
             raise LedgerError(f"step {plan.step}: drafts without a drafter")
         state.counters.drafter_faults += 1
     if faults > state.drafter_faults:
         state.drafter_faults = faults
         state.speculation.suspend("the drafter failed")
     for row in outcome.draft_non_finite_rows:
-        tenancy = plan.rows[row]
+        tenancy = plan.tenancies[row]
         state.counters.drafter_faults += tenancy.seq.may_draft
         tenancy.seq.may_draft = False
         state.slots.draft_cap[tenancy.slot] = 0
 
 
-def _watermark(state: SchedulerState, plan: Plan, outcome: Outcome, rows: LiveRows) -> IntArray:
+def _watermark(state: SchedulerState, plan: Plan, outcome: Outcome, rows: OpenRows) -> IntArray:
     """Where the drafter's state of the rows has come to; all 0 for one without state."""
     before = state.slots.draft_upto[rows.slot]
     if not state.limits.drafter_has_state or outcome.drafter_skipped:
         return before
-    after = drafter_watermark(
-        slot=rows.slot,
-        mode=rows.mode,
-        catch_up=plan.catch_up[rows.planned],
-        len_before=rows.len_before,
-        draft_upto=before,
-    )
-    reported = outcome.draft_upto[rows.planned]
+    result = rows.result
+    after = drafter_watermark(rows.planned, len_before=result.len_before, draft_upto=before)
+    reported = result.draft_upto
     message = "the drafter's state covers {} tokens, reported are {}"
-    require((reported == after) | ~rows.ok, rows.slot, message, after, reported)
+    require((reported == after) | ~result.ok, rows.slot, message, after, reported)
     return after
 
 
 def _taken(
-    state: SchedulerState, plan: Plan, outcome: Outcome, rows: LiveRows, folded: IntArray
+    state: SchedulerState, plan: Plan, outcome: Outcome, rows: OpenRows, folded: IntArray
 ) -> BoolArray:
     """Snapshots [S] of open tenancies that the state has passed, `folded` being where it is now.
 
@@ -152,8 +134,8 @@ def _taken(
     row, length, ids = plan.snapshot_requests
     if not len(row):
         return np.zeros(0, dtype=np.bool_)
-    slot, after = plan.slot[row], np.full(len(plan.rows), -1)
-    after[rows.planned] = np.where(rows.ok, folded, -1)
+    slot, after = plan.rows.slot[row], np.full(len(plan.rows), -1)
+    after[rows.plan_row] = np.where(rows.result.ok, folded, -1)
     taken = (state.slots.folded[slot] < length) & (length <= after[row])
     reported = np.isin(ids, outcome.snapshot_ids_taken)
     message = "snapshot {} at length {}: taken {}, reported {}"
@@ -162,42 +144,42 @@ def _taken(
     return taken
 
 
-def _emit(state: SchedulerState, outcome: Outcome, rows: LiveRows) -> list[Output]:
+def _emit(state: SchedulerState, outcome: Outcome, rows: OpenRows) -> list[Output]:
     """Hand the tokens to their sequences. What few rows need is found by column."""
     outputs, token_ids = [], array("I", outcome.token_ids.tobytes())
-    starts, ends = (rows.end - rows.n_emitted).tolist(), rows.end.tolist()
-    drafted = rows.n_drafts_emitted.tolist()
+    starts, ends = (rows.end - rows.result.n_emitted).tolist(), rows.end.tolist()
+    drafted = rows.result.n_drafts_emitted.tolist()
     for tenancy, start, end, count in zip(rows.tenancies, starts, ends, drafted, strict=True):
         seq, window = tenancy.seq, token_ids[start:end]
         seq.tokens.extend(window)
         outputs.append(Output(seq, window, count))
-    slots, emits = state.slots, rows.n_emitted > 0
+    slots, emits = state.slots, rows.result.n_emitted > 0
     full = emits & (slots.committed[rows.slot] + 1 >= slots.max_len[rows.slot])
     for row in full.nonzero()[0].tolist():
         outputs[row].finish = Finish.LENGTH
     for row in rows.stopped.nonzero()[0].tolist():
         outputs[row].finish = Finish.STOP
     pooled = _pooled(outcome, rows, outputs)
-    failed = ~rows.ok & ~rows.retry
+    failed = ~rows.result.ok & ~rows.retry
     for row in failed.nonzero()[0].tolist():
-        outputs[row].error = _failure(outcome.non_finite[rows.planned[row]], outputs[row].seq)
+        outputs[row].error = _failure(rows.result.non_finite[row], outputs[row].seq)
     if outcome.logprobs or outcome.prompt_logprobs:
-        for output, row in zip(outputs, rows.planned.tolist(), strict=True):
+        for output, row in zip(outputs, rows.plan_row.tolist(), strict=True):
             output.logprobs = outcome.logprobs.get(row)
             _collect(output.seq, outcome.prompt_logprobs.get(row))
-    for row in (rows.mode == PREFILL_LAST).nonzero()[0].tolist():
+    for row in (rows.planned.mode == PREFILL_LAST).nonzero()[0].tolist():
         seq = rows.tenancies[row].seq
         outputs[row].prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
     return list(compress(outputs, (emits | pooled | failed).tolist()))
 
 
-def _pooled(outcome: Outcome, rows: LiveRows, outputs: list[Output]) -> BoolArray:
+def _pooled(outcome: Outcome, rows: OpenRows, outputs: list[Output]) -> BoolArray:
     """Which of the rows [R] end with a vector, that their outputs now hold."""
     if not outcome.pooled:
-        return np.zeros(len(rows.planned), dtype=np.bool_)
-    pooled = np.isin(rows.planned, list(outcome.pooled))
+        return np.zeros(len(rows.plan_row), dtype=np.bool_)
+    pooled = np.isin(rows.plan_row, list(outcome.pooled))
     for row in pooled.nonzero()[0].tolist():
-        outputs[row].pooled = outcome.pooled[int(rows.planned[row])]
+        outputs[row].pooled = outcome.pooled[int(rows.plan_row[row])]
         outputs[row].finish = Finish.POOLED
     return pooled
 
@@ -220,7 +202,7 @@ def _collect(seq: Sequence, logprobs: Logprobs | None) -> None:
     seq.prompt_logprobs.extend(logprobs)
 
 
-def _publish(state: SchedulerState, rows: LiveRows) -> None:
+def _publish(state: SchedulerState, rows: OpenRows) -> None:
     """Share blocks full of committed tokens: nothing in flight can write them again."""
     slots, size = state.slots, state.limits.block_size
     for row, first, end in _newly_full(slots.committed, slots.publish_at, rows.slot, size):
@@ -229,7 +211,7 @@ def _publish(state: SchedulerState, rows: LiveRows) -> None:
             prefix.publish(state.pool, seq.chain, seq.tokens, blocks, first, end)
 
 
-def _mark_drafted(state: SchedulerState, rows: LiveRows) -> None:
+def _mark_drafted(state: SchedulerState, rows: OpenRows) -> None:
     """Remember of which blocks the drafter's part is complete, for those that share them later."""
     slots, size = state.slots, state.limits.block_size
     for row, first, end in _newly_full(slots.draft_upto, slots.mark_at, rows.slot, size):
@@ -259,10 +241,10 @@ def _publish_snapshots(state: SchedulerState, plan: Plan, taken: BoolArray) -> N
     if not taken.any():
         return
     size, keys = state.limits.block_size, state.slots.snapshot_key
-    decoding = ~consumes_known(plan.mode)
+    decoding = ~plan.rows.is_prefill
     requests = (column[taken].tolist() for column in plan.snapshot_requests)
     for row, length, snapshot in zip(*requests, strict=True):
-        seq, slot, num_blocks = plan.rows[row].seq, plan.slot[row], length // size
+        seq, slot, num_blocks = plan.tenancies[row].seq, plan.rows.slot[row], length // size
         (key,) = seq.chain.keys(seq.tokens, num_blocks - 1, num_blocks)
         state.counters.snapshots_taken += 1
         is_new = state.snapshots.publish(snapshot, key, num_blocks)

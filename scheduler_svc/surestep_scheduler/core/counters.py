@@ -72,7 +72,7 @@ class Counters:
     checked_digests: int = 0  # of ranks, held against rank 0's
     rows_by_mode: Tally = field(default_factory=Tally)
     steps_by_mode: Tally = field(default_factory=Tally)  # with such a row
-    rows_by_cap: Tally = field(default_factory=Tally)  # all rows by k_cap
+    rows_by_cap: Tally = field(default_factory=Tally)  # all rows by max_drafts
     drafted: Tally = field(default_factory=Tally)  # windows with drafts, by how many
     accepted: Tally = field(default_factory=Tally)  # the same windows, by how many were accepted
 
@@ -84,13 +84,13 @@ class Counters:
         accepted: IntArray,
         *,
         mode: IntArray,
-        k_cap: IntArray,
+        max_drafts: IntArray,
     ) -> None:
         """A step whose rows [R] committed, emitted, verified and accepted so many tokens."""
         self.steps += 1
         self.checked_rows += len(mode)
         self.steps_by_mode.add(self.rows_by_mode.add(mode).nonzero()[0])
-        self.rows_by_cap.add(k_cap)
+        self.rows_by_cap.add(max_drafts)
         tokens = int(advance.sum())
         self.step_tokens += tokens
         self.steps_by_tokens[
@@ -114,7 +114,7 @@ class Counters:
 
     @property
     def rows_by_k(self) -> list[int]:
-        """Rows that decode, by the most drafts that they were given: see Plan.k_cap."""
+        """Rows that decode, by the most drafts that they were given: see PlanRows.max_drafts."""
         by_mode = _by_mode(self.rows_by_mode)
         counts: list[int] = self.rows_by_cap.counts.tolist()
         return [by_mode[MODES[DECODE]], *counts[1:]]

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from surestep_common.invariants import BoolArray, IntArray
+from surestep_common.invariants import IntArray
+from surestep_common.plan_rows import PlanRows, ResultRows
 
 from .sequence import Logprobs, Tenancy
 
@@ -36,26 +37,16 @@ class SnapshotRequests(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. Row columns are parallel [R]; see StepPlan in engine.proto for their meaning."""
+    """One step. `tenancies`, `rows` and `width` are parallel [R]."""
 
     epoch: int
     step: int
     freed: list[Freed]
     admissions: list[Tenancy]
     extends: list[Extend]
-    rows: npt.NDArray[np.object_]  # tenancies
-    slot: IntArray
-    slot_epoch: IntArray
-    mode: IntArray
-    num_tokens: IntArray
-    len_lo: IntArray
-    len_hi: IntArray
-    k_cap: IntArray
-    accepted_step: IntArray
-    accepted: IntArray
-    depends_on_step: IntArray
-    catch_up: IntArray
-    width: IntArray  # tokens each row schedules: num_tokens, or k_cap + 1
+    tenancies: npt.NDArray[np.object_]
+    rows: PlanRows
+    width: IntArray  # tokens each row schedules: num_tokens, or max_drafts + 1
     snapshot_requests: SnapshotRequests
     drafter_faults: int  # of this epoch, known when it was made
 
@@ -84,7 +75,7 @@ class RankTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the ranks report for one step. Row columns are parallel [R], in the plan's order."""
+    """What the ranks report for one step. `slot`, `slot_epoch` and `rows` are parallel [R]."""
 
     epoch: int
     step: int
@@ -92,14 +83,8 @@ class Outcome:
     times: list[RankTimes]  # one per rank
     slot: IntArray
     slot_epoch: IntArray
-    ok: BoolArray
-    non_finite: BoolArray  # not ok because of the model's logits, not of the request's parameters
-    len_before: IntArray
-    n_drafts: IntArray
-    n_accepted: IntArray
-    n_emitted: IntArray
+    rows: ResultRows
     token_ids: npt.NDArray[np.uint32]  # CSR by n_emitted
-    draft_upto: IntArray
     snapshot_ids_taken: IntArray  # [S]
     drafter_faults: int  # of this epoch
     drafter_skipped: bool  # no drafts and no catch-up in this step
@@ -107,8 +92,3 @@ class Outcome:
     logprobs: dict[int, Logprobs]  # by row
     prompt_logprobs: dict[int, Logprobs]  # by row
     pooled: dict[int, bytes]  # vectors by row
-
-    @property
-    def n_drafts_emitted(self) -> IntArray:
-        """[R] accepted drafts; those behind a stop id were never emitted."""
-        return np.minimum(self.n_accepted, self.n_emitted)

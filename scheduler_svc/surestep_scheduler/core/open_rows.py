@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from surestep_common.invariants import POOL, BoolArray, IntArray, LedgerError
+from surestep_common.plan_rows import PlanRows, ResultRows
 
 from .messages import Outcome, Plan
 from .sequence import Tenancy
@@ -15,64 +16,54 @@ from .state import SchedulerState
 
 def check_columns(plan: Plan, outcome: Outcome, vocab_size: int) -> None:
     """Raises LedgerError unless the result answers the plan, in columns of one length."""
-    same = np.array_equal(outcome.slot, plan.slot)
-    if not same or not np.array_equal(outcome.slot_epoch, plan.slot_epoch):
+    same = np.array_equal(outcome.slot, plan.rows.slot)
+    if not same or not np.array_equal(outcome.slot_epoch, plan.rows.slot_epoch):
         raise LedgerError(f"step {plan.step}: the result's rows are not the plan's")
-    columns = (
-        *(outcome.ok, outcome.len_before, outcome.draft_upto),
-        *(outcome.n_drafts, outcome.n_accepted, outcome.n_emitted),
-    )
-    if any(len(column) != len(plan.rows) for column in columns):
+    if any(len(column) != len(plan.rows) for _, column in outcome.rows.columns()):
         raise LedgerError(f"step {plan.step}: columns of unequal length")
-    if len(outcome.token_ids) != outcome.n_emitted.sum():
+    if len(outcome.token_ids) != outcome.rows.n_emitted.sum():
         raise LedgerError(f"step {plan.step}: token ids and counts differ")
     if outcome.token_ids.max(initial=0) >= vocab_size:
         raise LedgerError(
             f"step {plan.step}: token id {outcome.token_ids.max()} of a vocabulary of {vocab_size}"
         )
-    pooled = ((plan.mode == POOL) & outcome.ok).nonzero()[0].tolist()
+    pooled = ((plan.rows.mode == POOL) & outcome.rows.ok).nonzero()[0].tolist()
     if list(outcome.pooled) != pooled:
         raise LedgerError(f"step {plan.step}: vectors of {list(outcome.pooled)}, not of {pooled}")
 
 
-class LiveRows(NamedTuple):
+class OpenRows(NamedTuple):
     """The rows of a step whose tenancies are open; parallel columns [R]."""
 
-    planned: IntArray  # row of the plan
+    plan_row: IntArray
     tenancies: list[Tenancy]
-    slot: IntArray
-    mode: IntArray
-    ok: BoolArray
+    planned: PlanRows
+    result: ResultRows
     retry: BoolArray  # its logits were not finite, for the first time: it is computed again
-    len_before: IntArray
-    n_drafts: IntArray
-    n_accepted: IntArray
-    n_emitted: IntArray
-    n_drafts_emitted: IntArray  # accepted ones; see Outcome
     end: IntArray  # of its window in `token_ids`
     stopped: BoolArray  # the window ends with a stop id of its request
 
+    @property
+    def slot(self) -> IntArray:
+        """Slots of the rows."""
+        return self.planned.slot
 
-def live_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> LiveRows:
-    """Those of the plan, with what the outcome says of each.
+
+def open_rows(state: SchedulerState, plan: Plan, outcome: Outcome) -> OpenRows:
+    """Pick the open rows of a plan, with what the outcome reports of each.
 
     Raises LedgerError, or NonFiniteLogits when the workers compute nonsense.
     """
-    planned = state.slots.open[plan.slot].nonzero()[0]
-    return LiveRows(
-        planned=planned,
-        tenancies=plan.rows[planned].tolist(),
-        slot=plan.slot[planned],
-        mode=plan.mode[planned],
-        ok=outcome.ok[planned],
-        retry=_retry(state, outcome.non_finite[planned], plan.rows[planned]),
-        len_before=outcome.len_before[planned],
-        n_drafts=outcome.n_drafts[planned],
-        n_accepted=outcome.n_accepted[planned],
-        n_emitted=outcome.n_emitted[planned],
-        n_drafts_emitted=outcome.n_drafts_emitted[planned],
-        end=outcome.n_emitted.cumsum()[planned],
-        stopped=_stopped(state, plan, outcome)[planned],
+    plan_row = state.slots.open[plan.rows.slot].nonzero()[0]
+    tenancies, result = plan.tenancies[plan_row], outcome.rows.take(plan_row)
+    return OpenRows(
+        plan_row=plan_row,
+        tenancies=tenancies.tolist(),
+        planned=plan.rows.take(plan_row),
+        result=result,
+        retry=_retry(state, result.non_finite, tenancies),
+        end=outcome.rows.n_emitted.cumsum()[plan_row],
+        stopped=_stopped(state, plan, outcome)[plan_row],
     )
 
 
@@ -99,10 +90,10 @@ def _stopped(state: SchedulerState, plan: Plan, outcome: Outcome) -> BoolArray:
     suspects = state.stop_ids[outcome.token_ids].nonzero()[0]
     if not len(suspects):
         return stopped
-    end = outcome.n_emitted.cumsum()
+    end = outcome.rows.n_emitted.cumsum()
     for row in np.unique(end.searchsorted(suspects, side="right")).tolist():
-        tenancy = plan.rows[row]
-        window = outcome.token_ids[end[row] - outcome.n_emitted[row] : end[row]].tolist()
+        tenancy = plan.tenancies[row]
+        window = outcome.token_ids[end[row] - outcome.rows.n_emitted[row] : end[row]].tolist()
         stopped[row] = not tenancy.stop_ids.isdisjoint(window)
         is_open = state.slots.open[tenancy.slot]
         if is_open and not tenancy.stop_ids.isdisjoint(window[:-1]):

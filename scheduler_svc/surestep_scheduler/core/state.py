@@ -137,7 +137,8 @@ class SchedulerState:
         cached = found.cached
         shape = seq.shape(self.limits, usual=not self.suspicion.reshapes(seq.request.id))
         self.pool.acquire(cached)
-        self._restore(found.snapshot_id, len(cached))
+        if found.snapshot_id:
+            self.snapshots.restore(found.snapshot_id, len(cached))
         drafted = self.pool.num_drafted(cached)
         slot = self.free_slots.pop()
         self._slot_epochs[slot] += 1
@@ -164,19 +165,11 @@ class SchedulerState:
         )
         self.speculation.admit(slot, seq.experience)
         self.stop_ids[list(tenancy.stop_ids)] = True
-        self._start(seq, tenancy, now)
+        self._start(tenancy, now)
         return tenancy
 
-    def _restore(self, snapshot: int, num_blocks: int) -> None:
-        """Let an admission start from a snapshot, unless it is 0."""
-        if self.snapshots.num_ids:
-            self.counters.snapshot_queries += 1
-            self.counters.snapshot_hits += snapshot > 0
-        assert not self.limits.recurrent or bool(snapshot) == bool(num_blocks)
-        if snapshot:
-            self.snapshots.restore(snapshot, num_blocks)
-
-    def _start(self, seq: Sequence, tenancy: Tenancy, now: float) -> None:
+    def _start(self, tenancy: Tenancy, now: float) -> None:
+        seq = tenancy.seq
         self.waiting.remove(seq)
         self.waiting.started(seq, now)
         insort(self.running, tenancy, key=lambda t: t.seq.order)
@@ -188,6 +181,9 @@ class SchedulerState:
             if seq.request.id != CANARY:
                 self.counters.prompt_tokens += seq.prompt_len
                 self.counters.prompt_tokens_cached += min(tenancy.num_cached, seq.prompt_len)
+        if self.snapshots.num_ids:
+            self.counters.snapshot_queries += 1
+            self.counters.snapshot_hits += tenancy.snapshot_id > 0
         if self.limits.enable_prefix_caching:
             self.counters.prefix_cache_queries += len(seq.tokens)
             self.counters.prefix_cache_hits += tenancy.num_cached
@@ -219,8 +215,15 @@ class SchedulerState:
             self.free_slots.append(tenancy.slot)
             self.pool.release(tenancy.blocks)
 
+    def launch(self, plan: Plan) -> None:
+        """Account for a plan that leaves: its rows are in flight, its freed slots are told."""
+        self.freed = []
+        self.slots.plan(plan.step, plan.rows.slot, plan.width)
+        self.planned_step = plan.step
+        self.in_flight.append(plan)
+
     def acknowledge(self, plan: Plan) -> None:
-        """The oldest plan in flight was answered."""
+        """Account for the answer to the oldest plan in flight."""
         oldest = self.in_flight.popleft()
         assert oldest is plan
         self.applied_step = plan.step

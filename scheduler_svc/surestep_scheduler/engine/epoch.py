@@ -193,7 +193,8 @@ class Epoch:
 def under_way(core: SchedulerState) -> dict[str, Window]:
     """Open requests with rows in unanswered plans, and where these rows may have come to."""
     slots = core.slots
-    slot = np.array(sorted({s for plan in core.in_flight for s in plan.slot.tolist()}), np.int64)
+    named = {slot for plan in core.in_flight for slot in plan.rows.slot.tolist()}
+    slot = np.array(sorted(named), dtype=np.int64)
     slot = slot[slots.open[slot]]
     windows = map(Window, slots.committed[slot].tolist(), slots.len_hi[slot].tolist())
     return dict(zip((t.seq.request.id for t in slots.tenancy[slot]), windows, strict=True))

@@ -43,7 +43,7 @@ class RecentSteps:
             StepRecord(
                 *(outcome.epoch, outcome.step, now, took_s),
                 *(len(mode) - decoding - verifying, decoding, verifying),
-                *(len(outcome.token_ids), int(outcome.n_drafts_emitted.sum())),
+                *(len(outcome.token_ids), int(outcome.rows.n_drafts_emitted.sum())),
             )
         )
 

@@ -17,9 +17,9 @@ from .step_times import StepTimes
 
 def classify(plan: Plan) -> StepClass:
     """The class of a plan."""
-    drafts = Kind.DRAFTS if plan.k_cap.any() else Kind.DECODE
+    drafts = Kind.DRAFTS if plan.rows.max_drafts.any() else Kind.DECODE
     return StepClass(
-        Kind.PROMPT if plan.num_tokens.any() else drafts, plan.num_step_tokens.bit_length()
+        Kind.PROMPT if plan.rows.num_tokens.any() else drafts, plan.num_step_tokens.bit_length()
     )
 
 
@@ -58,9 +58,9 @@ class StepMonitor:
     def sent(self, plan: Plan, expected_us: float, now: float) -> Sent:
         """A plan leaves."""
         step_class = classify(plan)
-        known_us = 0.0 if plan.num_tokens.any() else expected_us
+        known_us = 0.0 if plan.rows.num_tokens.any() else expected_us
         sent = Sent(
-            step_class, now, self.timer.budget_s(step_class), known_us, self._busy, plan.mode
+            step_class, now, self.timer.budget_s(step_class), known_us, self._busy, plan.rows.mode
         )
         self._busy = True
         self._sent.append(sent)

@@ -7,6 +7,7 @@ from typing import cast
 
 import numpy as np
 from surestep_common.invariants import IntArray, LedgerError
+from surestep_common.plan_rows import PlanRows, ResultRows
 from surestep_proto import engine_pb2 as pb
 
 from surestep_scheduler.core.messages import Outcome, Plan, RankTimes
@@ -24,22 +25,13 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
         extend_slots=[extend.slot for extend in plan.extends],
         extend_counts=[len(extend.blocks) for extend in plan.extends],
         block_ids=[block for extend in plan.extends for block in extend.blocks],
-        slot=plan.slot.tolist(),
-        slot_epoch=plan.slot_epoch.tolist(),
-        num_tokens=plan.num_tokens.tolist(),
-        len_lo=plan.len_lo.tolist(),
-        len_hi=plan.len_hi.tolist(),
-        k_cap=plan.k_cap.tolist(),
-        accepted_step=plan.accepted_step.tolist(),
-        accepted=plan.accepted.tolist(),
-        depends_on_step=plan.depends_on_step.tolist(),
-        catch_up=plan.catch_up.tolist(),
-        snapshot_slots=plan.slot[plan.snapshot_requests.row].tolist(),
+        snapshot_slots=plan.rows.slot[plan.snapshot_requests.row].tolist(),
         snapshot_lens=plan.snapshot_requests.length.tolist(),
         snapshot_ids=plan.snapshot_requests.id.tolist(),
         drafter_faults=plan.drafter_faults,
     )
-    message.mode.extend(plan.mode.tolist())  # ints are enum values on the wire
+    for name, wire_name in PlanRows.wire_names():  # modes are enum values on the wire as they are
+        getattr(message, wire_name).extend(getattr(plan.rows, name).tolist())
     for tenancy in plan.admissions:
         _admit(message.admissions.add(), tenancy)
     return message
@@ -68,22 +60,24 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
     first = results[0]
     if any((r.epoch, r.step) != (first.epoch, first.step) for r in results):
         raise LedgerError(f"ranks answer different steps: {[(r.epoch, r.step) for r in results]}")
-    slot = _column(first.slot)
+    status = _column(first.status)
     return Outcome(
         epoch=first.epoch,
         step=first.step,
         digests=[result.digest for result in results],
         times=[_times(result.timings) for result in results],
-        slot=slot,
+        slot=_column(first.slot),
         slot_epoch=_column(first.slot_epoch),
-        ok=_column(first.status) == pb.OK,
-        non_finite=_column(first.status) == pb.NON_FINITE,
-        len_before=_column(first.len_before),
-        n_drafts=_column(first.n_drafts),
-        n_accepted=_column(first.n_accepted),
-        n_emitted=_column(first.n_emitted),
+        rows=ResultRows(
+            ok=status == pb.OK,
+            non_finite=status == pb.NON_FINITE,
+            len_before=_column(first.len_before),
+            n_drafts=_column(first.n_drafts),
+            n_accepted=_column(first.n_accepted),
+            n_emitted=_column(first.n_emitted),
+            draft_upto=_column(first.draft_upto) if first.draft_upto else _zeros(len(first.slot)),
+        ),
         token_ids=np.array(first.token_ids, dtype=np.uint32),
-        draft_upto=_column(first.draft_upto) if first.draft_upto else _zeros(len(slot)),
         snapshot_ids_taken=_column(first.snapshot_ids_taken),
         drafter_faults=first.drafter_faults,
         drafter_skipped=first.drafter_skipped,

@@ -54,8 +54,8 @@ def _floor(state: SchedulerState) -> IntArray:
     slots = state.slots
     upto, length = slots.draft_upto.copy(), slots.committed.copy()
     for plan in state.in_flight:
-        slot = plan.slot
+        rows, slot = plan.rows, plan.rows.slot
         if plan.drafter_faults == state.drafter_faults:  # else the drafter is left alone
-            upto[slot] = np.minimum(length[slot], upto[slot] + plan.catch_up)
-        length[slot] += plan.width - plan.k_cap
+            upto[slot] = np.minimum(length[slot], upto[slot] + rows.catch_up)
+        length[slot] += plan.width - rows.max_drafts
     return upto

@@ -19,8 +19,8 @@ from surestep_common.invariants import (
     PREFILL_LAST,
     VERIFY,
     IntArray,
-    check_plan_rows,
 )
+from surestep_common.plan_rows import KnownSlots, PlanRows, check_plan_rows
 
 from surestep_scheduler.core.messages import Extend, Plan
 from surestep_scheduler.core.sequence import Sequence, Tenancy
@@ -95,7 +95,7 @@ class _Step:
         self._admissions: list[Tenancy] = []
         self._extends: list[Extend] = []
         self._decodes = np.zeros(0, dtype=np.int64)  # slots
-        self._caps = np.zeros(0, dtype=np.int64)  # k_cap, parallel to _decodes
+        self._max_drafts = np.zeros(0, dtype=np.int64)  # parallel to _decodes
         self._caught_up = np.zeros(0, dtype=np.int64)  # catch_up, parallel to _decodes
         self._catch_up = CatchUpBudget(state)
         self._prefills: list[Tenancy] = []
@@ -116,30 +116,31 @@ class _Step:
         share = max(spare - for_prompts, 0) // len(slot)
         room = slots.max_len[slot] - slots.len_hi[slot] - 2
         caps = np.minimum(np.minimum(slots.draft_cap[slot], room), share)
-        caps = state.speculation.lengths(
+        max_drafts = state.speculation.lengths(
             slot, caps, slots.len_hi[slot], num_tokens=len(slot) + prompt_tokens
         )
-        catch_up = self._catch_up.grant(slot, caps > 0)
-        caps[~catch_up.whole] = 0
-        missing = self._cover(slot, caps)
+        catch_up = self._catch_up.grant(slot, max_drafts > 0)
+        max_drafts[~catch_up.whole] = 0
+        missing = self._cover(slot, max_drafts)
         self._extends += state.extend(slot[missing > 0], missing[missing > 0])
-        self._decodes, self._caps = slot, caps
+        self._decodes, self._max_drafts = slot, max_drafts
         self._caught_up = catch_up.num_tokens
-        return len(slot) + int(caps.sum())
+        return len(slot) + int(max_drafts.sum())
 
-    def _cover(self, slot: IntArray, caps: IntArray) -> IntArray:
-        """Blocks [R] that rows with so many drafts need; where they are scarce, fewer drafts.
+    def _cover(self, slot: IntArray, max_drafts: IntArray) -> IntArray:
+        """Return the blocks [R] that rows with so many drafts need.
 
-        There is a block for every row that needs one without drafts.
+        Where blocks are scarce, `max_drafts` is lowered in place, the last rows' first. There is a
+        block for every row that needs one without drafts.
         """
         slots, size = self._state.slots, self._state.limits.block_size
         covered = slots.capacity[slot] - slots.len_hi[slot] - 1  # drafts that need no new block
-        missing = _blocks(np.maximum(caps - covered, 0), size)
+        missing = _blocks(np.maximum(max_drafts - covered, 0), size)
         spare = self._state.pool.num_available - int(missing.sum())
         for row in missing.nonzero()[0].tolist()[::-1] if spare < 0 else ():
-            while spare < 0 and caps[row] > 0:
-                caps[row] -= 1
-                fewer = -(-max(int(caps[row] - covered[row]), 0) // size)
+            while spare < 0 and max_drafts[row] > 0:
+                max_drafts[row] -= 1
+                fewer = -(-max(int(max_drafts[row] - covered[row]), 0) // size)
                 spare += int(missing[row]) - fewer
                 missing[row] = fewer
         return missing
@@ -213,78 +214,73 @@ class _Step:
     def finish(self) -> Plan | None:
         """Fill the columns, check them, and count the rows as scheduled."""
         state, slots, num_decodes = self._state, self._state.slots, len(self._decodes)
-        prefilling = _slots_of(self._prefills)
-        slot = np.concatenate((self._decodes, prefilling))
+        slot = np.concatenate((self._decodes, _slots_of(self._prefills)))
         if not len(slot):
             return None
-        k_cap, num_tokens, catch_up = np.zeros((3, len(slot)), dtype=np.int64)
-        catch_up[:num_decodes] = self._caught_up
-        catch_up[num_decodes:] = self._prepare_to_draft(prefilling)
-        k_cap[:num_decodes] = self._caps
+        tenancies, num_tokens = slots.tenancy[slot], np.zeros(len(slot), dtype=np.int64)
         num_tokens[num_decodes:] = self._chunks
-        len_hi, prefill_len = slots.len_hi[slot], slots.prefill_len[slot]
-        last = np.where(slots.pools[slot], POOL, PREFILL_LAST)
-        mode = np.where(len_hi + num_tokens == prefill_len, last, PREFILL)
-        mode[:num_decodes] = np.where(self._caps > 0, VERIFY, DECODE)
-        width = num_tokens + k_cap
-        width[:num_decodes] += 1
+        rows = self._rows(slot, num_tokens, num_decodes)
         plan = Plan(
             epoch=state.epoch,
             step=state.planned_step + 1,
             freed=state.freed,
             admissions=self._admissions,
             extends=self._extends,
-            rows=slots.tenancy[slot],
+            tenancies=tenancies,
+            rows=rows,
+            width=np.where(rows.is_prefill, num_tokens, rows.max_drafts + 1),
+            snapshot_requests=snapshot_requests(state, slot, num_tokens),
+            drafter_faults=state.drafter_faults,
+        )
+        _check(rows, state)
+        self._charge(rows)
+        state.launch(plan)
+        return plan
+
+    def _rows(self, slot: IntArray, num_tokens: IntArray, num_decodes: int) -> PlanRows:
+        """Return the columns of rows [R], of which the first `num_decodes` decode."""
+        slots, len_hi = self._state.slots, self._state.slots.len_hi[slot]
+        max_drafts, catch_up = np.zeros((2, len(slot)), dtype=np.int64)
+        max_drafts[:num_decodes] = self._max_drafts
+        catch_up[:num_decodes] = self._caught_up
+        catch_up[num_decodes:] = self._prepare_to_draft(slot[num_decodes:])
+        last = np.where(slots.pools[slot], POOL, PREFILL_LAST)
+        mode = np.where(len_hi + num_tokens == slots.prefill_len[slot], last, PREFILL)
+        mode[:num_decodes] = np.where(self._max_drafts > 0, VERIFY, DECODE)
+        return PlanRows(
             slot=slot,
             slot_epoch=slots.slot_epoch[slot],
             mode=mode,
             num_tokens=num_tokens,
             len_lo=slots.committed[slot],
             len_hi=len_hi,
-            k_cap=k_cap,
+            max_drafts=max_drafts,
             accepted_step=slots.applied_step[slot],
             accepted=slots.accepted[slot],
             depends_on_step=slots.planned_step[slot],
             catch_up=catch_up,
-            width=width,
-            snapshot_requests=snapshot_requests(state, slot, num_tokens),
-            drafter_faults=state.drafter_faults,
         )
-        state.freed = []
-        _check(plan, state)
-        self._charge(plan)
-        slots.plan(plan.step, slot, width)
-        state.planned_step = plan.step
-        state.in_flight.append(plan)
-        return plan
 
-    def _charge(self, plan: Plan) -> None:
-        """Tenants pay for what is computed for the first time; drafts are free."""
-        slots, slot = self._state.slots, plan.slot
-        fresh = plan.len_hi + plan.num_tokens - np.maximum(plan.len_hi, slots.paid_len[slot])
-        cost = np.where(plan.num_tokens > 0, np.maximum(fresh, 0.0), OUTPUT_TOKEN)
+    def _charge(self, rows: PlanRows) -> None:
+        """Charge tenants for what is computed for the first time; drafts are free."""
+        slots, slot = self._state.slots, rows.slot
+        fresh = rows.len_hi + rows.num_tokens - np.maximum(rows.len_hi, slots.paid_len[slot])
+        cost = np.where(rows.num_tokens > 0, np.maximum(fresh, 0.0), OUTPUT_TOKEN)
         self._state.tenants.charge(slots.tenant[slot], cost)
 
 
-def _check(plan: Plan, state: SchedulerState) -> None:
-    """The scheduler's side of the invariants, before the plan leaves."""
-    slots, slot = state.slots, plan.slot
-    check_plan_rows(
-        slot=slot,
-        mode=plan.mode,
-        num_tokens=plan.num_tokens,
-        len_lo=plan.len_lo,
-        len_hi=plan.len_hi,
-        k_cap=plan.k_cap,
-        accepted=plan.accepted,
-        depends_on_step=plan.depends_on_step,
+def _check(rows: PlanRows, state: SchedulerState) -> None:
+    """Check the scheduler's side of the invariants before the plan leaves. Raises LedgerError."""
+    slots, slot = state.slots, rows.slot
+    known = KnownSlots(
         length=slots.committed[slot],
         capacity=slots.capacity[slot],
         prefill_len=slots.prefill_len[slot],
         max_len=slots.max_len[slot],
         prompt_len=slots.prompt_len[slot],
-        chunk=state.limits.prompt_chunk,
         pools=slots.pools[slot],
         logged_accepted=slots.accepted[slot],
         last_step=slots.planned_step[slot],
+        prompt_chunk=state.limits.prompt_chunk,
     )
+    check_plan_rows(rows, known)

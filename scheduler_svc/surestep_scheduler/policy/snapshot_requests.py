@@ -52,8 +52,8 @@ def snapshot_requests(
             continue
         rows.append(row)
         ids.append(snapshot)
-    row = np.array(rows, dtype=np.int64)
-    return SnapshotRequests(row, length[row], np.array(ids, dtype=np.int64))
+    requested = np.array(rows, dtype=np.int64)
+    return SnapshotRequests(requested, length[requested], np.array(ids, dtype=np.int64))
 
 
 def _wanted(state: SchedulerState, slot: IntArray, num_tokens: IntArray) -> _Wanted:
@@ -86,6 +86,6 @@ def _ids_in_flight(in_flight: Iterable[Plan]) -> dict[tuple[int, int], int]:
     ids: dict[tuple[int, int], int] = {}
     for plan in in_flight:
         row, length, snapshot = plan.snapshot_requests
-        places = zip(plan.slot[row].tolist(), length.tolist(), strict=True)
+        places = zip(plan.rows.slot[row].tolist(), length.tolist(), strict=True)
         ids |= zip(places, snapshot.tolist(), strict=True)
     return ids

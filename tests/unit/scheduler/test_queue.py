@@ -94,7 +94,7 @@ def test_new_requests_get_tokens_while_long_ones_are_computed_again() -> None:
         loop.step()
     assert len(loop.plans) <= 2
     assert sum(seq.is_replaying for seq in long) == 8
-    shares = [plan.num_tokens[plan.slot == 0].sum() for plan in loop.plans]
+    shares = [plan.rows.num_tokens[plan.rows.slot == 0].sum() for plan in loop.plans]
     assert min(shares) >= 256  # the first in the order goes on meanwhile
     loop.run()
     done = [output.seq for output in loop.outputs if output.finish is not None]

@@ -225,7 +225,11 @@ def test_another_shape_has_no_drafts_and_short_chunks() -> None:
     for _ in range(4):
         plans = [schedule(loop.state, now=0.0) for _ in range(6)]
         shapes.append(
-            [(int(plan.num_tokens[0]), int(plan.k_cap[0])) for plan in plans if plan is not None]
+            [
+                (int(plan.rows.num_tokens[0]), int(plan.rows.max_drafts[0]))
+                for plan in plans
+                if plan is not None
+            ]
         )
         windows = under_way(loop.state)
         loop.fence()
