@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.config import SchedulerSettings
-from surestep_scheduler.core.commit import apply
+from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.core.state import SchedulerState
@@ -37,7 +37,7 @@ def greedy(
         if under_way:
             pending = under_way.popleft()
             pending.wait()
-            for output in apply(state, from_proto([pending.finish()])):
+            for output in commit_result(state, from_proto([pending.finish()])):
                 answers[int(output.seq.request.id)] += output.token_ids
     return answers
 

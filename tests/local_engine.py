@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from surestep_common.errors import SurestepError
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.core.commit import apply
+from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Plan
-from surestep_scheduler.core.sequence import Finish, Logprobs, Output, Request, Sequence
+from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence, TokenLogprobs
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.engine.wire import from_proto, to_proto
 from surestep_scheduler.policy.schedule import schedule
@@ -34,8 +34,8 @@ class Answer:
     """What a request got."""
 
     token_ids: list[int] = field(default_factory=list)
-    logprobs: Logprobs = field(default_factory=Logprobs)
-    prompt_logprobs: Logprobs | None = None
+    logprobs: TokenLogprobs = field(default_factory=TokenLogprobs)
+    prompt_logprobs: TokenLogprobs | None = None
     pooled: bytes = b""
     finish: Finish | None = None
     error: SurestepError | None = None
@@ -128,7 +128,7 @@ class LocalEngine:
 
     def _apply(self, results: list[pb.StepResult]) -> None:
         try:
-            for output in apply(self.state, from_proto(results)):
+            for output in commit_result(self.state, from_proto(results)):
                 self._note(output)
         except NonFiniteLogits:
             if self._reopen is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from surestep_common.plan_rows import ResultRows
-from surestep_scheduler.core.commit import apply
+from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Outcome, Plan, RankTimes
 from surestep_scheduler.core.sequence import Request, Sequence
@@ -83,7 +83,7 @@ class PacedLoop:
             return False
         plan, self.now = self._in_flight.popleft()
         self.steps += 1
-        for output in apply(self.state, self._outcome(plan)):
+        for output in commit_result(self.state, self._outcome(plan)):
             tenant = output.seq.request.tenant
             self.tokens[tenant] = self.tokens.get(tenant, 0) + len(output.token_ids)
         return True

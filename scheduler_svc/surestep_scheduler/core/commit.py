@@ -26,11 +26,11 @@ from surestep_scheduler.cache import prefix
 
 from .messages import Outcome, Plan
 from .open_rows import OpenRows, check_columns, open_rows
-from .sequence import Finish, Logprobs, Output, Sequence
+from .sequence import Finish, Output, Sequence, TokenLogprobs
 from .state import SchedulerState
 
 
-def apply(state: SchedulerState, outcome: Outcome) -> list[Output]:
+def commit_result(state: SchedulerState, outcome: Outcome) -> list[Output]:
     """Commit the result of the oldest plan in flight.
 
     Results of another epoch, and rows of tenancies that have ended, are dropped: their tokens were
@@ -194,11 +194,11 @@ def _failure(non_finite: bool, seq: Sequence) -> SurestepError:
     )
 
 
-def _collect(seq: Sequence, logprobs: Logprobs | None) -> None:
+def _collect(seq: Sequence, logprobs: TokenLogprobs | None) -> None:
     if logprobs is None or not seq.needs_prompt_logprobs:
         return
     if seq.prompt_logprobs is None:
-        seq.prompt_logprobs = Logprobs()
+        seq.prompt_logprobs = TokenLogprobs()
     seq.prompt_logprobs.extend(logprobs)
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from surestep_common.invariants import IntArray
 from surestep_common.plan_rows import PlanRows, ResultRows
 
-from .sequence import Logprobs, Tenancy
+from .sequence import Tenancy, TokenLogprobs
 
 
 class Freed(NamedTuple):
@@ -89,6 +89,6 @@ class Outcome:
     drafter_faults: int  # of this epoch
     drafter_skipped: bool  # no drafts and no catch-up in this step
     draft_non_finite_rows: list[int]
-    logprobs: dict[int, Logprobs]  # by row
-    prompt_logprobs: dict[int, Logprobs]  # by row
+    logprobs: dict[int, TokenLogprobs]  # by row
+    prompt_logprobs: dict[int, TokenLogprobs]  # by row
     pooled: dict[int, bytes]  # vectors by row

@@ -13,7 +13,7 @@ from surestep_common.invariants import MEAN
 from surestep_common.sampling_ranges import check_vocab
 
 from surestep_scheduler.cache.prefix import PrefixChain
-from surestep_scheduler.speculation.speculation import Experience
+from surestep_scheduler.speculation.speculation import AcceptanceStats
 
 from .limits import Limits
 from .tenants import Tenant
@@ -53,7 +53,7 @@ class Request:
     wire_ids: Any = ()  # prompt_ids and emitted_ids as they came, passed through too
 
 
-class Shape(NamedTuple):
+class RequestShape(NamedTuple):
     """How a request is computed, as far as that is free."""
 
     draft_cap: int  # most drafts per row
@@ -61,7 +61,7 @@ class Shape(NamedTuple):
 
 
 @dataclass(slots=True)
-class Logprobs:
+class TokenLogprobs:
     """Log-probabilities of consecutive positions in parallel columns; `top_*` CSR by num_top."""
 
     token_id: list[int] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Logprobs:
     top_token_ids: list[int] = field(default_factory=list)
     top_logprobs: list[float] = field(default_factory=list)
 
-    def extend(self, other: Logprobs) -> None:
+    def extend(self, other: TokenLogprobs) -> None:
         """Append the positions of `other`."""
         for name in self.__slots__:
             getattr(self, name).extend(getattr(other, name))
@@ -92,8 +92,9 @@ class Sequence:
     tenancy: Tenancy | None = None
     queue_s: float | None = None  # seconds from arrival to the first admission
     num_cached: int = 0  # tokens found in the prefix cache at the first admission
-    prompt_logprobs: Logprobs | None = None  # collected until the first token
-    experience: Experience = field(default_factory=Experience)  # of earlier tenancies
+    prompt_logprobs: TokenLogprobs | None = None  # collected until the first token
+    # Of earlier tenancies.
+    acceptance_stats: AcceptanceStats = field(default_factory=AcceptanceStats)
     num_steps: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
@@ -148,17 +149,18 @@ class Sequence:
         """It has emitted nothing since its newest replay."""
         return self.num_replays > 0 and len(self.tokens) == self.replayed_len
 
-    def shape(self, limits: Limits, *, usual: bool) -> Shape:
+    def shape(self, limits: Limits, *, usual: bool) -> RequestShape:
         """How it is computed: not as usual when that may be what has ended the workers."""
         chunk, least = limits.max_num_batched_tokens, limits.prompt_chunk
         if self.needs_prompt_logprobs:
             positions = _PROMPT_LOGPROBS // (1 + self.request.num_top_prompt_logprobs)
             chunk = max(least, min(chunk, positions))
         if not usual:
-            return Shape(draft_cap=0, max_chunk=max(least, min(chunk, len(self.tokens)) // _PARTS))
+            part = min(chunk, len(self.tokens)) // _PARTS
+            return RequestShape(draft_cap=0, max_chunk=max(least, part))
         may_draft = self.may_draft and not self.request.pooling
         drafts = limits.draft_cap(self.request.draft_cap) if may_draft else 0
-        return Shape(drafts, chunk)
+        return RequestShape(drafts, chunk)
 
     @property
     def needs_prompt_logprobs(self) -> bool:
@@ -193,8 +195,8 @@ class Output:
     seq: Sequence
     token_ids: array[int]
     num_drafted: int = 0  # of the tokens, from the first: accepted drafts
-    logprobs: Logprobs | None = None
-    prompt_logprobs: Logprobs | None = None  # with the first tokens only
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None  # with the first tokens only
     pooled: bytes = b""  # the prompt's vector, of a request that wants one
     finish: Finish | None = None
     error: SurestepError | None = None

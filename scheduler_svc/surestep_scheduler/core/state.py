@@ -14,7 +14,7 @@ from surestep_scheduler.cache.blocks import BlockPool
 from surestep_scheduler.cache.snapshots import SnapshotCache
 from surestep_scheduler.recovery.incidents import Replay
 from surestep_scheduler.recovery.non_finite import NonFiniteWatch
-from surestep_scheduler.recovery.poison import CANARY, Suspicion
+from surestep_scheduler.recovery.poison import CANARY, PoisonSearch
 from surestep_scheduler.speculation.speculation import Speculation
 
 from .audit import audit
@@ -35,7 +35,7 @@ class SchedulerState:
         self.limits = limits
         self.counters = Counters()
         self.speculation = Speculation()
-        self.suspicion = Suspicion()
+        self.poison = PoisonSearch()
         self.non_finite = NonFiniteWatch()
         self.epoch = 0
         self.open: dict[str, Sequence] = {}  # by request id: waiting and running
@@ -104,8 +104,8 @@ class SchedulerState:
             self.counters.canary_tokens += len(seq.tokens) - seq.prompt_len
             if reason in ("length", "pooled"):
                 self.counters.canaries += 1
-                self.suspicion.canary_lived()
-        self.suspicion.close(seq.request.id)
+                self.poison.canary_lived()
+        self.poison.close(seq.request.id)
         del self.open[seq.request.id]
         if seq.tenancy is not None:
             self.release(seq.tenancy)
@@ -135,7 +135,7 @@ class SchedulerState:
         if not self.free_slots or found.missing > 0:
             return None
         cached = found.cached
-        shape = seq.shape(self.limits, usual=not self.suspicion.reshapes(seq.request.id))
+        shape = seq.shape(self.limits, usual=not self.poison.reshapes(seq.request.id))
         self.pool.acquire(cached)
         if found.snapshot_id:
             self.snapshots.restore(found.snapshot_id, len(cached))
@@ -163,7 +163,7 @@ class SchedulerState:
             publish_at=tenancy.num_cached + size,
             mark_at=(drafted + 1) * size,
         )
-        self.speculation.admit(slot, seq.experience)
+        self.speculation.admit(slot, seq.acceptance_stats)
         self.stop_ids[list(tenancy.stop_ids)] = True
         self._start(tenancy, now)
         return tenancy
@@ -205,7 +205,7 @@ class SchedulerState:
         seq.num_steps += int(slots.num_steps[slot])
         seq.num_drafts += int(slots.num_drafts[slot])
         seq.num_accepted += int(slots.num_accepted[slot])
-        seq.experience = self.speculation.release(slot)
+        seq.acceptance_stats = self.speculation.release(slot)
 
     def sweep(self) -> None:
         """Reuse what no plan in flight touches any more."""

@@ -21,7 +21,7 @@ from surestep_scheduler.recovery.incidents import Cause, Incident, IncidentLog
 from surestep_scheduler.recovery.poison import CANARY
 
 from .epoch import Epoch, under_way
-from .open_requests import OpenRequest, OpenRequests
+from .open_requests import OpenRequests, RequestOutputs
 from .refit import refit
 from .steps import StepMonitor
 from .supervisors import Supervisors
@@ -64,19 +64,19 @@ class Engine:
             )
         )
         self.engine_state = generate_pb2.WAITING_FOR_WORKERS
-        self.core: SchedulerState | None = None  # None until the workers' sizes are known
+        self.state: SchedulerState | None = None  # None until the workers' sizes are known
         self.infos: Sequence[engine_pb2.WorkerInfo] = ()
         self.waiting_for = "no worker has answered yet"  # in a line; empty while it serves
 
     @property
     def limits(self) -> Limits:
         """Sizes in force. Raises Unavailable before the workers were reached."""
-        return self._known_core().limits
+        return self._known_state().limits
 
     @property
     def model(self) -> engine_pb2.WorkerInfo:
         """What is served, as rank 0 says. Raises Unavailable before the workers were reached."""
-        self._known_core()
+        self._known_state()
         return self.infos[0]
 
     @property
@@ -89,11 +89,11 @@ class Engine:
         if fingerprint and self.model_fingerprint not in ("", fingerprint):
             raise ModelChanged("the request was begun with another model than is served here")
 
-    def _known_core(self) -> SchedulerState:
-        if self.core is None:
+    def _known_state(self) -> SchedulerState:
+        if self.state is None:
             message = f"no worker is ready: {self.waiting_for}"
             raise Unavailable(message, retry_after=_RETRY_AFTER_S)
-        return self.core
+        return self.state
 
     def age_s(self, at: float | None) -> float:
         """Seconds since a time on the engine's clock; 0 for what has not been yet."""
@@ -101,40 +101,40 @@ class Engine:
 
     # -- requests ------------------------------------------------------------------------------
 
-    async def submit(self, request: Request) -> OpenRequest:
+    async def submit(self, request: Request) -> RequestOutputs:
         """Queue a request.
 
         Raises Unavailable, InvalidRequest, RequestTooLarge, QueueFull, or ModelChanged when the
         model that it was checked for is not served any more.
         """
-        core = self._known_core()
-        seq, limits = core.sequence(request, self.clock()), core.limits
+        state = self._known_state()
+        seq, limits = state.sequence(request, self.clock()), state.limits
         if limits.enable_prefix_caching and len(seq.tokens) > _HASHED_INLINE:
             model = self.model_fingerprint
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._hashing, seq.chain.extend, seq.tokens)
             self.check_model(model)
-            if core.limits is not limits:  # the workers were replaced meanwhile
-                seq = core.sequence(request, self.clock())
+            if state.limits is not limits:  # the workers were replaced meanwhile
+                seq = state.sequence(request, self.clock())
         if self.engine_state == generate_pb2.DRAINING:
             raise _shutting_down()
-        opened = self._requests.open(core.enqueue(seq, self.clock()))
+        opened = self._requests.open(state.enqueue(seq, self.clock()))
         self._wake.set()
         return opened
 
-    def close(self, opened: OpenRequest) -> None:
+    def close(self, opened: RequestOutputs) -> None:
         """The reader is gone: abort the request unless it has ended."""
         if self._requests.close(opened):
-            assert self.core is not None
-            self.core.abort(opened.seq)
+            assert self.state is not None
+            self.state.abort(opened.seq)
             self._wake.set()
 
     def hand_back(self) -> None:
         """End what is open so that the callers can submit it again, elsewhere."""
-        if self.core is None:
+        if self.state is None:
             return
-        for seq in list(self.core.open.values()):
-            self.core.abort(seq)
+        for seq in list(self.state.open.values()):
+            self.state.abort(seq)
             self._requests.fail(seq, _shutting_down())
 
     # -- epochs --------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Engine:
 
     async def drain(self) -> None:
         """Admit nothing more; what is open goes on."""
-        await self._set_state(generate_pb2.DRAINING)
+        await self._set_engine_state(generate_pb2.DRAINING)
 
     async def restart_workers(self, reason: str) -> int:
         """Replace all ranks; open requests go on. Returns the epoch that was ended for it.
@@ -165,15 +165,15 @@ class Engine:
         """
         if not self._settings.supervisor_addresses:
             raise Unavailable("no supervisor is known that could start workers again")
-        if self._epoch is None or self.core is None:
+        if self._epoch is None or self.state is None:
             raise Unavailable("the workers are being replaced", retry_after=_RETRY_AFTER_S)
-        epoch = self.core.epoch
+        epoch = self.state.epoch
         self._epoch.interrupt(OperatorRestart(reason or "an operator asked for new workers"))
         async with self._reached:
-            await self._reached.wait_for(lambda: self.core and self.core.epoch > epoch)
+            await self._reached.wait_for(lambda: self.state and self.state.epoch > epoch)
         return epoch
 
-    async def _set_state(self, state: generate_pb2.EngineState) -> None:
+    async def _set_engine_state(self, state: generate_pb2.EngineState) -> None:
         if self.engine_state not in (state, generate_pb2.DRAINING):
             logger.info("state %s", generate_pb2.EngineState.Name(state))
             self.engine_state = state
@@ -222,23 +222,23 @@ class Engine:
         """
         check_alike(infos)
         limits = self._settings.limits(infos[0])
-        core = self.core or SchedulerState(limits)
+        state = self.state or SchedulerState(limits)
         same_model = infos[0].model_fingerprint == self.model_fingerprint
-        refused = refit(core, limits, same_model=same_model)
+        refused = refit(state, limits, same_model=same_model)
         if self.infos and not same_model:
             logger.warning("the workers serve another model now: %s", infos[0].model_path)
         if refused:
             logger.warning("%d open requests cannot go on: %s", len(refused), refused[0].error)
         for seq, error in refused:
             self._requests.fail(seq, error)
-        core.open_epoch(1 + max(core.epoch, *(info.last_epoch for info in infos)), limits)
-        self.core, self.infos = core, infos
+        state.open_epoch(1 + max(state.epoch, *(info.last_epoch for info in infos)), limits)
+        self.state, self.infos = state, infos
 
     async def _run_epoch(self, group: WorkerGroup) -> SurestepError:
         """Step until the epoch is lost; returns why."""
-        assert self.core is not None
+        assert self.state is not None
         self._epoch = Epoch(
-            self.core,
+            self.state,
             self._requests,
             self.monitor,
             self.incidents,
@@ -247,8 +247,8 @@ class Engine:
             canary_interval_s=self._settings.canary_interval_s,
         )
         self.waiting_for = ""
-        await self._set_state(generate_pb2.SERVING)
-        logger.info("epoch %d on %d ranks", self.core.epoch, len(self.infos))
+        await self._set_engine_state(generate_pb2.SERVING)
+        logger.info("epoch %d on %d ranks", self.state.epoch, len(self.infos))
         return await self._epoch.run(group)
 
     async def _recover(self, error: SurestepError, num_unread: int) -> None:
@@ -257,30 +257,30 @@ class Engine:
         `num_unread` results are dropped with it. The ranks are one group: when one is lost, the
         processes of the others are replaced too.
         """
-        core, now = self.core, self.clock()
-        assert core is not None
-        core.counters.fenced_messages += num_unread
-        detect_s, windows = self.monitor.silent_s(now), under_way(core)
-        replay = core.fence()
+        state, now = self.state, self.clock()
+        assert state is not None
+        state.counters.fenced_messages += num_unread
+        detect_s, windows = self.monitor.silent_s(now), under_way(state)
+        replay = state.fence()
         self._requests.lost(now)
-        if CANARY in core.open:  # the next one tells more if it starts afresh
+        if CANARY in state.open:  # the next one tells more if it starts afresh
             self.close(self._requests[CANARY])
-        self.waiting_for = f"epoch {core.epoch} is lost: {error}"
-        await self._set_state(generate_pb2.RECOVERING)
+        self.waiting_for = f"epoch {state.epoch} is lost: {error}"
+        await self._set_engine_state(generate_pb2.RECOVERING)
         pids = [info.pid for info in self.infos]
         await self.supervisors.restart(str(error), pids, self._settings.restart_timeout_s)
         statuses = await self.supervisors.statuses(self._settings.worker_connect_timeout_s)
         supervised = bool(self._settings.supervisor_addresses)
         cause, reason, weight = diagnose(error, self.infos, statuses, supervised=supervised)
         logger.error(
-            "epoch %d is lost: %s: %s; noticed after %.1f s", core.epoch, cause, reason, detect_s
+            "epoch %d is lost: %s: %s; noticed after %.1f s", state.epoch, cause, reason, detect_s
         )
-        self.incidents.lost(Incident(cause, reason, core.epoch, now, detect_s, replay))
+        self.incidents.lost(Incident(cause, reason, state.epoch, now, detect_s, replay))
         if cause is Cause.DRAFTER:
-            core.speculation.suspend(reason)
-        core.suspicion.lost(windows, weight)
-        if core.suspicion.trial:
-            logger.warning("may be to blame, and are tried: %s", ", ".join(core.suspicion.trial))
+            state.speculation.suspend(reason)
+        state.poison.lost(windows, weight)
+        if state.poison.candidates:
+            logger.warning("may be to blame, and are tried: %s", ", ".join(state.poison.candidates))
         await asyncio.sleep(self.incidents.pause_s)
 
 

@@ -12,7 +12,7 @@ from surestep_common.errors import DeadlineExceeded, ModelFault, SurestepError
 from surestep_common.invariants import LAST_TOKEN
 from surestep_proto import engine_pb2
 
-from surestep_scheduler.core.commit import apply
+from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.messages import Outcome
 from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.core.state import SchedulerState
@@ -28,14 +28,15 @@ from .workers import WorkerGroup
 logger = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 5.0
-_VERDICT_TOKENS = 16  # of a canary on which a verdict rests
+_CANARY_TOKENS = 16  # of a canary that is to show that the workers live
 _SEND_S = 1.0  # that workers get at least to take a plan
 _GREEDY = engine_pb2.SamplingParams(top_p=1, repetition_penalty=1)
 _OVERSLEPT_S = 0.25  # a timeout noticed so late tells of this process, not of the workers
 
 
 class Epoch:
-    """Everything on one event loop; the core never awaits, so requests come and go between steps.
+    """Everything on one event loop; nothing awaits while a step is planned or committed, so
+    requests come and go between steps.
 
     `incidents` that no step has followed yet end with the first step. `canary_interval_s`: idle
     seconds after which a request of its own shows whether the workers live; 0 = never.
@@ -43,7 +44,7 @@ class Epoch:
 
     def __init__(
         self,
-        core: SchedulerState,
+        state: SchedulerState,
         requests: OpenRequests,
         monitor: StepMonitor,
         incidents: IncidentLog,
@@ -52,7 +53,7 @@ class Epoch:
         clock: Callable[[], float],
         canary_interval_s: float,
     ) -> None:
-        self._core = core
+        self._state = state
         self._requests = requests
         self._monitor = monitor
         self._incidents = incidents
@@ -73,7 +74,7 @@ class Epoch:
         self._monitor.open_epoch()
         try:
             async with asyncio.TaskGroup() as tasks:
-                group.start(tasks, self._wake.set, self._core.epoch)
+                group.start(tasks, self._wake.set, self._state.epoch)
                 await self._drive(group)
         except* SurestepError as lost:
             errors = [error for error in lost.exceptions if isinstance(error, SurestepError)]
@@ -91,15 +92,15 @@ class Epoch:
                 self._apply(outcome)
 
     async def _send_plans(self, group: WorkerGroup) -> None:
-        core = self._core
-        while len(core.in_flight) <= core.limits.pipeline_depth:
+        state = self._state
+        while len(state.in_flight) <= state.limits.pipeline_depth:
             now = self._clock()
-            plan = schedule(core, now)
+            plan = schedule(state, now)
             if plan is None:
                 self._monitor.nothing_to_send()
                 return
             self._requests.admitted(plan.admissions, now)
-            sent = self._monitor.sent(plan, core.speculation.expected_us, now)
+            sent = self._monitor.sent(plan, state.speculation.expected_us, now)
             # Workers that hang take no more plans either: this wait is part of the oldest step's.
             timeout_s = max(self._monitor.due_at - now, _SEND_S)
             message = to_proto(plan, round(1000 * sent.budget_s)).SerializeToString()
@@ -116,7 +117,7 @@ class Epoch:
         except TimeoutError as error:
             now = self._clock()
             overslept = now > due_at + _OVERSLEPT_S
-            if now >= due_at and not (overslept and self._monitor.pardon(now)):
+            if now >= due_at and not (overslept and self._monitor.extend_deadline(now)):
                 message = f"no result within {self._monitor.oldest_budget_s:.1f} s"
                 raise DeadlineExceeded(message) from error
             if now >= canary_at:
@@ -124,16 +125,16 @@ class Epoch:
         self._wake.clear()
 
     def _apply(self, outcome: Outcome) -> None:
-        core, now = self._core, self._clock()
-        if outcome.epoch != core.epoch:
-            core.counters.fenced_messages += 1
+        state, now = self._state, self._clock()
+        if outcome.epoch != state.epoch:
+            state.counters.fenced_messages += 1
             return
-        outputs = apply(core, outcome)
+        outputs = commit_result(state, outcome)
         sent, took_s = self._monitor.answered(1e-6 * outcome.times[0].gap_us, now)
         self._monitor.times.answered(took_s, outcome.times, follows=sent.follows)
         self._monitor.recent.add(outcome, sent.mode, now, took_s)
         if sent.expected_us:
-            core.speculation.overhead.observe(sent.expected_us, 1e6 * took_s)
+            state.speculation.overhead.observe(sent.expected_us, 1e6 * took_s)
         if any(output.token_ids or output.pooled for output in outputs):
             self._monitor.last_token_at = self._token_at = now
         self._requests.deliver(outputs)
@@ -145,38 +146,38 @@ class Epoch:
                 incident.recover_s,
                 *incident.replay,
             )
-        if core.suspicion.active:
-            self._judge()
+        if state.poison.active:
+            self._fail_culprit()
 
-    def _judge(self) -> None:
-        """See who got past what may have ended the workers, and who did not."""
-        core = self._core
-        committed = core.slots.committed
-        lengths = {t.seq.request.id: int(committed[t.slot]) for t in core.running}
-        guilty = core.suspicion.applied(lengths)
-        if guilty is None:
+    def _fail_culprit(self) -> None:
+        """Fail the request that is found to end the workers, if there is one by now."""
+        state = self._state
+        committed = state.slots.committed
+        lengths = {t.seq.request.id: int(committed[t.slot]) for t in state.running}
+        culprit = state.poison.applied(lengths)
+        if culprit is None:
             return
-        num_losses, seq = core.suspicion.num_losses(guilty), core.open[guilty]
+        num_losses, seq = state.poison.num_losses(culprit), state.open[culprit]
         message = f"this request ended the workers {num_losses} times, at last alone"
-        logger.error("request %s is given up: %s", guilty, message)
-        core.counters.poisoned_requests += 1
-        core.end(seq, "error")
+        logger.error("request %s is given up: %s", culprit, message)
+        state.counters.poisoned_requests += 1
+        state.end(seq, "error")
         self._requests.fail(seq, ModelFault(message))
 
     # -- canaries ------------------------------------------------------------------------------
 
     def _canary_at(self) -> float:
         """When the workers should be asked for a token that nobody reads."""
-        if self._core.suspicion.needs_canary:
-            return math.inf if CANARY in self._core.open else -math.inf
-        if self._core.open or not self._canary_interval_s:
+        if self._state.poison.needs_canary:
+            return math.inf if CANARY in self._state.open else -math.inf
+        if self._state.open or not self._canary_interval_s:
             return math.inf
         return self._token_at + self._canary_interval_s
 
     def _send_canary(self, now: float) -> None:
         """An ordinary request, so that what it shows holds for the others."""
-        length = _VERDICT_TOKENS if self._core.suspicion.needs_canary else 1
-        headless = self._core.limits.headless
+        length = _CANARY_TOKENS if self._state.poison.needs_canary else 1
+        headless = self._state.limits.headless
         request = Request(
             id=CANARY,
             prompt_ids=[0] * (length if headless else 1),
@@ -186,14 +187,14 @@ class Epoch:
             draft_cap=0,
             sampling=None if headless else _GREEDY,
         )
-        self._requests.open(self._core.add(request, now))
+        self._requests.open(self._state.add(request, now))
         self._token_at = now  # one at a time
 
 
-def under_way(core: SchedulerState) -> dict[str, Window]:
+def under_way(state: SchedulerState) -> dict[str, Window]:
     """Open requests with rows in unanswered plans, and where these rows may have come to."""
-    slots = core.slots
-    named = {slot for plan in core.in_flight for slot in plan.rows.slot.tolist()}
+    slots = state.slots
+    named = {slot for plan in state.in_flight for slot in plan.rows.slot.tolist()}
     slot = np.array(sorted(named), dtype=np.int64)
     slot = slot[slots.open[slot]]
     windows = map(Window, slots.committed[slot].tolist(), slots.len_hi[slot].tolist())

@@ -13,7 +13,7 @@ from surestep_scheduler.core.sequence import Output, Sequence, Tenancy
 from .timeline import Timeline
 
 
-class OpenRequest:
+class RequestOutputs:
     """A request and the outputs its reader has not taken yet; at most max_len tokens of them."""
 
     def __init__(self, seq: Sequence) -> None:
@@ -38,19 +38,19 @@ class OpenRequests:
     """By id, until the output that ends them."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, OpenRequest] = {}
+        self._by_id: dict[str, RequestOutputs] = {}
 
-    def __getitem__(self, request_id: str) -> OpenRequest:
+    def __getitem__(self, request_id: str) -> RequestOutputs:
         """An open one."""
         return self._by_id[request_id]
 
-    def open(self, seq: Sequence) -> OpenRequest:
+    def open(self, seq: Sequence) -> RequestOutputs:
         """A request begins."""
-        opened = OpenRequest(seq)
+        opened = RequestOutputs(seq)
         self._by_id[seq.request.id] = opened
         return opened
 
-    def close(self, opened: OpenRequest) -> bool:
+    def close(self, opened: RequestOutputs) -> bool:
         """Its reader is gone; False when it has ended already."""
         request_id = opened.seq.request.id
         if self._by_id.get(request_id) is not opened:

@@ -20,27 +20,27 @@ class Refused(NamedTuple):
     error: SurestepError
 
 
-def refit(core: SchedulerState, limits: Limits, *, same_model: bool) -> list[Refused]:
+def refit(state: SchedulerState, limits: Limits, *, same_model: bool) -> list[Refused]:
     """Between two epochs: bring what waits in line with `limits`, and end what cannot go on.
 
     A request that has emitted nothing may go on with another model of the same vocabulary: it is
     as if it had come a moment later.
     """
-    refused = list(_refused(core, limits, same_model=same_model))
+    refused = list(_refused(state, limits, same_model=same_model))
     for seq, _ in refused:
-        core.end(seq, "error")
-    for seq in core.open.values():
+        state.end(seq, "error")
+    for seq in state.open.values():
         seq.max_len = min(seq.max_len, limits.longest(seq.request.pooling))
         sizes = limits.block_size, limits.prompt_chunk
-        if sizes != (core.limits.block_size, core.limits.prompt_chunk):
+        if sizes != (state.limits.block_size, state.limits.prompt_chunk):
             seq.shared_len = limits.shared_len(seq.prompt_len)
             seq.chain = PrefixChain(seq.request.cache_salt, limits.block_size, seq.shared_len)
     return refused
 
 
-def _refused(core: SchedulerState, limits: Limits, *, same_model: bool) -> Iterator[Refused]:
-    same_vocabulary = limits.vocab_size == core.limits.vocab_size
-    for seq in core.open.values():
+def _refused(state: SchedulerState, limits: Limits, *, same_model: bool) -> Iterator[Refused]:
+    same_vocabulary = limits.vocab_size == state.limits.vocab_size
+    for seq in state.open.values():
         begun, longest = len(seq.tokens) > seq.prompt_len, limits.longest(seq.request.pooling)
         cannot_write = limits.headless and not seq.request.pooling
         if not same_vocabulary or cannot_write or (begun and not same_model):

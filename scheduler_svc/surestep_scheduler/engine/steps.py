@@ -9,7 +9,7 @@ from typing import NamedTuple
 from surestep_common.invariants import IntArray
 
 from surestep_scheduler.core.messages import Plan
-from surestep_scheduler.recovery.deadline import Kind, Recent, StepClass, StepTimer
+from surestep_scheduler.recovery.deadline import Recent, StepClass, StepKind, StepTimer
 
 from .recent_steps import RecentSteps
 from .step_times import StepTimes
@@ -17,9 +17,9 @@ from .step_times import StepTimes
 
 def classify(plan: Plan) -> StepClass:
     """The class of a plan."""
-    drafts = Kind.DRAFTS if plan.rows.max_drafts.any() else Kind.DECODE
+    drafts = StepKind.DRAFTS if plan.rows.max_drafts.any() else StepKind.DECODE
     return StepClass(
-        Kind.PROMPT if plan.rows.num_tokens.any() else drafts, plan.num_step_tokens.bit_length()
+        StepKind.PROMPT if plan.rows.num_tokens.any() else drafts, plan.num_step_tokens.bit_length()
     )
 
 
@@ -48,12 +48,12 @@ class StepMonitor:
         self._sent: deque[Sent] = deque()
         self._busy = False
         self._not_before = -math.inf  # no step counts as started earlier
-        self._pardoned = False  # the oldest step, already
+        self._extended = False  # the oldest step, already
 
     def open_epoch(self) -> None:
         """Nothing is in flight."""
         self._sent.clear()
-        self._busy = self._pardoned = False
+        self._busy = self._extended = False
 
     def sent(self, plan: Plan, expected_us: float, now: float) -> Sent:
         """A plan leaves."""
@@ -72,7 +72,7 @@ class StepMonitor:
 
     def answered(self, gap_s: float, now: float) -> tuple[Sent, float]:
         """The oldest step's result is there, after `gap_s` of idle workers; gives its duration."""
-        sent, self._pardoned = self._sent.popleft(), False
+        sent, self._extended = self._sent.popleft(), False
         took_s = now - self._started_at(sent)
         self.timer.observe(sent.step_class, took_s)
         self.last_step_at = now
@@ -97,12 +97,12 @@ class StepMonitor:
         self.num_deadlines_exceeded += 1
         self.timer.missed()
 
-    def pardon(self, now: float) -> bool:
+    def extend_deadline(self, now: float) -> bool:
         """We were asleep ourselves: the step in flight gets its time again, once."""
-        pardoned, self._pardoned = self._pardoned, True
-        if not pardoned:
+        extended, self._extended = self._extended, True
+        if not extended:
             self._not_before = now
-        return not pardoned
+        return not extended
 
     def silent_s(self, now: float) -> float:
         """How long workers that should have answered have shown no sign of life."""

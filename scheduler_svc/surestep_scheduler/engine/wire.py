@@ -11,7 +11,7 @@ from surestep_common.plan_rows import PlanRows, ResultRows
 from surestep_proto import engine_pb2 as pb
 
 from surestep_scheduler.core.messages import Outcome, Plan, RankTimes
-from surestep_scheduler.core.sequence import Logprobs, Tenancy
+from surestep_scheduler.core.sequence import Tenancy, TokenLogprobs
 
 
 def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
@@ -113,12 +113,12 @@ def _zeros(count: int) -> IntArray:
     return np.zeros(count, dtype=np.int64)
 
 
-def _by_row(columns: pb.LogprobColumns) -> dict[int, Logprobs]:
-    rows: dict[int, Logprobs] = {}
+def _by_row(columns: pb.LogprobColumns) -> dict[int, TokenLogprobs]:
+    rows: dict[int, TokenLogprobs] = {}
     start = 0
     for index, row in enumerate(columns.row):
         end = start + columns.num_top[index]
-        position = rows.setdefault(row, Logprobs())
+        position = rows.setdefault(row, TokenLogprobs())
         position.token_id.append(columns.token_id[index])
         position.logprob.append(columns.logprob[index])
         position.rank.append(columns.rank[index])
@@ -129,7 +129,7 @@ def _by_row(columns: pb.LogprobColumns) -> dict[int, Logprobs]:
     return rows
 
 
-def logprob_columns(logprobs: Logprobs, first_row: int) -> pb.LogprobColumns:
+def logprob_columns(logprobs: TokenLogprobs, first_row: int) -> pb.LogprobColumns:
     """Columns whose positions are numbered from `first_row`."""
     return pb.LogprobColumns(
         row=range(first_row, first_row + len(logprobs.token_id)),

@@ -26,7 +26,7 @@ Entitled = Mapping[Tenant, int]
 def entitled_slots(state: SchedulerState) -> Entitled:
     """Slots that each tenant may insist on; empty where nobody has to share."""
     waiting = state.waiting.tenants
-    if not waiting or len(state.tenants) == 1 or state.suspicion.trial:
+    if not waiting or len(state.tenants) == 1 or state.poison.candidates:
         return {}
     tenants = list(state.tenants)
     demands = [tenant.num_running + len(waiting.get(tenant, ())) for tenant in tenants]
@@ -101,7 +101,7 @@ def _slots_wanted(state: SchedulerState, entitled: Entitled, blocks: _Blocks) ->
 
 def _make_room_in_blocks(state: SchedulerState, entitled: Entitled, blocks: _Blocks) -> None:
     """For the next request, if its tenant has less than its share even with all it needs."""
-    for seq in state.waiting.first(1, state.suspicion.allows, entitled):
+    for seq in state.waiting.first(1, state.poison.allows, entitled):
         found = state.lookup(seq)
         missing = found.missing if blocks.entitles(seq, found.fresh) else 0
         while missing > 0:

@@ -41,9 +41,9 @@ def schedule(state: SchedulerState, now: float) -> Plan | None:
     entitled = entitled_slots(state)
     make_room(state, entitled)
     ready, prefilling = _decodable(state)
-    candidates = state.waiting.first(len(state.free_slots), state.suspicion.allows, entitled)
+    candidates = state.waiting.first(len(state.free_slots), state.poison.allows, entitled)
     prompts = turns(state, [*prefilling, *candidates])
-    step, budget = _Step(state), state.limits.max_num_batched_tokens
+    step, budget = _StepBuilder(state), state.limits.max_num_batched_tokens
     prompt_tokens = sum(turn.num_tokens for turn in prompts)
     budget -= step.add_decodes(ready, budget, min(prompt_tokens, budget - len(ready)))
     step.add_prefills(prompts, budget, now)
@@ -87,7 +87,7 @@ def _slots_of(tenancies: Seq[Tenancy]) -> IntArray:
     return np.array([tenancy.slot for tenancy in tenancies], dtype=np.int64)
 
 
-class _Step:
+class _StepBuilder:
     """A plan under construction."""
 
     def __init__(self, state: SchedulerState) -> None:

@@ -29,7 +29,7 @@ class Recent:
         return ordered[int(fraction * (len(ordered) - 1))] if ordered else 0.0
 
 
-class Kind(Enum):
+class StepKind(Enum):
     """What dominates a step's duration."""
 
     PROMPT = 1
@@ -40,7 +40,7 @@ class Kind(Enum):
 class StepClass(NamedTuple):
     """Steps that should take about as long as each other."""
 
-    kind: Kind
+    kind: StepKind
     size: int  # input rows, drafts included, in powers of two
 
 
@@ -54,7 +54,7 @@ class StepTimer:
         self._floor_s = floor_s
         self._ceiling_s = ceiling_s
         self._warmup_s = warmup_s
-        self._mean_s: dict[Kind, dict[int, float]] = {kind: {} for kind in Kind}  # by size
+        self._mean_s: dict[StepKind, dict[int, float]] = {kind: {} for kind in StepKind}  # by size
         self._misses = 0  # since the last result
         self.recent_s = Recent()
 
@@ -67,8 +67,8 @@ class StepTimer:
         expected_s = self._expected_s(step)
         if expected_s is None:
             return max(self._warmup_s, self._floor_s)
-        patience = 2.0 ** min(max(self._misses - 1, 0), _MOST_DOUBLINGS)
-        budget_s = min(max(_MARGIN * expected_s, self._floor_s) * patience, self._ceiling_s)
+        extension = 2.0 ** min(max(self._misses - 1, 0), _MOST_DOUBLINGS)
+        budget_s = min(max(_MARGIN * expected_s, self._floor_s) * extension, self._ceiling_s)
         return max(budget_s, _LEAST_MARGIN * expected_s)
 
     def _expected_s(self, step: StepClass) -> float | None:

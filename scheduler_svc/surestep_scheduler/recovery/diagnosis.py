@@ -57,7 +57,9 @@ def diagnose(
     """
     for kind, cause in _TOLD:
         if isinstance(error, kind):
-            return Diagnosis(cause, str(error), NO_LOSS if not cause.accuses else WHOLE_LOSS)
+            return Diagnosis(
+                cause, str(error), NO_LOSS if not cause.implicates_requests else WHOLE_LOSS
+            )
     deaths = _deaths(ranks, statuses)
     lost, outside = isinstance(error, Unavailable), any(death.exit.outside for death in deaths)
     teller = None if lost else error.rank  # it lived when that was wrong, however it ended then

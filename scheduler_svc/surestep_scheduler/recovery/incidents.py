@@ -28,7 +28,7 @@ class Cause(StrEnum):
     OPERATOR = "operator"
 
     @property
-    def accuses(self) -> bool:
+    def implicates_requests(self) -> bool:
         """A request that was under way may be what did it."""
         return self not in (Cause.NON_FINITE, Cause.DRAFTER, Cause.OPERATOR)
 

@@ -49,21 +49,21 @@ def info(engine: Engine) -> pb.SchedulerInfo:
 
 async def status(engine: Engine, address: str, num_steps: int = 0) -> pb.SchedulerStatus:
     """The scheduler, its supervisors and its ranks, as far as they answer; its latest steps."""
-    core, supervisors = engine.core, await engine.supervisors.statuses(_TIMEOUT_S)
+    state, supervisors = engine.state, await engine.supervisors.statuses(_TIMEOUT_S)
     return pb.SchedulerStatus(
         pid=os.getpid(),
         address=address,
         state=engine.engine_state,
-        epoch=core.epoch if core else 0,
-        step=core.applied_step if core else 0,
+        epoch=state.epoch if state else 0,
+        step=state.applied_step if state else 0,
         last_step_age_s=engine.age_s(engine.monitor.last_step_at),
         last_token_age_s=engine.age_s(engine.monitor.last_token_at),
         waiting_for=engine.waiting_for,
         supervisors=supervisors,
         ranks=await _ranks(engine.addresses(supervisors)),
         incidents=[_incident(engine, incident) for incident in engine.incidents.latest],
-        num_open_requests=len(core.open) if core else 0,
-        num_replaying_requests=sum(s.is_replaying for s in core.open.values()) if core else 0,
+        num_open_requests=len(state.open) if state else 0,
+        num_replaying_requests=sum(s.is_replaying for s in state.open.values()) if state else 0,
         recent_steps=_recent(engine, num_steps) if num_steps else None,
     )
 
@@ -108,13 +108,13 @@ async def _ranks(addresses: list[str]) -> Sequence[engine_pb2.WorkerInfo]:
 
 def stats(engine: Engine) -> pb.SchedulerStats:
     """Counters since the start of the process; all zero before the workers were reached."""
-    core = engine.core
-    if core is None:
+    state = engine.state
+    if state is None:
         return pb.SchedulerStats()
-    counters, incidents, monitor = core.counters, engine.incidents, engine.monitor
+    counters, incidents, monitor = state.counters, engine.incidents, engine.monitor
     return pb.SchedulerStats(
-        num_running=len(core.running),
-        num_waiting=len(core.waiting),
+        num_running=len(state.running),
+        num_waiting=len(state.waiting),
         prompt_tokens=counters.prompt_tokens,
         generation_tokens=counters.generation_tokens - counters.canary_tokens,
         num_prompt_tokens_cached=counters.prompt_tokens_cached,
@@ -126,14 +126,14 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_snapshot_hits=counters.snapshot_hits,
         num_snapshots_taken=counters.snapshots_taken,
         num_snapshot_evictions=counters.snapshot_evictions,
-        speculation_suspended=core.speculation.alarm.suspended,
-        num_speculation_suspensions=core.speculation.alarm.num_suspensions,
+        speculation_suspended=state.speculation.alarm.suspended,
+        num_speculation_suspensions=state.speculation.alarm.num_suspensions,
         num_preemptions=counters.preemptions,
         num_drafts=counters.num_drafts,
         num_draft_tokens=counters.draft_tokens,
         num_accepted_tokens=counters.accepted_tokens,
         num_accepted_tokens_per_pos=counters.accepted.at_least(),
-        num_rejected_requests=core.waiting.num_refused,
+        num_rejected_requests=state.waiting.num_refused,
         num_steps=counters.steps,
         num_epochs=counters.epochs,
         num_replayed_requests=counters.replayed_requests,
@@ -156,23 +156,23 @@ def stats(engine: Engine) -> pb.SchedulerStats:
         num_poisoned_requests=counters.poisoned_requests,
         num_canaries=counters.canaries,
         last_token_age_s=engine.age_s(monitor.last_token_at),
-        num_queued_tokens=core.waiting.num_tokens,
-        num_tenants=len(core.tenants),
+        num_queued_tokens=state.waiting.num_tokens,
+        num_tenants=len(state.tenants),
         num_displacements=counters.displacements,
         steps=_steps(counters, monitor.times),
-        **_room(core),
+        **_room(state),
     )
 
 
-def _room(core: SchedulerState) -> dict[str, int]:
+def _room(state: SchedulerState) -> dict[str, int]:
     """Blocks, slots and snapshots: how many there are, and what of them is taken."""
-    pool, snapshots, num_slots = core.pool, core.snapshots.pool, core.limits.num_slots
+    pool, snapshots, num_slots = state.pool, state.snapshots.pool, state.limits.num_slots
     return {
         "num_blocks_total": pool.num_blocks - 1,
         "num_blocks_used": pool.num_used,
         "num_blocks_cached": pool.num_available - pool.num_free,
         "num_slots_total": num_slots,
-        "num_slots_used": num_slots - len(core.free_slots),
+        "num_slots_used": num_slots - len(state.free_slots),
         "num_snapshots_total": snapshots.num_blocks - 1,
         "num_snapshots_held": snapshots.num_blocks - 1 - snapshots.num_free,
     }

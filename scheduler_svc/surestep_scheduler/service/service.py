@@ -12,10 +12,10 @@ from surestep_common.tracing import Tracer
 from surestep_proto import generate_pb2 as pb
 from surestep_proto.generate_pb2_grpc import SchedulerServicer
 
-from surestep_scheduler.core.sequence import Finish, Logprobs, Output
+from surestep_scheduler.core.sequence import Finish, Output, TokenLogprobs
 from surestep_scheduler.core.sequence import Sequence as TokenSequence
 from surestep_scheduler.engine.engine import Engine
-from surestep_scheduler.engine.open_requests import OpenRequest
+from surestep_scheduler.engine.open_requests import RequestOutputs
 from surestep_scheduler.engine.wire import logprob_columns
 
 from . import report
@@ -100,7 +100,9 @@ class SchedulerService(SchedulerServicer):
                     if span.sent:
                         tell(span, opened.seq, opened.timeline, self._engine.clock())
 
-    def _start(self, chunk: pb.GenerateChunk, seq: TokenSequence, prompt: Logprobs | None) -> None:
+    def _start(
+        self, chunk: pb.GenerateChunk, seq: TokenSequence, prompt: TokenLogprobs | None
+    ) -> None:
         chunk.start.model_fingerprint = self._engine.model_fingerprint
         chunk.start.num_cached_tokens = min(seq.num_cached, seq.prompt_len)
         chunk.start.queue_s = seq.queue_s or 0.0
@@ -128,7 +130,7 @@ class SchedulerService(SchedulerServicer):
         return report.stats(self._engine)
 
 
-async def _within(opened: OpenRequest, time_remaining: float | None) -> list[Output]:
+async def _within(opened: RequestOutputs, time_remaining: float | None) -> list[Output]:
     try:
         async with asyncio.timeout(time_remaining):
             return await opened.get()
@@ -136,14 +138,14 @@ async def _within(opened: OpenRequest, time_remaining: float | None) -> list[Out
         raise DeadlineExceeded("the request's deadline has passed") from error
 
 
-def _chunk(opened: OpenRequest, outputs: Sequence[Output]) -> pb.GenerateChunk:
+def _chunk(opened: RequestOutputs, outputs: Sequence[Output]) -> pb.GenerateChunk:
     """One chunk for outputs of consecutive steps."""
     chunk = pb.GenerateChunk(token_ids=[id_ for output in outputs for id_ in output.token_ids])
     if opened.seq.request.want_drafted:
         for output in outputs:
             rest = len(output.token_ids) - output.num_drafted
             chunk.drafted.extend([True] * output.num_drafted + [False] * rest)
-    logprobs = Logprobs()
+    logprobs = TokenLogprobs()
     for output in outputs:
         if output.logprobs is not None:
             logprobs.extend(output.logprobs)

@@ -62,7 +62,7 @@ def _curve(rows: Sequence[int], costs: Sequence[float], max_tokens: int) -> Floa
     return curve
 
 
-class Choice(NamedTuple):
+class DraftChoice(NamedTuple):
     """What a step should draft."""
 
     lengths: IntArray  # drafts of each row [R]
@@ -79,7 +79,7 @@ def draft_lengths(
     costs: StepCosts,
     overhead_us: float,
     catches_up: bool,
-) -> Choice:
+) -> DraftChoice:
     """Choose for rows [R] that decode, within `caps` drafts each, at least one of which is above 0.
 
     `acceptance` is the probability that a draft is accepted when those before it were, `context`
@@ -110,7 +110,7 @@ def draft_lengths(
     one_more_us = np.diff(costs.step[reach : reach + 2]) + np.diff(
         costs.draft[drafting : drafting + 2]
     )
-    return Choice(lengths, float(rate * (one_more_us[0] + context_us.mean())), cost_us)
+    return DraftChoice(lengths, float(rate * (one_more_us[0] + context_us.mean())), cost_us)
 
 
 def _draft_us(position: IntArray, tokens: FloatArray, draft: FloatArray) -> FloatArray:

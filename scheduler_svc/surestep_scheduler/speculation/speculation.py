@@ -37,7 +37,7 @@ _FIRST_PAUSE = 1000  # steps
 _LONGEST_PAUSE = 64_000  # steps
 
 
-class Experience(NamedTuple):
+class AcceptanceStats(NamedTuple):
     """What is known of a request, carried from one tenancy to the next.
 
     A trial is a draft whose predecessors in the window were all accepted; a hit one that was too.
@@ -140,14 +140,14 @@ class Speculation:
         self.trials = np.zeros(num_slots)
         self.drafted_at = np.zeros(num_slots, dtype=np.int64)  # step
 
-    def admit(self, slot: int, known: Experience) -> None:
+    def admit(self, slot: int, known: AcceptanceStats) -> None:
         """A tenancy begins."""
         self.hits[slot], self.trials[slot] = known
         self.drafted_at[slot] = self._step
 
-    def release(self, slot: int) -> Experience:
+    def release(self, slot: int) -> AcceptanceStats:
         """A tenancy ends."""
-        return Experience(float(self.hits[slot]), float(self.trials[slot]))
+        return AcceptanceStats(float(self.hits[slot]), float(self.trials[slot]))
 
     def suspend(self, reason: str) -> None:
         """The drafter is at fault for something: no drafts for a while."""
@@ -209,7 +209,7 @@ class Speculation:
             lengths[row] = min(int(caps[row]), _PROBE)
 
     def _acceptance(self, slot: IntArray) -> FloatArray:
-        """Estimate for rows [R]: their own experience, beginning from the model's."""
+        """Estimate for rows [R]: their own windows, beginning from the model's."""
         prior = _MODEL_WEIGHT * self._hits / self._trials
         estimate: FloatArray = (self.hits[slot] + prior) / (self.trials[slot] + _MODEL_WEIGHT)
         return estimate

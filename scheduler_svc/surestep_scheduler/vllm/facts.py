@@ -40,7 +40,7 @@ class Facts:
         server for started, asks once which model it has, and never again.
         """
         engine = self._engine
-        if engine.core is None:
+        if engine.state is None:
             raise Unavailable(engine.waiting_for, retry_after=1.0)
         healthy = engine.engine_state == EngineState.SERVING
         state = EngineState.Name(engine.engine_state).lower()
@@ -81,8 +81,8 @@ class Facts:
     def loads(self) -> pb.GetLoadsResponse:
         """All zero before the workers were reached."""
         stats = report.stats(self._engine)
-        core = self._engine.core
-        block_size = core.limits.block_size if core is not None else 0
+        state = self._engine.state
+        block_size = state.limits.block_size if state is not None else 0
         load = pb.SchedulerLoad(
             num_running_reqs=stats.num_running,
             num_waiting_reqs=stats.num_waiting,

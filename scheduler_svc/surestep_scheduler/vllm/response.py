@@ -14,7 +14,7 @@ _FINISH = {generate_pb2.STOP: "stop", generate_pb2.LENGTH: "length"}
 _ABORT = "abort"
 
 
-class Choice:
+class ChoiceResponses:
     """One sequence of a request: what has come of it, and its responses."""
 
     def __init__(

@@ -21,7 +21,7 @@ from surestep_scheduler.service.service import SchedulerService
 from .facts import Facts
 from .merged import Merged
 from .request import choices, without_effect
-from .response import Choice
+from .response import ChoiceResponses
 from .tokenizer_files import Bundles
 
 WITHOUT_EFFECT_KEY = "surestep-without-effect"  # trailing metadata: names of fields
@@ -59,7 +59,8 @@ class VllmService(VllmEngineServicer):
             context.set_trailing_metadata(((WITHOUT_EFFECT_KEY, ",".join(in_vain)),))
         eos_ids = self._engine.model.eos_token_ids
         sequences = [
-            Choice(request, index, one.prompt_ids, eos_ids) for index, one in enumerate(requests)
+            ChoiceResponses(request, index, one.prompt_ids, eos_ids)
+            for index, one in enumerate(requests)
         ]
         if request.request_id in self._calls:
             raise InvalidRequest(

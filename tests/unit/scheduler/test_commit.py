@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from surestep_common.invariants import LedgerError
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.core.commit import apply
+from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Outcome
 from surestep_scheduler.core.sequence import Finish, Request
@@ -84,10 +84,10 @@ def emitted(state: SchedulerState) -> list[list[int]]:
 def test_nothing_is_committed(
     state: SchedulerState, second: list[int], accepted: int, message: str
 ) -> None:
-    apply(state, answer(state, [[6], [7]], [0, 0]))
+    commit_result(state, answer(state, [[6], [7]], [0, 0]))
     assert schedule(state, now=0.0)
     with pytest.raises(LedgerError, match=message):
-        apply(state, answer(state, [[10, 11], second], [1, accepted]))
+        commit_result(state, answer(state, [[10, 11], second], [1, accepted]))
     assert emitted(state) == [[6], [7]]
     state.check()
     assert state.fence() == Replay(2, 12)
@@ -95,9 +95,9 @@ def test_nothing_is_committed(
 
 
 def test_only_the_request_that_stops_ends(state: SchedulerState) -> None:
-    apply(state, answer(state, [[6], [7]], [0, 0]))
+    commit_result(state, answer(state, [[6], [7]], [0, 0]))
     assert schedule(state, now=0.0)
-    outputs = apply(state, answer(state, [[10, 11, STOP], [12]], [3, 0]))
+    outputs = commit_result(state, answer(state, [[10, 11, STOP], [12]], [3, 0]))
     assert [list(output.token_ids) for output in outputs] == [[10, 11, STOP], [12]]
     assert [output.finish for output in outputs] == [Finish.STOP, None]
     assert list(state.open) == ["b"]

@@ -11,7 +11,7 @@ from fake_loop import FakeLoop
 from fake_model import FakeModel
 from surestep_common.invariants import DECODE, VERIFY, LedgerError
 from surestep_common.plan_rows import PlanRows, drafter_watermark
-from surestep_scheduler.core.commit import apply
+from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.engine.wire import from_proto, to_proto
 from surestep_scheduler.policy.schedule import schedule
 
@@ -95,7 +95,7 @@ def test_a_wrong_watermark_is_refused() -> None:
     result = loop.engine.execute(to_proto(plan, 1000))
     result.draft_upto[0] -= 1
     with pytest.raises(LedgerError, match="covers 64 tokens, reported are 63"):
-        apply(loop.state, from_proto([result]))
+        commit_result(loop.state, from_proto([result]))
 
 
 def test_a_window_that_is_not_caught_up_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 from fake_loop import FakeLoop, hopeless
 from fake_model import FakeModel, ragged
 from surestep_common.invariants import LedgerError
-from surestep_scheduler.core.commit import apply
+from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.sequence import Tenancy
 from surestep_scheduler.engine.wire import from_proto, to_proto
 from surestep_scheduler.policy.schedule import schedule
@@ -132,7 +132,7 @@ def test_a_restored_id_is_not_reused_before_the_admission_is_answered() -> None:
     assert not any(len(plan.snapshot_requests.id) for plan in plans if plan is not None)
     loop.state.check()
     assert loop.state.snapshots.pool.num_available == 0
-    apply(loop.state, from_proto([loop.engine.execute(to_proto(plans[0], 1000))]))
+    commit_result(loop.state, from_proto([loop.engine.execute(to_proto(plans[0], 1000))]))
     assert loop.state.snapshots.pool.num_available == 1
 
 
@@ -147,4 +147,4 @@ def test_a_report_that_differs_is_refused(denied: bool) -> None:
         plan, result = loop.unanswered[0]
     result.snapshot_ids_taken[:] = [] if denied else plan.snapshot_requests.id.tolist()
     with pytest.raises(LedgerError, match="snapshot"):
-        apply(loop.state, from_proto([result]))
+        commit_result(loop.state, from_proto([result]))

@@ -126,7 +126,7 @@ def test_what_is_known_of_a_request_outlives_its_tenancy() -> None:
         busy.step()
     tenancy = busy.state.running[0]
     busy.state.preempt(tenancy)
-    known = tenancy.seq.experience
+    known = tenancy.seq.acceptance_stats
     assert known.trials > 1
     assert known.hits == 0
     busy.step()
