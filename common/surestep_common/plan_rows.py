@@ -7,7 +7,7 @@ against what they know themselves; see invariants.py. All columns are parallel a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
@@ -35,14 +35,14 @@ class _Rows:
     """Columns [R] of one step."""
 
     @classmethod
-    def names(cls) -> Iterator[str]:
+    def names(cls) -> tuple[str, ...]:
         """Return the names of the columns."""
-        return (column.name for column in fields(cls))
+        return tuple(cls.__dataclass_fields__)
 
     @classmethod
-    def wire_names(cls) -> Iterator[tuple[str, str]]:
+    def wire_names(cls) -> tuple[tuple[str, str], ...]:
         """Return each column's name, and the name that it has in engine.proto."""
-        return ((name, _WIRE_NAMES.get(name, name)) for name in cls.names())
+        return tuple((name, _WIRE_NAMES.get(name, name)) for name in cls.names())
 
     def columns(self) -> Iterator[tuple[str, Any]]:
         """Return each column's name and array."""
@@ -55,7 +55,7 @@ class _Rows:
         return type(self)(**{name: column[rows] for name, column in self.columns()})
 
     def __len__(self) -> int:
-        return len(getattr(self, next(self.names())))
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,10 @@ class PlanRows(_Rows):
     @classmethod
     def none(cls) -> Self:
         """Return no rows."""
-        return cls(*np.zeros((len(fields(cls)), 0), dtype=np.int64))
+        return cls(*np.zeros((len(cls.names()), 0), dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.slot)
 
     @cached_property
     def is_prefill(self) -> BoolArray:
@@ -102,6 +105,9 @@ class ResultRows(_Rows):
     n_accepted: IntArray
     n_emitted: IntArray
     draft_upto: IntArray
+
+    def __len__(self) -> int:
+        return len(self.ok)
 
     @property
     def n_drafts_emitted(self) -> IntArray:

@@ -19,7 +19,7 @@ def check_columns(plan: Plan, outcome: Outcome, vocab_size: int) -> None:
     same = np.array_equal(outcome.slot, plan.rows.slot)
     if not same or not np.array_equal(outcome.slot_epoch, plan.rows.slot_epoch):
         raise LedgerError(f"step {plan.step}: the result's rows are not the plan's")
-    if any(len(column) != len(plan.rows) for _, column in outcome.rows.columns()):
+    if {len(column) for _, column in outcome.rows.columns()} != {len(plan.rows)}:
         raise LedgerError(f"step {plan.step}: columns of unequal length")
     if len(outcome.token_ids) != outcome.rows.n_emitted.sum():
         raise LedgerError(f"step {plan.step}: token ids and counts differ")

@@ -13,6 +13,8 @@ from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.core.messages import Outcome, Plan, RankTimes
 from surestep_scheduler.core.sequence import Tenancy, TokenLogprobs
 
+_COLUMNS = PlanRows.wire_names()
+
 
 def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
     """The message that every rank gets."""
@@ -30,7 +32,7 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
         snapshot_ids=plan.snapshot_requests.id.tolist(),
         drafter_faults=plan.drafter_faults,
     )
-    for name, wire_name in PlanRows.wire_names():  # modes are enum values on the wire as they are
+    for name, wire_name in _COLUMNS:  # modes are enum values on the wire as they are
         getattr(message, wire_name).extend(getattr(plan.rows, name).tolist())
     for tenancy in plan.admissions:
         _admit(message.admissions.add(), tenancy)

@@ -220,6 +220,8 @@ class _StepBuilder:
         tenancies, num_tokens = slots.tenancy[slot], np.zeros(len(slot), dtype=np.int64)
         num_tokens[num_decodes:] = self._chunks
         rows = self._rows(slot, num_tokens, num_decodes)
+        width = num_tokens + rows.max_drafts
+        width[:num_decodes] += 1
         plan = Plan(
             epoch=state.epoch,
             step=state.planned_step + 1,
@@ -228,7 +230,7 @@ class _StepBuilder:
             extends=self._extends,
             tenancies=tenancies,
             rows=rows,
-            width=np.where(rows.is_prefill, num_tokens, rows.max_drafts + 1),
+            width=width,
             snapshot_requests=snapshot_requests(state, slot, num_tokens),
             drafter_faults=state.drafter_faults,
         )
