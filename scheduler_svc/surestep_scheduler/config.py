@@ -104,7 +104,7 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         return self
 
     def limits(self, info: engine_pb2.WorkerInfo) -> Limits:
-        """These settings within the workers' sizes. Raises InvalidRequest where they do not fit."""
+        """Fit the settings into the workers' sizes. Raises InvalidRequest where they do not."""
         from .core.limits import Limits
         from .speculation.draft_length import StepCosts  # numpy, which settings alone do not need
 

@@ -36,11 +36,11 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks somebody refers to."""
+        """Number of blocks with references."""
         return self.num_blocks - 1 - self.num_available
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks with one reference each and no content. The caller checks availability."""
+        """Return blocks with one reference each and no content. The caller checks availability."""
         assert 0 <= count <= self.num_available, (count, self.num_available)
         blocks = []
         for _ in range(count):
@@ -88,7 +88,7 @@ class BlockPool:
             self._keys[block] = key
 
     def forget(self, key: bytes) -> None:
-        """Nobody shall find this content any more."""
+        """Make this content unfindable."""
         block = self._block_of.pop(key, None)
         if block is None:
             return
@@ -98,37 +98,37 @@ class BlockPool:
             self._free.append(block)
 
     def withdraw(self, blocks: Iterable[int]) -> None:
-        """Nobody shall find the content of these blocks, which are in use, any more."""
+        """Make the content of these blocks, which are in use, unfindable."""
         for block in blocks:
             key = self._keys[block]
             if key is not None:
                 self.forget(key)
 
     def mark_drafted(self, blocks: Iterable[int]) -> None:
-        """The drafter's rows of all positions of these blocks in use are valid."""
+        """Mark blocks in use of which the drafter's rows of all positions are valid."""
         for block in blocks:
             assert self._refs[block] > 0, block
             self._drafted[block] = True
 
     def num_drafted(self, blocks: Iterable[int]) -> int:
-        """How many leading ones of these blocks are marked."""
+        """Count the leading blocks that are marked as drafted."""
         return sum(1 for _ in takewhile(self._drafted.__getitem__, blocks))
 
     def lookup(self, key: bytes) -> int | None:
-        """The block with this content, in use or cached."""
+        """Return the block with this content, in use or cached."""
         return self._block_of.get(key)
 
     def leading(self, keys: Iterable[bytes]) -> list[int]:
-        """Blocks with these contents, up to the first that is not there."""
+        """Return the blocks with these contents, up to the first that is missing."""
         found = (self._block_of.get(key, NULL_BLOCK) for key in keys)
         return list(takewhile(bool, found))
 
     def num_cached(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks are available but still have content."""
+        """Count the blocks that are available but still have content."""
         return sum(map(self._cached.__contains__, blocks))
 
     def check(self, holders: Iterable[Iterable[int]]) -> None:
-        """Assert the pool's invariants, given the block tables of everyone who holds references."""
+        """Assert the pool's invariants, given the block tables of all holders of references."""
         refs = [0] * self.num_blocks
         for table in holders:
             for block in table:

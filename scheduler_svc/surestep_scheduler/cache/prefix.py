@@ -27,7 +27,7 @@ class PrefixChain:
         self.keys(tokens, 0, len(tokens) // self._block_size)
 
     def keys(self, tokens: array[int], since: int, upto: int) -> list[bytes]:
-        """Keys of blocks since..upto-1; `tokens` must hold them and never change."""
+        """Return the keys of blocks since..upto-1; `tokens` must hold them and never change."""
         size, keys = self._block_size, self._keys
         assert upto * size <= len(tokens)
         for start in range((len(keys) - 1) * size, upto * size, size):
@@ -39,7 +39,7 @@ class PrefixChain:
 
 
 def match(pool: BlockPool, chain: PrefixChain, tokens: array[int], block_size: int) -> list[int]:
-    """Blocks that hold a prefix of `tokens` already, leaving at least one token to compute."""
+    """Return blocks that hold a prefix of `tokens` already, leaving a token or more to compute."""
     return pool.leading(chain.keys(tokens, 0, (len(tokens) - 1) // block_size))
 
 

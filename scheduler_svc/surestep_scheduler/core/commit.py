@@ -48,7 +48,7 @@ def commit_result(state: SchedulerState, outcome: Outcome) -> list[Output]:
     state.counters.checked_digests += len(outcome.digests) - 1
     check_columns(plan, outcome, state.limits.vocab_size)
     rows = open_rows(state, plan, outcome)
-    _drafter_fared(state, plan, outcome)
+    _settle_drafter(state, plan, outcome)
     taken = _settle(state, plan, outcome, rows)
     outputs = _emit(state, outcome, rows)
     _publish(state, rows)
@@ -67,7 +67,7 @@ def commit_result(state: SchedulerState, outcome: Outcome) -> list[Output]:
 
 
 def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: OpenRows) -> BoolArray:
-    """Check the rows against the scheduler's own books, then write them down.
+    """Check the rows against the scheduler's own books, then enter them.
 
     Returns which of the plan's snapshots [S] were taken.
     """
@@ -88,8 +88,8 @@ def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: OpenRows)
     return taken
 
 
-def _drafter_fared(state: SchedulerState, plan: Plan, outcome: Outcome) -> None:
-    """A drafter that fails is suspended; a request whose drafts are not finite gets no more."""
+def _settle_drafter(state: SchedulerState, plan: Plan, outcome: Outcome) -> None:
+    """Suspend a drafter that failed; requests whose drafts are not finite get no more."""
     faults = outcome.drafter_faults
     check_drafter_faults(
         known=plan.drafter_faults,
@@ -112,7 +112,7 @@ def _drafter_fared(state: SchedulerState, plan: Plan, outcome: Outcome) -> None:
 
 
 def _watermark(state: SchedulerState, plan: Plan, outcome: Outcome, rows: OpenRows) -> IntArray:
-    """Where the drafter's state of the rows has come to; all 0 for one without state."""
+    """Return the positions [R] that the drafter's state covers; 0 for a drafter without state."""
     before = state.slots.draft_upto[rows.slot]
     if not state.limits.drafter_has_state or outcome.drafter_skipped:
         return before
@@ -127,7 +127,7 @@ def _watermark(state: SchedulerState, plan: Plan, outcome: Outcome, rows: OpenRo
 def _taken(
     state: SchedulerState, plan: Plan, outcome: Outcome, rows: OpenRows, folded: IntArray
 ) -> BoolArray:
-    """Snapshots [S] of open tenancies that the state has passed, `folded` being where it is now.
+    """Return which requested snapshots [S] the state has passed; `folded` is its length now.
 
     A row that failed takes none: its request has ended.
     """
@@ -145,7 +145,7 @@ def _taken(
 
 
 def _emit(state: SchedulerState, outcome: Outcome, rows: OpenRows) -> list[Output]:
-    """Hand the tokens to their sequences. What few rows need is found by column."""
+    """Hand the tokens to their sequences, and return the outputs of rows that have any."""
     outputs, token_ids = [], array("I", outcome.token_ids.tobytes())
     starts, ends = (rows.end - rows.result.n_emitted).tolist(), rows.end.tolist()
     drafted = rows.result.n_drafts_emitted.tolist()
@@ -174,7 +174,7 @@ def _emit(state: SchedulerState, outcome: Outcome, rows: OpenRows) -> list[Outpu
 
 
 def _pooled(outcome: Outcome, rows: OpenRows, outputs: list[Output]) -> BoolArray:
-    """Which of the rows [R] end with a vector, that their outputs now hold."""
+    """Put vectors into the outputs; return which of the rows [R] end with one."""
     if not outcome.pooled:
         return np.zeros(len(rows.plan_row), dtype=np.bool_)
     pooled = np.isin(rows.plan_row, list(outcome.pooled))
@@ -185,7 +185,7 @@ def _pooled(outcome: Outcome, rows: OpenRows, outputs: list[Output]) -> BoolArra
 
 
 def _failure(non_finite: bool, seq: Sequence) -> SurestepError:
-    """Why a row has no token: what the model computed, or what the request made of it."""
+    """Return the error of a row without a token: the model's fault, or the request's own."""
     if non_finite or not shapes_logits(seq.request.sampling):
         return ModelFault("the model's logits were not usable")
     return InvalidRequest(
@@ -212,7 +212,7 @@ def _publish(state: SchedulerState, rows: OpenRows) -> None:
 
 
 def _mark_drafted(state: SchedulerState, rows: OpenRows) -> None:
-    """Remember of which blocks the drafter's part is complete, for those that share them later."""
+    """Mark the blocks whose drafter rows are complete, for requests that share them later."""
     slots, size = state.slots, state.limits.block_size
     for row, first, end in _newly_full(slots.draft_upto, slots.mark_at, rows.slot, size):
         state.pool.mark_drafted(rows.tenancies[row].blocks[first:end])
@@ -221,7 +221,7 @@ def _mark_drafted(state: SchedulerState, rows: OpenRows) -> None:
 def _newly_full(
     length: IntArray, due: IntArray, slot: IntArray, size: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Rows whose slot, of slots [R], filled blocks, each with the first of them and their end.
+    """Return the rows whose slots [R] filled blocks, with the first of these blocks and their end.
 
     `length` and `due` are columns by slot: so many tokens there are, so many fill the next block.
     """

@@ -21,13 +21,13 @@ MODES = {  # of rows, as metrics call them
 
 
 class Tally:
-    """How often each small number came; index i of `counts` is for i."""
+    """How often each small number occurred; index i of `counts` is for i."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(1, dtype=np.int64)
 
     def add(self, values: IntArray) -> IntArray:
-        """These came; gives how often each of them did."""
+        """Count these numbers; return how often each of them occurs."""
         more = np.bincount(values, minlength=len(self.counts))
         if len(more) > len(self.counts):
             self.counts = np.pad(self.counts, (0, len(more) - len(self.counts)))
@@ -35,7 +35,7 @@ class Tally:
         return more
 
     def at_least(self) -> list[int]:
-        """How often 1 or more came, 2 or more, and so on."""
+        """Return how often 1 or more occurred, 2 or more, and so on."""
         reached: list[int] = self.counts[:0:-1].cumsum()[::-1].tolist()
         return reached
 
@@ -86,7 +86,7 @@ class Counters:
         mode: IntArray,
         max_drafts: IntArray,
     ) -> None:
-        """A step whose rows [R] committed, emitted, verified and accepted so many tokens."""
+        """Count a step whose rows [R] committed, emitted, verified and accepted so many tokens."""
         self.steps += 1
         self.checked_rows += len(mode)
         self.steps_by_mode.add(self.rows_by_mode.add(mode).nonzero()[0])
@@ -120,7 +120,7 @@ class Counters:
         return [by_mode[MODES[DECODE]], *counts[1:]]
 
     def by_mode(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Steps and rows, by the names of modes."""
+        """Return steps and rows by the names of modes."""
         return _by_mode(self.steps_by_mode), _by_mode(self.rows_by_mode)
 
 

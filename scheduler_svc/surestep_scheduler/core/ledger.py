@@ -19,21 +19,20 @@ class Ledger:
         self.discarded = np.zeros(num_slots, dtype=np.int64)
 
     def open(self, slot: int) -> None:
-        """A tenancy begins."""
         for column in (self.scheduled, self.accepted, self.rejected, self.discarded):
             column[slot] = 0
 
     def schedule(self, slot: IntArray, width: IntArray) -> None:
-        """Rows [R] of `width` tokens each are planned."""
+        """Enter planned rows [R] of `width` tokens each."""
         self.scheduled[slot] += width
 
     def settle(self, slot: IntArray, width: IntArray, advance: IntArray) -> None:
-        """Rows [R] of `width` scheduled tokens each committed the first `advance` of them."""
+        """Enter that rows [R] of `width` tokens each committed the first `advance` of them."""
         self.accepted[slot] += advance
         self.rejected[slot] += width - advance
 
     def check(self, slot: int, *, in_flight: int, committed: int) -> None:
-        """Invariant 6 for a tenancy that computed `committed` tokens and waits for `in_flight`."""
+        """Check invariant 6 for a tenancy that computed `committed` tokens. Raises LedgerError."""
         scheduled, accepted = int(self.scheduled[slot]), int(self.accepted[slot])
         rejected, discarded = int(self.rejected[slot]), int(self.discarded[slot])
         settled = accepted + rejected + discarded
@@ -44,7 +43,7 @@ class Ledger:
             )
 
     def close(self, slot: int, *, in_flight: int, committed: int) -> None:
-        """The tenancy ends; what is in flight will be discarded when its results arrive."""
+        """End a tenancy; what is in flight will be discarded when its results arrive."""
         self.check(slot, in_flight=in_flight, committed=committed)
         self.discarded[slot] += in_flight
         self.check(slot, in_flight=0, committed=committed)

@@ -69,7 +69,7 @@ class Limits:
         return self.num_snapshots if self.recurrent and self.enable_prefix_caching else 0
 
     def shared_len(self, prompt_len: int) -> int:
-        """Leading tokens whose state and KV are those of every request that begins with them.
+        """Return how many leading tokens have the KV of every request that begins with them.
 
         What stands behind the whole chunks of a prompt went token by token: in a longer prompt,
         where it is part of a chunk, it is another in its last bits.
@@ -78,15 +78,15 @@ class Limits:
         return _ALL if chunk == 1 else prompt_len // chunk * chunk
 
     def longest(self, pooling: int) -> int:
-        """Longest request, its output included; a vector counts as one token."""
+        """Return the longest request, its output included; a vector counts as one token."""
         return self.max_pooled_len + 1 if pooling else self.max_request_len
 
     def draft_cap(self, wanted: int | None) -> int:
-        """Most drafts per step of a request that wants at most so many; None = any number."""
+        """Return the most drafts per step of a request; `wanted` is its own cap, None = none."""
         return self.max_draft_tokens if wanted is None else min(self.max_draft_tokens, wanted)
 
     def check_len(self, num_tokens: int, pooling: int) -> None:
-        """Raise RequestTooLarge for what leaves no room for output."""
+        """Raise RequestTooLarge for a request that leaves no room for output."""
         if num_tokens < self.longest(pooling):
             return
         message = f"leave no room for output: the limit is {self.max_request_len}"
@@ -95,7 +95,7 @@ class Limits:
         raise RequestTooLarge(f"{num_tokens} tokens {message}", param="prompt_ids")
 
     def admission_bytes(self, num_tokens: int, sampling_bytes: int) -> int:
-        """That the admission of a request takes in a plan, at most, once it knows so many ids."""
+        """Return the most bytes that admitting a request with so many known ids takes in a plan."""
         return admission_bytes(
             num_tokens,
             -(-num_tokens // self.block_size) + 1,
@@ -106,7 +106,7 @@ class Limits:
 
     @property
     def admissions_bytes(self) -> int:
-        """That all admissions of a plan may take."""
+        """Bytes that all admissions of a plan may take."""
         return self.max_plan_bytes - ROWS_BYTES
 
     def check_bytes(self, num_tokens: int, sampling_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a result that still mean something: those whose tenancies are open."""
+"""The rows of a result that still count: those whose tenancies are open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .state import SchedulerState
 
 
 def check_columns(plan: Plan, outcome: Outcome, vocab_size: int) -> None:
-    """Raises LedgerError unless the result answers the plan, in columns of one length."""
+    """Raise LedgerError unless the result answers the plan, in columns of one length."""
     same = np.array_equal(outcome.slot, plan.rows.slot)
     if not same or not np.array_equal(outcome.slot_epoch, plan.rows.slot_epoch):
         raise LedgerError(f"step {plan.step}: the result's rows are not the plan's")
@@ -45,7 +45,6 @@ class OpenRows(NamedTuple):
 
     @property
     def slot(self) -> IntArray:
-        """Slots of the rows."""
         return self.planned.slot
 
 
@@ -85,7 +84,7 @@ def _retry(
 
 
 def _stopped(state: SchedulerState, plan: Plan, outcome: Outcome) -> BoolArray:
-    """Rows whose window holds a stop id of their request. Raises LedgerError if it goes on."""
+    """Return which rows end with a stop id of their request. Raises LedgerError if one goes on."""
     stopped = np.zeros(len(plan.rows), dtype=np.bool_)
     suspects = state.stop_ids[outcome.token_ids].nonzero()[0]
     if not len(suspects):

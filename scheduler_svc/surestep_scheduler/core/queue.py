@@ -16,8 +16,8 @@ from .limits import Limits
 from .sequence import Sequence
 from .tenants import Tenant
 
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # that a refused caller is told
-_MEASURED = 64  # requests whose start tells how fast the queue drains
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # bounds on `retry_after`
+_MEASURED = 64  # requests whose starts show how fast the queue drains
 
 
 def _order(seq: Sequence) -> tuple[float, int]:
@@ -33,28 +33,27 @@ class WaitingQueue:
         self._seqs: dict[Tenant, list[Sequence]] = {}  # of those that have any
         self._tokens: dict[Tenant, int] = {}  # the same
         self._count = 0
-        self._last_served = 0.0  # the counter of who was the last to wait
+        self._last_served = 0.0  # `served` of the tenant that waited last
         self._started: deque[tuple[float, int]] = deque(maxlen=_MEASURED)  # time, tokens
 
     def __len__(self) -> int:
-        """Requests."""
         return self._count
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In their order, whosever they are."""
+        """Iterate over requests of all tenants in their order."""
         return heapq.merge(*self._seqs.values(), key=_order)
 
     @property
     def tenants(self) -> Mapping[Tenant, list[Sequence]]:
-        """Whose requests wait, and which, in their order."""
+        """Requests that wait, by tenant and in their order."""
         return self._seqs
 
     def tokens_of(self, tenant: Tenant) -> int:
-        """Of the requests of a tenant that wait."""
+        """Return the tokens of the requests of a tenant that wait."""
         return self._tokens.get(tenant, 0)
 
     def add(self, seq: Sequence, level: float = 0.0) -> None:
-        """Wherever its order puts it among those of its tenant; `level` as of Tenants."""
+        """Insert a request among those of its tenant; `level` is that of Tenants."""
         tenant = seq.tenant
         if tenant not in self._seqs:
             floor = min((other.served for other in self._seqs), default=self._last_served)
@@ -66,7 +65,7 @@ class WaitingQueue:
         self._count += 1
 
     def remove(self, seq: Sequence) -> None:
-        """It waits no more."""
+        """Take a request out of the queue."""
         tenant = seq.tenant
         seqs = self._seqs[tenant]
         found = seqs.pop(bisect_left(seqs, seq.order, key=_order))
@@ -81,7 +80,7 @@ class WaitingQueue:
     def first(
         self, count: int, allows: Callable[[str], bool], entitled: Mapping[Tenant, int]
     ) -> list[Sequence]:
-        """The next ones that are allowed, by their id.
+        """Return the next requests whose ids are allowed, at most `count`.
 
         Tenants that run fewer requests than they are entitled to come first, then those that have
         been served least, or wait longest; what was picked counts as served.
@@ -113,7 +112,7 @@ class WaitingQueue:
         return picked
 
     def started(self, seq: Sequence, now: float) -> None:
-        """It left the queue for a slot."""
+        """Note that a request left the queue for a slot."""
         self._started.append((now, len(seq.tokens)))
 
     def check_room(
@@ -145,10 +144,10 @@ class WaitingQueue:
         raise QueueFull(f"{what} are waiting already", retry_after=retry_after)
 
     def _wait_s(self, excess: float, left: int, now: float) -> float:
-        """Until `excess` have left, if they go on leaving as `left` did lately."""
+        """Estimate the seconds until `excess` have left, at the rate at which `left` did lately."""
         if left:
             wait_s = excess * (now - self._started[0][0]) / left
-        else:  # the head of the queue tells at least how long a wait is
+        else:  # the request that waits longest gives a lower bound
             wait_s = now - min((seq.arrival for seq in self), default=now)
         return min(max(wait_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
 

@@ -32,7 +32,7 @@ class Finish(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What was asked for. Lengths in tokens."""
+    """What a client asked for. Lengths in tokens."""
 
     id: str
     prompt_ids: Seq[int]
@@ -44,9 +44,9 @@ class Request:
     cache_salt: str = ""
     draft_cap: int | None = None  # most drafts per step; None = no cap of its own
     want_prompt_logprobs: bool = False
-    want_drafted: bool = False  # to be told which tokens were drafts
+    want_drafted: bool = False  # chunks say which tokens were drafts
     num_top_prompt_logprobs: int = 0
-    tenant: str = ""  # who asks; all requests of one tenant share what it may have
+    tenant: str = ""  # all requests of one tenant share what it may have
     weight: float = 1.0  # of the tenant
     sampling: Any = None  # passed through to the workers
     sampling_bytes: int = 0  # that this takes on the wire
@@ -108,7 +108,7 @@ class Sequence:
 
     @classmethod
     def of(cls, request: Request, limits: Limits, number: int, now: float) -> Self:
-        """The `number`-th request that came. Raises InvalidRequest or RequestTooLarge."""
+        """Make the `number`-th sequence. Raises InvalidRequest or RequestTooLarge."""
         prompt_len, emitted = len(request.prompt_ids), request.emitted_ids
         if not prompt_len:
             raise InvalidRequest("the prompt is empty", param="prompt_ids")
@@ -136,21 +136,20 @@ class Sequence:
 
     @property
     def prompt_len(self) -> int:
-        """Tokens of the prompt."""
         return len(self.request.prompt_ids)
 
     @property
     def goes_on(self) -> bool:
-        """It has been in a slot before, here or elsewhere: somebody waits in the middle of it."""
+        """Whether it was in a slot before, here or elsewhere: its reader has a part of it."""
         return self.computed_len > 0 or bool(self.request.emitted_ids)
 
     @property
     def is_replaying(self) -> bool:
-        """It has emitted nothing since its newest replay."""
+        """Whether it has emitted nothing since its newest replay."""
         return self.num_replays > 0 and len(self.tokens) == self.replayed_len
 
     def shape(self, limits: Limits, *, usual: bool) -> RequestShape:
-        """How it is computed: not as usual when that may be what has ended the workers."""
+        """Choose how it is computed: not as usual when that may be what has ended the workers."""
         chunk, least = limits.max_num_batched_tokens, limits.prompt_chunk
         if self.needs_prompt_logprobs:
             positions = _PROMPT_LOGPROBS // (1 + self.request.num_top_prompt_logprobs)
@@ -164,12 +163,12 @@ class Sequence:
 
     @property
     def needs_prompt_logprobs(self) -> bool:
-        """They are wanted and were not delivered: the whole prompt must be computed."""
+        """Whether they are still to be delivered, so that the whole prompt must be computed."""
         return self.request.want_prompt_logprobs and self.num_steps == 0
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """No part of it may come from the prefix cache: something of every position is wanted."""
+        """Whether no part of the prompt may come from the prefix cache."""
         return self.needs_prompt_logprobs or self.request.pooling == MEAN
 
 

@@ -12,8 +12,8 @@ from .sequence import Tenancy
 class SlotTable:
     """Structure of arrays [num_slots], lengths in tokens.
 
-    A line describes the newest tenancy of its slot: it stays as it was when the tenancy ends, and
-    the slot is given to nobody else while a plan in flight still means it.
+    A line describes the newest tenancy of its slot. It stays as it was when the tenancy ends, and
+    the slot is not used again while a plan in flight still means it.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -28,7 +28,7 @@ class SlotTable:
         self.max_len = np.zeros(num_slots, dtype=np.int64)  # of the request
         self.draft_cap = np.zeros(num_slots, dtype=np.int64)  # most drafts per row
         self.pools = np.zeros(num_slots, dtype=np.bool_)  # a vector is wanted, no tokens
-        self.tenant = np.zeros(num_slots, dtype=np.int64)  # index of whose it is
+        self.tenant = np.zeros(num_slots, dtype=np.int64)  # index of the tenant
         self.paid_len = np.zeros(num_slots, dtype=np.int64)  # planned, and paid for, before it
         self.settled_at = np.zeros(num_slots, dtype=np.int64)  # committed: what it lost is made up
         # How far it is.
@@ -43,7 +43,7 @@ class SlotTable:
         self.planned_step = np.zeros(num_slots, dtype=np.int64)  # newest step with a row of it
         self.applied_step = np.zeros(num_slots, dtype=np.int64)  # newest step applied; 0 = none
         self.accepted = np.zeros(num_slots, dtype=np.int64)  # drafts accepted in `applied_step`
-        # What the sequence is told when the tenancy ends.
+        # Figures that are added to the sequence's when the tenancy ends.
         self.num_steps = np.zeros(num_slots, dtype=np.int64)  # that emitted
         self.num_drafts = np.zeros(num_slots, dtype=np.int64)
         self.num_accepted = np.zeros(num_slots, dtype=np.int64)  # and emitted
@@ -60,7 +60,7 @@ class SlotTable:
         publish_at: int,
         mark_at: int,
     ) -> None:
-        """A tenancy begins."""
+        """Fill the line of a tenancy that begins."""
         slot, num_cached = tenancy.slot, tenancy.num_cached
         self.open[slot] = True
         self.tenancy[slot] = tenancy
@@ -86,7 +86,7 @@ class SlotTable:
         self.ledger.open(slot)
 
     def plan(self, step: int, slot: IntArray, width: IntArray) -> None:
-        """Rows [R] of `width` tokens are in flight from now on."""
+        """Enter rows [R] of `width` tokens as in flight."""
         self.ledger.schedule(slot, width)
         self.len_hi[slot] += width
         self.planned_step[slot] = step
@@ -94,7 +94,7 @@ class SlotTable:
     def settle(
         self, step: int, slot: IntArray, width: IntArray, advance: IntArray, accepted: IntArray
     ) -> None:
-        """Rows [R] of `width` tokens are in flight no more: the first `advance` are committed."""
+        """Commit the first `advance` tokens of rows [R] of `width` tokens, which were in flight."""
         self.ledger.settle(slot, width, advance)
         self.committed[slot] += advance
         self.len_hi[slot] -= width - advance
@@ -102,18 +102,18 @@ class SlotTable:
         self.accepted[slot] = accepted
 
     def follow(self, slot: IntArray, folded: IntArray, draft_upto: IntArray) -> None:
-        """Recurrent and drafter's state of rows [R], which go after the committed length."""
+        """Enter how far the recurrent and the drafter's state of rows [R] have come."""
         self.folded[slot] = folded
         self.draft_upto[slot] = draft_upto
 
     def count(self, slot: IntArray, emits: BoolArray, drafts: IntArray, accepted: IntArray) -> None:
-        """Figures of rows [R]: whether tokens were emitted, drafts verified and accepted."""
+        """Count for rows [R] steps that emitted, drafts verified and drafts accepted."""
         self.num_steps[slot] += emits
         self.num_drafts[slot] += drafts
         self.num_accepted[slot] += accepted
 
     def close(self, slot: int) -> None:
-        """A tenancy ends. Raises LedgerError when its books do not balance."""
+        """End a tenancy. Raises LedgerError when its books do not balance."""
         self.ledger.close(slot, **self._lengths(slot))
         self.open[slot] = False
 

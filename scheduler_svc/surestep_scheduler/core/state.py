@@ -47,7 +47,7 @@ class SchedulerState:
         self._reset_workers()
 
     def _reset_workers(self) -> None:
-        """Nothing is known to be on the workers: an epoch begins."""
+        """Begin an epoch, in which nothing is known to be on the workers."""
         limits = self.limits
         self.pool = BlockPool(limits.num_blocks)
         self.snapshots = SnapshotCache(limits.usable_snapshots)
@@ -65,7 +65,7 @@ class SchedulerState:
         self.in_flight: deque[Plan] = deque()
         self.planned_step = 0
         self.applied_step = 0
-        self.drafter_faults = 0  # that the workers have told of
+        self.drafter_faults = 0  # that the workers have reported
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -74,15 +74,15 @@ class SchedulerState:
         return self.enqueue(self.sequence(request, now), now)
 
     def sequence(self, request: Request, now: float) -> Sequence:
-        """A request that may be queued. Raises InvalidRequest or RequestTooLarge."""
+        """Make a sequence that may be queued. Raises InvalidRequest or RequestTooLarge."""
         return Sequence.of(request, self.limits, next(self._arrivals), now)
 
     def enqueue(self, seq: Sequence, now: float) -> Sequence:
-        """Let a new one wait. Raises InvalidRequest or QueueFull."""
+        """Queue a sequence. Raises InvalidRequest or QueueFull."""
         request = seq.request
         if request.id in self.open:
             raise InvalidRequest(f"request '{request.id}' is open already", param="request_id")
-        # Who has delivered tokens already is not turned away.
+        # A request that has delivered tokens already is not turned away.
         if not request.emitted_ids and request.id != CANARY:
             tenant = self.tenants.known(request.tenant)
             self.waiting.check_room(len(seq.tokens), tenant, request.weight, self.limits, now)
@@ -121,7 +121,7 @@ class SchedulerState:
         return len(self.running)
 
     def lookup(self, seq: Sequence) -> Lookup:
-        """What is there for a waiting request, and what is not."""
+        """Look up what a waiting request finds in the cache, and which blocks are missing."""
         cached, snapshot_id = cached_prefix(seq, self.pool, self.snapshots, self.limits)
         cover = min(len(seq.tokens) + 1, seq.max_len - 1)
         fresh = -(-cover // self.limits.block_size) - len(cached)
@@ -216,7 +216,7 @@ class SchedulerState:
             self.pool.release(tenancy.blocks)
 
     def launch(self, plan: Plan) -> None:
-        """Account for a plan that leaves: its rows are in flight, its freed slots are told."""
+        """Account for a plan that leaves: its rows are in flight, its freed slots are announced."""
         self.freed = []
         self.slots.plan(plan.step, plan.rows.slot, plan.width)
         self.planned_step = plan.step

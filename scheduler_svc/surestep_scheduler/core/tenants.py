@@ -1,10 +1,10 @@
-"""Tenants: who asks, and how much service each has received.
+"""Tenants, and how much service each has received.
 
 A tenant's counter is what it was given over its weight (virtual token counters: Sheng et al.,
-"Fairness in Serving Large Language Models", OSDI 2024). Whoever has the smallest is next. A tenant
-that begins to wait is lifted to the smallest of those that wait already, so that nobody saves up;
-and to what each would have if all had been served alike, so that an endless row of tenants who are
-new keeps nobody waiting for ever (the virtual time of Parekh and Gallager, "A Generalized Processor
+"Fairness in Serving Large Language Models", OSDI 2024). The smallest counter is next. A tenant
+that begins to wait is lifted to the smallest of those that wait already, so that none saves up;
+and to what each would have if all had been served alike, so that an endless row of new tenants
+keeps none waiting for ever (the virtual time of Parekh and Gallager, "A Generalized Processor
 Sharing Approach to Flow Control", 1993).
 """
 
@@ -24,7 +24,7 @@ _REMEMBERED = 1024  # tenants without open requests whose counters are kept
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """One of them, while requests of it are open."""
+    """A tenant, while requests of it are open."""
 
     name: str
     index: int  # its place in columns by tenant
@@ -34,33 +34,31 @@ class Tenant:
     num_running: int = 0
 
     def after(self, num_tokens: float) -> float:
-        """Its counter when it has been given so many tokens more."""
+        """Return its counter after so many tokens more."""
         return self.served + num_tokens / self.weight
 
 
 class Tenants:
-    """Those with open requests, by name."""
+    """Tenants with open requests, by name."""
 
     def __init__(self) -> None:
-        self.level = 0.0  # counter of one who always got its share, no more and no less
+        self.level = 0.0  # counter of a tenant that always got its share, no more and no less
         self._by_name: dict[str, Tenant] = {}
         self._by_index: list[Tenant | None] = []
         self._past: OrderedDict[str, float] = OrderedDict()  # counters, latest last
 
     def __len__(self) -> int:
-        """Those with open requests."""
         return len(self._by_name)
 
     def __iter__(self) -> Iterator[Tenant]:
-        """In no order."""
         return iter(self._by_name.values())
 
     def known(self, name: str) -> Tenant | None:
-        """The tenant, if requests of it are open."""
+        """Return the tenant if requests of it are open."""
         return self._by_name.get(name)
 
     def join(self, name: str, weight: float) -> Tenant:
-        """One more request of a tenant is open. The newest weight holds."""
+        """Open one more request of a tenant. The newest weight holds."""
         tenant = self._by_name.get(name)
         if tenant is None:
             index = self._free_index()
@@ -76,7 +74,7 @@ class Tenants:
         return self._by_index.index(None)
 
     def leave(self, tenant: Tenant) -> None:
-        """One of its requests has ended."""
+        """Close one request of a tenant."""
         tenant.num_open -= 1
         if tenant.num_open:
             return
@@ -87,7 +85,7 @@ class Tenants:
             self._past.popitem(last=False)
 
     def charge(self, index: npt.NDArray[np.int64], tokens: npt.NDArray[np.float64]) -> None:
-        """Rows [R] of a plan: whose they are, and what each counts for."""
+        """Charge the rows [R] of a plan, given the tenant of each and what it counts for."""
         sums = np.bincount(index, weights=tokens)
         self.level += float(sums.sum()) / sum(tenant.weight for tenant in self)
         for place in sums.nonzero()[0].tolist():

@@ -81,7 +81,7 @@ class Engine:
 
     @property
     def model_fingerprint(self) -> str:
-        """Of the model that is served, or was before the workers were lost."""
+        """Fingerprint of the model that is served, or was before the workers were lost."""
         return self.infos[0].model_fingerprint if self.infos else ""
 
     def check_model(self, fingerprint: str) -> None:
@@ -96,7 +96,7 @@ class Engine:
         return self.state
 
     def age_s(self, at: float | None) -> float:
-        """Seconds since a time on the engine's clock; 0 for what has not been yet."""
+        """Return the seconds since a time on the engine's clock; 0 for None."""
         return 0.0 if at is None else self.clock() - at
 
     # -- requests ------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Engine:
         return opened
 
     def close(self, opened: RequestOutputs) -> None:
-        """The reader is gone: abort the request unless it has ended."""
+        """Abort a request whose reader is gone, unless it has ended."""
         if self._requests.close(opened):
             assert self.state is not None
             self.state.abort(opened.seq)
@@ -161,7 +161,7 @@ class Engine:
     async def restart_workers(self, reason: str) -> int:
         """Replace all ranks; open requests go on. Returns the epoch that was ended for it.
 
-        Raises Unavailable when the workers are not there or nobody could bring them back.
+        Raises Unavailable when the workers are not there, or no supervisor could bring them back.
         """
         if not self._settings.supervisor_addresses:
             raise Unavailable("no supervisor is known that could start workers again")
@@ -195,7 +195,7 @@ class Engine:
             await asyncio.sleep(min(max(poll_s, _SHORTEST_POLL_S), _LONGEST_POLL_S))
 
     async def _try_workers(self) -> WorkerGroup:
-        """All ranks, accepted for a new epoch. Raises a SurestepError unless they are ready."""
+        """Connect to all ranks for a new epoch. Raises a SurestepError unless they are ready."""
         timeout_s = self._settings.worker_connect_timeout_s
         statuses = await self.supervisors.statuses(timeout_s)
         self.supervisors.check_ready(statuses)
@@ -210,7 +210,7 @@ class Engine:
         return group
 
     def addresses(self, statuses: Sequence[engine_pb2.SupervisorStatus]) -> list[str]:
-        """host:port of each rank, in rank order, as far as known."""
+        """Return host:port of each rank, in rank order, as far as known."""
         told = [status.rank_address for status in statuses]
         return self._settings.worker_addresses or told
 
@@ -263,7 +263,7 @@ class Engine:
         detect_s, windows = self.monitor.silent_s(now), under_way(state)
         replay = state.fence()
         self._requests.lost(now)
-        if CANARY in state.open:  # the next one tells more if it starts afresh
+        if CANARY in state.open:  # the next one shows more if it starts afresh
             self.close(self._requests[CANARY])
         self.waiting_for = f"epoch {state.epoch} is lost: {error}"
         await self._set_engine_state(generate_pb2.RECOVERING)
@@ -285,5 +285,5 @@ class Engine:
 
 
 def _shutting_down() -> Unavailable:
-    """Told to requests that come too late, and to those that did not finish in time."""
+    """Return the error of requests that come too late, and of those that did not finish in time."""
     return Unavailable("the scheduler is shutting down", retry_after=_RETRY_AFTER_S)

@@ -31,7 +31,7 @@ _LONGEST_WAIT_S = 5.0
 _CANARY_TOKENS = 16  # of a canary that is to show that the workers live
 _SEND_S = 1.0  # that workers get at least to take a plan
 _GREEDY = engine_pb2.SamplingParams(top_p=1, repetition_penalty=1)
-_OVERSLEPT_S = 0.25  # a timeout noticed so late tells of this process, not of the workers
+_OVERSLEPT_S = 0.25  # a timeout noticed so late shows a pause of this process, not of the workers
 
 
 class Epoch:
@@ -60,7 +60,7 @@ class Epoch:
         self._wake = wake
         self._clock = clock
         self._canary_interval_s = canary_interval_s
-        # Nobody knows yet whether workers that were lost are well again.
+        # Whether workers that were lost are well again is not known yet.
         self._token_at = -math.inf if incidents.pending else clock()
         self._interruption: SurestepError | None = None
 
@@ -108,7 +108,7 @@ class Epoch:
             await group.send(message, timeout_s)
 
     async def _wait(self) -> None:
-        """Until something happens. Raises DeadlineExceeded when the oldest step is late."""
+        """Wait until something happens. Raises DeadlineExceeded when the oldest step is late."""
         due_at, canary_at = self._monitor.due_at, self._canary_at()
         wait_s = min(min(due_at, canary_at) - self._clock(), _LONGEST_WAIT_S)
         try:
@@ -167,7 +167,7 @@ class Epoch:
     # -- canaries ------------------------------------------------------------------------------
 
     def _canary_at(self) -> float:
-        """When the workers should be asked for a token that nobody reads."""
+        """Return when the workers should be asked for a token that no client reads."""
         if self._state.poison.needs_canary:
             return math.inf if CANARY in self._state.open else -math.inf
         if self._state.open or not self._canary_interval_s:
@@ -175,7 +175,7 @@ class Epoch:
         return self._token_at + self._canary_interval_s
 
     def _send_canary(self, now: float) -> None:
-        """An ordinary request, so that what it shows holds for the others."""
+        """Queue an ordinary request, so that what it shows holds for the others."""
         length = _CANARY_TOKENS if self._state.poison.needs_canary else 1
         headless = self._state.limits.headless
         request = Request(
@@ -192,7 +192,7 @@ class Epoch:
 
 
 def under_way(state: SchedulerState) -> dict[str, Window]:
-    """Open requests with rows in unanswered plans, and where these rows may have come to."""
+    """Return the open requests with rows in unanswered plans, and where these may have come to."""
     slots = state.slots
     named = {slot for plan in state.in_flight for slot in plan.rows.slot.tolist()}
     slot = np.array(sorted(named), dtype=np.int64)

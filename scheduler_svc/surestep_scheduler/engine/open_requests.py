@@ -14,7 +14,7 @@ from .timeline import Timeline
 
 
 class RequestOutputs:
-    """A request and the outputs its reader has not taken yet; at most max_len tokens of them."""
+    """The outputs of an open request that its reader has not taken yet; at most max_len tokens."""
 
     def __init__(self, seq: Sequence) -> None:
         self.seq = seq
@@ -23,11 +23,10 @@ class RequestOutputs:
         self._outputs: asyncio.Queue[Output] = asyncio.Queue()
 
     def put(self, output: Output) -> None:
-        """Hand over an output."""
         self._outputs.put_nowait(output)
 
     async def get(self) -> list[Output]:
-        """All outputs since the last call, at least one."""
+        """Wait for outputs; return all since the last call, at least one."""
         outputs = [await self._outputs.get()]
         while not self._outputs.empty():
             outputs.append(self._outputs.get_nowait())
@@ -35,23 +34,22 @@ class RequestOutputs:
 
 
 class OpenRequests:
-    """By id, until the output that ends them."""
+    """The outputs of all open requests by id, until the output that ends each."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, RequestOutputs] = {}
 
     def __getitem__(self, request_id: str) -> RequestOutputs:
-        """An open one."""
         return self._by_id[request_id]
 
     def open(self, seq: Sequence) -> RequestOutputs:
-        """A request begins."""
+        """Open a request."""
         opened = RequestOutputs(seq)
         self._by_id[seq.request.id] = opened
         return opened
 
     def close(self, opened: RequestOutputs) -> bool:
-        """Its reader is gone; False when it has ended already."""
+        """Close a request whose reader is gone. Returns False when it has ended already."""
         request_id = opened.seq.request.id
         if self._by_id.get(request_id) is not opened:
             return False
@@ -59,12 +57,12 @@ class OpenRequests:
         return True
 
     def admitted(self, tenancies: Iterable[Tenancy], now: float) -> None:
-        """They have moved into slots."""
+        """Note that these moved into slots."""
         for tenancy in tenancies:
             self._by_id[tenancy.seq.request.id].timeline.admitted(now)
 
     def lost(self, now: float) -> None:
-        """The workers are gone: those that were in slots wait again."""
+        """Note that the workers are gone: requests that were in slots wait again."""
         for opened in self._by_id.values():
             opened.timeline.lost(now)
 

@@ -1,4 +1,4 @@
-"""The latest steps one by one, for whoever looks on: what each did, when, and how long it took."""
+"""The latest steps one by one, for the status page: what each did, when, and how long it took."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class StepRecord(NamedTuple):
 
 
 class RecentSteps:
-    """The newest ones, whatever their epoch."""
+    """The newest steps, whatever their epoch."""
 
     def __init__(self) -> None:
         self._steps: deque[StepRecord] = deque(maxlen=_KEPT)
 
     def add(self, outcome: Outcome, mode: IntArray, now: float, took_s: float) -> None:
-        """A step whose rows had these modes [R] is over."""
+        """Record a step whose rows had these modes [R]."""
         rows = np.bincount(mode, minlength=POOL + 1)
         decoding, verifying = int(rows[DECODE]), int(rows[VERIFY])
         self._steps.append(
@@ -48,5 +48,5 @@ class RecentSteps:
         )
 
     def latest(self, count: int) -> Sequence[StepRecord]:
-        """So many of them at most, oldest first."""
+        """Return at most `count` steps, oldest first."""
         return list(islice(reversed(self._steps), count))[::-1]

@@ -21,7 +21,7 @@ class Refused(NamedTuple):
 
 
 def refit(state: SchedulerState, limits: Limits, *, same_model: bool) -> list[Refused]:
-    """Between two epochs: bring what waits in line with `limits`, and end what cannot go on.
+    """Bring what waits in line with new `limits` between two epochs, and end what cannot go on.
 
     A request that has emitted nothing may go on with another model of the same vocabulary: it is
     as if it had come a moment later.

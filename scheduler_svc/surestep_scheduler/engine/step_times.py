@@ -28,15 +28,13 @@ class StepTimes:
         self.by_rank = np.zeros((0, _PHASES), dtype=np.int64)  # microseconds; columns of RankTimes
 
     def planned(self, took_s: float) -> None:
-        """A step was planned."""
         self.plan_s += took_s
 
     def applied(self, took_s: float) -> None:
-        """A result was applied."""
         self.apply_s += took_s
 
     def answered(self, took_s: float, ranks: Sequence[RankTimes], *, follows: bool) -> None:
-        """A step is over. Its gap counts if it `follows` others, so that there was work to do."""
+        """Count a step. Its gap counts if it `follows` others, so that there was work to do."""
         self.step_s += took_s
         self.num_within[bisect_left(BOUNDS_S, took_s)] += 1
         times = np.array(ranks, dtype=np.int64)

@@ -16,7 +16,6 @@ from .step_times import StepTimes
 
 
 def classify(plan: Plan) -> StepClass:
-    """The class of a plan."""
     drafts = StepKind.DRAFTS if plan.rows.max_drafts.any() else StepKind.DECODE
     return StepClass(
         StepKind.PROMPT if plan.rows.num_tokens.any() else drafts, plan.num_step_tokens.bit_length()
@@ -51,12 +50,12 @@ class StepMonitor:
         self._extended = False  # the oldest step, already
 
     def open_epoch(self) -> None:
-        """Nothing is in flight."""
+        """Begin an epoch, with nothing in flight."""
         self._sent.clear()
         self._busy = self._extended = False
 
     def sent(self, plan: Plan, expected_us: float, now: float) -> Sent:
-        """A plan leaves."""
+        """Start the clock of a plan that leaves."""
         step_class = classify(plan)
         known_us = 0.0 if plan.rows.num_tokens.any() else expected_us
         sent = Sent(
@@ -67,11 +66,11 @@ class StepMonitor:
         return sent
 
     def nothing_to_send(self) -> None:
-        """Whatever is sent after the steps in flight may find the workers idle."""
+        """Note that the next plan may find the workers idle."""
         self._busy = bool(self._sent)
 
     def answered(self, gap_s: float, now: float) -> tuple[Sent, float]:
-        """The oldest step's result is there, after `gap_s` of idle workers; gives its duration."""
+        """Stop the clock of the oldest step, with `gap_s` idle; return it and its duration."""
         sent, self._extended = self._sent.popleft(), False
         took_s = now - self._started_at(sent)
         self.timer.observe(sent.step_class, took_s)
@@ -89,23 +88,23 @@ class StepMonitor:
 
     @property
     def oldest_budget_s(self) -> float:
-        """Of the oldest step in flight."""
+        """Budget of the oldest step in flight."""
         return self._sent[0].budget_s
 
     def missed(self) -> None:
-        """The oldest step was late."""
+        """Note that the oldest step was late."""
         self.num_deadlines_exceeded += 1
         self.timer.missed()
 
     def extend_deadline(self, now: float) -> bool:
-        """We were asleep ourselves: the step in flight gets its time again, once."""
+        """Give the step in flight its time again, once, after this process was asleep itself."""
         extended, self._extended = self._extended, True
         if not extended:
             self._not_before = now
         return not extended
 
     def silent_s(self, now: float) -> float:
-        """How long workers that should have answered have shown no sign of life."""
+        """Return how long workers that should have answered have shown no sign of life."""
         return now - self._started_at(self._sent[0]) if self._sent else 0.0
 
     def _started_at(self, sent: Sent) -> float:

@@ -28,7 +28,7 @@ class Timeline:
         self.attempts = deque([Attempt(arrived)], maxlen=_KEPT)
 
     def admitted(self, now: float) -> None:
-        """It is in a slot. Where it was in one before, that one ended with its last tokens."""
+        """Begin a stay in a slot. An earlier stay ended with its last tokens."""
         newest = self.attempts[-1]
         if newest.admitted_at is not None:
             newest.ended_at = newest.last_at or newest.admitted_at
@@ -36,7 +36,7 @@ class Timeline:
         self.attempts[-1].admitted_at = now
 
     def tokens(self, now: float) -> None:
-        """Tokens have come. Those that are read after their workers were lost began nothing."""
+        """Note that tokens came; those read after their workers were lost begin nothing."""
         newest = self.attempts[-1]
         if newest.admitted_at is None:
             return
@@ -44,12 +44,12 @@ class Timeline:
         newest.last_at = now
 
     def lost(self, now: float) -> None:
-        """The workers are gone; it makes no difference to who waits."""
+        """End an attempt in a slot, as the workers are gone; what waits goes on waiting."""
         newest = self.attempts[-1]
         if newest.admitted_at is not None:
             newest.ended_at, newest.lost = now, True
             self.attempts.append(Attempt(now))
 
     def end(self, now: float) -> None:
-        """It is over, one way or another."""
+        """End the newest attempt."""
         self.attempts[-1].ended_at = now

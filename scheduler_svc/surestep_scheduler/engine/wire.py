@@ -1,4 +1,4 @@
-"""Between the core's messages and the protocol's; the one file that knows both."""
+"""Translates between the core's messages and the protocol's; the one file that knows both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLUMNS = PlanRows.wire_names()
 
 
 def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
-    """The message that every rank gets."""
+    """Return the message that every rank gets."""
     message = pb.StepPlan(
         epoch=plan.epoch,
         step=plan.step,
@@ -40,7 +40,7 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
 
 
 def _admit(message: pb.Admission, tenancy: Tenancy) -> None:
-    """Filled in its place: prompts may be long, and are not copied once more."""
+    """Fill an admission in its place: prompts may be long, and are not copied once more."""
     seq, known = tenancy.seq, tenancy.seq.request.wire_ids
     message.slot = tenancy.slot
     message.slot_epoch = tenancy.slot_epoch
@@ -58,7 +58,7 @@ def _admit(message: pb.Admission, tenancy: Tenancy) -> None:
 
 
 def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
-    """One outcome from the results of all ranks for a step, in rank order. Raises LedgerError."""
+    """Return one outcome of all ranks' results for a step, in rank order. Raises LedgerError."""
     first = results[0]
     if any((r.epoch, r.step) != (first.epoch, first.step) for r in results):
         raise LedgerError(f"ranks answer different steps: {[(r.epoch, r.step) for r in results]}")
@@ -132,7 +132,7 @@ def _by_row(columns: pb.LogprobColumns) -> dict[int, TokenLogprobs]:
 
 
 def logprob_columns(logprobs: TokenLogprobs, first_row: int) -> pb.LogprobColumns:
-    """Columns whose positions are numbered from `first_row`."""
+    """Return columns whose positions are numbered from `first_row`."""
     return pb.LogprobColumns(
         row=range(first_row, first_row + len(logprobs.token_id)),
         token_id=logprobs.token_id,

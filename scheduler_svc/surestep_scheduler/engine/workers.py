@@ -1,4 +1,4 @@
-"""The ranks: who they are, and one step stream to each."""
+"""The ranks, and one step stream to each."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class WorkerGroup:
         self._results: list[deque[pb.StepResult]] = [deque() for _ in addresses]
 
     async def infos(self, timeout_s: float) -> list[pb.WorkerInfo]:
-        """Facts of every rank. Raises a SurestepError unless all are ready and belong together."""
+        """Ask every rank for facts. Raises a SurestepError unless all are ready and of one group."""
         with translate_errors():
             infos = await asyncio.gather(
                 *(stub.Info(pb.WorkerInfoRequest(), timeout=timeout_s) for stub in self._stubs)
@@ -60,7 +60,7 @@ class WorkerGroup:
         return list(infos)
 
     def start(self, tasks: asyncio.TaskGroup, wake: Callable[[], None], epoch: int) -> None:
-        """Open the step streams. The task group fails when one is lost; `wake` tells of results."""
+        """Open the step streams. The task group fails when one is lost; results call `wake`."""
         self._epoch = epoch
         self._calls = [_run(channel) for channel in self._channels]
         for rank in range(len(self._calls)):
@@ -80,7 +80,7 @@ class WorkerGroup:
         raise Unavailable(f"rank {rank} closed its stream")
 
     async def _told(self, rank: int) -> SurestepError | None:
-        """What a rank says that ended its stream. None if it does not, or is gone.
+        """Ask a rank why it ended its stream; None if it does not say, or is gone.
 
         A write that fails hides the status of its stream.
         """
@@ -94,7 +94,7 @@ class WorkerGroup:
     async def send(self, plan: bytes, timeout_s: float) -> None:
         """Send a StepPlan to every rank. Raises DeadlineExceeded when one does not take it.
 
-        When a stream is lost the write does not tell why; its reader does.
+        When a stream is lost its reader raises why, not the write.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -105,7 +105,7 @@ class WorkerGroup:
             raise DeadlineExceeded("a rank does not take plans") from error
 
     def take(self) -> list[Outcome]:
-        """Outcomes of the steps that all ranks have answered."""
+        """Return the outcomes of the steps that all ranks have answered."""
         outcomes = []
         while all(self._results):
             outcomes.append(from_proto([results.popleft() for results in self._results]))
@@ -113,7 +113,7 @@ class WorkerGroup:
 
     @property
     def num_unread(self) -> int:
-        """Results that nobody has taken."""
+        """Results that were not taken."""
         return sum(map(len, self._results))
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from surestep_scheduler.core.state import SchedulerState
 
 
 class CatchUp(NamedTuple):
-    """What rows [R] make up for."""
+    """Positions of the drafter that rows [R] make up for."""
 
     num_tokens: IntArray
     whole: BoolArray  # nothing is left to make up for: the row may draft
@@ -36,7 +36,7 @@ class CatchUpBudget:
         self._left = limits.max_num_batched_tokens * max(1, limits.pipeline_depth)
 
     def grant(self, slot: IntArray, wanted: BoolArray) -> CatchUp:
-        """Positions for the rows [R] that want to draft, now or later; 0 for the others."""
+        """Return positions for the rows [R] that want to draft, now or later; 0 for the others."""
         if not self._state.limits.drafter_has_state:
             nothing = np.zeros(len(slot), dtype=np.int64)
             return CatchUp(nothing, whole=nothing == 0)
@@ -50,7 +50,7 @@ class CatchUpBudget:
 
 
 def _floor(state: SchedulerState) -> IntArray:
-    """Least positions [num_slots] that the drafter covers once everything in flight has run."""
+    """Return the fewest positions [num_slots] that the drafter covers after all in flight."""
     slots = state.slots
     upto, length = slots.draft_upto.copy(), slots.committed.copy()
     for plan in state.in_flight:

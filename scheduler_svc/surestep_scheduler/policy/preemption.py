@@ -1,9 +1,9 @@
-"""Room for requests: who runs no longer, so that others have their share of slots and blocks.
+"""Preemption: which requests make room, so that others have their share of slots and blocks.
 
 A tenant alone may use all there is. When another one waits that has less than its fair share, the
-last request of whoever is most above its own makes room. It waits again with all its tokens, and
-its blocks stay cached. What it then loses all the same, it first makes up for before it may be
-displaced again, so that nobody is computed again and again for nothing.
+last request of the tenant that is most above its own makes room. It waits again with all its
+tokens, and its blocks stay cached. What it then loses all the same, it makes up for before it may
+be displaced again, so that no request is computed again and again for nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Entitled = Mapping[Tenant, int]
 
 
 def entitled_slots(state: SchedulerState) -> Entitled:
-    """Slots that each tenant may insist on; empty where nobody has to share."""
+    """Return the slots that each tenant may insist on; empty where there is no need to share."""
     waiting = state.waiting.tenants
     if not waiting or len(state.tenants) == 1 or state.poison.candidates:
         return {}
@@ -55,8 +55,11 @@ def make_room(state: SchedulerState, entitled: Entitled) -> None:
 
 
 def _after_its_turn(state: SchedulerState, least: float) -> Tenancy | None:
-    """More tenants than slots: they take turns, and who has been served most gives way to those
-    who run nothing, of whom one has been served `least`."""
+    """Return who gives way where there are more tenants than slots and they take turns.
+
+    The tenant that has been served most gives way to those that run nothing, of which one has
+    been served `least`.
+    """
     return _displaceable(state, lambda tenant: (tenant.served - least) / _TURN)
 
 
@@ -79,12 +82,12 @@ class _Blocks:
         return self.held[seq.tenant] + num_blocks <= self.shares[seq.tenant]
 
     def use(self, tenant: Tenant) -> float:
-        """How much of its share it holds."""
+        """Return how much of its share a tenant holds."""
         return self.held[tenant] / self.shares[tenant]
 
 
 def _slots_wanted(state: SchedulerState, entitled: Entitled, blocks: _Blocks) -> int:
-    """By tenants below their share, for as many requests as one step could begin with."""
+    """Count the slots that tenants below their share want for requests of the next step."""
     wanted, budget = 0, state.limits.max_num_batched_tokens
     for tenant, seqs in state.waiting.tenants.items():
         if budget <= 0:
@@ -100,7 +103,7 @@ def _slots_wanted(state: SchedulerState, entitled: Entitled, blocks: _Blocks) ->
 
 
 def _make_room_in_blocks(state: SchedulerState, entitled: Entitled, blocks: _Blocks) -> None:
-    """For the next request, if its tenant has less than its share even with all it needs."""
+    """Make room for the next request if its tenant stays within its share with all it needs."""
     for seq in state.waiting.first(1, state.poison.allows, entitled):
         found = state.lookup(seq)
         missing = found.missing if blocks.entitles(seq, found.fresh) else 0
@@ -114,7 +117,7 @@ def _make_room_in_blocks(state: SchedulerState, entitled: Entitled, blocks: _Blo
 
 
 def _displaceable(state: SchedulerState, use: Callable[[Tenant], float]) -> Tenancy | None:
-    """The last request of whoever uses most of its share, `use` > 1, that has settled in."""
+    """Return the last settled request of the tenant that uses most of its share, `use` > 1."""
     slots = state.slots
     above = [tenant for tenant in state.tenants if tenant.num_running and use(tenant) > 1]
     for tenant in sorted(above, key=use, reverse=True):
@@ -126,7 +129,7 @@ def _displaceable(state: SchedulerState, use: Callable[[Tenant], float]) -> Tena
 
 
 def who_gives_way(state: SchedulerState) -> Tenancy:
-    """Who gives way when those that run need more blocks than there are.
+    """Choose what to preempt when those that run need more blocks than there are.
 
     The last request in the order, of the tenant that holds most of its share.
     """

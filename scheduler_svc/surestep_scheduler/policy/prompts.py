@@ -1,4 +1,4 @@
-"""Whose prompts get how many tokens of a step, and in which order.
+"""Which prompts get how many tokens of a step, and in which order.
 
 Tenants share the tokens max-min fairly by weight. Within a tenant the first request in the order
 has the first turn, so that it is never kept waiting. Then come those that go on after a preemption
@@ -30,7 +30,7 @@ class Turn(NamedTuple):
 
     @classmethod
     def of(cls, state: SchedulerState, tenant: Tenant, prompts: Seq[Sequence]) -> Turn:
-        """`prompts` in any order."""
+        """Make the turn of a tenant; `prompts` come in any order."""
         first = min(prompts, key=lambda seq: seq.order)
         left = {seq: uncomputed(state, seq) for seq in prompts}
 
@@ -41,7 +41,7 @@ class Turn(NamedTuple):
 
 
 def turns(state: SchedulerState, prompts: Seq[Sequence]) -> list[Turn]:
-    """Of the tenants of these prompts, those first that have been served least."""
+    """Return the turns of these prompts' tenants, those first that have been served least."""
     by_tenant = sorted(prompts, key=lambda seq: seq.tenant.index)
     made = [
         Turn.of(state, tenant, list(seqs))
@@ -51,7 +51,7 @@ def turns(state: SchedulerState, prompts: Seq[Sequence]) -> list[Turn]:
 
 
 def shares(turns: Seq[Turn], budget: int, chunk: int) -> list[int]:
-    """Tokens of a step for each of the turns, parallel; at most `budget` together.
+    """Return the tokens of a step for each of the turns; at most `budget` together.
 
     Where there are so many tenants that each would have next to nothing, those that were served
     least share the step, and the others the next. The first has `chunk` tokens in any case: with
@@ -72,19 +72,19 @@ def shares(turns: Seq[Turn], budget: int, chunk: int) -> list[int]:
 
 
 def cut(start: int, num_tokens: int, shared_len: int, chunk: int) -> int:
-    """How many of these tokens of a prompt a step may take: its chunks stay whole."""
+    """Return how many of these tokens of a prompt a step may take: its chunks stay whole."""
     end = start + num_tokens
     return num_tokens if end >= shared_len else end // chunk * chunk - start
 
 
 def fewest(state: SchedulerState, seq: Sequence) -> int:
-    """Fewest tokens with which its prompt goes on, wherever it may stand."""
+    """Return the fewest tokens with which its prompt goes on, wherever it may stand."""
     at = 0 if seq.tenancy is None else int(state.slots.len_hi[seq.tenancy.slot])
     return state.limits.prompt_chunk if at < seq.shared_len else 1
 
 
 def uncomputed(state: SchedulerState, seq: Sequence) -> int:
-    """Prompt tokens that are not planned yet; while it waits all of them, cached or not."""
+    """Count prompt tokens that are not planned yet; while it waits all of them, cached or not."""
     if seq.tenancy is None:
         return len(seq.tokens)
     slots, slot = state.slots, seq.tenancy.slot
@@ -92,7 +92,7 @@ def uncomputed(state: SchedulerState, seq: Sequence) -> int:
 
 
 def _new_ones_too(prompts: list[Sequence]) -> list[Sequence]:
-    """While requests are computed again after a fault, the first new one has the second turn."""
+    """Give the first new request the second turn while others are computed again after a fault."""
     if prompts and prompts[0].num_replays:
         new = next((i for i, seq in enumerate(prompts) if not seq.num_replays), 0)
         prompts[1:1] = [prompts.pop(new)] if new else []

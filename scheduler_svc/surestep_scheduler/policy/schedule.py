@@ -2,7 +2,7 @@
 
 Tenants share slots, blocks and tokens fairly. Within a tenant requests are served in one order,
 `arrival + priority * priority_aging_s`: a level of priority is worth that many seconds of waiting,
-so nobody waits for ever. Requests that decode come first, one token each; prompts share what is
+so no request waits for ever. Requests that decode come first, one token each; prompts share what is
 left. Drafts fill up the budget. When blocks run out, drafts are given up first, and then requests.
 """
 
@@ -51,9 +51,9 @@ def schedule(state: SchedulerState, now: float) -> Plan | None:
 
 
 def _decodable(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
-    """Slots that can decode now, and requests whose prompt is not planned to its end.
+    """Return slots that can decode now, and requests whose prompt is not planned to its end.
 
-    Each of these slots needs a block at most for its next token. Where there are too few, somebody
+    Each of these slots needs a block at most for its next token. Where there are too few, a request
     makes room; those that have to wait for that are left out.
     """
     while True:
@@ -68,7 +68,7 @@ def _decodable(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
 
 
 def _split(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
-    """Slots that could decode if there are blocks, and requests that compute their prompts.
+    """Return slots that could decode if there are blocks, and requests that compute their prompts.
 
     A request that everything in flight may bring to its last token but one has to wait.
     """
@@ -103,7 +103,7 @@ class _StepBuilder:
         self._bytes_left = state.limits.admissions_bytes
 
     def add_decodes(self, slot: IntArray, budget: int, prompt_tokens: int) -> int:
-        """One row for each request that decodes; returns the tokens they take.
+        """Add a row for each request that decodes; return the tokens they take.
 
         While `prompt_tokens` wait, drafts may only have half of what is left, and no chunk of it
         that a prompt needs to go on.
@@ -146,7 +146,7 @@ class _StepBuilder:
         return missing
 
     def add_prefills(self, turns: Seq[Turn], budget: int, now: float) -> None:
-        """Chunks for prompts in their turns, admitting those that wait while there is room.
+        """Add chunks for prompts in their turns, admitting those that wait while there is room.
 
         A request for which there is no room may be overtaken by other tenants, but not for longer
         than until they have been served as much as it would have been. What one tenant leaves of
@@ -188,7 +188,7 @@ class _StepBuilder:
         return tenancy
 
     def _top_up(self, first: int, left: int) -> int:
-        """Hand out what shares left over, first come first served; gives what is left still."""
+        """Hand out what shares left over, first come first served; return what is left still."""
         for index, tenancy in enumerate(self._prefills[first:], first):
             if not left:
                 break
@@ -198,14 +198,14 @@ class _StepBuilder:
         return left
 
     def _cut(self, tenancy: Tenancy, num_tokens: int) -> int:
-        """Of so many tokens those that its prompt takes; what was cached is known by now."""
+        """Return how many of these tokens its prompt takes; what was cached is known by now."""
         state, seq = self._state, tenancy.seq
         most = min(num_tokens, uncomputed(state, seq), tenancy.max_chunk)
         start = int(state.slots.len_hi[tenancy.slot])
         return cut(start, most, seq.shared_len, state.limits.prompt_chunk)
 
     def _prepare_to_draft(self, slot: IntArray) -> IntArray:
-        """What the drafter makes up for while prompts [R] are computed."""
+        """Return what the drafter makes up for while prompts [R] are computed."""
         if not len(slot):
             return slot
         drafts = self._state.slots.draft_cap[slot] > 0

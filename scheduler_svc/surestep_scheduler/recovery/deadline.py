@@ -20,11 +20,11 @@ class Recent:
         self._values: deque[float] = deque(maxlen=_WINDOW)
 
     def add(self, value: float) -> None:
-        """One more; the oldest is forgotten."""
+        """Add a value; the oldest is forgotten."""
         self._values.append(value)
 
     def quantile(self, fraction: float) -> float:
-        """Quantile of the values kept; 0 before the first."""
+        """Return a quantile of the values kept; 0 before the first."""
         ordered = sorted(self._values)
         return ordered[int(fraction * (len(ordered) - 1))] if ordered else 0.0
 
@@ -59,7 +59,7 @@ class StepTimer:
         self.recent_s = Recent()
 
     def budget_s(self, step: StepClass) -> float:
-        """Time for a step: a multiple of what is expected; of a kind never seen the warm-up's.
+        """Return the time for a step: a multiple of what is expected; warm-up's for a new kind.
 
         Where nothing comes back in time again and again, the machine may have become slow: the
         budget doubles from the second miss on, until there is a result.
@@ -72,7 +72,7 @@ class StepTimer:
         return max(budget_s, _LEAST_MARGIN * expected_s)
 
     def _expected_s(self, step: StepClass) -> float | None:
-        """From the nearest size; a larger step takes longer in proportion at most."""
+        """Extrapolate from the nearest size; a larger step takes longer in proportion at most."""
         mean_s = self._mean_s[step.kind]
         if not mean_s:
             return None
@@ -80,7 +80,7 @@ class StepTimer:
         return mean_s[nearest] * 2.0 ** max(step.size - nearest, 0)
 
     def observe(self, step: StepClass, duration_s: float) -> None:
-        """A step of this class has finished."""
+        """Learn from a step of this class that has finished."""
         self._misses = 0
         self.recent_s.add(duration_s)
         means = self._mean_s[step.kind]
@@ -88,5 +88,5 @@ class StepTimer:
         means[step.size] = mean_s + _WEIGHT * (duration_s - mean_s)
 
     def missed(self) -> None:
-        """A step did not finish within its budget."""
+        """Note that a step did not finish within its budget."""
         self._misses += 1

@@ -17,7 +17,7 @@ _STILL_S = 1.5  # three ticks of an idle rank, and less than a connection waits 
 
 
 class OperatorRestart(SurestepError):
-    """Somebody asked for new workers."""
+    """An operator asked for new workers."""
 
 
 class Diagnosis(NamedTuple):
@@ -49,11 +49,11 @@ def diagnose(
     *,
     supervised: bool,
 ) -> Diagnosis:
-    """`error` ended the epoch of `ranks`; `statuses` were asked for when their processes were gone.
+    """Find out why `error` ended the epoch of `ranks`; `statuses` date from after their end.
 
     A lost stream and a missed deadline are symptoms: the supervisors know whether a rank ended by
-    itself or stood still, and whether it was drafting then. Where ranks are `supervised` and nobody
-    knows how one ended, its supervisor is gone too, which no request can do.
+    itself or stood still, and whether it was drafting then. Where ranks are `supervised` and it is
+    not known how one ended, its supervisor is gone too, which no request can do.
     """
     for kind, cause in _TOLD:
         if isinstance(error, kind):
@@ -81,7 +81,7 @@ _CAUSES = {pb.HUNG: Cause.WORKER_HANG, pb.OUT_OF_MEMORY: Cause.OUT_OF_MEMORY}
 
 
 def _of_exit(death: _Death, *, unknown: bool) -> Diagnosis:
-    """Of the rank that ended first, not because it was asked to; `unknown`: of those known of."""
+    """Diagnose by the rank that ended first by itself; `unknown`: perhaps another did."""
     cause = _CAUSES.get(death.exit.cause, Cause.WORKER_EXIT)
     reason, weight = f"rank {death.rank}: {death.exit.reason}", WHOLE_LOSS
     if _drafting(death):
@@ -107,13 +107,13 @@ def _deaths(
 
 
 def _drafting(death: _Death) -> bool:
-    """It ended in the drafter, and not because somebody killed it there."""
+    """Whether it ended in the drafter, and was not killed there from outside."""
     killed = death.exit.outside or death.exit.cause == pb.OUT_OF_MEMORY
     return death.exit.last.phase == pb.DRAFTING and not killed
 
 
 def _stood_still(death: _Death) -> bool:
-    """It had not ticked for so long that it could not answer the pings of its connection either."""
+    """Whether it had not ticked for so long that it could not answer pings either."""
     return death.exit.last.age_s > _STILL_S
 
 

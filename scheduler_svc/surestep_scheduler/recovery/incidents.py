@@ -29,7 +29,7 @@ class Cause(StrEnum):
 
     @property
     def implicates_requests(self) -> bool:
-        """A request that was under way may be what did it."""
+        """Whether a request that was under way may be the cause."""
         return self not in (Cause.NON_FINITE, Cause.DRAFTER, Cause.OPERATOR)
 
 
@@ -48,7 +48,7 @@ class Incident:
     reason: str
     epoch: int
     noticed_at: float
-    detect_s: float  # in which workers had something to do and nobody knew that they were gone
+    detect_s: float  # in which workers had work to do, and their end was not noticed
     replay: Replay
     recover_s: float | None = None  # from being noticed to the next step; None = not yet
 
@@ -67,17 +67,17 @@ class IncidentLog:
 
     @property
     def pending(self) -> bool:
-        """The workers have not shown yet that they are back."""
+        """Whether the workers have not shown yet that they are back."""
         return bool(self._open)
 
     @property
     def pause_s(self) -> float:
-        """Time to let pass before the next attempt: workers that never come to a step need rest."""
+        """Seconds before the next attempt, more and more for workers that come to no step."""
         doublings = len(self._open) - _AT_ONCE
         return 0.0 if doublings < 0 else min(_FIRST_PAUSE_S * 2.0**doublings, _LONGEST_PAUSE_S)
 
     def lost(self, incident: Incident) -> None:
-        """An epoch is over."""
+        """Record the loss of an epoch."""
         self.latest.appendleft(incident)
         self.by_cause[incident.cause] += 1
         self.detect_s += incident.detect_s
@@ -85,7 +85,7 @@ class IncidentLog:
         self._open.append(incident)
 
     def recovered(self, now: float) -> list[Incident]:
-        """A step was applied: the incidents that are over with it, oldest first."""
+        """Close the open incidents after a step was applied; return them, oldest first."""
         over, self._open = self._open, []
         for incident in over:
             incident.recover_s = now - incident.noticed_at

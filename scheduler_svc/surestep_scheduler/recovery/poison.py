@@ -42,7 +42,7 @@ class Window(NamedTuple):
     high: int
 
     def common(self, other: Window) -> Window | None:
-        """Positions in both."""
+        """Return the positions in both."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         return Window(low, high) if low <= high else None
 

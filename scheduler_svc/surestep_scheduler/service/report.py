@@ -21,7 +21,7 @@ _TIMEOUT_S = 1.0  # for one question to a rank or supervisor
 
 
 def info(engine: Engine) -> pb.SchedulerInfo:
-    """Facts of the served model. Raises Unavailable until every rank is ready."""
+    """Return facts of the served model. Raises Unavailable until every rank is ready."""
     limits = engine.limits
     if engine.engine_state not in (pb.SERVING, pb.DRAINING):
         raise Unavailable(engine.waiting_for, retry_after=1.0)
@@ -48,7 +48,7 @@ def info(engine: Engine) -> pb.SchedulerInfo:
 
 
 async def status(engine: Engine, address: str, num_steps: int = 0) -> pb.SchedulerStatus:
-    """The scheduler, its supervisors and its ranks, as far as they answer; its latest steps."""
+    """Return what scheduler, supervisors and ranks answer about themselves, and steps."""
     state, supervisors = engine.state, await engine.supervisors.statuses(_TIMEOUT_S)
     return pb.SchedulerStatus(
         pid=os.getpid(),
@@ -107,7 +107,7 @@ async def _ranks(addresses: list[str]) -> Sequence[engine_pb2.WorkerInfo]:
 
 
 def stats(engine: Engine) -> pb.SchedulerStats:
-    """Counters since the start of the process; all zero before the workers were reached."""
+    """Return counters since the start of the process; all zero before the workers were reached."""
     state = engine.state
     if state is None:
         return pb.SchedulerStats()

@@ -25,7 +25,7 @@ _OF_TOKENS = (
 
 
 def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Request:
-    """A request that leaves nothing open, in the core's terms; see `resolve`.
+    """Translate a request that leaves nothing open into the core's terms; see `resolve`.
 
     Raises InvalidRequest or RequestTooLarge naming the parameter.
     """
@@ -100,7 +100,7 @@ def _weight(weight: float) -> float:
 
 
 def ended(request: Request, max_request_len: int) -> Finish | None:
-    """Why nothing is left of a resumed request whose last token was delivered, but not its end."""
+    """Return how a resumed request ended whose last token was delivered, but not its end."""
     emitted = request.emitted_ids
     if emitted and emitted[-1] in request.stop_ids:
         return Finish.STOP

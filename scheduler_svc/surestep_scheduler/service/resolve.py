@@ -1,4 +1,4 @@
-"""What a request leaves open is settled once, when it comes, and told with its first token.
+"""Settles what a request leaves open, once, when it comes; its first chunk reports the values.
 
 From then on the request is complete: neither another epoch, with workers that may have other
 defaults, nor another scheduler, to which the client names what was settled, changes its tokens.
@@ -38,7 +38,7 @@ def resolve(message: GenerateRequest, model: WorkerInfo, max_request_len: int) -
 
 
 def _take(message: GenerateRequest) -> None:
-    """The values that the request was begun with elsewhere."""
+    """Take the values that the request was begun with elsewhere."""
     resolved, sampling = message.resolved, message.sampling
     for name in (*SHAPING, "seed"):
         setattr(sampling, name, getattr(resolved, name))
@@ -46,7 +46,7 @@ def _take(message: GenerateRequest) -> None:
 
 
 def _max_tokens(message: GenerateRequest, defaults: SamplingDefaults, max_request_len: int) -> int:
-    """Tokens to emit at most.
+    """Return the most tokens to emit.
 
     The operator's limit is for requests that begin here. What is under way keeps its length, and a
     client that lies about that could as well send its tokens as the prompt of a new request.

@@ -114,7 +114,7 @@ class SchedulerService(SchedulerServicer):
         return report.info(self._engine)
 
     async def Status(self, request: pb.SchedulerStatusRequest, context: Any) -> pb.SchedulerStatus:
-        """Processes behind this scheduler."""
+        """Report the processes behind this scheduler."""
         return await report.status(self._engine, self.address, request.num_steps)
 
     async def RestartWorkers(
@@ -126,7 +126,7 @@ class SchedulerService(SchedulerServicer):
         return pb.RestartWorkersResponse(epoch=epoch, num_ranks=num_ranks)
 
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.SchedulerStats:
-        """Counters and gauges."""
+        """Report counters and gauges."""
         return report.stats(self._engine)
 
 
@@ -139,7 +139,7 @@ async def _within(opened: RequestOutputs, time_remaining: float | None) -> list[
 
 
 def _chunk(opened: RequestOutputs, outputs: Sequence[Output]) -> pb.GenerateChunk:
-    """One chunk for outputs of consecutive steps."""
+    """Make one chunk of the outputs of consecutive steps."""
     chunk = pb.GenerateChunk(token_ids=[id_ for output in outputs for id_ in output.token_ids])
     if opened.seq.request.want_drafted:
         for output in outputs:

@@ -39,7 +39,7 @@ class StepCosts:
         per_context_token: float,
         max_tokens: int,
     ) -> Self | None:
-        """From points (numbers of rows, costs), for steps of `max_tokens`; None without points."""
+        """Interpolate points (numbers of rows, costs) up to `max_tokens`; None without points."""
         if not step[0]:
             return None
         draft_us = _curve(*draft, max_tokens)
@@ -48,7 +48,7 @@ class StepCosts:
 
 
 def _curve(rows: Sequence[int], costs: Sequence[float], max_tokens: int) -> FloatArray:
-    """Costs by number of rows; twice the longest step, as drafts may take the place of prompts."""
+    """Return costs by number of rows, up to twice the longest step: drafts may replace prompts."""
     number = np.arange(2 * max_tokens + 1)
     if not rows:
         return np.zeros(len(number))
@@ -114,7 +114,7 @@ def draft_lengths(
 
 
 def _draft_us(position: IntArray, tokens: FloatArray, draft: FloatArray) -> FloatArray:
-    """Cost of the first 1, 2, .. drafts [N], at these positions of their rows.
+    """Return the cost of the first 1, 2, .. drafts [N], at these positions of their rows.
 
     The first position is drafted by the pass that also makes up for `tokens` [N] accepted ones.
     """

@@ -60,7 +60,7 @@ class Overhead:
         self._weight = 0.0
 
     def observe(self, expected_us: float, actual_us: float) -> None:
-        """A step for which `expected_us` > 0 was expected took so long."""
+        """Learn from a step that was expected to take `expected_us` > 0."""
         if actual_us > _INTERRUPTED * expected_us:
             return
         x, y = expected_us, actual_us
@@ -84,7 +84,7 @@ class Alarm:
         self._until = 0  # step
 
     def allows(self, step: int) -> bool:
-        """Drafts may be planned: all is well, or a pause is over."""
+        """Whether drafts may be planned: all is well, or a pause is over."""
         return step >= self._until
 
     def observe(self, hits: int, trials: int, step: int) -> None:
@@ -119,7 +119,7 @@ class Speculation:
 
     def __init__(self) -> None:
         self.alarm = Alarm()
-        self.pays = True  # the newest decision gave drafts to somebody
+        self.pays = True  # the newest decision gave drafts to some row
         self.expected_us = 0.0  # cost of the newest step, overhead left out
         self.overhead = Overhead()
         self._credit_us = 0.0  # time that probes may take
@@ -141,27 +141,27 @@ class Speculation:
         self.drafted_at = np.zeros(num_slots, dtype=np.int64)  # step
 
     def admit(self, slot: int, known: AcceptanceStats) -> None:
-        """A tenancy begins."""
+        """Start the estimate of a slot from what is known of its request."""
         self.hits[slot], self.trials[slot] = known
         self.drafted_at[slot] = self._step
 
     def release(self, slot: int) -> AcceptanceStats:
-        """A tenancy ends."""
+        """Return what is known of the request that leaves a slot."""
         return AcceptanceStats(float(self.hits[slot]), float(self.trials[slot]))
 
     def suspend(self, reason: str) -> None:
-        """The drafter is at fault for something: no drafts for a while."""
+        """Allow no drafts for a while, as the drafter is at fault for something."""
         self.alarm.suspend(reason, self._step)
 
     @property
     def expected(self) -> bool:
-        """A request that is being prefilled will probably draft."""
+        """Whether a request that is being prefilled will probably draft."""
         return self.pays and self.alarm.allows(self._step)
 
     def lengths(
         self, slot: IntArray, caps: IntArray, context: IntArray, num_tokens: int
     ) -> IntArray:
-        """Drafts of the rows [R] of a step: at most `caps`; see `draft_lengths`."""
+        """Choose the drafts of the rows [R] of a step, at most `caps` each."""
         self._step += 1
         self.expected_us = 0.0
         costs = self._costs
@@ -209,13 +209,13 @@ class Speculation:
             lengths[row] = min(int(caps[row]), _PROBE)
 
     def _acceptance(self, slot: IntArray) -> FloatArray:
-        """Estimate for rows [R]: their own windows, beginning from the model's."""
+        """Estimate the acceptance of rows [R] from their windows, starting at the model's."""
         prior = _MODEL_WEIGHT * self._hits / self._trials
         estimate: FloatArray = (self.hits[slot] + prior) / (self.trials[slot] + _MODEL_WEIGHT)
         return estimate
 
     def observe(self, slot: IntArray, drafts: IntArray, accepted: IntArray) -> None:
-        """Rows [R] verified and accepted so many drafts."""
+        """Learn from rows [R] that verified and accepted so many drafts."""
         if not (self._adaptive or self.alarm.suspended):
             return
         tried = drafts.nonzero()[0]

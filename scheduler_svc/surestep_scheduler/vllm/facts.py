@@ -22,7 +22,7 @@ _WINDOW_S = 5.0  # over which tokens per second are counted, at least
 
 
 class Facts:
-    """Of one engine."""
+    """Facts of one engine, for the messages of vllm.grpc.engine."""
 
     def __init__(self, engine: Engine, served_model_name: str) -> None:
         """An empty name stands for that of the model's folder."""
@@ -105,14 +105,14 @@ class Facts:
 
 
 class Rate:
-    """How fast a counter grows, as far as those who ask make it known."""
+    """How fast a counter grows, measured when it is asked for."""
 
     def __init__(self) -> None:
         self._older: tuple[float, int] | None = None
         self._newer: tuple[float, int] | None = None
 
     def at(self, now: float, count: int) -> float:
-        """Per second, over the time since the count that is one or two windows old; 0 at first."""
+        """Return the rate per second since the count that is one or two windows old; 0 at first."""
         if self._newer is None or now - self._newer[0] >= _WINDOW_S:
             self._older, self._newer = self._newer or (now, count), (now, count)
         assert self._older is not None
@@ -125,7 +125,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def _default_sampling(defaults: SamplingDefaults) -> str:
-    """Those that differ from what a request has that says nothing; empty if none does."""
+    """Return defaults that differ from those of a request that says nothing."""
     ours, plain = shown(defaults), shown(neutral())
     told = {name: ours[name] for name in _TOLD_DEFAULTS if ours[name] != plain[name]}
     return json.dumps(told) if told else ""

@@ -34,12 +34,12 @@ _REFUSED = {
     "extra_mm_inputs": "images and videos are not served",
     "media_refs": "images and videos are not served",
 }
-# What only whoever turns tokens into text can heed, by the value that asks for nothing.
+# What only a program that turns tokens into text can heed, by the value that asks for nothing.
 _FOR_TEXT = ("stop", "include_stop_str_in_output")
 
 
 def choices(request: TheirRequest, limits: Limits) -> Iterator[GenerateRequest]:
-    """One request of ours for each of the sequences; each copies the prompt when it is asked for.
+    """Yield one request of ours for each of the sequences; each copies the prompt when it is made.
 
     Raises InvalidRequest or RequestTooLarge naming the field for what is not served, at once.
     """
@@ -54,12 +54,12 @@ def choices(request: TheirRequest, limits: Limits) -> Iterator[GenerateRequest]:
 
 
 def request_id(their_id: str, index: int) -> str:
-    """Id among all requests of the scheduler, of one sequence."""
+    """Return the id of one sequence among all requests of the scheduler."""
     return f"{NAMESPACE}{index}/{their_id}"
 
 
 def without_effect(request: TheirRequest) -> list[str]:
-    """What has been asked for and changes nothing: fields for text, and fields of later versions.
+    """Return fields that are set and change nothing: for text, and of later versions.
 
     Of these the number is known, and nothing else; to refuse them would be to refuse every request
     of a sender that is a version ahead.
@@ -97,7 +97,7 @@ def _check_served(request: TheirRequest) -> None:
 
 
 def _prompt_ids(request: TheirRequest, limits: Limits) -> Sequence[int]:
-    """The prompt, cut as asked."""
+    """Return the prompt, cut as asked."""
     ids: Sequence[int] = request.tokenized.input_ids
     if not ids:
         raise MissingParameter("tokenized.input_ids: the prompt has no tokens", param="input_ids")
@@ -120,7 +120,7 @@ def _count(params: TheirParams) -> int:
 
 
 def _sampling(params: TheirParams) -> SamplingParams:
-    """All but the seed."""
+    """Translate all parameters but the seed."""
     if any(token_id < 0 for token_id in params.logit_bias):
         raise InvalidRequest("logit_bias: a token id is negative", param="logit_bias")
     logprobs = _alternatives(params, "logprobs")

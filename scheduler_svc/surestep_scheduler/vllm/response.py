@@ -15,7 +15,7 @@ _ABORT = "abort"
 
 
 class ChoiceResponses:
-    """One sequence of a request: what has come of it, and its responses."""
+    """The responses of one sequence of a request, and what has come of it."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class ChoiceResponses:
         self.ended = False
 
     def add(self, chunk: GenerateChunk) -> Iterator[pb.GenerateResponse]:
-        """What is to be told now that this chunk has come."""
+        """Return the responses that follow from a chunk."""
         told = self._told
         told.output_ids.extend(chunk.token_ids)
         told.completion_tokens = len(told.output_ids)
@@ -54,7 +54,7 @@ class ChoiceResponses:
             yield pb.GenerateResponse(complete=told)
 
     def abort(self) -> pb.GenerateResponse:
-        """Its end by the client's will, with what has come of it."""
+        """Return the response to an abort, with what has come of the sequence."""
         self.ended = True
         self._told.finish_reason = _ABORT
         return pb.GenerateResponse(complete=self._told)

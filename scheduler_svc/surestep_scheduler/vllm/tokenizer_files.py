@@ -30,20 +30,20 @@ class Bundle(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path) -> Bundle:
-        """Raises what `archive` raises."""
+        """Make the bundle of a folder. Raises what `archive` raises."""
         data = archive(folder)
         return cls(data, hashlib.sha256(data).hexdigest())
 
 
 class Bundles:
-    """That of one model at a time: made once, however many ask, and however slowly they read."""
+    """The bundle of one model at a time, made once for all that ask."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, str], Bundle] = {}
         self._making = asyncio.Lock()
 
     async def get(self, folder: str, fingerprint: str) -> Bundle:
-        """Of the model in a folder. Raises NotFound or RequestTooLarge."""
+        """Return the bundle of the model in a folder. Raises NotFound or RequestTooLarge."""
         async with self._making:
             key = (folder, fingerprint)
             if key not in self._made:
@@ -52,7 +52,7 @@ class Bundles:
 
 
 def archive(folder: Path) -> bytes:
-    """A zip of the files, not compressed; the same bytes for the same files.
+    """Return a zip of the files, not compressed; the same bytes for the same files.
 
     Raises NotFound where there is no tokenizer, RequestTooLarge where it is too large to send.
     """
