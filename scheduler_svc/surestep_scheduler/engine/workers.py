@@ -47,7 +47,7 @@ class WorkerGroup:
         self._results: list[deque[pb.StepResult]] = [deque() for _ in addresses]
 
     async def infos(self, timeout_s: float) -> list[pb.WorkerInfo]:
-        """Ask every rank for facts. Raises a SurestepError unless all are ready and of one group."""
+        """Ask every rank for facts. Raises a SurestepError unless all are ready, in one group."""
         with translate_errors():
             infos = await asyncio.gather(
                 *(stub.Info(pb.WorkerInfoRequest(), timeout=timeout_s) for stub in self._stubs)
