@@ -43,13 +43,13 @@ class DigestError(LedgerError):
 
 
 def check_step(expected: int, step: int) -> None:
-    """Invariant 1: steps are consecutive."""
+    """Check invariant 1: steps are consecutive. Raises LedgerError."""
     if step != expected:
         raise LedgerError(f"step {step} where step {expected} was expected")
 
 
 def check_digests(step: int, digests: Sequence[int]) -> None:
-    """All ranks computed the same tokens, counts and lengths in this step."""
+    """Raise DigestError unless all ranks computed the same tokens, counts and lengths."""
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise DigestError(
@@ -68,13 +68,13 @@ def require(holds: BoolArray, slot: IntArray, message: str, *columns: IntArray) 
 
 
 def check_lengths(*, slot: IntArray, len_lo: IntArray, len_hi: IntArray, length: IntArray) -> None:
-    """Invariant 2: rows run from a committed length within the bounds of their plan."""
+    """Check invariant 2: rows run from a committed length within the bounds of their plan."""
     inside = (len_lo <= length) & (length <= len_hi)
     require(inside, slot, "committed length {} outside [{}, {}]", length, len_lo, len_hi)
 
 
 def chunked_length(prompt_len: IntArray, chunk: int) -> IntArray:
-    """Leading tokens of prompts that recurrent layers compute in chunks, which are all whole."""
+    """Return how many leading tokens of prompts recurrent layers compute in whole chunks."""
     return prompt_len // chunk * chunk
 
 
@@ -91,7 +91,7 @@ def check_drafter_faults(*, known: int, before: int, after: int, skipped: bool) 
 
 
 def folded_length(mode: IntArray, len_before: IntArray, advance: IntArray) -> IntArray:
-    """Tokens in the recurrent state after rows that ran from `len_before` and were OK.
+    """Return the tokens in the recurrent state after rows that ran from `len_before` and were OK.
 
     The tokens of a prefill row go into the state at once, those of a decoding row with the row
     that follows it.
@@ -100,6 +100,6 @@ def folded_length(mode: IntArray, len_before: IntArray, advance: IntArray) -> In
 
 
 def consumes_known(mode: IntArray) -> BoolArray:
-    """Rows that consume tokens of a prompt, or of what was emitted before."""
+    """Return which rows consume tokens of a prompt, or of what was emitted before."""
     mask: BoolArray = (mode == PREFILL) | (mode == PREFILL_LAST) | (mode == POOL)
     return mask
