@@ -53,7 +53,7 @@ class PeerSettings(TlsSettings):
         return self
 
     def read_grpc_secret(self) -> str | None:
-        """Return the secret, from its setting or file. Raises ValueError unless it is a good one."""
+        """Return the secret of its setting or file. Raises ValueError unless it is a good one."""
         if self.grpc_secret_file is not None:
             return _checked(_read(self.grpc_secret_file), str(self.grpc_secret_file))
         if self.grpc_secret is not None:

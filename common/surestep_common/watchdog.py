@@ -3,10 +3,10 @@
 A supervisor that starts what has ended does not see what hangs: stopped, or stuck in a call that
 holds the interpreter. The watchdog runs COMMAND as its child and asks the gRPC health service at
 HOST:PORT; any answer will do, because it takes a running event loop to give one. Once the service
-has answered, three seconds of silence are too many: a stopped process is made to
-go on; of any other the stacks go to its log, and it is killed. The exit status is the child's,
-128 + N after signal N. SIGTERM and SIGINT are passed on. What watches the watchdog gives it an
-address for signs of life: see notify.py.
+has answered, three seconds of silence are too many: a stopped process is made to go on; of any
+other the stacks go to its log, and it is killed. The exit status is the child's, 128 + N after
+signal N. SIGTERM and SIGINT are passed on. What watches the watchdog gives it an address for signs
+of life: see notify.py.
 """
 
 from __future__ import annotations
