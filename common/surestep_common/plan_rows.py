@@ -55,7 +55,7 @@ class _Rows:
         return type(self)(**{name: column[rows] for name, column in self.columns()})
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return len(getattr(self, self.names()[0]))
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,6 @@ class PlanRows(_Rows):
     def none(cls) -> Self:
         """Return no rows."""
         return cls(*np.zeros((len(cls.names()), 0), dtype=np.int64))
-
-    def __len__(self) -> int:
-        return len(self.slot)
 
     @cached_property
     def is_prefill(self) -> BoolArray:
@@ -105,9 +102,6 @@ class ResultRows(_Rows):
     n_accepted: IntArray
     n_emitted: IntArray
     draft_upto: IntArray
-
-    def __len__(self) -> int:
-        return len(self.ok)
 
     @property
     def n_drafts_emitted(self) -> IntArray:
