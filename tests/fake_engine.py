@@ -162,7 +162,7 @@ class FakeEngine:
             emitted = emitted[: stop + 1]
         counts = len(drafts), accepted, len(emitted)
         slot.length += _check_result(
-            plan, row, counts, ok=status == pb.OK, committed=before, ends_with_stop=stop is not None
+            plan, row, counts, ok=status == pb.OK, committed=before, stopped=stop is not None
         )
         if mode in (PREFILL, PREFILL_LAST, POOL):
             taken += self._states.run(slot, slot.length, arms)
@@ -274,28 +274,15 @@ def _rows(plan: pb.StepPlan) -> PlanRows:
 
 
 def _check_result(
-    plan: pb.StepPlan,
-    row: int,
-    counts: tuple[int, int, int],
-    *,
-    ok: bool,
-    committed: int,
-    ends_with_stop: bool,
+    plan: pb.StepPlan, row: int, counts: tuple[int, ...], *, ok: bool, committed: int, stopped: bool
 ) -> int:
     """By how many tokens the slot of a row advances; `counts`: drafts, accepted, emitted."""
     before, drafts, accepted, emitted = (_column([n]) for n in (committed, *counts))
-    result = ResultRows(
-        ok=np.array([ok]),
-        non_finite=np.array([False]),
-        len_before=before,
-        n_drafts=drafts,
-        n_accepted=accepted,
-        n_emitted=emitted,
-        draft_upto=before,
-    )
+    no = np.array([False])
+    result = ResultRows(np.array([ok]), no, before, drafts, accepted, emitted, draft_upto=before)
     planned = PlanRows(**{name: column[row : row + 1] for name, column in _rows(plan).columns()})
     advance = check_result_rows(
-        planned, result, committed=before, ends_with_stop=np.array([ends_with_stop])
+        planned, result, committed=before, ends_with_stop=np.array([stopped])
     )
     return int(advance[0])
 
