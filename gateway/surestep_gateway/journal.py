@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from surestep_common import tracing
 from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
-from surestep_common.tracing import Kind, Span
+from surestep_common.tracing import Span, SpanKind
 from surestep_proto.engine_pb2 import NO_POOLING, Pooling, SamplingParams
 from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest, ResolvedParams
 
@@ -222,7 +222,7 @@ class OpenRequest:
         host, _, port = link.address.rpartition(":")
         self._span = tracing.current.get().child(
             GENERATE,
-            Kind.CLIENT,
+            SpanKind.CLIENT,
             attributes={
                 "rpc.system.name": "grpc",
                 "rpc.method": GENERATE,
