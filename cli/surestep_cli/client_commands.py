@@ -17,8 +17,8 @@ from rich.console import Console
 from surestep_common.config import ENV_PREFIX, Settings
 from surestep_common.errors import SurestepError
 
-from .keys import one_key
-from .output import writable
+from .api.keys import one_key
+from .terminal.output import writable
 
 URL = r"^(https?|unix)://"
 URL_IS = "address of the gateway; unix://PATH with %2F for / in it: a Unix socket"
@@ -73,7 +73,7 @@ class Status(ServerUrl):
 
     def run(self, console: Console) -> int:
         """Exit status: 0 when everything serves, 1 when not."""
-        from .status import show
+        from .monitor.status import show
 
         return show(self.url, self.key(), as_json=self.json_output, console=Console())
 
@@ -87,7 +87,7 @@ class Top(ServerUrl):
     def run(self, console: Console) -> int:
         """Exit status."""
         try:
-            from .top import top
+            from .monitor.top import top
         except ImportError as error:
             raise missing("top", error) from error
         return top(
@@ -123,8 +123,8 @@ class Chat(ServerUrl):
 
     def run(self, console: Console) -> int:
         """Exit status: 0 when there was an answer."""
-        from .chat import run_chat
-        from .conversation import Conversation, first_model
+        from .chat.chat import run_chat
+        from .chat.conversation import Conversation, first_model
 
         chosen: dict[str, Any] = {
             "temperature": self.temperature,
@@ -176,6 +176,6 @@ class Bench(ServerUrl):
 
     def run(self, console: Console) -> int:
         """Exit status: 0 when no request failed."""
-        from .bench import bench
+        from .bench.bench import bench
 
         return bench(self, console)

@@ -13,9 +13,9 @@ import surestep_proto
 from rich.console import Console
 from surestep_common.errors import InvalidRequest, Unavailable
 
-from .http import api_root, call
-from .model_source import Source, resolve
-from .wiring import SECRET_BYTES
+from .api.http import api_root, call
+from .serve.model_source import Source, resolve
+from .serve.wiring import SECRET_BYTES
 
 _RESTART_S = 3600.0  # the server has time limits of its own, for each scheduler
 

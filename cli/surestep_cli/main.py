@@ -33,10 +33,10 @@ from surestep_common.config import (
 from surestep_common.errors import InvalidRequest, SurestepError
 from surestep_common.process import die_with
 
+from .api.keys import one_key
 from .client_commands import URL, URL_IS, Bench, Chat, Status, Top
-from .keys import one_key
-from .serve_settings import ServeSettings
-from .vllm_commands import elsewhere
+from .settings.serve_settings import ServeSettings
+from .settings.vllm_commands import elsewhere
 
 _ERROR = 1  # exit status
 _INTERRUPTED = 130
@@ -51,7 +51,7 @@ class Serve(ServeSettings):
 
     def run(self, console: Console) -> int:
         """Exit status."""
-        from .launcher import launch
+        from .serve.launcher import launch
 
         return launch(self)
 
@@ -93,7 +93,7 @@ class Fetch(Settings):
     def run(self, console: Console) -> int:
         """Exit status."""
         from .commands import fetch
-        from .model_source import Source
+        from .serve.model_source import Source
 
         fetch(self.model, self.link, Source(self.revision), console, text_only=self.text_only)
         return 0
@@ -228,7 +228,7 @@ def run(arguments: list[str]) -> int:
 def _serve(arguments: list[str], console: Console) -> int:
     for word in arguments:
         if word in ("-h", "--help") or word.startswith("--help="):
-            from .help import help_text
+            from .settings.help import help_text
 
             topic = word.partition("=")[2] or None
             sys.stdout.write(help_text(Serve, topic, shutil.get_terminal_size().columns))

@@ -11,23 +11,23 @@ from starlette.types import ASGIApp
 from surestep_common.errors import SurestepError
 from surestep_common.tracing import open_tracer
 
-from .admin import AdminRoutes
-from .admission import Admission
-from .answers import Answers
-from .bodies import Bodies, BodyLimits
-from .browsers import HostCheck, with_cors
+from .api.admin_routes import AdminRoutes
+from .api.middleware import RequestMiddleware, RootPath
+from .api.openai_routes import OpenAIRoutes
+from .api.operator_routes import OperatorRoutes
 from .config import GatewaySettings
 from .context import Gateway
 from .embedding_config import EmbeddingConfig, HfOverrides, PoolerConfig
-from .errors import on_http_exception, on_surestep_error, on_unexpected_error
-from .metrics import Metrics
-from .middleware import RequestMiddleware, RootPath
-from .ops import OperatorRoutes
-from .pool import SchedulerPool
-from .routes import OpenAIRoutes
-from .text import TextSide
-from .text_service import TextService
-from .vocabulary import check_vocabulary
+from .http.admission import Admission
+from .http.bodies import Bodies, BodyLimits
+from .http.browsers import HostCheck, with_cors
+from .http.errors import on_http_exception, on_surestep_error, on_unexpected_error
+from .observability.metrics import Metrics
+from .output.answers import Answers
+from .schedulers.pool import SchedulerPool
+from .text.text_side import TextSide
+from .text.vocabulary import check_vocabulary
+from .text_processes.service import TextService
 
 
 def make_gateway(settings: GatewaySettings) -> Gateway:

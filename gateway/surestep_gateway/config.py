@@ -24,7 +24,7 @@ from surestep_common.registry import Registry
 from surestep_common.tracing import TraceSettings
 
 from .api_settings import ApiSettings
-from .clients import ApiKeys, plain_keys, read_keys
+from .auth.api_keys import ApiKeys, plain_keys, read_keys
 from .embedding_config import HfOverrides, PoolerConfig, check_keys
 from .parsers import REASONING_PARSERS, TOOL_PARSERS
 

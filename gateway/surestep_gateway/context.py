@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from surestep_common.tracing import Tracer
 
-from .admission import Admission
-from .answers import Answers
 from .config import GatewaySettings
 from .embedding_config import EmbeddingConfig
-from .metrics import Metrics
-from .pool import SchedulerPool
-from .text_service import TextService
-from .tokenizer import Tokenizer
+from .http.admission import Admission
+from .observability.metrics import Metrics
+from .output.answers import Answers
+from .schedulers.pool import SchedulerPool
+from .text.tokenizer import Tokenizer
+from .text_processes.service import TextService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

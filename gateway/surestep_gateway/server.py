@@ -16,10 +16,10 @@ from surestep_common.process import clients_within, raise_file_limit
 
 from .app import make_app, make_gateway
 from .config import GatewaySettings
-from .connections import Connections
 from .context import Gateway
-from .http_protocol import HttpProtocol, Patience
-from .listener import Listener, bind, bind_path
+from .http.connections import Connections
+from .http.http_protocol import HttpProtocol, Patience
+from .http.listener import Listener, bind, bind_path
 from .model_wait import until_there
 
 logger = logging.getLogger(__name__)

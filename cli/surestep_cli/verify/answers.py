@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 from surestep_common.errors import Unavailable
 
-from surestep_cli.served import DONE, payload_of
+from surestep_cli.api.responses import DONE, payload_of
 
 from .prompts import Prompt
 

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from surestep_common.errors import SurestepError
 
-from surestep_cli.http import api_root
-from surestep_cli.output import write_file
-from surestep_cli.sections import SECTIONS
-from surestep_cli.serve_settings import ServeSettings
-from surestep_cli.sessions import open_session
+from surestep_cli.api.http import api_root
+from surestep_cli.api.sessions import open_session
+from surestep_cli.settings.sections import SECTIONS
+from surestep_cli.settings.serve_settings import ServeSettings
+from surestep_cli.terminal.output import write_file
 
 from .cases import Sampling
 from .disaster import Victims

@@ -13,10 +13,10 @@ from pydantic_settings import CliImplicitFlag, SettingsConfigDict, SettingsError
 from surestep_common.config import Names, Settings, load, or_exit
 
 from surestep_cli.client_commands import URL
-from surestep_cli.flags import Asked
-from surestep_cli.help import declared, entry
-from surestep_cli.output import writable
-from surestep_cli.serve_settings import ServeSettings
+from surestep_cli.settings.flags import Asked
+from surestep_cli.settings.help import declared, entry
+from surestep_cli.settings.serve_settings import ServeSettings
+from surestep_cli.terminal.output import writable
 
 from .faults import FAULTS
 

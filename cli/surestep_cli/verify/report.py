@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from surestep_cli.drafts import Drafts
+from surestep_cli.api.draft_stats import Drafts
 
 from .cases import ALONE, TOGETHER, CaseResult, Sampling
 from .faults import Incident

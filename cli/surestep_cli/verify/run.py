@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import aiohttp
 from surestep_common.errors import InvalidRequest, SurestepError
 
-from surestep_cli.drafts import Drafts, drafts_of
-from surestep_cli.metrics import Metrics
-from surestep_cli.served import model_card
+from surestep_cli.api.draft_stats import Drafts, drafts_of
+from surestep_cli.api.metrics import Metrics
+from surestep_cli.api.responses import model_card
 
 from .answers import Answer, ask, get, get_text
 from .cases import ALONE, TOGETHER, Case, CaseResult, Sampling, judge, options_of

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from surestep_common.config import PARENT_PID, child_environ, variables
 from surestep_common.errors import InvalidRequest, Unavailable
 
-from surestep_cli.http import call
-from surestep_cli.keys import one_key
-from surestep_cli.ports import free_addresses
-from surestep_cli.serve_settings import ServeSettings
-from surestep_cli.wiring import public_url
+from surestep_cli.api.http import call
+from surestep_cli.api.keys import one_key
+from surestep_cli.serve.ports import free_addresses
+from surestep_cli.serve.wiring import public_url
+from surestep_cli.settings.serve_settings import ServeSettings
 
 from .options import Asking
 

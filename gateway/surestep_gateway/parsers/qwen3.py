@@ -11,10 +11,9 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import ClassVar
 
-from surestep_gateway.scan import MarkerScanner
-
 from .base import MAX_LAYOUT
 from .events import Content, Event, Reasoning
+from .stop_strings import MarkerScanner
 
 _OPEN, _CLOSE = "<think>", "</think>"
 

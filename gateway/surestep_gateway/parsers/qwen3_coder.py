@@ -18,9 +18,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from surestep_gateway.scan import MarkerScanner
-
 from .schema import json_text, json_types
+from .stop_strings import MarkerScanner
 from .tools import CLOSE, MarkedToolParser, Steps, literal, require
 
 _FUNCTION, _PARAMETER = "<function=", "<parameter="

@@ -12,10 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import ClassVar, TypeVar
 
-from surestep_gateway.scan import MarkerScanner
-
 from .base import MAX_LAYOUT
 from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
+from .stop_strings import MarkerScanner
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _T = TypeVar("_T")

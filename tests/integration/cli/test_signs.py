@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 import trustme
 from ports import free_address
-from surestep_cli.http import call
-from surestep_cli.vigil import Answer
+from surestep_cli.api.http import call
+from surestep_cli.serve.liveness import Answer
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n"
 

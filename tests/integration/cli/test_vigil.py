@@ -17,8 +17,8 @@ import stand_in_service
 from hypothesis import given
 from hypothesis import strategies as st
 from ports import free_address
-from surestep_cli.child import Child, Command
-from surestep_cli.vigil import Answer, Beats, Health, Sign, Vigil, watch
+from surestep_cli.serve.child import Child, Command
+from surestep_cli.serve.liveness import Answer, Beats, Health, Sign, Vigil, watch
 from surestep_common.notify import ALIVE, Listener, Notifier
 
 LOOK_S = 0.2
@@ -28,8 +28,8 @@ LOOK_S = 0.2
 async def watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: Sign, script: str, *arguments: str
 ) -> AsyncIterator[Child]:
-    monkeypatch.setattr("surestep_cli.vigil._LOOK_S", LOOK_S)
-    monkeypatch.setattr("surestep_cli.vigil._END", 8)
+    monkeypatch.setattr("surestep_cli.serve.liveness._LOOK_S", LOOK_S)
+    monkeypatch.setattr("surestep_cli.serve.liveness._END", 8)
     environ = {"PYTHONPATH": os.pathsep.join(sys.path)}
     argv = (sys.executable, script, *arguments)
     child = Child(Command(name="it", argv=argv, environ=environ, log_path=tmp_path / "it.log"))

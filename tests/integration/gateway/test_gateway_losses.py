@@ -11,7 +11,7 @@ import pytest
 from fake_scheduler import emulated, emulating, start, tokens
 from gateway_stack import Stack, StartStack
 from surestep_common.errors import ConnectionLost, ModelFault
-from surestep_gateway.losses import Record, Trials
+from surestep_gateway.schedulers.losses import Record, Trials
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 BODY: dict[str, Any] = {"max_tokens": 6, "seed": 3, "return_token_ids": True}

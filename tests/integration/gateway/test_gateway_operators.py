@@ -4,7 +4,7 @@ import os
 
 from gateway_stack import Stack, StartStack
 from prometheus_client.parser import text_string_to_metric_families
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_proto.generate_pb2 import SchedulerStats
 
 SCHEDULER_NAMES = {

@@ -21,11 +21,11 @@ from gateway_process import gateway, until_ready
 from gateway_stack import Stack, StartStack, stacks
 from ports import free_port
 from surestep_common.errors import InvalidRequest, SurestepError
-from surestep_gateway import text_wire
 from surestep_gateway.config import GatewaySettings
-from surestep_gateway.text import NeedsProcess, TextSide
-from surestep_gateway.text_jobs import BY_NAME, CHAT, COMPLETION, Job
-from surestep_gateway.text_service import INLINE_BYTES
+from surestep_gateway.text.text_side import NeedsProcess, TextSide
+from surestep_gateway.text_processes import wire
+from surestep_gateway.text_processes.jobs import BY_NAME, CHAT, COMPLETION, Job
+from surestep_gateway.text_processes.service import INLINE_BYTES
 
 PAD = {"metadata": "y" * INLINE_BYTES}  # whoever sends this is too large for the event loop
 USER: Any = {"role": "user", "content": "hello"}
@@ -70,7 +70,7 @@ def children() -> list[psutil.Process]:
     return [
         one
         for one in every
-        if one.is_running() and "surestep_gateway.text_process" in one.cmdline()
+        if one.is_running() and "surestep_gateway.text_processes.process" in one.cmdline()
     ]
 
 
@@ -276,10 +276,10 @@ async def test_processes_end_with_their_gateway(model: Path) -> None:
 async def test_a_pipe_that_is_closed_is_a_lost_connection() -> None:
     process = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
     assert process.stdin is not None
-    await text_wire.send(process.stdin, [b"x"])
+    await wire.send(process.stdin, [b"x"])
     process.stdin.close()
     with pytest.raises(ConnectionError):
-        await text_wire.send(process.stdin, [b"x"])
+        await wire.send(process.stdin, [b"x"])
     assert await process.wait() == 0
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from pydantic_settings import SettingsError
-from surestep_cli.flags import Asked
 from surestep_cli.main import Serve
+from surestep_cli.settings.flags import Asked
 
 
 def ask(*arguments: str) -> Asked:

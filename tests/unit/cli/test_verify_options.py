@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from surestep_cli.main import run
-from surestep_cli.serve_settings import ServeSettings
+from surestep_cli.settings.serve_settings import ServeSettings
+from surestep_cli.settings.vllm_flags import vllm_flags
 from surestep_cli.verify.options import Asking, VerifyOptions, split
-from surestep_cli.vllm_flags import vllm_flags
 from surestep_common.config import Settings
 
 

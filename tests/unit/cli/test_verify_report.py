@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from surestep_cli.drafts import Drafts
+from surestep_cli.api.draft_stats import Drafts
 from surestep_cli.verify.answers import Answer, Choice
 from surestep_cli.verify.cases import ALONE, TOGETHER, Case, Place, Sampling, compare, judge, speed
 from surestep_cli.verify.faults import Incident, Rank, descends, strike

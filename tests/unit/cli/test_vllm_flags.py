@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from pydantic_settings import SettingsError
-from surestep_cli.flag_values import Kind, kind_of_field, kind_of_flag
-from surestep_cli.flags import Asked
-from surestep_cli.help import help_text
 from surestep_cli.main import Serve
-from surestep_cli.sections import SECTIONS
-from surestep_cli.vllm_flags import Verdict, VllmFlag, vllm_flags
+from surestep_cli.settings.flag_values import Kind, kind_of_field, kind_of_flag
+from surestep_cli.settings.flags import Asked
+from surestep_cli.settings.help import help_text
+from surestep_cli.settings.sections import SECTIONS
+from surestep_cli.settings.vllm_flags import Verdict, VllmFlag, vllm_flags
 
 FLAGS = [flag for flag in vllm_flags().by_name.values() if "." not in flag.name]
 KEYS = [flag for flag in vllm_flags().by_name.values() if "." in flag.name]

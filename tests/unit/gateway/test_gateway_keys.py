@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from surestep_gateway.clients import Client, read_keys
+from surestep_gateway.auth.api_keys import Client, read_keys
 from surestep_gateway.config import GatewaySettings
 
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from fake_scheduler import logprob_columns
-from surestep_gateway.detokenize import Detokenizer
-from surestep_gateway.logprobs import (
+from surestep_gateway.output.detokenize import Detokenizer
+from surestep_gateway.output.logprobs import (
     Candidate,
     CompletionLogprobs,
     Position,
@@ -12,7 +12,7 @@ from surestep_gateway.logprobs import (
     positions,
     prompt_logprobs,
 )
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 
 
 def test_columns_become_positions() -> None:

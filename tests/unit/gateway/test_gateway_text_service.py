@@ -6,14 +6,14 @@ from typing import Any
 import tiny_tokenizer
 from fake_scheduler import default_info
 from surestep_common.errors import InvalidRequest
-from surestep_gateway.chat import ChatTemplate
 from surestep_gateway.config import GatewaySettings
-from surestep_gateway.metrics import Metrics
-from surestep_gateway.prepare import Draft
-from surestep_gateway.text import TextSide
-from surestep_gateway.text_jobs import TOKENIZE, Job
-from surestep_gateway.text_service import TextService
-from surestep_gateway.tokenizer import Texts, Tokenizer
+from surestep_gateway.observability.metrics import Metrics
+from surestep_gateway.request.prepare import Draft
+from surestep_gateway.text.chat_template import ChatTemplate
+from surestep_gateway.text.text_side import TextSide
+from surestep_gateway.text.tokenizer import Texts, Tokenizer
+from surestep_gateway.text_processes.jobs import TOKENIZE, Job
+from surestep_gateway.text_processes.service import TextService
 
 BODY = bytearray(b'{"prompt": "%b"}' % (b"x" * 10_000))
 

@@ -1,0 +1,92 @@
+"""The figures of a running server at one moment, and what lies between two of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from surestep_cli.api.draft_stats import Drafts, drafts_of
+from surestep_cli.api.metrics import Metrics
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One look. `at` is a time of time.monotonic; counters count since the server started."""
+
+    at: float
+    status: Json  # the /status document
+    prompt_tokens: float
+    output_tokens: float
+    steps: float
+    running: float
+    waiting: float
+    kv_usage: float  # share of the blocks, 0 to 1
+    restarts: float  # epochs that were lost
+    drafts: Drafts
+    known: bool  # whether any scheduler has told its figures
+
+    @classmethod
+    def of(cls, at: float, status: Json, metrics: Metrics) -> Moment:
+        """From the two documents of the gateway."""
+        return cls(
+            at=at,
+            status=status,
+            prompt_tokens=metrics.total("surestep:prompt_tokens_total"),
+            output_tokens=metrics.total("surestep:generation_tokens_total"),
+            steps=metrics.total("surestep:steps_total"),
+            running=metrics.total("vllm:num_requests_running"),
+            waiting=metrics.total("vllm:num_requests_waiting"),
+            kv_usage=metrics.total("vllm:kv_cache_usage_perc"),
+            restarts=metrics.total("surestep:worker_restarts_total"),
+            drafts=drafts_of(metrics),
+            known="surestep:generation_tokens_total" in metrics,
+        )
+
+    @property
+    def state(self) -> str:
+        """Of the gateway."""
+        return str(self.status["gateway"]["state"])
+
+    def ranks(self) -> tuple[int, int]:
+        """Workers that are ready, and all of them."""
+        states = [
+            supervisor["rank_state"]
+            for scheduler in self.status["schedulers"]
+            if scheduler["status"] is not None
+            for supervisor in scheduler["status"]["supervisors"]
+        ]
+        return states.count("READY"), len(states)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second, over the time between two moments.
+
+    Counters that fell, or that one of the moments does not know, count as nothing.
+    """
+
+    prompt_tok_s: float
+    output_tok_s: float
+    steps_s: float
+    drafts: Drafts  # of that time
+
+    @classmethod
+    def between(cls, earlier: Moment, later: Moment) -> Rates:
+        """Rates from one moment to another."""
+        if not (earlier.known and later.known):
+            return cls(0.0, 0.0, 0.0, Drafts())
+        seconds = max(later.at - earlier.at, 1e-9)
+
+        def rate(name: str) -> float:
+            grown: float = getattr(later, name) - getattr(earlier, name)
+            return max(0.0, grown) / seconds
+
+        fallen = later.drafts.windows < earlier.drafts.windows
+        return cls(
+            rate("prompt_tokens"),
+            rate("output_tokens"),
+            rate("steps"),
+            Drafts() if fallen else later.drafts.since(earlier.drafts),
+        )

@@ -1,0 +1,90 @@
+"""What operators may ask for: with a key of their own, and not at all without one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from surestep_common.errors import NotFound, SurestepError, Unauthenticated
+
+from surestep_gateway.context import Gateway
+from surestep_gateway.http.errors import JsonResponse, error_body
+from surestep_gateway.request.parse import parse
+from surestep_gateway.request.protocol import RestartBody
+from surestep_gateway.schedulers.pool import SchedulerPool
+from surestep_gateway.schedulers.scheduler_client import SchedulerLink
+
+from .middleware import body_of
+
+logger = logging.getLogger(__name__)
+
+_RESTART_S = 30.0  # for the old ranks to be gone
+_SERVE_S = 600.0  # for the new ones to have loaded
+
+
+class AdminRoutes:
+    """Handlers bound to one gateway; mounted only if there is an admin key."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._keys = gateway.settings.admin_keys()
+        self._restarting = asyncio.Lock()
+
+    def routes(self) -> Iterator[Route]:
+        """What to mount."""
+        if self._keys:
+            yield Route("/admin/workers/restart", self.restart_workers, methods=["POST"])
+
+    async def restart_workers(self, request: Request) -> Response:
+        """Replace every rank, one scheduler after the other; open requests go on.
+
+        `?scheduler=host:port` restarts those of one. The answer comes when all serve again. What
+        fails ends the round: a bad deployment takes down one replica and no more.
+        """
+        self._check_key(request)
+        body = body_of(request)
+        await body.read()
+        reason = parse(RestartBody, bytes(body.data) or b"{}").reason or "asked for by an operator"
+        links = self._chosen(request.query_params.get("scheduler"))
+        done: list[dict[str, Any]] = []
+        async with self._restarting:
+            for link in links:
+                try:
+                    done.append(await _restart(self._gateway.pool, link, reason))
+                except SurestepError as error:
+                    logger.error("restart of the workers of %s: %s", link.address, error.message)
+                    failure = error_body(error)
+                    return JsonResponse(failure | {"restarted": done, "failed": link.address}, 503)
+        return JsonResponse({"restarted": done})
+
+    def _check_key(self, request: Request) -> None:
+        if self._keys.client(request.headers.get("authorization", "").encode()) is None:
+            raise Unauthenticated("missing or wrong admin key")
+
+    def _chosen(self, address: str | None) -> list[SchedulerLink]:
+        links = self._gateway.pool.links
+        chosen = [link for link in links if address in (None, link.address)]
+        if not chosen:
+            raise NotFound(f"no scheduler at '{address}'", param="scheduler")
+        return chosen
+
+
+async def _restart(pool: SchedulerPool, link: SchedulerLink, reason: str) -> dict[str, Any]:
+    """Restart the ranks of one scheduler and wait until it serves again. Raises SurestepError."""
+    began = time.monotonic()
+    logger.warning("restarting the workers of %s: %s", link.address, reason)
+    answer = await link.restart_workers(reason, _RESTART_S)
+    link.recheck()  # what it said before does not count
+    await pool.until_admits(link, _SERVE_S)
+    return {
+        "scheduler": link.address,
+        "epoch": answer.epoch,
+        "num_ranks": answer.num_ranks,
+        "seconds": round(time.monotonic() - began, 3),
+    }

@@ -1,0 +1,215 @@
+"""Endpoints for operators: health, metrics, load, status."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from surestep_common.errors import SurestepError, Unavailable
+from surestep_common.release import package_version
+
+from surestep_gateway.config import GatewaySettings
+from surestep_gateway.context import Gateway
+from surestep_gateway.http.errors import JsonResponse
+from surestep_gateway.observability.scheduler_metrics import SchedulerReading
+from surestep_gateway.schedulers.scheduler_client import SchedulerLink
+from surestep_gateway.ui.overview import OverviewSource
+from surestep_gateway.ui.overview_model import GatewayView
+from surestep_gateway.ui.pages import docs_page, home_page
+from surestep_gateway.ui.status_page import PAGE, StatusPage
+
+from .openapi import document
+
+T = TypeVar("T")
+
+_DOCUMENTS = frozenset({"/openapi.json", "/docs"})
+_STATUS_PAGE = frozenset({PAGE, "/overview"})
+
+
+class OperatorRoutes:
+    """Handlers bound to one gateway."""
+
+    def __init__(self, gateway: Gateway, address: str) -> None:
+        self._gateway = gateway
+        self._address = address
+        self._version = package_version()
+        self._admin = bool(gateway.settings.admin_keys())
+        self._root = gateway.settings.root_path
+        self._hidden = _hidden(gateway.settings)
+        self._overview = OverviewSource(gateway.pool, self._this_process)
+        self._one_scrape = asyncio.Lock()  # at a time: numbers of an older one would look reset
+
+    def routes(self) -> list[Route]:
+        """What to mount."""
+        routes = [
+            Route("/", self.home),
+            Route("/docs", self.docs),
+            Route("/health", self.health),
+            Route("/health/ready", self.ready),
+            Route("/ping", self.health, methods=["GET", "POST"]),
+            Route("/version", self.version),
+            Route("/openapi.json", self.openapi),
+            Route("/metrics", self.metrics),
+            Route("/load", self.load),
+            Route("/status", self.status),
+            Route("/overview", self.overview),
+        ]
+        if PAGE not in self._hidden:
+            routes += StatusPage().routes()
+        return [route for route in routes if route.path not in self._hidden]
+
+    async def health(self, request: Request) -> Response:
+        """Alive: this process answers."""
+        return Response()
+
+    async def ready(self, request: Request) -> Response:
+        """Ready: requests sent now would be served."""
+        if self._gateway.admission.leaving:
+            raise Unavailable("the server is shutting down")
+        patience_s = self._gateway.settings.first_token_timeout_s
+        now = time.monotonic()
+        admitting = [link for link in self._gateway.pool.links if link.admits(now)]
+        if not admitting:
+            raise Unavailable(f"the model is not ready{self._gateway.pool.trouble}")
+        if all(link.stalled(patience_s) for link in admitting):
+            raise Unavailable(f"requests run, but no token came for {patience_s:g} s")
+        return Response()
+
+    async def version(self, request: Request) -> Response:
+        """Version of the gateway."""
+        return JsonResponse({"version": self._version})
+
+    async def openapi(self, request: Request) -> Response:
+        """The endpoints as an OpenAPI document."""
+        return JsonResponse(self._document())
+
+    async def home(self, request: Request) -> Response:
+        """What this is, for people."""
+        names = self._gateway.settings.model_names()
+        return home_page(self._version, names, self._state(), self._root, self._hidden)
+
+    async def docs(self, request: Request) -> Response:
+        """The endpoints, for people."""
+        return docs_page(self._document(), self._root)
+
+    def _document(self) -> dict[str, Any]:
+        return document(self._version, self._root, admin=self._admin, hidden=self._hidden)
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus text; the gateway's own part even when no scheduler answers."""
+        async with self._one_scrape:
+            now = time.monotonic()
+            every_stats, every_status = await asyncio.gather(
+                self._ask(SchedulerLink.query_stats), self._ask(SchedulerLink.query_status)
+            )
+            readings = [
+                SchedulerReading(link.address, link.breaker.state(now), stats, link.info, status)
+                for (link, stats), (_, status) in zip(every_stats, every_status, strict=True)
+            ]
+            text = self._gateway.metrics.render(readings)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def load(self, request: Request) -> Response:
+        """Requests open here (vLLM's `server_load`) and the load of the schedulers in all."""
+        load: dict[str, Any] = {"server_load": self._gateway.admission.num_open}
+        answers = await self._ask(SchedulerLink.query_stats)
+        known = [stats for _, stats in answers if stats is not None]
+        if known:
+            blocks = sum(stats.num_blocks_total for stats in known)
+            load |= {
+                "num_running": sum(stats.num_running for stats in known),
+                "num_waiting": sum(stats.num_waiting for stats in known),
+                "kv_cache_usage": sum(stats.num_blocks_used for stats in known) / max(1, blocks),
+            }
+        return JsonResponse(load)
+
+    async def status(self, request: Request) -> Response:
+        """Every process behind this gateway, for `surestep status`."""
+        now = time.monotonic()
+        schedulers = [
+            {
+                "url": link.address,
+                "admits": link.admits(now),
+                "circuit_breaker": link.breaker.state(now).name,
+                "load": link.load,
+                "status": None if status is None else as_json(status),
+            }
+            for link, status in await self._ask(SchedulerLink.query_status)
+        ]
+        return JsonResponse(
+            {
+                "gateway": self._this_process().model_dump(exclude={"models"}),
+                "schedulers": schedulers,
+            }
+        )
+
+    async def overview(self, request: Request) -> Response:
+        """Processes and figures in one document, for the status page."""
+        json = await self._overview.json()
+        return Response(json, media_type="application/json", headers={"cache-control": "no-store"})
+
+    def _this_process(self) -> GatewayView:
+        return GatewayView(
+            pid=os.getpid(),
+            address=self._address,
+            state=self._state(),
+            version=self._version,
+            models=list(self._gateway.settings.model_names()),
+            open_requests=self._gateway.admission.num_open,
+        )
+
+    def _state(self) -> str:
+        if self._gateway.admission.leaving:
+            return "DRAINING"
+        return "SERVING" if self._gateway.pool.serving else "WAITING_FOR_SCHEDULER"
+
+    async def _ask(
+        self, question: Callable[[SchedulerLink], Awaitable[T]]
+    ) -> list[tuple[SchedulerLink, T | None]]:
+        """The answer of every scheduler, None from those that give none."""
+
+        async def ask(link: SchedulerLink) -> tuple[SchedulerLink, T | None]:
+            try:
+                return link, await question(link)
+            except SurestepError:
+                return link, None
+
+        return list(await asyncio.gather(*map(ask, self._gateway.pool.links)))
+
+
+def _hidden(settings: GatewaySettings) -> frozenset[str]:
+    """Paths that this server does not have."""
+    documents = _DOCUMENTS if settings.disable_fastapi_docs else frozenset[str]()
+    return documents if settings.ui else documents | _STATUS_PAGE
+
+
+def as_json(message: Message) -> dict[str, Any]:
+    """Field names as in the .proto; 64-bit counts as numbers."""
+    fields = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    converted: dict[str, Any] = _numbers(fields, message.DESCRIPTOR)
+    return converted
+
+
+def _numbers(fields: Any, descriptor: Any) -> Any:
+    """JSON of protobuf writes 64-bit integers as strings, for JavaScript's sake."""
+    for name, field in descriptor.fields_by_name.items():
+        if name not in fields:
+            continue
+        if field.message_type is not None:
+            values = fields[name] if field.is_repeated else [fields[name]]
+            for value in values:
+                _numbers(value, field.message_type)
+        elif field.type == field.TYPE_UINT64:
+            fields[name] = int(fields[name])
+    return fields

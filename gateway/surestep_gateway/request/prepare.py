@@ -1,0 +1,243 @@
+"""Preparing requests: from the bytes of a body to what is asked of the schedulers, or answered.
+
+Plain functions of the body, the text side and the facts of the model, in two steps with the
+encoding of text between them. They run on the gateway's event loop for small bodies and in a text
+process for the others; what is too much for the loop raises NeedsProcess there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import orjson
+from surestep_common.errors import InvalidRequest, ModelNotFound, RequestTooLarge
+from surestep_common.request_bounds import check_prompt_logprobs
+from surestep_proto.engine_pb2 import SamplingParams
+from surestep_proto.generate_pb2 import SchedulerInfo
+
+from surestep_gateway.config import GatewaySettings
+from surestep_gateway.text.text_side import TextSide
+from surestep_gateway.text.tokenizer import Texts
+
+from .bad_words import bad_words, total_chars
+from .output_format import check_tool_choice
+from .parse import parse, parse_tokenize
+from .prompts import Prepared, Prompt, bounded_text, completion_prompt, ids_and_texts, packed
+from .protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeBody,
+    GenerationBody,
+    TokenizeChatBody,
+)
+from .render import answering_role, begun, echoed, render_chat
+from .sampling import check_vocab, fit_prompt, kept_part, sampling_params
+from .unsupported import refuse_unsupported, refuse_unsupported_in_prompt
+
+INLINE_PROMPTS = 64  # in a body that is prepared on the event loop
+INLINE_BAD_WORD_CHARS = 1024  # of all of them
+MAX_SEQUENCES = 1024  # in one request
+MAX_SENT_IDS = 1 << 23  # of prompts, once for each sequence
+MAX_ALL_PROMPT_LOGPROBS = 1 << 22  # in the answer to one request
+MAX_TOOLS_BYTES = 1 << 20  # of their JSON
+MIN_TOKENIZE_CHARS = 1 << 20  # are counted by /tokenize whatever fits into a prompt
+_TAIL_CHARS = 256  # of a prompt; what reasoning it begins is seen there
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft(Generic[T]):
+    """What is left to do when the texts have been encoded."""
+
+    texts: Texts
+    finish: Callable[[Sequence[list[int]]], T]  # takes the ids of each text
+
+
+Kind = Callable[[TextSide, bytes | bytearray, SchedulerInfo], Draft[T]]
+
+
+def draft_chat(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> Draft[Prepared]:
+    """POST /v1/chat/completions. Raises SurestepError."""
+    request = parse(ChatRequest, raw)
+    _check_common(side, request, info)
+    check_tool_choice(side.settings, request)
+    schemas = _schemas(request)
+    chat = render_chat(side, request)
+    text = bounded_text(chat.text, side.tokenizer, request, info.max_model_len, "messages")
+    cut = len(text) < len(chat.text)
+    if cut and request.echo:  # of any size, once for each choice
+        raise InvalidRequest("'echo' is not available for a chat of this size", param="echo")
+    kept = kept_part(len(text), request) if cut else slice(None)
+    texts = chat.texts(side, kept, add_special_tokens=bool(request.add_special_tokens))
+
+    def finish(encoded: Sequence[list[int]]) -> Prepared:
+        answered = begun(request)
+        opening = chat.text.rstrip().removesuffix(answered.rstrip()).rstrip()
+        ids = packed(fit_prompt(encoded[0], request, info, "messages"))
+        prompt = Prompt(token_ids=ids, text=echoed(request))
+        return Prepared(
+            body=request,
+            prompts=[prompt],
+            sampling=_sampling(side, request, [prompt], info),
+            schemas=schemas,
+            opening=opening[-_TAIL_CHARS:],
+            begun=answered,
+            role=answering_role(side.settings, request),
+        )
+
+    return Draft(texts, finish)
+
+
+def draft_completion(
+    side: TextSide, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[Prepared]:
+    """POST /v1/completions. Raises SurestepError."""
+    request = parse(CompletionRequest, raw)
+    _check_common(side, request, info)
+    given, texts = ids_and_texts(request.prompt, "prompt")
+    most = info.max_model_len
+    bounded = [bounded_text(text, side.tokenizer, request, most, "prompt") for text in texts]
+    _check_number(request, len(given) + len(texts))
+    side.only_apart(len(given) + len(texts) > INLINE_PROMPTS)
+
+    def finish(encoded: Sequence[list[int]]) -> Prepared:
+        pairs = [*((ids, None) for ids in given), *zip(encoded, bounded, strict=True)]
+        prompts = [completion_prompt(*pair, request, side.tokenizer, info) for pair in pairs]
+        sampling = _sampling(side, request, prompts, info)
+        return Prepared(body=request, prompts=prompts, sampling=sampling)
+
+    return Draft(Texts(bounded, request.add_special_tokens is not False), finish)
+
+
+def draft_tokenize(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> Draft[bytes]:
+    """POST /tokenize: the answer's JSON. Raises SurestepError."""
+    body = parse_tokenize(raw)
+    check_model(side.settings, body.model)
+    refuse_unsupported_in_prompt(body)
+    if isinstance(body, TokenizeChatBody):
+        chat = render_chat(side, body)
+        _check_countable(chat.text, "messages", side, info)
+        texts = chat.texts(side, slice(None), add_special_tokens=bool(body.add_special_tokens))
+    else:
+        _check_countable(body.prompt, "prompt", side, info)
+        texts = Texts([body.prompt], body.add_special_tokens is not False)
+
+    def finish(encoded: Sequence[list[int]]) -> bytes:
+        ids, tokenizer = encoded[0], side.tokenizer
+        answer = {
+            "count": len(ids),
+            "max_model_len": info.max_model_len,
+            "tokens": ids,
+            "token_strs": list(map(tokenizer.token, ids)) if body.return_token_strs else None,
+        }
+        return _answer(side, answer)
+
+    return Draft(texts, finish)
+
+
+def draft_detokenize(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> Draft[bytes]:
+    """POST /detokenize: the answer's JSON. Raises SurestepError."""
+    body = parse(DetokenizeBody, raw)
+    check_model(side.settings, body.model)
+    check_vocab(body.tokens, "tokens", info.vocab_size)
+
+    def finish(encoded: Sequence[list[int]]) -> bytes:
+        text = side.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return _answer(side, {"prompt": text})
+
+    return Draft(Texts([], add_special_tokens=False), finish)
+
+
+def _answer(side: TextSide, content: dict[str, Any]) -> bytes:
+    """JSON text. Raises InvalidRequest for more than an answer may have."""
+    answer, most = orjson.dumps(content), side.settings.max_answer_bytes
+    if len(answer) > most:
+        raise InvalidRequest(f"the answer is larger than {most} bytes: ask for less")
+    return answer
+
+
+def _check_countable(text: str, param: str, side: TextSide, info: SchedulerInfo) -> None:
+    """Raises InvalidRequest for a text that nobody should wait for."""
+    most = side.tokenizer.most_chars(info.max_model_len)
+    if most is not None and len(text) > max(most, MIN_TOKENIZE_CHARS):
+        raise InvalidRequest(
+            f"the text has {len(text)} characters, more than a prompt of {info.max_model_len} "
+            f"tokens can have and more than the {MIN_TOKENIZE_CHARS} that are counted in any case",
+            param=param,
+        )
+
+
+def check_model(settings: GatewaySettings, name: str | None) -> None:
+    """Raise NotFound for a model that is not served."""
+    if name is not None and name not in settings.model_names():
+        raise ModelNotFound(f"the model '{name}' does not exist", param="model")
+
+
+def _check_common(side: TextSide, request: GenerationBody, info: SchedulerInfo) -> None:
+    check_model(side.settings, request.model)
+    if info.headless:
+        raise InvalidRequest("the model writes no text, it makes embeddings", param="model")
+    n, most = request.n or 1, side.settings.max_n
+    if n > most:
+        raise InvalidRequest(f"n must be at most {most}, got {n}", param="n")
+    refuse_unsupported(request)
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("'stream_options' needs 'stream': true", param="stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "'prompt_logprobs' are not available with 'stream'", param="prompt_logprobs"
+        )
+    side.only_apart(total_chars(request.bad_words or ()) > INLINE_BAD_WORD_CHARS)
+
+
+def _check_number(request: CompletionRequest, num_prompts: int) -> None:
+    if num_prompts * (request.n or 1) > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with n={request.n} are more than {MAX_SEQUENCES} sequences",
+            param="n",
+        )
+
+
+def _schemas(request: ChatRequest) -> dict[str, dict[str, Any]]:
+    """Parameters of the tools that may be called. Raises RequestTooLarge."""
+    tools = request.tools or ()
+    size = sum(len(tool.model_dump_json()) for tool in tools)
+    if size > MAX_TOOLS_BYTES:
+        raise RequestTooLarge(
+            f"tools must have at most {MAX_TOOLS_BYTES} bytes, got {size}", param="tools"
+        )
+    if request.tool_choice == "none":
+        return {}
+    return {tool.function.name: tool.function.parameters or {} for tool in tools}
+
+
+def _sampling(
+    side: TextSide, request: GenerationBody, prompts: Sequence[Prompt], info: SchedulerInfo
+) -> SamplingParams:
+    """Parameters for every sequence. Raises InvalidRequest, also for what all of them ask for."""
+    num_sequences = len(prompts) * (request.n or 1)
+    params = sampling_params(
+        request,
+        info,
+        side.settings.max_logprobs,
+        bad_words=bad_words(request.bad_words or (), side.tokenizer, num_sequences),
+        num_sequences=num_sequences,
+    )
+    check_prompt_logprobs(params, max(len(prompt.token_ids) for prompt in prompts))
+    ids = sum(len(prompt.token_ids) for prompt in prompts) * (request.n or 1)
+    if ids > max(MAX_SENT_IDS, info.max_model_len):
+        raise InvalidRequest(
+            f"n: the prompts of all sequences have {ids} tokens, more than {MAX_SENT_IDS}",
+            param="n",
+        )
+    entries = ids * (1 + params.num_top_prompt_logprobs)
+    if params.want_prompt_logprobs and entries > MAX_ALL_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"the answer would have {entries} log-probabilities of prompts, more than "
+            f"{MAX_ALL_PROMPT_LOGPROBS}",
+            param="prompt_logprobs" if request.prompt_logprobs is not None else "logprobs",
+        )
+    return params

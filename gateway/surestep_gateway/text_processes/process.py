@@ -1,0 +1,93 @@
+"""`python -m surestep_gateway.text_processes.process`: prepares large requests for a gateway.
+
+The gateway writes frames to its standard input and reads frames from its standard output. Whatever
+a request does to this process, it is bounded: memory by a limit of the system, the time of chat
+templates by a timer, and the time of everything by the gateway, which ends it. It ends with the
+gateway, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import resource
+import signal
+import sys
+
+from surestep_common import log
+from surestep_common.errors import InternalError, RequestTooLarge, SurestepError
+from surestep_common.process import die_with_parent
+from surestep_proto.generate_pb2 import SchedulerInfo
+
+from surestep_gateway.text.process_limits import limit_memory
+from surestep_gateway.text.text_side import TextSide
+
+from . import wire
+from .body_bounds import TOO_MUCH_MEMORY, check_shape
+from .jobs import BY_NAME
+from .wire import Parts
+
+logger = logging.getLogger(__name__)
+
+_NICE = 5  # whoever streams tokens goes first
+_LARGE_BYTES = 1 << 20  # of a request
+
+
+def main() -> int:
+    """Serve until the gateway closes the input."""
+    die_with_parent()
+    os.nice(_NICE)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    first = wire.read(requests)
+    if first is None:
+        return 0
+    side = TextSide.restore(first)
+    settings = side.settings
+    log.configure("text", level=settings.log_level, as_json=settings.log_json)
+    limit_memory(settings.text_memory_bytes * 5 // 4)  # the gateway acts first
+    wire.write(answers, [b"ready"])
+    while (request := wire.read(requests)) is not None:
+        size = sum(map(len, request))
+        answer = _answer(side, *request)
+        del request
+        wire.write(answers, answer)
+        del answer
+        if size > _LARGE_BYTES:
+            _give_back_memory()
+    return 0
+
+
+def _give_back_memory() -> None:
+    """What a large request needed is the system's again, where the C library can do that."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _answer(side: TextSide, job: bytes, info: bytes, raw: bytes) -> Parts:
+    """`b"ok"` and what was asked for, or `b"error"` and an error."""
+    kind = BY_NAME[job]
+    facts = SchedulerInfo.FromString(info)
+    try:
+        check_shape(raw, facts.max_model_len)
+        draft = kind.draft(side, raw, facts)
+        return [b"ok", *kind.dump(draft.finish(side.tokenizer.encode(draft.texts)))]
+    except SurestepError as error:
+        return [b"error", wire.dump_error(error)]
+    except BaseException as error:  # noqa: BLE001  # a panic of native code is no Exception
+        return [b"error", wire.dump_error(_unexpected(side, error))]
+
+
+def _unexpected(side: TextSide, error: BaseException) -> SurestepError:
+    """What to say of an error that nobody foresaw; near the limit on memory it is that."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    if isinstance(error, MemoryError) or peak > side.settings.text_memory_bytes:
+        return RequestTooLarge(TOO_MUCH_MEMORY)
+    logger.error("a request could not be prepared", exc_info=error)
+    return InternalError("a request could not be prepared")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Everything that a status page shows, asked for once a second at most, however many look on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from surestep_common.errors import SurestepError
+from surestep_proto.generate_pb2 import SchedulerStatus
+
+from surestep_gateway.schedulers.pool import SchedulerPool
+from surestep_gateway.schedulers.scheduler_client import SchedulerLink
+
+from .overview_engine import EngineView
+from .overview_model import FiguresView, GatewayView, ModelView, Overview, SchedulerView
+
+_FRESH_S = 0.9  # less than the time between two looks of one page
+_STEPS = 512
+
+
+class OverviewSource:
+    """The document as JSON. `gateway` tells of this process."""
+
+    def __init__(self, pool: SchedulerPool, gateway: Callable[[], GatewayView]) -> None:
+        self._pool = pool
+        self._gateway = gateway
+        self._one_at_a_time = asyncio.Lock()
+        self._json = b""  # none yet
+        self._made_at = 0.0
+
+    async def json(self) -> bytes:
+        """The last one while it is fresh, else a new one; who comes meanwhile waits for that."""
+        async with self._one_at_a_time:
+            if not self._json or time.monotonic() - self._made_at >= _FRESH_S:
+                schedulers = await asyncio.gather(*map(_scheduler, self._pool.links))
+                overview = Overview(gateway=self._gateway(), schedulers=schedulers)
+                self._json = overview.model_dump_json().encode()
+                self._made_at = time.monotonic()
+            return self._json
+
+
+async def _scheduler(link: SchedulerLink) -> SchedulerView:
+    status = await _status(link)
+    now = time.monotonic()
+    return SchedulerView(
+        address=link.address,
+        admits=link.admits(now),
+        circuit_breaker=link.breaker.state(now).name,
+        trouble=link.trouble,
+        model=None if link.info is None else ModelView.of(link.info),
+        engine=None if status is None else EngineView.of(status),
+        figures=FiguresView.of(link.stats),
+        history=link.history.view(now),
+        outages=link.history.outages(now),
+    )
+
+
+async def _status(link: SchedulerLink) -> SchedulerStatus | None:
+    """None without an answer; from one that is silent none is waited for."""
+    if link.silent:
+        return None
+    try:
+        return await link.query_status(_STEPS)
+    except SurestepError:
+        return None
