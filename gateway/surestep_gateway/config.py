@@ -164,8 +164,13 @@ class GatewaySettings(ApiSettings, TraceSettings):
     )
     head_timeout_s: PositiveFloat = Field(
         10.0,
-        description="seconds for the head of a request, from the connection or the last answer, "
+        description="seconds for the head of a request, from the connection or its own first byte, "
         "and for a TLS handshake",
+    )
+    timeout_keep_alive: PositiveInt = Field(
+        75,
+        description="seconds an idle connection stays open after a response; keep it above the "
+        "idle timeout of load balancers, which is often 60",
     )
     body_timeout_s: PositiveFloat = Field(
         30.0, description="seconds in which a request body must arrive; see --min-body-rate"

@@ -18,7 +18,7 @@ from .app import make_app, make_gateway
 from .config import GatewaySettings
 from .context import Gateway
 from .http.connections import Connections
-from .http.http_protocol import HttpProtocol, Patience
+from .http.http_protocol import ClientTimeouts, HttpProtocol
 from .http.listener import Listener, bind, bind_path
 from .model_wait import until_there
 
@@ -48,7 +48,11 @@ class GatewayServer:
         self.gateway: Gateway = make_gateway(settings)
         listening, self.address, self.url = _listen(settings)
         self._connections = Connections(self.gateway.metrics)
-        self._patience = Patience(settings.head_timeout_s, settings.send_timeout_s)
+        self._timeouts = ClientTimeouts(
+            head_s=settings.head_timeout_s,
+            keep_alive_s=settings.timeout_keep_alive,
+            send_s=settings.send_timeout_s,
+        )
         config = uvicorn.Config(
             make_app(self.gateway, self.address),
             loop="none",  # runs inside ours
@@ -64,6 +68,7 @@ class GatewayServer:
             ssl_cert_reqs=min(settings.ssl_cert_reqs, ssl.CERT_OPTIONAL),
             ssl_ca_certs=str(settings.ssl_ca_certs) if settings.ssl_ca_certs else None,
             ssl_ciphers=settings.ssl_ciphers,
+            timeout_keep_alive=settings.timeout_keep_alive,
             timeout_graceful_shutdown=_CLOSE_S,
         )
         config.load()
@@ -79,10 +84,15 @@ class GatewayServer:
         )
         self._stopping = asyncio.Event()
 
+    @property
+    def keep_alive_s(self) -> int:
+        """Seconds that a connection may be idle after a response."""
+        return self._server.config.timeout_keep_alive
+
     def _new_protocol(self) -> HttpProtocol:
         return HttpProtocol(
             self._connections,
-            self._patience,
+            self._timeouts,
             config=self._server.config,
             server_state=self._server.server_state,
             app_state={},

@@ -7,6 +7,7 @@ Settings travel in the environment: every service gets the same variables and re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
@@ -59,7 +60,7 @@ def launch(settings: ServeSettings) -> int:
     for line in (*shortages(settings.tensor_parallel_size), *_remarks(settings)):
         console.print(f"Warning: {line}", markup=False, soft_wrap=True)
     model, tokenizer = fetch(settings, console)
-    log_dir = _log_folder(settings.log_dir)
+    log_dir = log_folder(settings.log_dir)
     environ = wiring(settings, model, tokenizer)
     if sys.version_info < (3, 12):  # later ones need no telling: a thread less for each child
         asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
@@ -106,14 +107,31 @@ async def _serve(
     return await launcher.run()
 
 
-def _log_folder(wanted: Path | None) -> Path:
-    """A folder for logs. Raises Unavailable when the one that was asked for cannot be had."""
-    folder = wanted or state_dir() / "logs" / f"{datetime.now():%Y%m%d-%H%M%S}"
+def log_folder(wanted: Path | None) -> Path:
+    """Make and return the folder for logs: `wanted`, or a new one for this start alone.
+
+    Raises Unavailable when `wanted` cannot be made.
+    """
+    if wanted is None:
+        return _new_folder(state_dir() / "logs", f"{datetime.now():%Y%m%d-%H%M%S}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        wanted.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if wanted is not None:
-            raise Unavailable(f"--log-dir: {error}") from error
+        raise Unavailable(f"--log-dir: {error}") from error
+    return wanted
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    """Make `name` below `parent`, with a number where another start was as quick."""
+    folder = parent / name
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(2):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                break
+            folder = parent / f"{name}-{number}"
+    except OSError as error:
         # A child that cannot open its log has an output nevertheless: see Child.
         logger.warning("no folder for logs: %s", error)
     return folder

@@ -48,7 +48,13 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Timeouts": (
         *("startup_timeout_s", "drain_timeout_s", "request_timeout_s", "first_token_timeout_s"),
         *("inter_token_timeout_s", "admission_timeout_s", "head_timeout_s", "body_timeout_s"),
-        *("send_timeout_s", "text_timeout_s", "chat_template_timeout_s", "shutdown_delay_s"),
+        *(
+            "timeout_keep_alive",
+            "send_timeout_s",
+            "text_timeout_s",
+            "chat_template_timeout_s",
+            "shutdown_delay_s",
+        ),
     ),
     "Recovery": (
         *("standby", "heartbeat_timeout_s", "load_timeout_s", "step_deadline_floor_s"),

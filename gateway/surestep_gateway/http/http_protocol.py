@@ -28,10 +28,11 @@ _TOO_FAR_AHEAD = 400, f"at most {MAX_AHEAD} requests may be sent ahead"
 _RESET = struct.pack("ii", 1, 0)  # linger for no time
 
 
-class Patience(NamedTuple):
+class ClientTimeouts(NamedTuple):
     """How long a client may take, in seconds."""
 
-    head_s: float  # for a head: from the connection, the last answer or its own first byte
+    head_s: float  # for a head: from the connection or its own first byte
+    keep_alive_s: float  # from a response to the first byte of the next request
     send_s: float  # to take what is sent to it
 
 
@@ -43,11 +44,11 @@ class HttpProtocol(HttpToolsProtocol):
     """
 
     def __init__(
-        self, connections: Connections, patience: Patience, *args: Any, **kwargs: Any
+        self, connections: Connections, timeouts: ClientTimeouts, *args: Any, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
         self._all = connections
-        self._patience = patience
+        self._timeouts = timeouts
         self._head_bytes = 0  # of the head that is being read, about
         self._num_headers = 0
         self._in_head = False
@@ -56,14 +57,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_due = math.inf  # when the head of a request must be there
         self._send_due = math.inf  # when the client must have taken what waits to be sent
         self._running: RequestResponseCycle | None = None  # others may wait behind it
-        self._leaving = Progress(patience.send_s)  # of the bytes that are left to a closed one
+        self._leaving = Progress(timeouts.send_s)  # of the bytes that are left to a closed one
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         tls = transport.get_extra_info("ssl_object")
         self._certified = tls is not None and tls.getpeercert(binary_form=True) is not None
         self._all.opened(self)
-        self._wait_for_head()
+        self._wait_for_head(self._timeouts.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._all.closed(self)
@@ -106,7 +107,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._send_due = time.monotonic() + self._patience.send_s
+        self._send_due = time.monotonic() + self._timeouts.send_s
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -126,7 +127,7 @@ class HttpProtocol(HttpToolsProtocol):
             raise ValueError("too many requests were sent ahead")  # to the parser, as below
         self._in_head = True
         self._head_bytes = self._num_headers = 0
-        self._head_due = time.monotonic() + self._patience.head_s
+        self._head_due = time.monotonic() + self._timeouts.head_s
         super().on_message_begin()
         self.scope["state"]["abort"] = self.abort
         self.scope["state"]["certified"] = self._certified
@@ -149,10 +150,10 @@ class HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._idle:
-            self._wait_for_head()
+            self._wait_for_head(self._timeouts.keep_alive_s)
 
-    def _wait_for_head(self) -> None:
-        self._head_due = time.monotonic() + self._patience.head_s
+    def _wait_for_head(self, timeout_s: float) -> None:
+        self._head_due = time.monotonic() + timeout_s
         self._all.idle(self)
 
     def _count(self, size: int) -> None:

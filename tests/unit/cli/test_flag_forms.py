@@ -183,10 +183,12 @@ def test_variables_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_USE_V1", "1")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
     monkeypatch.setenv("VLLM_MAX_N_SEQUENCES", "64")
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "30")
     settings = Serve.load(["m"])
     assert settings.api_key == ("key",)
     assert settings.log_level == "DEBUG"
     assert (settings.kv_cache_memory, settings.max_n) == (40.0, 64)
+    assert settings.timeout_keep_alive == 30
     assert list(settings.without_effect) == ["VLLM_USE_V1"]
     monkeypatch.setenv("SURESTEP_API_KEY", "another")
     assert Serve.load(["m"]).api_key == ("another",)
