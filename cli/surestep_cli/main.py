@@ -34,7 +34,10 @@ from surestep_common.errors import InvalidRequest, SurestepError
 from surestep_common.process import die_with
 
 from .api.keys import one_key
-from .client_commands import URL, URL_IS, Bench, Chat, Status, Top
+from .api.server_url import URL, URL_IS
+from .bench.command import Bench
+from .chat.command import Chat
+from .monitor.commands import Status, Top
 from .settings.serve_settings import ServeSettings
 from .settings.vllm_commands import elsewhere
 

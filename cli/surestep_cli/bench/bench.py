@@ -14,8 +14,7 @@ from surestep_cli.terminal.output import write_file
 from .picture import in_characters, to_svg
 
 if TYPE_CHECKING:
-    from surestep_cli.client_commands import Bench
-
+    from .command import Bench
     from .load import LoadReport, Percentiles, PromptKind
 
 

@@ -12,7 +12,7 @@ from pydantic import Field, FilePath, field_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict, SettingsError
 from surestep_common.config import Names, Settings, load, or_exit
 
-from surestep_cli.client_commands import URL
+from surestep_cli.api.server_url import URL
 from surestep_cli.settings.flags import Asked
 from surestep_cli.settings.help import declared, entry
 from surestep_cli.settings.serve_settings import ServeSettings
