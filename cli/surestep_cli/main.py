@@ -39,7 +39,7 @@ from .bench.command import Bench
 from .chat.command import Chat
 from .monitor.commands import Status, Top
 from .settings.serve_settings import ServeSettings
-from .settings.vllm_commands import elsewhere
+from .settings.vllm_commands import hint_for
 
 _ERROR = 1  # exit status
 _INTERRUPTED = 130
@@ -210,8 +210,8 @@ def run(arguments: list[str]) -> int:
         return _serve(arguments[1:], console)
     if arguments[:1] == ["verify"]:
         return _verify(arguments[1:], console)
-    if (told := elsewhere(arguments)) is not None:
-        console.print(f"surestep: {told}", soft_wrap=True)
+    if (hint := hint_for(arguments)) is not None:
+        console.print(f"surestep: {hint}", soft_wrap=True)
         return USAGE_ERROR
     top = load(Surestep, ["--version"] if arguments == ["-v"] else arguments)
     if top.version:
@@ -241,17 +241,17 @@ def _serve(arguments: list[str], console: Console) -> int:
 
 
 def _verify(arguments: list[str], console: Console) -> int:
-    from .verify.options import Asking, verify_help
+    from .verify.options import VerifyArguments, verify_help
 
     if {"-h", "--help"} & set(arguments):
         sys.stdout.write(verify_help())
         return 0
-    asking = Asking.of(arguments)
+    asking = VerifyArguments.of(arguments)
     try:
         from .verify.command import verify
     except ImportError as error:
-        told = f"surestep: `verify` needs {error.name}: pip install 'surestep[serve]'"
-        console.print(told, markup=False)
+        hint = f"surestep: `verify` needs {error.name}: pip install 'surestep[serve]'"
+        console.print(hint, markup=False)
         return _ERROR
     try:
         return verify(asking, console)

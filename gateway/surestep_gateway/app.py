@@ -22,19 +22,19 @@ from .http.admission import Admission
 from .http.bodies import Bodies, BodyLimits
 from .http.browsers import HostCheck, with_cors
 from .http.errors import on_http_exception, on_surestep_error, on_unexpected_error
-from .observability.metrics import Metrics
+from .observability.metrics import GatewayMetrics
 from .output.answers import Answers
 from .schedulers.pool import SchedulerPool
-from .text.text_side import TextSide
+from .text.text_processor import TextProcessor
 from .text.vocabulary import check_vocabulary
 from .text_processes.service import TextService
 
 
 def make_gateway(settings: GatewaySettings) -> Gateway:
     """Load the text side of the model. Needs a running event loop. Raises InvalidRequest."""
-    side = TextSide.load(settings)
-    check_vocabulary(settings.model, side.tokenizer)
-    metrics = Metrics(settings.model_names()[0])
+    processor = TextProcessor.load(settings)
+    check_vocabulary(settings.model, processor.tokenizer)
+    metrics = GatewayMetrics(settings.model_names()[0])
     return Gateway(
         settings=settings,
         embedding=EmbeddingConfig.load(
@@ -42,8 +42,8 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
             PoolerConfig.model_validate(settings.pooler_config or {}),
             HfOverrides.model_validate(settings.hf_overrides or {}),
         ),
-        tokenizer=side.tokenizer,
-        text=TextService(side, metrics),
+        tokenizer=processor.tokenizer,
+        text=TextService(processor, metrics),
         pool=SchedulerPool(settings.scheduler_url),
         metrics=metrics,
         admission=Admission(settings),

@@ -10,7 +10,7 @@ from surestep_common.tracing import Tracer
 from .config import GatewaySettings
 from .embedding_config import EmbeddingConfig
 from .http.admission import Admission
-from .observability.metrics import Metrics
+from .observability.metrics import GatewayMetrics
 from .output.answers import Answers
 from .schedulers.pool import SchedulerPool
 from .text.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ class Gateway:
     tokenizer: Tokenizer
     text: TextService
     pool: SchedulerPool
-    metrics: Metrics
+    metrics: GatewayMetrics
     admission: Admission
     answers: Answers
     seeds: random.Random  # of requests that bring none

@@ -19,7 +19,7 @@ from .config import GatewaySettings
 from .context import Gateway
 from .http.connections import Connections
 from .http.http_protocol import ClientTimeouts, HttpProtocol
-from .http.listener import Listener, bind, bind_path
+from .http.listener import HttpListener, bind, bind_path
 from .model_wait import until_there
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class GatewayServer:
         )
         config.load()
         self._server = _Server(config)
-        self._listener = Listener(
+        self._listener = HttpListener(
             listening,
             self._new_protocol,
             self._connections,

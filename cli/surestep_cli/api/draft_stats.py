@@ -9,7 +9,7 @@ from .metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
-class Drafts:
+class DraftStats:
     """What became of drafts: windows that had some, tokens drafted and accepted."""
 
     windows: int = 0
@@ -17,10 +17,10 @@ class Drafts:
     accepted: int = 0
     accepted_at: tuple[int, ...] = ()  # by position in the window
 
-    def since(self, earlier: Drafts) -> Drafts:
+    def since(self, earlier: DraftStats) -> DraftStats:
         """What has come on top."""
         pairs = itertools.zip_longest(self.accepted_at, earlier.accepted_at, fillvalue=0)
-        return Drafts(
+        return DraftStats(
             self.windows - earlier.windows,
             self.drafted - earlier.drafted,
             self.accepted - earlier.accepted,
@@ -32,11 +32,11 @@ class Drafts:
         return [count / self.windows for count in self.accepted_at] if self.windows else []
 
 
-def drafts_of(metrics: Metrics) -> Drafts:
+def draft_stats(metrics: Metrics) -> DraftStats:
     """All that the server tells of, under vLLM's names."""
     at = metrics.by("vllm:spec_decode_num_accepted_tokens_per_pos_total", "position")
     by_position = {int(position): int(count) for position, count in at.items()}
-    return Drafts(
+    return DraftStats(
         int(metrics.total("vllm:spec_decode_num_drafts_total")),
         int(metrics.total("vllm:spec_decode_num_draft_tokens_total")),
         int(metrics.total("vllm:spec_decode_num_accepted_tokens_total")),

@@ -19,7 +19,7 @@ _MOST_ERROR_BYTES = 64 << 10
 
 
 @dataclass(slots=True)
-class Heard:
+class Reply:
     """An answer as far as it came. Times are of time.monotonic."""
 
     content: str = ""
@@ -42,7 +42,7 @@ class Heard:
         return f"{tokens} tokens{rate}, first after {self.first - self.asked:.2f} s{end}"
 
 
-class Piece(Protocol):
+class OnPiece(Protocol):
     """Who takes the pieces of an answer."""
 
     def __call__(self, text: str, *, reasoning: bool) -> None: ...
@@ -65,9 +65,9 @@ class Conversation:
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         return {**self.fields, "messages": [*first, *self.messages], **streamed}
 
-    def answer(self, piece: Piece) -> Heard:
+    def answer(self, piece: OnPiece) -> Reply:
         """Ask, and hear the answer to its end, or to Ctrl-C. Raises SurestepError."""
-        heard = Heard(asked=time.monotonic())
+        heard = Reply(asked=time.monotonic())
         url = f"{api_root(self.url)}/v1/chat/completions"
         try:
             with posted(url, self.body(), api_key=self.api_key, timeout_s=self.timeout_s) as stream:
@@ -112,7 +112,7 @@ def _events(stream: Any) -> Iterator[dict[str, Any]]:
     raise Unavailable("the answer broke off")
 
 
-def _take(heard: Heard, chunk: dict[str, Any], piece: Piece) -> None:
+def _take(heard: Reply, chunk: dict[str, Any], piece: OnPiece) -> None:
     if usage := chunk.get("usage"):
         heard.tokens = usage.get("completion_tokens")
     for choice in chunk.get("choices") or ():

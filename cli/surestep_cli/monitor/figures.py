@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from surestep_cli.api.draft_stats import Drafts, drafts_of
+from surestep_cli.api.draft_stats import DraftStats, draft_stats
 from surestep_cli.api.metrics import Metrics
 
 Json = dict[str, Any]
@@ -24,7 +24,7 @@ class Moment:
     waiting: float
     kv_usage: float  # share of the blocks, 0 to 1
     restarts: float  # epochs that were lost
-    drafts: Drafts
+    drafts: DraftStats
     known: bool  # whether any scheduler has told its figures
 
     @classmethod
@@ -40,7 +40,7 @@ class Moment:
             waiting=metrics.total("vllm:num_requests_waiting"),
             kv_usage=metrics.total("vllm:kv_cache_usage_perc"),
             restarts=metrics.total("surestep:worker_restarts_total"),
-            drafts=drafts_of(metrics),
+            drafts=draft_stats(metrics),
             known="surestep:generation_tokens_total" in metrics,
         )
 
@@ -70,13 +70,13 @@ class Rates:
     prompt_tok_s: float
     output_tok_s: float
     steps_s: float
-    drafts: Drafts  # of that time
+    drafts: DraftStats  # of that time
 
     @classmethod
     def between(cls, earlier: Moment, later: Moment) -> Rates:
         """Rates from one moment to another."""
         if not (earlier.known and later.known):
-            return cls(0.0, 0.0, 0.0, Drafts())
+            return cls(0.0, 0.0, 0.0, DraftStats())
         seconds = max(later.at - earlier.at, 1e-9)
 
         def rate(name: str) -> float:
@@ -88,5 +88,5 @@ class Rates:
             rate("prompt_tokens"),
             rate("output_tokens"),
             rate("steps"),
-            Drafts() if fallen else later.drafts.since(earlier.drafts),
+            DraftStats() if fallen else later.drafts.since(earlier.drafts),
         )

@@ -31,7 +31,7 @@ from surestep_cli.terminal.output import unbreakable
 
 from .child import Child, ChildFailedError, Command
 from .fetch import fetch
-from .liveness import Answer, Beats, Health, Sign, watch, watch_logs
+from .liveness import GrpcProbe, HeartbeatProbe, HttpProbe, Probe, watch, watch_logs
 from .ports import check_address, check_socket
 from .startup import Startup, Worker
 from .system_limits import shortages
@@ -141,7 +141,7 @@ class Service(NamedTuple):
     """A child and what shows that it lives."""
 
     child: Child
-    signs: Sequence[Sign]
+    signs: Sequence[Probe]
 
 
 class Services(NamedTuple):
@@ -173,7 +173,7 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
 
     def worker(rank: int, supervisor: str) -> Service:
         started = child(f"worker{rank}", "surestep_worker", SURESTEP_RANK=str(rank))
-        return Service(started, [Health(supervisor)])
+        return Service(started, [GrpcProbe(supervisor)])
 
     # Ranks have supervisors; a scheduler that hangs should not wait for the launcher's patience.
     url = public_url(settings, environ[f"{ENV_PREFIX}PORT"])
@@ -182,10 +182,10 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
     beats = Listener()
     supervisors: list[str] = json.loads(environ[f"{ENV_PREFIX}SUPERVISOR_ADDRESSES"])
     return Services(
-        Service(child("gateway", "surestep_gateway"), [Answer(f"{url}/health")]),
+        Service(child("gateway", "surestep_gateway"), [HttpProbe(f"{url}/health")]),
         Service(
             child("scheduler", *watched, "surestep_scheduler", NOTIFY_SOCKET=beats.address),
-            [Health(scheduler), Beats(beats)],
+            [GrpcProbe(scheduler), HeartbeatProbe(beats)],
         ),
         tuple(itertools.starmap(worker, enumerate(supervisors))),
     )

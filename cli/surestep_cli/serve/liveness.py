@@ -32,7 +32,7 @@ _END = 12
 _END_BEFORE_FIRST = 120  # of a process that has never given one
 
 
-class Sign(Protocol):
+class Probe(Protocol):
     """Something that a service does only while it lives."""
 
     async def seen(self) -> bool:
@@ -42,7 +42,7 @@ class Sign(Protocol):
         """Look no more."""
 
 
-class Answer:
+class HttpProbe:
     """The gateway answers, whatever it says, and whatever certificate it shows: the files may have
     been renewed since it has started."""
 
@@ -68,7 +68,7 @@ def _is_silence(error: OSError) -> bool:
     return isinstance(reason, TimeoutError | ConnectionRefusedError)
 
 
-class Health:
+class GrpcProbe:
     """The health service of a scheduler or supervisor answers, whatever it says."""
 
     def __init__(self, address: str) -> None:
@@ -83,7 +83,7 @@ class Health:
         await self._probe.close()
 
 
-class Beats:
+class HeartbeatProbe:
     """A watchdog sends signs of life. Nobody else would notice that it has stopped watching."""
 
     def __init__(self, listener: Listener) -> None:
@@ -98,9 +98,9 @@ class Beats:
         self._listener.close()
 
 
-async def watch(child: Child, signs: Sequence[Sign]) -> None:
+async def watch(child: Child, signs: Sequence[Probe]) -> None:
     """See to it that a child gives all of these signs, until cancelled."""
-    vigil = Vigil(child)
+    vigil = LivenessCheck(child)
     try:
         while True:
             began = time.monotonic()
@@ -135,7 +135,7 @@ def _trouble_of(folder: Path) -> str:
     return "" if room.f_bavail else "the disk is full, what the services write now is lost"
 
 
-class Vigil:
+class LivenessCheck:
     """What a child has come to."""
 
     def __init__(self, child: Child) -> None:

@@ -16,7 +16,7 @@ from .vllm_flags import VllmFlag
 TRUTH = {"true": True, "false": False}
 
 
-class Kind(Enum):
+class FlagKind(Enum):
     """What follows a flag."""
 
     SWITCH = auto()  # nothing, or true or false
@@ -27,25 +27,25 @@ class Kind(Enum):
     MAPPING = auto()
 
 
-def kind_of_flag(flag: VllmFlag) -> Kind:
+def kind_of_flag(flag: VllmFlag) -> FlagKind:
     """As the table writes it."""
     if not flag.kind:
-        return Kind.SWITCH
+        return FlagKind.SWITCH
     if flag.kind.endswith("..."):
-        return Kind.MANY
+        return FlagKind.MANY
     if flag.kind.startswith("["):
-        return Kind.OPTIONAL
-    return Kind.MAPPING if flag.kind == "JSON" else Kind.ONE
+        return FlagKind.OPTIONAL
+    return FlagKind.MAPPING if flag.kind == "JSON" else FlagKind.ONE
 
 
-def kind_of_field(field: FieldInfo) -> Kind:
+def kind_of_field(field: FieldInfo) -> FlagKind:
     """By the type of a setting."""
     types = set(types_of(field.annotation))
     if dict in types:
-        return Kind.MAPPING
+        return FlagKind.MAPPING
     if types & {tuple, list}:
-        return Kind.REPEATED
-    return Kind.SWITCH if bool in types else Kind.ONE
+        return FlagKind.REPEATED
+    return FlagKind.SWITCH if bool in types else FlagKind.ONE
 
 
 def types_of(annotation: Any) -> Iterable[Any]:

@@ -20,7 +20,7 @@ from surestep_common.config import human_int
 
 from .flag_values import (
     TRUTH,
-    Kind,
+    FlagKind,
     kind_of_field,
     kind_of_flag,
     mapping,
@@ -30,7 +30,7 @@ from .flag_values import (
     scalar,
     truth,
 )
-from .vllm_flags import Verdict, VllmFlag, VllmFlags, vllm_flags
+from .vllm_flags import FlagSupport, VllmFlag, VllmFlags, vllm_flags
 
 _GIB = 1 << 30
 _NUMBER = re.compile(r"-\d+(\.\d+)?")
@@ -45,7 +45,7 @@ class _Name(NamedTuple):
     on: bool = True
 
 
-class Asked:
+class FlagReader:
     """Collects what flags or keys ask for; the table of vLLM's flags has the last word on each."""
 
     def __init__(self, fields: Mapping[str, FieldInfo], vllm: VllmFlags | None = None) -> None:
@@ -100,18 +100,18 @@ class Asked:
         """One flag, with the value after `=` or those that follow."""
         text, dot, keys = flag.removeprefix("--").partition(".")
         name = self._find(text) or self._begun(text)
-        if name is None or (dot and self._kind(name.name) is not Kind.MAPPING):
+        if name is None or (dot and self._kind(name.name) is not FlagKind.MAPPING):
             self._unknown("flag", flag)
             if given is None:
-                _following(Kind.MANY, words)  # they are its values, and no models
+                _following(FlagKind.MANY, words)  # they are its values, and no models
             return
-        kind = Kind.ONE if dot else self._kind(name.name)
+        kind = FlagKind.ONE if dot else self._kind(name.name)
         values = given if given is not None else _following(kind, words)
-        if not values and kind not in (Kind.SWITCH, Kind.OPTIONAL):
+        if not values and kind not in (FlagKind.SWITCH, FlagKind.OPTIONAL):
             self._problems.append(f"{flag} needs a value")
         elif dot:
             self._ask(name, nested(keys, values[0]))
-        elif kind is Kind.MANY:
+        elif kind is FlagKind.MANY:
             self.swallowed = flag if len(values) > 1 else self.swallowed
             self._ask(name, values)
         else:
@@ -123,7 +123,7 @@ class Asked:
             return _Name(name)
         for prefix, other in _OPPOSITES:
             positive = other + name.removeprefix(prefix)
-            if name.startswith(prefix) and self._kind(positive) is Kind.SWITCH:
+            if name.startswith(prefix) and self._kind(positive) is FlagKind.SWITCH:
                 return _Name(positive, on=False)
         found = self._find(name.removeprefix("no-")) if name.startswith("no-") else None
         return None if found is None or found.on else found._replace(on=True)
@@ -133,11 +133,11 @@ class Asked:
         found = [name for name in self._names if name.startswith(text)]
         return _Name(found[0]) if len(found) == 1 else None
 
-    def _kind(self, name: str) -> Kind | None:
+    def _kind(self, name: str) -> FlagKind | None:
         flag, field = self._vllm.by_name.get(name), self._fields.get(name)
         if field is None:
             return None if flag is None else kind_of_flag(flag)
-        greedy = flag is not None and kind_of_flag(flag) in (Kind.MANY, Kind.OPTIONAL)
+        greedy = flag is not None and kind_of_flag(flag) in (FlagKind.MANY, FlagKind.OPTIONAL)
         return kind_of_flag(flag) if flag is not None and greedy else kind_of_field(field)
 
     def _model(self, word: str) -> None:
@@ -151,11 +151,11 @@ class Asked:
         kind = self._kind(name.name)
         flag = self._vllm.by_name.get(name.name)
         try:
-            if kind is Kind.SWITCH:
+            if kind is FlagKind.SWITCH:
                 value = truth(value) == name.on
-            elif kind is Kind.MAPPING and (flag is None or flag.acted_on):
+            elif kind is FlagKind.MAPPING and (flag is None or flag.acted_on):
                 value = self._known_keys(name.name, mapping(value))
-            elif kind in (Kind.REPEATED, Kind.MANY):
+            elif kind in (FlagKind.REPEATED, FlagKind.MANY):
                 value = names(value)
             if flag is not None and flag.kind == "BYTES":
                 value = human_int(str(value)) / _GIB
@@ -184,10 +184,10 @@ class Asked:
             return
         elif flag.acted_on:
             self._set(flag.target, value)
-        elif flag.verdict is Verdict.NO_EFFECT or flag.is_idle(value):
+        elif flag.verdict is FlagSupport.NO_EFFECT or flag.is_idle(value):
             self.without_effect[shown] = flag.why
         else:
-            yet = " yet" if flag.verdict is Verdict.NOT_YET else ""
+            yet = " yet" if flag.verdict is FlagSupport.NOT_YET else ""
             self._problems.append(f"{shown} is not supported{yet}: {flag.why}")
 
     def _set(self, target: str, value: Any) -> None:
@@ -214,12 +214,12 @@ def _is_flag(word: str) -> bool:
     return word.startswith("-") and len(word) > 1 and _NUMBER.fullmatch(word) is None
 
 
-def _following(kind: Kind | None, words: deque[str]) -> list[str]:
+def _following(kind: FlagKind | None, words: deque[str]) -> list[str]:
     """The values of a flag, taken from the words behind it."""
-    if kind is Kind.SWITCH:
+    if kind is FlagKind.SWITCH:
         return [words.popleft()] if words and words[0].lower() in TRUTH else []
     values: list[str] = []
-    while words and not _is_flag(words[0]) and (kind is Kind.MANY or not values):
+    while words and not _is_flag(words[0]) and (kind is FlagKind.MANY or not values):
         values.append(words.popleft())
     return values
 

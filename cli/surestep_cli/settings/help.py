@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from .flag_values import Kind, kind_of_field, kind_of_flag, types_of
+from .flag_values import FlagKind, kind_of_field, kind_of_flag, types_of
 from .sections import SECTIONS
-from .vllm_flags import Verdict, VllmFlag, vllm_flags
+from .vllm_flags import FlagSupport, VllmFlag, vllm_flags
 
 _INTRODUCTION = """\
 Usage: surestep serve [MODEL] [FLAG ...]
@@ -43,10 +43,10 @@ _MULTIPLES = ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K"))
 _AS_MULTIPLE = 1 << 16  # numbers from here on are shown as so many K, M or G
 _TYPES = {bool: "", int: "INT", float: "NUMBER", Path: "PATH", dict: "JSON"}
 _VERDICTS = {
-    Verdict.RENAMED: "Flags of vLLM that go by another name here",
-    Verdict.NO_EFFECT: "Flags of vLLM without effect here: accepted, with a warning",
-    Verdict.NOT_YET: "Flags of vLLM that are not supported yet: refused",
-    Verdict.NEVER: "Flags of vLLM that will not be supported: refused",
+    FlagSupport.RENAMED: "Flags of vLLM that go by another name here",
+    FlagSupport.NO_EFFECT: "Flags of vLLM without effect here: accepted, with a warning",
+    FlagSupport.NOT_YET: "Flags of vLLM that are not supported yet: refused",
+    FlagSupport.NEVER: "Flags of vLLM that will not be supported: refused",
 }
 
 
@@ -75,7 +75,7 @@ def _section(name: str, fields: Mapping[str, FieldInfo], width: int) -> str:
     return f"{name}\n" + "".join(entry(*declared(each, fields[each]), width) for each in known)
 
 
-def _vllm_section(verdict: Verdict, width: int) -> str:
+def _vllm_section(verdict: FlagSupport, width: int) -> str:
     flags = [flag for flag in vllm_flags().by_name.values() if flag.verdict is verdict]
     entries = (entry(_usage(flag), _fate(flag), width) for flag in flags)
     return f"{_VERDICTS[verdict]}\n" + "".join(entries)
@@ -102,7 +102,7 @@ def usage(name: str, field: FieldInfo) -> str:
     """How a setting is given: short forms, flag, and what stands for its value."""
     flag = vllm_flags().by_name.get(_flag(name))
     value = metavar(name, field)
-    if flag is not None and kind_of_flag(flag) is Kind.MANY:
+    if flag is not None and kind_of_flag(flag) is FlagKind.MANY:
         value += " ..."
     shorts = flag.shorts if flag is not None else ()
     long_form = f"--[no-]{_flag(name)}" if field.default is True else f"--{_flag(name)}"
@@ -130,9 +130,9 @@ def typed_default(field: FieldInfo) -> str | None:
 def metavar(name: str, field: FieldInfo) -> str:
     """What stands for the value of a setting in its help; empty for a switch."""
     kind = kind_of_field(field)
-    if kind is Kind.SWITCH:
+    if kind is FlagKind.SWITCH:
         return ""
-    if kind is Kind.MAPPING:
+    if kind is FlagKind.MAPPING:
         return "JSON"
     if choices := _choices(field.annotation):
         own = typed_default(field)  # which may stand for one of them
@@ -158,7 +158,7 @@ def _fate(flag: VllmFlag) -> str:
 
 
 def _is_ours(flag: VllmFlag) -> bool:
-    return flag.verdict is Verdict.SAME
+    return flag.verdict is FlagSupport.SAME
 
 
 def _flag(name: str) -> str:

@@ -20,7 +20,7 @@ from surestep_gateway.config import GatewaySettings
 from surestep_scheduler.config import SchedulerSettings
 from surestep_worker.config import WorkerSettings
 
-from .flags import Asked
+from .flags import FlagReader
 from .vllm_flags import vllm_flags
 
 _TOKEN = f"{ENV_PREFIX}HF_TOKEN"
@@ -99,7 +99,7 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     @classmethod
     def of_flags(cls, arguments: Sequence[str]) -> Self:
         """Read all sources. Raises SettingsError or ValidationError."""
-        asked = Asked(cls.model_fields)
+        asked = FlagReader(cls.model_fields)
         asked.read_arguments(arguments)
         asked.check()
         _in_vain.set(asked.without_effect)
@@ -115,7 +115,7 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> dict[str, Any]:
         """See Settings.from_file."""
-        asked = Asked(cls.model_fields)
+        asked = FlagReader(cls.model_fields)
         asked.read_keys(content)
         asked.check()
         _in_vain.get({}).update(asked.without_effect)

@@ -13,7 +13,7 @@ _COMMANDS = {
 _BENCHES = ("serve", "latency", "throughput", "startup", "sweep")
 
 
-def elsewhere(arguments: Sequence[str]) -> str | None:
+def hint_for(arguments: Sequence[str]) -> str | None:
     """What to tell who asks for one of them; None for everybody else."""
     match arguments:
         case [command, *_] if command in _COMMANDS:

@@ -17,7 +17,7 @@ _ENTRY = re.compile(
 )
 
 
-class Verdict(StrEnum):
+class FlagSupport(StrEnum):
     """What becomes of a flag."""
 
     SAME = "same"
@@ -36,12 +36,12 @@ class VllmFlag:
     kind: str  # as written in the table; empty for a switch
     neutral: frozenset[str]  # values that ask for nothing
     idle: frozenset[str]  # values that have no effect, whatever becomes of others
-    verdict: Verdict
+    verdict: FlagSupport
     why: str  # empty where the flag is acted on
     target: str  # the setting, for a mapping with `.key`; empty where there is none
 
     @classmethod
-    def parse(cls, entry: str, verdict: Verdict, why: str) -> Self:
+    def parse(cls, entry: str, verdict: FlagSupport, why: str) -> Self:
         """An entry of the table."""
         match = _ENTRY.fullmatch(entry)
         assert match is not None, entry
@@ -54,7 +54,7 @@ class VllmFlag:
             idle=_values(match["idle"]),
             verdict=verdict,
             why=why,
-            target=match["target"] or (name if verdict is Verdict.SAME else ""),
+            target=match["target"] or (name if verdict is FlagSupport.SAME else ""),
         )
 
     @property
@@ -98,14 +98,14 @@ class VllmFlags:
     def of(cls, table: Mapping[str, Any]) -> Self:
         """Read the parsed file."""
         flags = [
-            VllmFlag.parse(entry, Verdict(group["verdict"]), group.get("why", ""))
+            VllmFlag.parse(entry, FlagSupport(group["verdict"]), group.get("why", ""))
             for group in table["group"]
             for entry in group["flags"]
         ]
         return cls(
             release=table["release"],
             environment={
-                name: VllmFlag.parse(entry, Verdict.SAME, "")
+                name: VllmFlag.parse(entry, FlagSupport.SAME, "")
                 for name, entry in table["environment"].items()
             },
             by_name=_unique((flag.name, flag) for flag in flags),

@@ -34,7 +34,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DifferencePosition:
     """The first difference between two answers. None for a token: that answer was over."""
 
     choice: int
@@ -48,7 +48,9 @@ class Difference:
     """An answer that is not the reference's. Of the gap see `gaps.py`."""
 
     prompt: str
-    place: Place | None  # None: the tokens are equal, and the answers ended for other reasons
+    place: (
+        DifferencePosition | None
+    )  # None: the tokens are equal, and the answers ended for other reasons
     what: str
     gap: float | None = None
     best: list[tuple[str, float]] = field(default_factory=list)
@@ -101,10 +103,15 @@ def compare(prompt: Prompt, reference: Answer, answer: Answer) -> Difference | N
     return None
 
 
-def _first(choice: int, expected: Sequence[int], got: Sequence[int]) -> Place | None:
+def _first(choice: int, expected: Sequence[int], got: Sequence[int]) -> DifferencePosition | None:
     pairs = itertools.zip_longest(expected, got)
     return next(
-        (Place(choice, i, old, new) for i, (old, new) in enumerate(pairs) if old != new), None
+        (
+            DifferencePosition(choice, i, old, new)
+            for i, (old, new) in enumerate(pairs)
+            if old != new
+        ),
+        None,
     )
 
 

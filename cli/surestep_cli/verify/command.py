@@ -24,12 +24,12 @@ from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.terminal.output import write_file
 
 from .cases import Sampling
-from .disaster import Victims
+from .fault_injection import LocalWorkers
 from .html import to_html
-from .options import Asking
+from .options import VerifyArguments
 from .prompts import built_in, read_prompts
 from .report import Question, Report, Verdict
-from .run import About, Found, Tell, Verification, about, prepared
+from .run import About, CaseResults, Tell, Verification, about, prepared
 from .server import Server, key_of, started
 from .table import show
 
@@ -44,7 +44,7 @@ _FLAGS = {
 } - {"hf_token"}
 
 
-def verify(asking: Asking, console: Console) -> int:
+def verify(asking: VerifyArguments, console: Console) -> int:
     """Exit status: 0 equal, 1 different, 2 not found out. KeyboardInterrupt when it is stopped."""
     try:
         report = asyncio.run(_interruptible(_verify(asking, console)))
@@ -76,7 +76,7 @@ async def _interruptible(work: Any) -> Report:
     return report
 
 
-async def _verify(asking: Asking, console: Console) -> Report:
+async def _verify(asking: VerifyArguments, console: Console) -> Report:
     options = asking.options
     prompts = built_in() if options.prompts is None else read_prompts(options.prompts)
     speculative_config = _speculative_config(asking)
@@ -93,7 +93,7 @@ async def _verify(asking: Asking, console: Console) -> Report:
         known = await about(session, asking.serve.model if options.url is not None else None)
         temperature = options.temperature or known.temperature or 1.0
         ready = prepared(prompts, known.model, options.max_tokens)
-        victims = Victims(session, server.pid) if server.pid is not None else None
+        victims = LocalWorkers(session, server.pid) if server.pid is not None else None
         with _progress(console) as (bar, tell):
             verification = Verification(
                 *(session, ready),
@@ -126,7 +126,7 @@ async def _verify(asking: Asking, console: Console) -> Report:
 
 
 @contextlib.asynccontextmanager
-async def _server(asking: Asking) -> AsyncIterator[Server]:
+async def _server(asking: VerifyArguments) -> AsyncIterator[Server]:
     if asking.options.url is not None:
         yield Server(asking.options.url, key_of(asking.serve))
         return
@@ -139,7 +139,7 @@ def _speculates(config: dict[str, Any] | None) -> bool:
     return config is None or config.get("num_speculative_tokens") != 0
 
 
-def _speculative_config(asking: Asking) -> dict[str, Any] | None:
+def _speculative_config(asking: VerifyArguments) -> dict[str, Any] | None:
     """None of a server that is not ours."""
     if asking.options.url is not None:
         return None
@@ -151,7 +151,9 @@ def _flags(settings: ServeSettings) -> dict[str, Any]:
     return dict(sorted(document.items()))
 
 
-def _notes(asking: Asking, known: About, found: Found, *, speculates: bool) -> Iterator[str]:
+def _notes(
+    asking: VerifyArguments, known: About, found: CaseResults, *, speculates: bool
+) -> Iterator[str]:
     """What a reader of the figures has to know."""
     if asking.adds_drafts:
         yield (

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 
 from .answers import Answer, ask
-from .cases import Difference, Place
+from .cases import Difference, DifferencePosition
 from .prompts import Prompt
 
 _NEAR_TIE = 0.07  # one unit in the last place of a bfloat16 logit around 10
@@ -45,7 +45,7 @@ async def explain(
         difference.gap, difference.meaning = _judged(best, greedy=options["temperature"] == 0)
 
 
-def _wanted(prompt: Prompt, place: Place) -> dict[str, Any]:
+def _wanted(prompt: Prompt, place: DifferencePosition) -> dict[str, Any]:
     """Log-probabilities as far as the place of the difference."""
     tokens = place.position + 1
     limits: dict[str, Any] = {"max_tokens": tokens}
@@ -79,7 +79,7 @@ def _judged(best: Sequence[tuple[str, float]], *, greedy: bool) -> tuple[float |
     )
 
 
-async def _in_words(session: aiohttp.ClientSession, place: Place) -> str:
+async def _in_words(session: aiohttp.ClientSession, place: DifferencePosition) -> str:
     expected, got = [await _spelled(session, each) for each in (place.expected, place.got)]
     return f"{expected} became {got}"
 

@@ -13,7 +13,7 @@ from pydantic_settings import CliImplicitFlag, SettingsConfigDict, SettingsError
 from surestep_common.config import Names, Settings, load, or_exit
 
 from surestep_cli.api.server_url import URL
-from surestep_cli.settings.flags import Asked
+from surestep_cli.settings.flags import FlagReader
 from surestep_cli.settings.help import declared, entry
 from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.terminal.output import writable
@@ -90,7 +90,7 @@ class VerifyOptions(Settings):
         return None if path is None else writable(path, _REPORTS)
 
 
-class Asking(NamedTuple):
+class VerifyArguments(NamedTuple):
     """What the command line asks for."""
 
     options: VerifyOptions
@@ -155,7 +155,7 @@ def _own_flags() -> tuple[set[str], set[str]]:
 
 
 def _refuse_settings(rest: Sequence[str]) -> None:
-    asked = Asked(ServeSettings.model_fields)
+    asked = FlagReader(ServeSettings.model_fields)
     asked.read_arguments(rest)
     given = [*asked.values.keys() - _WITH_URL, *(n.lstrip("-") for n in asked.without_effect)]
     if given:

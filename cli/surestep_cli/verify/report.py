@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from surestep_cli.api.draft_stats import Drafts
+from surestep_cli.api.draft_stats import DraftStats
 
 from .cases import ALONE, TOGETHER, CaseResult, Sampling
 from .faults import Incident
@@ -64,7 +64,7 @@ class Report:
     questions: list[Question]
     results: list[CaseResult]
     faults: list[FaultResult]
-    drafts: Drafts  # of all cases together
+    drafts: DraftStats  # of all cases together
     notes: list[str]
 
     @property

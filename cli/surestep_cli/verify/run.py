@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import aiohttp
 from surestep_common.errors import InvalidRequest, SurestepError
 
-from surestep_cli.api.draft_stats import Drafts, drafts_of
+from surestep_cli.api.draft_stats import DraftStats, draft_stats
 from surestep_cli.api.metrics import Metrics
 from surestep_cli.api.responses import model_card
 
 from .answers import Answer, ask, get, get_text
 from .cases import ALONE, TOGETHER, Case, CaseResult, Sampling, judge, options_of
-from .disaster import Disaster, Victims
+from .fault_injection import FaultInjection, LocalWorkers
 from .gaps import explain
 from .prompts import Prompt
 from .report import FaultResult
@@ -28,13 +28,13 @@ _MOST_EXPLAINED = 5  # differences of a case
 Tell = Callable[[str, int], None]  # what is done now, and how many answers have come
 
 
-class Found(NamedTuple):
+class CaseResults(NamedTuple):
     """What the cases showed."""
 
     references: dict[Sampling, list[Answer]]
     results: list[CaseResult]
     faults: list[FaultResult]
-    drafts: Drafts
+    drafts: DraftStats
 
 
 class Verification:
@@ -65,7 +65,7 @@ class Verification:
         """That will be asked for."""
         return len(self._prompts) * len(Sampling) * len(self._modes) * (2 + num_faults)
 
-    async def run(self, faults: Sequence[str], victims: Victims | None) -> Found:
+    async def run(self, faults: Sequence[str], victims: LocalWorkers | None) -> CaseResults:
         """All cases. Raises SurestepError when there is nothing to compare with."""
         await self._warm_up()
         before = await self.drafts()
@@ -80,14 +80,14 @@ class Verification:
                 results += hurt
         drafts = (await self.drafts()).since(before)
         await self._explain(results)
-        return Found(self._references, results, struck, drafts)
+        return CaseResults(self._references, results, struck, drafts)
 
-    async def drafts(self) -> Drafts:
+    async def drafts(self) -> DraftStats:
         """So far; none where the server has no metrics."""
         try:
-            return drafts_of(Metrics(await get_text(self._session, "metrics")))
+            return draft_stats(Metrics(await get_text(self._session, "metrics")))
         except SurestepError:
-            return Drafts()
+            return DraftStats()
 
     async def _warm_up(self) -> None:
         """The first steps of a server are slow; and a prompt that is refused is told at once."""
@@ -123,7 +123,7 @@ class Verification:
             ]
         return self._judge(case, [task.result() for task in asked])
 
-    async def _hurt(self, name: str, victims: Victims) -> tuple[FaultResult, list[CaseResult]]:
+    async def _hurt(self, name: str, victims: LocalWorkers) -> tuple[FaultResult, list[CaseResult]]:
         """Every prompt in every way at once, and a fault in the middle of it."""
         self._tell(f"a worker is {name}", 0)
         company = f"worker {name}"
@@ -131,7 +131,7 @@ class Verification:
         expected = len(self._modes) * sum(
             answer.num_tokens for answers in self._references.values() for answer in answers
         )
-        disaster = Disaster(name, victims, expected)
+        disaster = FaultInjection(name, victims, expected)
         async with asyncio.TaskGroup() as tasks:
             watcher = tasks.create_task(disaster.wait_and_strike())
             answers = await self._in_every_way(cases, disaster)
@@ -139,7 +139,7 @@ class Verification:
             fault = await watcher
         return fault, [self._judge(case, answers[i :: len(cases)]) for i, case in enumerate(cases)]
 
-    async def _in_every_way(self, cases: Sequence[Case], disaster: Disaster) -> list[Answer]:
+    async def _in_every_way(self, cases: Sequence[Case], disaster: FaultInjection) -> list[Answer]:
         """By prompt, then by case."""
         async with asyncio.TaskGroup() as tasks:
             asked = [

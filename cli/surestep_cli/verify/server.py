@@ -20,7 +20,7 @@ from surestep_cli.serve.ports import free_addresses
 from surestep_cli.serve.wiring import public_url
 from surestep_cli.settings.serve_settings import ServeSettings
 
-from .options import Asking
+from .options import VerifyArguments
 
 _LOOK_S = 0.1
 _STOP_S = 20.0
@@ -42,7 +42,7 @@ def key_of(settings: ServeSettings) -> str | None:
 
 
 @contextlib.asynccontextmanager
-async def started(asking: Asking) -> AsyncIterator[Server]:
+async def started(asking: VerifyArguments) -> AsyncIterator[Server]:
     """`surestep serve` with these arguments in a process of its own, ended with the context.
 
     The console is the server's until it is ready. Raises Unavailable, InvalidRequest.

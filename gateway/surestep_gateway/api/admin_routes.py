@@ -18,7 +18,7 @@ from surestep_gateway.http.errors import JsonResponse, error_body
 from surestep_gateway.request.parse import parse
 from surestep_gateway.request.protocol import RestartBody
 from surestep_gateway.schedulers.pool import SchedulerPool
-from surestep_gateway.schedulers.scheduler_client import SchedulerLink
+from surestep_gateway.schedulers.scheduler_client import SchedulerClient
 
 from .middleware import body_of
 
@@ -51,39 +51,43 @@ class AdminRoutes:
         body = body_of(request)
         await body.read()
         reason = parse(RestartBody, bytes(body.data) or b"{}").reason or "asked for by an operator"
-        links = self._chosen(request.query_params.get("scheduler"))
+        schedulers = self._chosen(request.query_params.get("scheduler"))
         done: list[dict[str, Any]] = []
         async with self._restarting:
-            for link in links:
+            for scheduler in schedulers:
                 try:
-                    done.append(await _restart(self._gateway.pool, link, reason))
+                    done.append(await _restart(self._gateway.pool, scheduler, reason))
                 except SurestepError as error:
-                    logger.error("restart of the workers of %s: %s", link.address, error.message)
+                    logger.error(
+                        "restart of the workers of %s: %s", scheduler.address, error.message
+                    )
                     failure = error_body(error)
-                    return JsonResponse(failure | {"restarted": done, "failed": link.address}, 503)
+                    return JsonResponse(
+                        failure | {"restarted": done, "failed": scheduler.address}, 503
+                    )
         return JsonResponse({"restarted": done})
 
     def _check_key(self, request: Request) -> None:
         if self._keys.client(request.headers.get("authorization", "").encode()) is None:
             raise Unauthenticated("missing or wrong admin key")
 
-    def _chosen(self, address: str | None) -> list[SchedulerLink]:
-        links = self._gateway.pool.links
-        chosen = [link for link in links if address in (None, link.address)]
+    def _chosen(self, address: str | None) -> list[SchedulerClient]:
+        schedulers = self._gateway.pool.schedulers
+        chosen = [scheduler for scheduler in schedulers if address in (None, scheduler.address)]
         if not chosen:
             raise NotFound(f"no scheduler at '{address}'", param="scheduler")
         return chosen
 
 
-async def _restart(pool: SchedulerPool, link: SchedulerLink, reason: str) -> dict[str, Any]:
+async def _restart(pool: SchedulerPool, scheduler: SchedulerClient, reason: str) -> dict[str, Any]:
     """Restart the ranks of one scheduler and wait until it serves again. Raises SurestepError."""
     began = time.monotonic()
-    logger.warning("restarting the workers of %s: %s", link.address, reason)
-    answer = await link.restart_workers(reason, _RESTART_S)
-    link.recheck()  # what it said before does not count
-    await pool.until_admits(link, _SERVE_S)
+    logger.warning("restarting the workers of %s: %s", scheduler.address, reason)
+    answer = await scheduler.restart_workers(reason, _RESTART_S)
+    scheduler.recheck()  # what it said before does not count
+    await pool.until_admits(scheduler, _SERVE_S)
     return {
-        "scheduler": link.address,
+        "scheduler": scheduler.address,
         "epoch": answer.epoch,
         "num_ranks": answer.num_ranks,
         "seconds": round(time.monotonic() - began, 3),

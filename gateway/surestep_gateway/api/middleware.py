@@ -14,10 +14,10 @@ from surestep_common.tracing import Tracer
 
 from surestep_gateway.auth.tenants import Caller
 from surestep_gateway.http.admission import COUNTED, PROBES, Admission
-from surestep_gateway.http.bodies import Bodies, Body
+from surestep_gateway.http.bodies import Bodies, BodyReader
 from surestep_gateway.http.browsers import HostCheck
 from surestep_gateway.http.errors import error_response
-from surestep_gateway.observability.metrics import Metrics
+from surestep_gateway.observability.metrics import GatewayMetrics
 from surestep_gateway.serving import request_spans
 
 _LAST_ANSWER = ((b"connection", b"close"),)  # the next request should find another server
@@ -37,7 +37,7 @@ class RequestMiddleware:
         bodies: Bodies,
         hosts: HostCheck,
         admission: Admission,
-        metrics: Metrics,
+        metrics: GatewayMetrics,
         tracer: Tracer,
     ) -> None:
         self._app = app
@@ -73,7 +73,7 @@ class RequestMiddleware:
             state["client"] = self._admission.identify(path, headers)
             caller = Caller.of(scope).name
             self._admission.check(path, caller)
-            body = Body(self._bodies, receive, headers)
+            body = BodyReader(self._bodies, receive, headers)
             if path in COUNTED:
                 await body.read()
                 self._admission.check(path, caller)  # much may have happened since
@@ -123,7 +123,7 @@ class RootPath:
         await self._app(scope, receive, send)
 
 
-def body_of(request: Request) -> Body:
+def body_of(request: Request) -> BodyReader:
     """The body of a request."""
-    body: Body = request.scope["state"]["body"]
+    body: BodyReader = request.scope["state"]["body"]
     return body

@@ -27,7 +27,11 @@ from surestep_gateway.serving.generation import (
 )
 from surestep_gateway.serving.request_log import log_request
 from surestep_gateway.serving.respond import EventStream, json_answer, until_disconnect
-from surestep_gateway.serving.responses import ChatShape, CompletionShape, Shape
+from surestep_gateway.serving.responses import (
+    ChatResponseBuilder,
+    CompletionResponseBuilder,
+    ResponseBuilder,
+)
 from surestep_gateway.text_processes.jobs import (
     CHAT,
     COMPLETION,
@@ -68,7 +72,9 @@ class OpenAIRoutes:
         prepared = await self._prepare(CHAT, request, deadline)
         origin = _origin(request, prepared.body, arrived)
         generation = await chat_generation(self._gateway, prepared, origin, deadline)
-        return await self._answer(request, generation, ChatShape(self._gateway, generation))
+        return await self._answer(
+            request, generation, ChatResponseBuilder(self._gateway, generation)
+        )
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
@@ -77,7 +83,9 @@ class OpenAIRoutes:
         prepared = await self._prepare(COMPLETION, request, deadline)
         origin = _origin(request, prepared.body, arrived)
         generation = await completion_generation(self._gateway, prepared, origin, deadline)
-        return await self._answer(request, generation, CompletionShape(self._gateway, generation))
+        return await self._answer(
+            request, generation, CompletionResponseBuilder(self._gateway, generation)
+        )
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings"""
@@ -113,13 +121,15 @@ class OpenAIRoutes:
         answer = await self._prepare(job, request, self._deadline())
         return JsonPieces([answer], self._gateway.answers)
 
-    async def _answer(self, request: Request, generation: Generation, shape: Shape) -> Response:
+    async def _answer(
+        self, request: Request, generation: Generation, builder: ResponseBuilder
+    ) -> Response:
         ids = [prompt.token_ids for prompt in generation.prompts]
         log_request(self._gateway, generation.id, generation.origin, generation.body, ids)
         if generation.body.stream:
             force = self._gateway.settings.enable_force_include_usage
-            return EventStream(generation, shape, self._gateway.admission, force_usage=force)
-        return await json_answer(generation, shape, request.receive, self._gateway)
+            return EventStream(generation, builder, self._gateway.admission, force_usage=force)
+        return await json_answer(generation, builder, request.receive, self._gateway)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models; 503 until the model is loaded, which readiness probes rely on."""

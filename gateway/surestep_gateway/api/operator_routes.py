@@ -21,7 +21,7 @@ from surestep_gateway.config import GatewaySettings
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.observability.scheduler_metrics import SchedulerReading
-from surestep_gateway.schedulers.scheduler_client import SchedulerLink
+from surestep_gateway.schedulers.scheduler_client import SchedulerClient
 from surestep_gateway.ui.overview import OverviewSource
 from surestep_gateway.ui.overview_model import GatewayView
 from surestep_gateway.ui.pages import docs_page, home_page
@@ -75,13 +75,15 @@ class OperatorRoutes:
         """Ready: requests sent now would be served."""
         if self._gateway.admission.leaving:
             raise Unavailable("the server is shutting down")
-        patience_s = self._gateway.settings.first_token_timeout_s
+        timeout_s = self._gateway.settings.first_token_timeout_s
         now = time.monotonic()
-        admitting = [link for link in self._gateway.pool.links if link.admits(now)]
+        admitting = [
+            scheduler for scheduler in self._gateway.pool.schedulers if scheduler.admits(now)
+        ]
         if not admitting:
             raise Unavailable(f"the model is not ready{self._gateway.pool.trouble}")
-        if all(link.stalled(patience_s) for link in admitting):
-            raise Unavailable(f"requests run, but no token came for {patience_s:g} s")
+        if all(scheduler.stalled(timeout_s) for scheduler in admitting):
+            raise Unavailable(f"requests run, but no token came for {timeout_s:g} s")
         return Response()
 
     async def version(self, request: Request) -> Response:
@@ -109,11 +111,13 @@ class OperatorRoutes:
         async with self._one_scrape:
             now = time.monotonic()
             every_stats, every_status = await asyncio.gather(
-                self._ask(SchedulerLink.query_stats), self._ask(SchedulerLink.query_status)
+                self._ask(SchedulerClient.query_stats), self._ask(SchedulerClient.query_status)
             )
             readings = [
-                SchedulerReading(link.address, link.breaker.state(now), stats, link.info, status)
-                for (link, stats), (_, status) in zip(every_stats, every_status, strict=True)
+                SchedulerReading(
+                    scheduler.address, scheduler.breaker.state(now), stats, scheduler.info, status
+                )
+                for (scheduler, stats), (_, status) in zip(every_stats, every_status, strict=True)
             ]
             text = self._gateway.metrics.render(readings)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
@@ -121,7 +125,7 @@ class OperatorRoutes:
     async def load(self, request: Request) -> Response:
         """Requests open here (vLLM's `server_load`) and the load of the schedulers in all."""
         load: dict[str, Any] = {"server_load": self._gateway.admission.num_open}
-        answers = await self._ask(SchedulerLink.query_stats)
+        answers = await self._ask(SchedulerClient.query_stats)
         known = [stats for _, stats in answers if stats is not None]
         if known:
             blocks = sum(stats.num_blocks_total for stats in known)
@@ -137,13 +141,13 @@ class OperatorRoutes:
         now = time.monotonic()
         schedulers = [
             {
-                "url": link.address,
-                "admits": link.admits(now),
-                "circuit_breaker": link.breaker.state(now).name,
-                "load": link.load,
+                "url": scheduler.address,
+                "admits": scheduler.admits(now),
+                "circuit_breaker": scheduler.breaker.state(now).name,
+                "load": scheduler.load,
                 "status": None if status is None else as_json(status),
             }
-            for link, status in await self._ask(SchedulerLink.query_status)
+            for scheduler, status in await self._ask(SchedulerClient.query_status)
         ]
         return JsonResponse(
             {
@@ -173,17 +177,17 @@ class OperatorRoutes:
         return "SERVING" if self._gateway.pool.serving else "WAITING_FOR_SCHEDULER"
 
     async def _ask(
-        self, question: Callable[[SchedulerLink], Awaitable[T]]
-    ) -> list[tuple[SchedulerLink, T | None]]:
+        self, question: Callable[[SchedulerClient], Awaitable[T]]
+    ) -> list[tuple[SchedulerClient, T | None]]:
         """The answer of every scheduler, None from those that give none."""
 
-        async def ask(link: SchedulerLink) -> tuple[SchedulerLink, T | None]:
+        async def ask(scheduler: SchedulerClient) -> tuple[SchedulerClient, T | None]:
             try:
-                return link, await question(link)
+                return scheduler, await question(scheduler)
             except SurestepError:
-                return link, None
+                return scheduler, None
 
-        return list(await asyncio.gather(*map(ask, self._gateway.pool.links)))
+        return list(await asyncio.gather(*map(ask, self._gateway.pool.schedulers)))
 
 
 def _hidden(settings: GatewaySettings) -> frozenset[str]:

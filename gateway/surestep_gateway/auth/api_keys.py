@@ -12,7 +12,7 @@ from surestep_common.access import bearer_index
 _ANSWERS = {"yes": True, "no": False}
 
 
-class Client(NamedTuple):
+class ApiClient(NamedTuple):
     """Who asks, as far as requests of different clients are treated differently."""
 
     name: str  # never the key
@@ -24,7 +24,7 @@ class ApiKey(NamedTuple):
     """A key and whose it is."""
 
     key: str
-    client: Client
+    client: ApiClient
 
 
 class ApiKeys:
@@ -38,7 +38,7 @@ class ApiKeys:
         """Whether a key is needed."""
         return bool(self._keys)
 
-    def client(self, header: bytes) -> Client | None:
+    def client(self, header: bytes) -> ApiClient | None:
         """Whose key an Authorization header carries."""
         index = bearer_index(header, self._keys)
         return None if index is None else self._clients[index]
@@ -46,7 +46,7 @@ class ApiKeys:
 
 def plain_keys(keys: Sequence[str]) -> list[ApiKey]:
     """Keys without a word about their owners, who are all alike."""
-    return [ApiKey(key, Client(_name(key))) for key in keys]
+    return [ApiKey(key, ApiClient(_name(key))) for key in keys]
 
 
 def read_keys(path: Path) -> list[ApiKey]:
@@ -83,7 +83,7 @@ def _api_key(key: str, *options: str) -> ApiKey:
     may_prioritise = _ANSWERS[given.pop("priority", "no")]
     if given or not name or not 0.01 <= weight <= 100:
         raise ValueError
-    return ApiKey(key, Client(name, weight, may_prioritise))
+    return ApiKey(key, ApiClient(name, weight, may_prioritise))
 
 
 def _name(key: str) -> str:

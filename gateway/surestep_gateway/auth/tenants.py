@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from surestep_common.errors import PermissionDenied
 from surestep_common.fair_bound import may_enter
 
-from .api_keys import Client
+from .api_keys import ApiClient
 
 
 class Tenant(NamedTuple):
@@ -29,7 +29,7 @@ ANYBODY = Tenant("")
 class Caller(NamedTuple):
     """What is known of who calls, before the body is read."""
 
-    client: Client | None  # the owner of its key, where there are keys
+    client: ApiClient | None  # the owner of its key, where there are keys
     address: str
 
     @classmethod

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from surestep_common.errors import QueueFull, Unauthenticated, Unavailable
 
-from surestep_gateway.auth.api_keys import Client
+from surestep_gateway.auth.api_keys import ApiClient
 from surestep_gateway.auth.tenants import may_open
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.ui.status_page import PAGE
@@ -66,7 +66,7 @@ class Admission:
         if self._needs_certificate and not certified and path not in PROBES:
             raise Unauthenticated("a client certificate is needed")
 
-    def identify(self, path: str, headers: Mapping[bytes, bytes]) -> Client | None:
+    def identify(self, path: str, headers: Mapping[bytes, bytes]) -> ApiClient | None:
         """Who asks, None where nobody has to say. Raises Unauthenticated.
 
         Every path needs a key unless it is known not to.

@@ -44,9 +44,9 @@ class Bodies:
     def __init__(self, limits: BodyLimits) -> None:
         self.limits = limits
         self.num_bytes = 0  # in memory that count
-        self.arriving: dict[Body, None] = {}  # the longest arriving first
+        self.arriving: dict[BodyReader, None] = {}  # the longest arriving first
 
-    def make_room(self, asking: Body, size: int) -> bool:
+    def make_room(self, asking: BodyReader, size: int) -> bool:
         """Whether `size` more bytes of a body fit, now that slower ones may have been given up."""
         while self.num_bytes + size > self.limits.total_bytes:
             slowest = next((body for body in self.arriving if body.counted), asking)
@@ -57,7 +57,7 @@ class Bodies:
         return True
 
 
-class Body:
+class BodyReader:
     """One body. Its bytes count among those in memory from `read` until `release`."""
 
     def __init__(self, bodies: Bodies, receive: Receive, headers: Mapping[bytes, bytes]) -> None:

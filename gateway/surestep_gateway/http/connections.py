@@ -7,7 +7,7 @@ import math
 import time
 from typing import Protocol
 
-from surestep_gateway.observability.metrics import Metrics
+from surestep_gateway.observability.metrics import GatewayMetrics
 
 _SWEEP_S = 0.5
 
@@ -28,7 +28,7 @@ class Connection(Protocol):
 class Connections:
     """Of one gateway."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
         self._open: set[Connection] = set()
         self._idle: dict[Connection, None] = {}  # without a request, the longest waiting first

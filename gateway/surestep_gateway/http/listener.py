@@ -15,7 +15,7 @@ import orjson
 from surestep_common.errors import Unavailable
 from surestep_common.log import Sparingly
 
-from surestep_gateway.observability.metrics import Metrics
+from surestep_gateway.observability.metrics import GatewayMetrics
 
 from .connections import Connections
 from .errors import error_body
@@ -85,7 +85,7 @@ def _is_abandoned(path: Path) -> bool:
     return False
 
 
-class Listener:
+class HttpListener:
     """Accepts by itself: the event loop's own server hides that it has run out of descriptors."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Listener:
         listener: socket.socket,
         make_protocol: Callable[[], asyncio.Protocol],
         connections: Connections,
-        metrics: Metrics,
+        metrics: GatewayMetrics,
         *,
         limit: int,
         tls: ssl.SSLContext | None,

@@ -88,7 +88,7 @@ class RequestHistograms:
         )
 
 
-class Metrics:
+class GatewayMetrics:
     """All metrics of one gateway."""
 
     def __init__(self, model_name: str) -> None:
@@ -208,7 +208,7 @@ class SequenceEnd(NamedTuple):
 class SequenceTimer:
     """Latencies of one sequence. `arrived` is on the clock of `time.perf_counter`."""
 
-    def __init__(self, metrics: Metrics, arrived: float) -> None:
+    def __init__(self, metrics: GatewayMetrics, arrived: float) -> None:
         self._metrics = metrics
         self._arrived = arrived
         self._queue_s = 0.0

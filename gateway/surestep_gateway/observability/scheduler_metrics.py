@@ -19,7 +19,7 @@ from surestep_gateway.schedulers.circuit_breaker import BreakerState
 from .metric_families import LABELS, Field, Labelled, Labels, Split, family, split_family
 from .rank_metrics import rank_families
 from .step_metrics import step_families
-from .vllm_metrics import Answer, EngineMetrics
+from .vllm_metrics import EngineMetrics, StatsReply
 
 
 class SchedulerReading(NamedTuple):
@@ -177,14 +177,14 @@ class SchedulerCollector(Collector):
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self._readings: Sequence[SchedulerReading] = ()
-        self._answers: Sequence[Answer] = ()
+        self._answers: Sequence[StatsReply] = ()
         self._engine = EngineMetrics(model_name)
 
     def update(self, readings: Sequence[SchedulerReading]) -> None:
         """Replace what the next scrape shows. Readings must come in the order they were made in."""
         self._readings = readings
         self._answers = [
-            Answer(reading.address, reading.stats, reading.info)
+            StatsReply(reading.address, reading.stats, reading.info)
             for reading in readings
             if reading.stats is not None
         ]

@@ -18,7 +18,7 @@ LABELS = ("model_name", "engine")
 ENGINE = "0"
 
 
-class Answer(NamedTuple):
+class StatsReply(NamedTuple):
     """What a scheduler has said just now."""
 
     address: str
@@ -153,13 +153,13 @@ class EngineMetrics:
         self._labels = (model_name, ENGINE)
         self._totals = _Totals()
 
-    def update(self, answers: Sequence[Answer]) -> None:
+    def update(self, answers: Sequence[StatsReply]) -> None:
         """Note what the schedulers say. Answers must come in the order they were given in."""
         for address, stats, _ in answers:
             for counter in (*_COUNTERS, _STEP_TOKENS, _STEP_TOKENS_SUM):
                 self._totals.add(address, counter, stats)
 
-    def families(self, answers: Sequence[Answer]) -> Iterator[Metric]:
+    def families(self, answers: Sequence[StatsReply]) -> Iterator[Metric]:
         """All of them, in a stable order. There must be an answer."""
         stats = [answer.stats for answer in answers]
         for gauge in _GAUGES:
@@ -201,7 +201,7 @@ class EngineMetrics:
         family.add_metric(self._labels, buckets, self._totals.of(_STEP_TOKENS_SUM)[""])
         return family
 
-    def _cache_config(self, answers: Sequence[Answer]) -> Metric:
+    def _cache_config(self, answers: Sequence[StatsReply]) -> Metric:
         family = GaugeMetricFamily(
             "vllm:cache_config_info",
             "Facts of the KV cache.",

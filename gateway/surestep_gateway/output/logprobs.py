@@ -17,7 +17,7 @@ _SLICE_ROWS = 256
 Json = dict[str, Any]
 
 
-class Candidate(NamedTuple):
+class TokenLogprob(NamedTuple):
     """A token and its natural log-probability."""
 
     token_id: int
@@ -27,9 +27,9 @@ class Candidate(NamedTuple):
 class Position(NamedTuple):
     """One position of the output or of the prompt."""
 
-    chosen: Candidate
+    chosen: TokenLogprob
     rank: int  # 1 = most likely
-    top: list[Candidate]  # most likely first
+    top: list[TokenLogprob]  # most likely first
 
 
 def positions(columns: LogprobColumns) -> list[Position]:
@@ -50,8 +50,8 @@ def position_slices(columns: LogprobColumns) -> Iterator[list[Position]]:
         ):
             ids = columns.top_token_ids[at : at + num_top]
             values = columns.top_logprobs[at : at + num_top]
-            top = [Candidate(i, max(v, _FLOOR)) for i, v in zip(ids, values, strict=True)]
-            part.append(Position(Candidate(token_id, max(logprob, _FLOOR)), rank, top))
+            top = [TokenLogprob(i, max(v, _FLOOR)) for i, v in zip(ids, values, strict=True)]
+            part.append(Position(TokenLogprob(token_id, max(logprob, _FLOOR)), rank, top))
             at += num_top
         yield part
 
@@ -77,7 +77,7 @@ class TokenSpeller:
 def chat_logprobs(found: Sequence[Position], speller: TokenSpeller) -> Json:
     """The `logprobs` object of a chat choice."""
 
-    def entry(candidate: Candidate) -> Json:
+    def entry(candidate: TokenLogprob) -> Json:
         return {
             "token": speller.text(candidate.token_id),
             "logprob": candidate.logprob,

@@ -12,12 +12,12 @@ from surestep_proto.generate_pb2 import LENGTH, STOP, GenerateChunk
 
 from surestep_gateway.observability.metrics import SequenceEnd, SequenceTimer
 from surestep_gateway.parsers import Event, content_of
-from surestep_gateway.schedulers.journal import Journal, OpenRequest
+from surestep_gateway.schedulers.journal import Journal, ResumableStream
 
 from .detokenize import TextAssembler
 from .drafted import Run, runs
 from .logprobs import Position, positions
-from .usage import Usage
+from .usage import TokenUsage
 
 
 class Delta(NamedTuple):
@@ -48,11 +48,11 @@ class OutputSequence:
         self,
         index: int,
         journal: Journal,
-        source: OpenRequest,
+        source: ResumableStream,
         assembler: TextAssembler,
         eos_ids: Sequence[int],
         timer: SequenceTimer,
-        usage: Usage,
+        usage: TokenUsage,
         *,
         counts_prompt: bool,
         prompt_only: bool = False,

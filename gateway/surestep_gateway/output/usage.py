@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Usage:
+class TokenUsage:
     """Of all sequences of one request. A prompt counts once, whatever its number of choices."""
 
     prompt: int

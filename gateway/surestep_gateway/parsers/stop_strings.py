@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Found(NamedTuple):
+class ScanResult(NamedTuple):
     """What a piece of text decided. Without a marker, `after` is empty."""
 
     before: str  # safe to use: no marker begins in it
@@ -24,19 +24,19 @@ class MarkerScanner:
         self._markers = markers
         self._held = ""
 
-    def push(self, text: str) -> Found:
+    def push(self, text: str) -> ScanResult:
         """Add text."""
         if not self._markers or not text:
-            return Found(text, None, "")
+            return ScanResult(text, None, "")
         window = self._held + text
         found = [(at, len(one), one) for one in self._markers if (at := window.find(one)) >= 0]
         if found:
             at, length, marker = min(found)
             self._held = ""
-            return Found(window[:at], marker, window[at + length :])
+            return ScanResult(window[:at], marker, window[at + length :])
         safe = len(window) - max(_overlap(window, marker) for marker in self._markers)
         self._held = window[safe:]
-        return Found(window[:safe], None, "")
+        return ScanResult(window[:safe], None, "")
 
     def flush(self) -> str:
         """Text held back for a marker that never came."""

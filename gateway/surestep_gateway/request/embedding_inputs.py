@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from surestep_common.errors import InvalidRequest
 from surestep_proto.generate_pb2 import SchedulerInfo
 
-from surestep_gateway.text.text_side import TextSide
+from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
 from .embedding_body import EmbeddingBody, EmbeddingRequest
@@ -28,20 +28,20 @@ class PreparedInputs:
 
 
 def draft_embedding(
-    side: TextSide, raw: bytes | bytearray, info: SchedulerInfo
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
 ) -> Draft[PreparedInputs]:
     """POST /v1/embeddings. Raises SurestepError."""
     request = parse(EmbeddingRequest, raw)
-    check_model(side.settings, request.model)
+    check_model(processor.settings, request.model)
     refuse_for_embeddings(request)
     given, texts = ids_and_texts(request.input, "input")
-    side.only_apart(len(given) + len(texts) > INLINE_PROMPTS)
+    processor.only_apart(len(given) + len(texts) > INLINE_PROMPTS)
     most = info.max_pooled_len
-    bounded = [bounded_text(text, side.tokenizer, request, most, "input") for text in texts]
+    bounded = [bounded_text(text, processor.tokenizer, request, most, "input") for text in texts]
     special = request.add_special_tokens is not False
 
     def finish(encoded: Sequence[list[int]]) -> PreparedInputs:
-        ending = side.tokenizer.ending if special else ()
+        ending = processor.tokenizer.ending if special else ()
         fitted = [
             *(_fit(ids, (), request, info) for ids in given),
             *(_fit(ids, ending, request, info) for ids in encoded),

@@ -9,14 +9,14 @@ from surestep_common.errors import InvalidRequest, UnsupportedParameter
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.parsers import REASONING_PARSERS, TOOL_PARSERS, OutputParser, ReasoningParser
 
-from .prompts import Prepared
+from .prompts import PreparedRequest
 from .protocol import ChatBody, ChatRequest
 
 
 class ChatOutput:
     """The parsers that the server's settings and one request ask for."""
 
-    def __init__(self, settings: GatewaySettings, prepared: Prepared) -> None:
+    def __init__(self, settings: GatewaySettings, prepared: PreparedRequest) -> None:
         assert isinstance(prepared.body, ChatBody)
         self._reasoning: ReasoningParser | None = None
         if settings.reasoning_parser:

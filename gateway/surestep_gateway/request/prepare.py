@@ -18,13 +18,13 @@ from surestep_proto.engine_pb2 import SamplingParams
 from surestep_proto.generate_pb2 import SchedulerInfo
 
 from surestep_gateway.config import GatewaySettings
-from surestep_gateway.text.text_side import TextSide
+from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
 from .bad_words import bad_words, total_chars
 from .output_format import check_tool_choice
 from .parse import parse, parse_tokenize
-from .prompts import Prepared, Prompt, bounded_text, completion_prompt, ids_and_texts, packed
+from .prompts import PreparedRequest, Prompt, bounded_text, completion_prompt, ids_and_texts, packed
 from .protocol import (
     ChatRequest,
     CompletionRequest,
@@ -56,112 +56,118 @@ class Draft(Generic[T]):
     finish: Callable[[Sequence[list[int]]], T]  # takes the ids of each text
 
 
-Kind = Callable[[TextSide, bytes | bytearray, SchedulerInfo], Draft[T]]
+Kind = Callable[[TextProcessor, bytes | bytearray, SchedulerInfo], Draft[T]]
 
 
-def draft_chat(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> Draft[Prepared]:
+def draft_chat(
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[PreparedRequest]:
     """POST /v1/chat/completions. Raises SurestepError."""
     request = parse(ChatRequest, raw)
-    _check_common(side, request, info)
-    check_tool_choice(side.settings, request)
+    _check_common(processor, request, info)
+    check_tool_choice(processor.settings, request)
     schemas = _schemas(request)
-    chat = render_chat(side, request)
-    text = bounded_text(chat.text, side.tokenizer, request, info.max_model_len, "messages")
+    chat = render_chat(processor, request)
+    text = bounded_text(chat.text, processor.tokenizer, request, info.max_model_len, "messages")
     cut = len(text) < len(chat.text)
     if cut and request.echo:  # of any size, once for each choice
         raise InvalidRequest("'echo' is not available for a chat of this size", param="echo")
     kept = kept_part(len(text), request) if cut else slice(None)
-    texts = chat.texts(side, kept, add_special_tokens=bool(request.add_special_tokens))
+    texts = chat.texts(processor, kept, add_special_tokens=bool(request.add_special_tokens))
 
-    def finish(encoded: Sequence[list[int]]) -> Prepared:
+    def finish(encoded: Sequence[list[int]]) -> PreparedRequest:
         answered = begun(request)
         opening = chat.text.rstrip().removesuffix(answered.rstrip()).rstrip()
         ids = packed(fit_prompt(encoded[0], request, info, "messages"))
         prompt = Prompt(token_ids=ids, text=echoed(request))
-        return Prepared(
+        return PreparedRequest(
             body=request,
             prompts=[prompt],
-            sampling=_sampling(side, request, [prompt], info),
+            sampling=_sampling(processor, request, [prompt], info),
             schemas=schemas,
             opening=opening[-_TAIL_CHARS:],
             begun=answered,
-            role=answering_role(side.settings, request),
+            role=answering_role(processor.settings, request),
         )
 
     return Draft(texts, finish)
 
 
 def draft_completion(
-    side: TextSide, raw: bytes | bytearray, info: SchedulerInfo
-) -> Draft[Prepared]:
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[PreparedRequest]:
     """POST /v1/completions. Raises SurestepError."""
     request = parse(CompletionRequest, raw)
-    _check_common(side, request, info)
+    _check_common(processor, request, info)
     given, texts = ids_and_texts(request.prompt, "prompt")
     most = info.max_model_len
-    bounded = [bounded_text(text, side.tokenizer, request, most, "prompt") for text in texts]
+    bounded = [bounded_text(text, processor.tokenizer, request, most, "prompt") for text in texts]
     _check_number(request, len(given) + len(texts))
-    side.only_apart(len(given) + len(texts) > INLINE_PROMPTS)
+    processor.only_apart(len(given) + len(texts) > INLINE_PROMPTS)
 
-    def finish(encoded: Sequence[list[int]]) -> Prepared:
+    def finish(encoded: Sequence[list[int]]) -> PreparedRequest:
         pairs = [*((ids, None) for ids in given), *zip(encoded, bounded, strict=True)]
-        prompts = [completion_prompt(*pair, request, side.tokenizer, info) for pair in pairs]
-        sampling = _sampling(side, request, prompts, info)
-        return Prepared(body=request, prompts=prompts, sampling=sampling)
+        prompts = [completion_prompt(*pair, request, processor.tokenizer, info) for pair in pairs]
+        sampling = _sampling(processor, request, prompts, info)
+        return PreparedRequest(body=request, prompts=prompts, sampling=sampling)
 
     return Draft(Texts(bounded, request.add_special_tokens is not False), finish)
 
 
-def draft_tokenize(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> Draft[bytes]:
+def draft_tokenize(
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[bytes]:
     """POST /tokenize: the answer's JSON. Raises SurestepError."""
     body = parse_tokenize(raw)
-    check_model(side.settings, body.model)
+    check_model(processor.settings, body.model)
     refuse_unsupported_in_prompt(body)
     if isinstance(body, TokenizeChatBody):
-        chat = render_chat(side, body)
-        _check_countable(chat.text, "messages", side, info)
-        texts = chat.texts(side, slice(None), add_special_tokens=bool(body.add_special_tokens))
+        chat = render_chat(processor, body)
+        _check_countable(chat.text, "messages", processor, info)
+        texts = chat.texts(processor, slice(None), add_special_tokens=bool(body.add_special_tokens))
     else:
-        _check_countable(body.prompt, "prompt", side, info)
+        _check_countable(body.prompt, "prompt", processor, info)
         texts = Texts([body.prompt], body.add_special_tokens is not False)
 
     def finish(encoded: Sequence[list[int]]) -> bytes:
-        ids, tokenizer = encoded[0], side.tokenizer
+        ids, tokenizer = encoded[0], processor.tokenizer
         answer = {
             "count": len(ids),
             "max_model_len": info.max_model_len,
             "tokens": ids,
             "token_strs": list(map(tokenizer.token, ids)) if body.return_token_strs else None,
         }
-        return _answer(side, answer)
+        return _answer(processor, answer)
 
     return Draft(texts, finish)
 
 
-def draft_detokenize(side: TextSide, raw: bytes | bytearray, info: SchedulerInfo) -> Draft[bytes]:
+def draft_detokenize(
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[bytes]:
     """POST /detokenize: the answer's JSON. Raises SurestepError."""
     body = parse(DetokenizeBody, raw)
-    check_model(side.settings, body.model)
+    check_model(processor.settings, body.model)
     check_vocab(body.tokens, "tokens", info.vocab_size)
 
     def finish(encoded: Sequence[list[int]]) -> bytes:
-        text = side.tokenizer.decode(body.tokens, skip_special_tokens=False)
-        return _answer(side, {"prompt": text})
+        text = processor.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return _answer(processor, {"prompt": text})
 
     return Draft(Texts([], add_special_tokens=False), finish)
 
 
-def _answer(side: TextSide, content: dict[str, Any]) -> bytes:
+def _answer(processor: TextProcessor, content: dict[str, Any]) -> bytes:
     """JSON text. Raises InvalidRequest for more than an answer may have."""
-    answer, most = orjson.dumps(content), side.settings.max_answer_bytes
+    answer, most = orjson.dumps(content), processor.settings.max_answer_bytes
     if len(answer) > most:
         raise InvalidRequest(f"the answer is larger than {most} bytes: ask for less")
     return answer
 
 
-def _check_countable(text: str, param: str, side: TextSide, info: SchedulerInfo) -> None:
+def _check_countable(text: str, param: str, processor: TextProcessor, info: SchedulerInfo) -> None:
     """Raises InvalidRequest for a text that nobody should wait for."""
-    most = side.tokenizer.most_chars(info.max_model_len)
+    most = processor.tokenizer.most_chars(info.max_model_len)
     if most is not None and len(text) > max(most, MIN_TOKENIZE_CHARS):
         raise InvalidRequest(
             f"the text has {len(text)} characters, more than a prompt of {info.max_model_len} "
@@ -176,11 +182,11 @@ def check_model(settings: GatewaySettings, name: str | None) -> None:
         raise ModelNotFound(f"the model '{name}' does not exist", param="model")
 
 
-def _check_common(side: TextSide, request: GenerationBody, info: SchedulerInfo) -> None:
-    check_model(side.settings, request.model)
+def _check_common(processor: TextProcessor, request: GenerationBody, info: SchedulerInfo) -> None:
+    check_model(processor.settings, request.model)
     if info.headless:
         raise InvalidRequest("the model writes no text, it makes embeddings", param="model")
-    n, most = request.n or 1, side.settings.max_n
+    n, most = request.n or 1, processor.settings.max_n
     if n > most:
         raise InvalidRequest(f"n must be at most {most}, got {n}", param="n")
     refuse_unsupported(request)
@@ -190,7 +196,7 @@ def _check_common(side: TextSide, request: GenerationBody, info: SchedulerInfo) 
         raise InvalidRequest(
             "'prompt_logprobs' are not available with 'stream'", param="prompt_logprobs"
         )
-    side.only_apart(total_chars(request.bad_words or ()) > INLINE_BAD_WORD_CHARS)
+    processor.only_apart(total_chars(request.bad_words or ()) > INLINE_BAD_WORD_CHARS)
 
 
 def _check_number(request: CompletionRequest, num_prompts: int) -> None:
@@ -215,15 +221,18 @@ def _schemas(request: ChatRequest) -> dict[str, dict[str, Any]]:
 
 
 def _sampling(
-    side: TextSide, request: GenerationBody, prompts: Sequence[Prompt], info: SchedulerInfo
+    processor: TextProcessor,
+    request: GenerationBody,
+    prompts: Sequence[Prompt],
+    info: SchedulerInfo,
 ) -> SamplingParams:
     """Parameters for every sequence. Raises InvalidRequest, also for what all of them ask for."""
     num_sequences = len(prompts) * (request.n or 1)
     params = sampling_params(
         request,
         info,
-        side.settings.max_logprobs,
-        bad_words=bad_words(request.bad_words or (), side.tokenizer, num_sequences),
+        processor.settings.max_logprobs,
+        bad_words=bad_words(request.bad_words or (), processor.tokenizer, num_sequences),
         num_sequences=num_sequences,
     )
     check_prompt_logprobs(params, max(len(prompt.token_ids) for prompt in prompts))

@@ -25,7 +25,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedRequest:
     """A generation request that passed every check of text and parameters."""
 
     body: ChatBody | CompletionBody  # without messages and prompts

@@ -63,13 +63,13 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
-class Options(Body):
+class RequestOptions(Body):
     """Base of what stays with a request once its prompts are made: nothing but what is known."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class StreamOptions(Options):
+class StreamOptions(RequestOptions):
     """`include_usage` is what `continuous_usage_stats` depends on."""
 
     include_usage: bool | None = None
@@ -77,7 +77,7 @@ class StreamOptions(Options):
     include_obfuscation: bool | None = None  # no effect: nothing is obfuscated
 
 
-class Speculative(Options):
+class Speculative(RequestOptions):
     """Ours: speculation of this request. The output does not depend on it."""
 
     num_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None = None  # per step; 0 = off
@@ -170,7 +170,7 @@ class ToolCall(Body):
     function: CalledFunction
 
 
-class Message(Body):
+class ChatMessage(Body):
     """One message. Templates may use further fields, which are passed on as they are."""
 
     role: Name
@@ -210,7 +210,9 @@ class NamedToolChoice(Body):
 class TemplateFields(Body):
     """How messages become a prompt."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    messages: Annotated[
+        list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    ]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

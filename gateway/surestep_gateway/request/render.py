@@ -11,10 +11,10 @@ from surestep_common.errors import InvalidRequest, UnsupportedParameter
 from surestep_gateway.api_settings import ApiSettings
 from surestep_gateway.text.process_limits import template_limits
 from surestep_gateway.text.special_tokens import Hidden
-from surestep_gateway.text.text_side import TextSide
+from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
-from .protocol import ChatBody, ChatRequest, Message, TemplateFields, ToolCall
+from .protocol import ChatBody, ChatMessage, ChatRequest, TemplateFields, ToolCall
 
 INLINE_MESSAGES = 128  # in a chat that is rendered on the event loop
 _UNSUPPORTED = frozenset({"audio", "function_call"})  # in messages; the latter before tool calls
@@ -34,17 +34,19 @@ class RenderedChat(NamedTuple):
     stand_ins: str  # the same while special tokens of users and tools are hidden in it
     hidden: Hidden | None  # None when there are none
 
-    def texts(self, side: TextSide, kept: slice, *, add_special_tokens: bool) -> Texts:
+    def texts(self, processor: TextProcessor, kept: slice, *, add_special_tokens: bool) -> Texts:
         """What to encode: the `kept` part."""
         text = (self.text if self.hidden is None else self.stand_ins)[kept]
         if self.hidden is None:
             return Texts([text], add_special_tokens)
-        return Texts([side.tokenizer.named.text(text, self.hidden)], add_special_tokens, named=True)
+        return Texts(
+            [processor.tokenizer.named.text(text, self.hidden)], add_special_tokens, named=True
+        )
 
 
-def render_chat(side: TextSide, body: TemplateFields) -> RenderedChat:
+def render_chat(processor: TextProcessor, body: TemplateFields) -> RenderedChat:
     """Prompt text of messages. Raises InvalidRequest naming the parameter."""
-    if body.chat_template is not None and not side.settings.trust_request_chat_template:
+    if body.chat_template is not None and not processor.settings.trust_request_chat_template:
         raise InvalidRequest(
             "'chat_template' is refused: the server does not trust templates of requests",
             param="chat_template",
@@ -55,24 +57,24 @@ def render_chat(side: TextSide, body: TemplateFields) -> RenderedChat:
             "'continue_final_message' and 'add_generation_prompt' exclude each other",
             param="continue_final_message",
         )
-    side.only_apart(body.chat_template is not None or len(body.messages) > INLINE_MESSAGES)
-    variables = _variables(side.settings, body)
-    tools = _tools(side.settings, body)
+    processor.only_apart(body.chat_template is not None or len(body.messages) > INLINE_MESSAGES)
+    variables = _variables(processor.settings, body)
+    tools = _tools(processor.settings, body)
     messages = [_template_message(body, index) for index in range(len(body.messages))]
-    if _takes_parts(side, body, with_tools=tools is not None):
+    if _takes_parts(processor, body, with_tools=tools is not None):
         for index, message in enumerate(messages):
             message["content"] = _parts(body.messages[index], index)
     messages.append({"role": "documents", "content": body.documents})  # trusted no more than users
-    hidden, special = None, side.tokenizer.special
-    if not side.settings.allow_special_tokens_in_content and special.untrusted(messages):
-        side.only_apart(True)
+    hidden, special = None, processor.tokenizer.special
+    if not processor.settings.allow_special_tokens_in_content and special.untrusted(messages):
+        processor.only_apart(True)
         hidden = special.hide(messages, tools, variables, body.chat_template)
         messages = hidden.messages
     documents = messages.pop()["content"]
     if documents is not None:
         variables["documents"] = documents
-    with _limits(side):
-        text = side.template.render(
+    with _limits(processor):
+        text = processor.template.render(
             messages,
             add_generation_prompt=body.add_generation_prompt is not False and not go_on,
             continue_final_message=go_on,
@@ -103,14 +105,14 @@ def _tools(settings: ApiSettings, body: TemplateFields) -> list[dict[str, Any]] 
     return [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None
 
 
-def _takes_parts(side: TextSide, body: TemplateFields, *, with_tools: bool) -> bool:
-    wanted = side.settings.chat_template_content_format
+def _takes_parts(processor: TextProcessor, body: TemplateFields, *, with_tools: bool) -> bool:
+    wanted = processor.settings.chat_template_content_format
     if wanted != "auto":
         return wanted == "openai"
-    return side.template.takes_parts(tools=with_tools, source=body.chat_template)
+    return processor.template.takes_parts(tools=with_tools, source=body.chat_template)
 
 
-def _parts(message: Message, index: int) -> str | list[dict[str, Any]]:
+def _parts(message: ChatMessage, index: int) -> str | list[dict[str, Any]]:
     """The content as a list, for templates that go through it; nothing stays nothing."""
     if isinstance(message.content, list):
         texts = [
@@ -123,11 +125,11 @@ def _parts(message: Message, index: int) -> str | list[dict[str, Any]]:
     return [{"type": "text", "text": text} for text in texts] or ""
 
 
-def _limits(side: TextSide) -> contextlib.AbstractContextManager[None]:
+def _limits(processor: TextProcessor) -> contextlib.AbstractContextManager[None]:
     """What a template may use; on the event loop it is our own, and the chat is small."""
-    if not side.apart:
+    if not processor.apart:
         return contextlib.nullcontext()
-    settings = side.settings
+    settings = processor.settings
     return template_limits(settings.chat_template_timeout_s, settings.text_memory_bytes // 2)
 
 
@@ -184,7 +186,7 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
     return shown
 
 
-def _content(message: Message, index: int) -> str:
+def _content(message: ChatMessage, index: int) -> str:
     if not isinstance(message.content, list):
         return message.content or message.refusal or ""
     return "\n".join(

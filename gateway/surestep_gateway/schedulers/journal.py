@@ -17,10 +17,10 @@ from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest, Resolved
 from surestep_gateway.auth.tenants import ANYBODY, Tenant
 from surestep_gateway.config import GatewaySettings
 
-from .losses import Record
+from .losses import LossHistory
 from .pool import SchedulerPool
 from .routing import prefix_key
-from .scheduler_client import GENERATE, GenerateCall, SchedulerLink
+from .scheduler_client import GENERATE, GenerateCall, SchedulerClient
 from .siblings import Siblings
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class Timeouts:
     """How long to wait for what, in seconds."""
 
     admission_s: float  # for a scheduler that takes the request at all
@@ -111,7 +111,7 @@ class Patience:
     max_resumes: int  # without a token in between
 
     @classmethod
-    def of(cls, settings: GatewaySettings) -> Patience:
+    def of(cls, settings: GatewaySettings) -> Timeouts:
         """As the operator has it."""
         return cls(
             admission_s=settings.admission_timeout_s,
@@ -122,26 +122,26 @@ class Patience:
         )
 
 
-class OpenRequest:
+class ResumableStream:
     """One sequence at the schedulers, across as many calls as it takes."""
 
     def __init__(
         self,
         pool: SchedulerPool,
         journal: Journal,
-        patience: Patience,
+        timeouts: Timeouts,
         deadline: float,
         siblings: Siblings,
     ) -> None:
         """`deadline` of the whole request is in seconds of the event loop's clock."""
         self._pool = pool
         self._journal = journal
-        self._patience = patience
+        self._timeouts = timeouts
         self._siblings = siblings
-        self._record = Record(pool.trials, journal.request_id, patience.max_resumes)
+        self._record = LossHistory(pool.isolation, journal.request_id, timeouts.max_resumes)
         self._deadline = deadline
         self._key = prefix_key(journal.cache_salt, journal.prompt_ids)
-        self._next: SchedulerLink | None = None  # whom to ask instead of one that is full
+        self._next: SchedulerClient | None = None  # whom to ask instead of one that is full
         self._call: GenerateCall | None = None  # the last one
         self._error: Unavailable | None = None  # what ended it
         self._span: Span | None = None  # of the last call
@@ -160,16 +160,16 @@ class OpenRequest:
         with contextlib.closing(self._record):
             while True:
                 await self._in_time(self._record.turn())
-                link = await self._scheduler()
+                scheduler = await self._scheduler()
                 try:
-                    async with contextlib.aclosing(self._attempt(link)) as chunks:
+                    async with contextlib.aclosing(self._attempt(scheduler)) as chunks:
                         async for chunk in chunks:
                             yield chunk
                     return
                 except QueueFull as error:
-                    await self._after_refusal(link, error)
+                    await self._after_refusal(scheduler, error)
                 except Unavailable as error:
-                    self._after_loss(link, error)
+                    self._after_loss(scheduler, error)
 
     async def _in_time(self, wait: Awaitable[None]) -> None:
         """Wait for what others have to do first, until the deadline of the request."""
@@ -179,11 +179,11 @@ class OpenRequest:
         except TimeoutError:
             raise self._error or DeadlineExceeded("the request did not finish in time") from None
 
-    async def _scheduler(self) -> SchedulerLink:
+    async def _scheduler(self) -> SchedulerClient:
         """Whom to call. Raises Unavailable when nobody has served for too long."""
-        link, self._next = self._next, None
-        if link is not None:
-            return link
+        scheduler, self._next = self._next, None
+        if scheduler is not None:
+            return scheduler
         try:
             model = self._journal.model_fingerprint
             return await self._pool.acquire(self._key, self._time_to_wait(), model)
@@ -194,16 +194,16 @@ class OpenRequest:
         if self._waiting_since is None:
             self._waiting_since = self._clock()
         resuming = self._journal.num_resumes > 0
-        patience = self._patience.resume_s if resuming else self._patience.admission_s
-        return min(self._waiting_since + patience, self._deadline) - self._clock()
+        timeouts = self._timeouts.resume_s if resuming else self._timeouts.admission_s
+        return min(self._waiting_since + timeouts, self._deadline) - self._clock()
 
-    async def _attempt(self, link: SchedulerLink) -> AsyncGenerator[GenerateChunk, None]:
-        token_by = self._clock() + self._patience.first_token_s
+    async def _attempt(self, scheduler: SchedulerClient) -> AsyncGenerator[GenerateChunk, None]:
+        token_by = self._clock() + self._timeouts.first_token_s
         request, remaining_s = self._journal.request(), self._remaining()
         with (
-            self._traced(link, request) as span,
+            self._traced(scheduler, request) as span,
             self._siblings.calling(),
-            link.generate(request, remaining_s, span.headers) as call,
+            scheduler.generate(request, remaining_s, span.headers) as call,
         ):
             self._call = call
             while True:
@@ -213,14 +213,14 @@ class OpenRequest:
                     self._siblings.started()
                 if chunk.token_ids:
                     self._progress()
-                    token_by = self._clock() + self._patience.inter_token_s
+                    token_by = self._clock() + self._timeouts.inter_token_s
                 yield chunk
                 if chunk.finish_reason:
                     return
 
-    def _traced(self, link: SchedulerLink, request: GenerateRequest) -> Span:
+    def _traced(self, scheduler: SchedulerClient, request: GenerateRequest) -> Span:
         """A span for a call, linked to that of the call which it goes on from."""
-        host, _, port = link.address.rpartition(":")
+        host, _, port = scheduler.address.rpartition(":")
         self._span = tracing.current.get().child(
             GENERATE,
             Kind.CLIENT,
@@ -256,11 +256,11 @@ class OpenRequest:
             raise DeadlineExceeded("the request did not finish in time")
         return remaining
 
-    async def _after_refusal(self, link: SchedulerLink, error: QueueFull) -> None:
+    async def _after_refusal(self, scheduler: SchedulerClient, error: QueueFull) -> None:
         """Ask another scheduler, once; an accepted request then waits, because all come back."""
         self._full += 1
         model = self._journal.model_fingerprint
-        self._next = self._pool.pick(self._key, (link,), model) if self._full == 1 else None
+        self._next = self._pool.pick(self._key, (scheduler,), model) if self._full == 1 else None
         if self._next is not None:
             return
         if self._siblings.accepted and not self._journal.started:
@@ -273,22 +273,22 @@ class OpenRequest:
         self._full = 0
         await asyncio.sleep(min(error.retry_after or 1.0, left))
 
-    def _after_loss(self, link: SchedulerLink, error: Unavailable) -> None:
+    def _after_loss(self, scheduler: SchedulerClient, error: Unavailable) -> None:
         """Nothing to answer for yet: the next call goes on. Raises after too many."""
-        link.recheck()
+        scheduler.recheck()
         self._error, self._waiting_since = error, None
         if isinstance(error, ConnectionLost):
             self._record.lost(error, alone=self._call is not None and self._call.lost_alone)
         else:
             self._refused += 1
-            if self._refused > self._patience.max_resumes:
+            if self._refused > self._timeouts.max_resumes:
                 raise error
         if self._journal.started or isinstance(error, ConnectionLost):
             self._journal.resume()
             logger.warning(
                 "%s: lost scheduler %s after %d tokens, going on: %s",
                 self._journal.request_id,
-                link.address,
+                scheduler.address,
                 len(self._journal.emitted_ids),
                 error.message,
             )

@@ -20,31 +20,31 @@ _IN_COMPANY = 2  # losses in a row without a token, before it is tried alone
 _ALONE = 2  # losses alone that are no coincidence
 
 
-class Trials:
+class IsolationQueue:
     """Who goes on, and whose turn it is to be tried alone. One for a gateway."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._others = 0  # that go on after a loss and have no token yet
-        self._nobody = asyncio.Event()
-        self._nobody.set()
+        self._no_others = asyncio.Event()
+        self._no_others.set()
 
     def goes_on(self) -> None:
         """Somebody has lost its scheduler."""
         self._others += 1
-        self._nobody.clear()
+        self._no_others.clear()
 
     def went_on(self) -> None:
         """It has a token again, or has ended, or waits for its trial now."""
         self._others -= 1
         if not self._others:
-            self._nobody.set()
+            self._no_others.set()
 
     async def begin(self) -> None:
         """Wait for a trial, behind everybody else; `end` it."""
         await self._turn.acquire()
         try:
-            await self._nobody.wait()
+            await self._no_others.wait()
         except BaseException:
             self._turn.release()
             raise
@@ -54,27 +54,27 @@ class Trials:
         self._turn.release()
 
 
-class Record:
+class LossHistory:
     """What losses of schedulers say of one request."""
 
-    def __init__(self, trials: Trials, name: str, max_losses: int) -> None:
+    def __init__(self, isolation: IsolationQueue, name: str, max_losses: int) -> None:
         """`max_losses` that count, in a row without a token."""
-        self._trials = trials
+        self._isolation = isolation
         self._name = name
         self._max_losses = max_losses
         self._losses = 0  # in a row, without a token, that count
         self._alone = 0  # of them, those alone
         self._goes_on = False  # as Trials counts it
-        self._on_trial = False
+        self._isolated = False
 
     async def turn(self) -> None:
         """Return when the request may be submitted."""
         if self._losses < _IN_COMPANY:
             return
         self._no_longer_goes_on()
-        if not self._on_trial:
-            await self._trials.begin()
-            self._on_trial = True
+        if not self._isolated:
+            await self._isolation.begin()
+            self._isolated = True
             logger.warning("%s is tried alone after %d losses", self._name, self._losses)
 
     def lost(self, error: Unavailable, *, alone: bool) -> None:
@@ -82,12 +82,12 @@ class Record:
 
         `alone`: it was the only request there that had no token yet.
         """
-        if not self._on_trial:
+        if not self._isolated:
             self._losses += 1
         elif alone:
             self._losses += 1
             self._alone += 1
-        self._end_trial()  # others that were there come first again
+        self._end_isolation()  # others that were there come first again
         if self._alone and (self._alone >= _ALONE or self._losses > self._max_losses):
             what = f"this request was open at {self._losses} losses of its scheduler"
             logger.error("%s is given up: %s, at last alone", self._name, what)
@@ -96,7 +96,7 @@ class Record:
             raise error
         if not self._goes_on and self._losses < _IN_COMPANY:
             self._goes_on = True
-            self._trials.goes_on()
+            self._isolation.goes_on()
 
     def token(self) -> None:
         """It has one: it was not to blame."""
@@ -106,14 +106,14 @@ class Record:
     def close(self) -> None:
         """Nobody has to wait for it."""
         self._no_longer_goes_on()
-        self._end_trial()
+        self._end_isolation()
 
     def _no_longer_goes_on(self) -> None:
         if self._goes_on:
             self._goes_on = False
-            self._trials.went_on()
+            self._isolation.went_on()
 
-    def _end_trial(self) -> None:
-        if self._on_trial:
-            self._on_trial = False
-            self._trials.end()
+    def _end_isolation(self) -> None:
+        if self._isolated:
+            self._isolated = False
+            self._isolation.end()

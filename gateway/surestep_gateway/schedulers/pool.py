@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 from surestep_common.errors import ModelChanged, Unavailable
 from surestep_proto.generate_pb2 import SchedulerInfo
 
-from .losses import Trials
-from .routing import Candidate, choose
-from .scheduler_client import RETRY_AFTER_S, SchedulerLink
+from .losses import IsolationQueue
+from .routing import RoutingCandidate, choose
+from .scheduler_client import RETRY_AFTER_S, SchedulerClient
 
 
 class SchedulerPool:
@@ -20,76 +20,91 @@ class SchedulerPool:
     def __init__(self, addresses: Sequence[str]) -> None:
         """One scheduler or several; host:port each. Needs a running event loop."""
         self._changed = asyncio.Event()
-        self.trials = Trials()
-        self.links = tuple(SchedulerLink(address, self._notify) for address in addresses)
+        self.isolation = IsolationQueue()
+        self.schedulers = tuple(SchedulerClient(address, self._notify) for address in addresses)
 
     async def run(self) -> None:
         """Follow the schedulers' health until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for link in self.links:
-                tasks.create_task(link.run())
+            for scheduler in self.schedulers:
+                tasks.create_task(scheduler.run())
 
     async def close(self) -> None:
         """Close the channels; open calls are cancelled."""
-        for link in self.links:
-            await link.close()
+        for scheduler in self.schedulers:
+            await scheduler.close()
 
     @property
     def serving(self) -> bool:
         """Whether some scheduler would take a request now."""
         now = time.monotonic()
-        return any(link.admits(now) for link in self.links)
+        return any(scheduler.admits(now) for scheduler in self.schedulers)
 
     @property
     def info(self) -> SchedulerInfo:
         """Facts of the served model. Raises Unavailable before they were ever known."""
-        known = [link for link in self.links if link.info is not None]
-        for link in sorted(known, key=lambda one: not one.serving):
-            assert link.info is not None
-            return link.info
+        known = [scheduler for scheduler in self.schedulers if scheduler.info is not None]
+        for scheduler in sorted(known, key=lambda one: not one.serving):
+            assert scheduler.info is not None
+            return scheduler.info
         raise Unavailable(f"the model is not ready yet{self.trouble}", retry_after=RETRY_AFTER_S)
 
     @property
     def trouble(self) -> str:
         """Why schedulers do not serve, to be put behind a message; empty when nothing is known."""
-        known = dict.fromkeys(link.trouble for link in self.links if link.trouble)
+        known = dict.fromkeys(
+            scheduler.trouble for scheduler in self.schedulers if scheduler.trouble
+        )
         return f": {'; '.join(known)}" if known else ""
 
     def pick(
-        self, key: bytes, avoid: Collection[SchedulerLink] = (), model: str = ""
-    ) -> SchedulerLink | None:
+        self, key: bytes, avoid: Collection[SchedulerClient] = (), model: str = ""
+    ) -> SchedulerClient | None:
         """The scheduler for a prefix (see `prefix_key`), if any takes requests.
 
         With the fingerprint of a `model`, only one that may serve it.
         """
         now = time.monotonic()
-        links = [link for link in self.links if link not in avoid and link.admits(now)]
-        links = [link for link in links if link.may_have(model)]
-        if not links:
+        schedulers = [
+            scheduler
+            for scheduler in self.schedulers
+            if scheduler not in avoid and scheduler.admits(now)
+        ]
+        schedulers = [scheduler for scheduler in schedulers if scheduler.may_have(model)]
+        if not schedulers:
             return None
-        return links[choose(key, [Candidate(link.address, link.load) for link in links])]
+        return schedulers[
+            choose(
+                key,
+                [RoutingCandidate(scheduler.address, scheduler.load) for scheduler in schedulers],
+            )
+        ]
 
-    async def acquire(self, key: bytes, timeout_s: float, model: str = "") -> SchedulerLink:
+    async def acquire(self, key: bytes, timeout_s: float, model: str = "") -> SchedulerClient:
         """`pick`, when there is one. Raises Unavailable when the time is over, and ModelChanged
         when every scheduler serves another model."""
         deadline = time.monotonic() + timeout_s
-        while (link := self.pick(key, model=model)) is None:
-            if not any(link.may_have(model) for link in self.links):
+        while (scheduler := self.pick(key, model=model)) is None:
+            if not any(scheduler.may_have(model) for scheduler in self.schedulers):
                 raise ModelChanged("the request was begun with another model than is served now")
             await self._wait_for_change(deadline)
-        return link
+        return scheduler
 
-    async def until_admits(self, link: SchedulerLink, timeout_s: float) -> None:
+    async def until_admits(self, scheduler: SchedulerClient, timeout_s: float) -> None:
         """Wait until this scheduler takes requests. Raises Unavailable when the time is over."""
         deadline = time.monotonic() + timeout_s
-        while not link.admits(time.monotonic()):
+        while not scheduler.admits(time.monotonic()):
             await self._wait_for_change(deadline)
 
     async def _wait_for_change(self, deadline: float) -> None:
         now = time.monotonic()
         if now >= deadline:
             raise Unavailable(f"no scheduler serves{self.trouble}", retry_after=RETRY_AFTER_S)
-        waits = [wait for link in self.links if (wait := link.breaker.waits_s(now)) is not None]
+        waits = [
+            wait
+            for scheduler in self.schedulers
+            if (wait := scheduler.breaker.waits_s(now)) is not None
+        ]
         changed = self._changed
         try:
             async with asyncio.timeout(min([deadline - now, *waits])):

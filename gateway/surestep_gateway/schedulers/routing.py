@@ -16,7 +16,7 @@ _SLACK = 4  # requests, and
 _FACTOR = 1.5  # times the least load: what a prefix cache hit is worth
 
 
-class Candidate(NamedTuple):
+class RoutingCandidate(NamedTuple):
     """A scheduler that would take the request."""
 
     address: str
@@ -29,7 +29,7 @@ def prefix_key(cache_salt: str, prompt_ids: Sequence[int]) -> bytes:
     return hashlib.blake2b(prefix, key=_short(cache_salt), digest_size=16).digest()
 
 
-def choose(key: bytes, candidates: Sequence[Candidate]) -> int:
+def choose(key: bytes, candidates: Sequence[RoutingCandidate]) -> int:
     """Index of the candidate for a prefix; there must be one."""
     ranked = sorted(range(len(candidates)), key=lambda i: _rank(key, candidates[i]), reverse=True)
     least = min(ranked, key=lambda i: candidates[i].load)
@@ -37,7 +37,7 @@ def choose(key: bytes, candidates: Sequence[Candidate]) -> int:
     return ranked[0] if candidates[ranked[0]].load <= limit else least
 
 
-def _rank(key: bytes, candidate: Candidate) -> bytes:
+def _rank(key: bytes, candidate: RoutingCandidate) -> bytes:
     return hashlib.blake2b(candidate.address.encode(), key=key, digest_size=8).digest()
 
 

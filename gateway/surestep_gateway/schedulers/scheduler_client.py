@@ -46,10 +46,10 @@ class _Loss(NamedTuple):
 
 
 class GenerateCall:
-    """One call of Generate; made by `SchedulerLink.generate`."""
+    """One call of Generate; made by `SchedulerClient.generate`."""
 
-    def __init__(self, link: SchedulerLink, stream: _Stream, number: int) -> None:
-        self._link = link
+    def __init__(self, scheduler: SchedulerClient, stream: _Stream, number: int) -> None:
+        self._scheduler = scheduler
         self._stream = stream
         self.number = number
         self.has_tokens = False
@@ -62,13 +62,13 @@ class GenerateCall:
             chunk = await self._read()
         except (ConnectionLost, InternalError) as error:
             if isinstance(error, ConnectionLost):
-                self.lost_alone = self._link.is_lost_alone(self)
-            self._link.breaker.failed(self.number, time.monotonic())
+                self.lost_alone = self._scheduler.is_lost_alone(self)
+            self._scheduler.breaker.failed(self.number, time.monotonic())
             raise
-        self._link.heard()
+        self._scheduler.heard()
         if chunk.token_ids or chunk.pooled:
             self.has_tokens = True
-            self._link.breaker.worked(self.number)
+            self._scheduler.breaker.worked(self.number)
         return chunk
 
     async def _read(self) -> pb.GenerateChunk:
@@ -92,10 +92,10 @@ class GenerateCall:
     def close(self) -> None:
         """Abort the request unless it is over."""
         self._stream.cancel()
-        self._link.breaker.ended(self.number)
+        self._scheduler.breaker.ended(self.number)
 
 
-class SchedulerLink:
+class SchedulerClient:
     """One channel, its open calls, and whether the scheduler behind it serves.
 
     `run` must be running. `on_change` is called whenever the scheduler may have become able to take

@@ -27,7 +27,7 @@ from surestep_gateway.output.json_pieces import JsonPieces
 from surestep_gateway.output.sequence import first_error
 from surestep_gateway.request.embedding_body import EmbeddingBody
 from surestep_gateway.request.embedding_inputs import PreparedInputs
-from surestep_gateway.schedulers.journal import Journal, OpenRequest, Patience
+from surestep_gateway.schedulers.journal import Journal, ResumableStream, Timeouts
 from surestep_gateway.schedulers.siblings import Siblings
 
 from .generation import Origin, most_open
@@ -52,7 +52,7 @@ def _end(reason: str, prompt_tokens: int) -> SequenceEnd:
     )
 
 
-class _Shape(NamedTuple):
+class _VectorFormat(NamedTuple):
     """What is made of hidden states, and how it is written."""
 
     dimensions: int
@@ -60,7 +60,7 @@ class _Shape(NamedTuple):
     as_base64: bool
 
     @classmethod
-    def of(cls, body: EmbeddingBody, config: EmbeddingConfig, info: SchedulerInfo) -> _Shape:
+    def of(cls, body: EmbeddingBody, config: EmbeddingConfig, info: SchedulerInfo) -> _VectorFormat:
         """Raises InvalidRequest for dimensions that the model has not."""
         wanted = body.dimensions or config.default_dimensions
         if wanted is not None:
@@ -93,7 +93,7 @@ class Embedding:
     ) -> None:
         """`deadline` is on the event loop's clock. Raises SurestepError."""
         origin.caller.check_priority(prepared.body.priority)
-        self._shape = _Shape.of(prepared.body, gateway.embedding, gateway.pool.info)
+        self._format = _VectorFormat.of(prepared.body, gateway.embedding, gateway.pool.info)
         self._gateway, self._body, self._origin = gateway, prepared.body, origin
         self._inputs, self._deadline = prepared.inputs, deadline
         self.id = f"embd-{origin.request_id}"
@@ -126,7 +126,7 @@ class Embedding:
 
     async def _entry(self, index: int, ids: Sequence[int]) -> bytes:
         async with self._slots:
-            entry = self._shape.written(index, await self._pooled(index, ids))
+            entry = self._format.written(index, await self._pooled(index, ids))
         self._size += len(entry)
         limit = self._gateway.settings.max_answer_bytes
         if self._size > limit:
@@ -137,8 +137,10 @@ class Embedding:
         """The vector as the scheduler sends it."""
         journal, settings = self._journal(index, ids), self._gateway.settings
         timer = SequenceTimer(self._gateway.metrics, self._origin.arrived)
-        patience = Patience.of(settings)
-        source = OpenRequest(self._gateway.pool, journal, patience, self._deadline, self._siblings)
+        timeouts = Timeouts.of(settings)
+        source = ResumableStream(
+            self._gateway.pool, journal, timeouts, self._deadline, self._siblings
+        )
         pooled, reason = b"", "error"
         try:
             async with contextlib.aclosing(source.chunks()) as chunks:

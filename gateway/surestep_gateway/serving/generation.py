@@ -15,17 +15,17 @@ from surestep_proto.generate_pb2 import SchedulerInfo
 
 from surestep_gateway.auth.tenants import Caller, Tenant
 from surestep_gateway.context import Gateway
-from surestep_gateway.observability.metrics import Metrics, SequenceTimer
+from surestep_gateway.observability.metrics import GatewayMetrics, SequenceTimer
 from surestep_gateway.output.detokenize import Detokenizer, StopScanner, TextAssembler
 from surestep_gateway.output.drafted import wants_drafted
 from surestep_gateway.output.sequence import OutputSequence
-from surestep_gateway.output.usage import Usage
+from surestep_gateway.output.usage import TokenUsage
 from surestep_gateway.parsers import OutputParser
 from surestep_gateway.request.output_format import ChatOutput
-from surestep_gateway.request.prompts import Prepared, Prompt
+from surestep_gateway.request.prompts import PreparedRequest, Prompt
 from surestep_gateway.request.protocol import GenerationBody
 from surestep_gateway.request.sampling import max_tokens
-from surestep_gateway.schedulers.journal import Journal, OpenRequest, Patience
+from surestep_gateway.schedulers.journal import Journal, ResumableStream, Timeouts
 from surestep_gateway.schedulers.siblings import Siblings
 
 _BATCH = 16  # sequences made in one iteration of the event loop
@@ -54,9 +54,9 @@ class Generation:
     prompts: Sequence[Prompt]
     role: str  # of a chat's answer
     sequences: Sequence[OutputSequence]  # index = prompt * n + sibling
-    usage: Usage
+    usage: TokenUsage
     max_open: int  # sequences the scheduler can run at once
-    metrics: Metrics
+    metrics: GatewayMetrics
 
     def prompt_of(self, sequence: OutputSequence) -> Prompt:
         """The prompt that a sequence goes on from."""
@@ -72,7 +72,7 @@ class Generation:
 
 
 async def chat_generation(
-    gateway: Gateway, prepared: Prepared, origin: Origin, deadline: float
+    gateway: Gateway, prepared: PreparedRequest, origin: Origin, deadline: float
 ) -> Generation:
     """Raises SurestepError for anything wrong with the request or the time."""
     new_parser = ChatOutput(gateway.settings, prepared).parser
@@ -81,7 +81,7 @@ async def chat_generation(
 
 
 async def completion_generation(
-    gateway: Gateway, prepared: Prepared, origin: Origin, deadline: float
+    gateway: Gateway, prepared: PreparedRequest, origin: Origin, deadline: float
 ) -> Generation:
     """Raises SurestepError for anything wrong with the request or the time."""
     name = f"cmpl-{origin.request_id}"
@@ -90,7 +90,7 @@ async def completion_generation(
 
 async def _generation(
     gateway: Gateway,
-    prepared: Prepared,
+    prepared: PreparedRequest,
     generation_id: str,
     origin: Origin,
     deadline: float,
@@ -98,7 +98,7 @@ async def _generation(
 ) -> Generation:
     body, prompts, n = prepared.body, prepared.prompts, prepared.body.n or 1
     origin.caller.check_priority(body.priority)
-    maker = _SequenceMaker(
+    builder = _SequenceBuilder(
         gateway=gateway,
         body=body,
         # Clients may repeat an id of theirs; the scheduler's must be unique among open requests.
@@ -109,12 +109,12 @@ async def _generation(
         tenant=origin.caller.tenant(body.user or body.safety_identifier),
         new_parser=new_parser,
         deadline=deadline,
-        usage=Usage(sum(len(prompt.token_ids) for prompt in prompts)),
+        usage=TokenUsage(sum(len(prompt.token_ids) for prompt in prompts)),
         siblings=Siblings(),
     )
     sequences = []
     for index in range(len(prompts) * n):
-        sequences.append(maker.make(index, prompts[index // n].token_ids))
+        sequences.append(builder.build(index, prompts[index // n].token_ids))
         if index % _BATCH == _BATCH - 1:
             await asyncio.sleep(0)  # others have a turn
     longest = max(len(prompt.token_ids) for prompt in prompts)
@@ -122,14 +122,14 @@ async def _generation(
         id=generation_id,
         model=body.model or gateway.settings.model_names()[0],
         created=int(time.time()),
-        seed=maker.seed,
+        seed=builder.seed,
         origin=origin,
         deadline=deadline,
         body=body,
         prompts=prompts,
         role=prepared.role,
         sequences=sequences,
-        usage=maker.usage,
+        usage=builder.usage,
         max_open=most_open(gateway.pool.info, longest),
         metrics=gateway.metrics,
     )
@@ -141,7 +141,7 @@ def most_open(info: SchedulerInfo, longest: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SequenceMaker:
+class _SequenceBuilder:
     gateway: Gateway
     body: GenerationBody
     call_id: str
@@ -151,13 +151,13 @@ class _SequenceMaker:
     tenant: Tenant
     new_parser: Callable[[], OutputParser]
     deadline: float  # of the whole request, on the event loop's clock
-    usage: Usage
+    usage: TokenUsage
     siblings: Siblings
 
-    def make(self, index: int, prompt_ids: Sequence[int]) -> OutputSequence:
+    def build(self, index: int, prompt_ids: Sequence[int]) -> OutputSequence:
         journal, pool = self._journal(index, prompt_ids), self.gateway.pool
-        patience = Patience.of(self.gateway.settings)
-        source = OpenRequest(pool, journal, patience, self.deadline, self.siblings)
+        timeouts = Timeouts.of(self.gateway.settings)
+        source = ResumableStream(pool, journal, timeouts, self.deadline, self.siblings)
         timer = SequenceTimer(self.gateway.metrics, self.origin.arrived)
         eos_ids = self.gateway.pool.info.eos_token_ids
         return OutputSequence(

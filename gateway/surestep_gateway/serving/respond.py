@@ -16,13 +16,13 @@ from surestep_common.errors import Cancelled, InvalidRequest, SurestepError, Una
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.admission import Admission
 from surestep_gateway.http.errors import error_body
-from surestep_gateway.output.gathered import Gathered
+from surestep_gateway.output.completion_output import CompletionOutput
 from surestep_gateway.output.json_pieces import JsonPieces, json_pieces, send_pieces
 from surestep_gateway.output.sequence import Delta, OutputSequence, first_error, run_sequences
 
 from .generation import Generation
 from .request_spans import failures, tell_generation
-from .responses import Shape
+from .responses import ResponseBuilder
 
 logger = logging.getLogger(__name__)
 
@@ -37,20 +37,20 @@ _STREAM_HEADERS = [
 
 
 async def json_answer(
-    generation: Generation, shape: Shape, receive: Receive, gateway: Gateway
+    generation: Generation, builder: ResponseBuilder, receive: Receive, gateway: Gateway
 ) -> Response:
     """Run to the end and answer at once. Raises SurestepError."""
-    gathered: dict[int, Gathered] = {}
+    gathered: dict[int, CompletionOutput] = {}
     size, limit = 0, gateway.settings.max_answer_bytes
 
     async def emit(sequence: OutputSequence, delta: Delta) -> None:
         nonlocal size
         output = gathered.get(sequence.index)
         if output is None:
-            output = gathered[sequence.index] = Gathered(await shape.before(sequence))
+            output = gathered[sequence.index] = CompletionOutput(await builder.before(sequence))
             size += output.logprobs.num_bytes + len(generation.prompt_of(sequence).text or "")
         before = output.logprobs.num_bytes
-        output.add(delta, shape.logprobs(sequence, delta.logprobs))
+        output.add(delta, builder.logprobs(sequence, delta.logprobs))
         size += len(delta.text) + output.logprobs.num_bytes - before
         if size > limit:
             raise InvalidRequest(
@@ -59,7 +59,7 @@ async def json_answer(
 
     async def work() -> list[bytes | bytearray]:
         await run_sequences(generation.sequences, emit, generation.max_open)
-        return await _whole_answer(generation, shape, gathered)
+        return await _whole_answer(generation, builder, gathered)
 
     async with accounted(generation):
         pieces = await until_disconnect(receive, work(), gateway.admission)
@@ -67,17 +67,17 @@ async def json_answer(
 
 
 async def _whole_answer(
-    generation: Generation, shape: Shape, gathered: dict[int, Gathered]
+    generation: Generation, builder: ResponseBuilder, gathered: dict[int, CompletionOutput]
 ) -> list[bytes | bytearray]:
     """Pieces of the answer. One choice is made at a time, so that others have their turns."""
-    pieces: list[bytes | bytearray] = [orjson.dumps(_envelope(generation, shape.name))[:-1]]
+    pieces: list[bytes | bytearray] = [orjson.dumps(_envelope(generation, builder.name))[:-1]]
     pieces.append(b',"choices":[')
     for sequence in generation.sequences:
         if sequence.index:
             pieces.append(b",")
-        pieces += json_pieces(await shape.whole(sequence, gathered.pop(sequence.index)))
+        pieces += json_pieces(await builder.whole(sequence, gathered.pop(sequence.index)))
         await asyncio.sleep(0)
-    first, *rest = json_pieces({"usage": generation.usage.shown()} | await shape.extra())
+    first, *rest = json_pieces({"usage": generation.usage.shown()} | await builder.extra())
     return [*pieces, b"],", first[1:], *rest]
 
 
@@ -91,7 +91,7 @@ class EventStream(Response):
     def __init__(
         self,
         generation: Generation,
-        shape: Shape,
+        builder: ResponseBuilder,
         admission: Admission,
         *,
         force_usage: bool = False,  # on every event
@@ -100,13 +100,13 @@ class EventStream(Response):
         self._admission = admission
         options = generation.body.stream_options
         self._generation = generation
-        self._shape = shape
+        self._builder = builder
         include = bool(options and options.include_usage)
         self._usage_at_end = force_usage or include
         self._usage_always = force_usage or bool(
             include and options and options.continuous_usage_stats
         )
-        self._head = _envelope(generation, shape.chunk_name)
+        self._head = _envelope(generation, builder.chunk_name)
         self._opened: set[int] = set()
         self._started = False
         self._one_event = asyncio.Lock()  # at a time
@@ -145,7 +145,7 @@ class EventStream(Response):
             if sequence.index not in self._opened:
                 self._opened.add(sequence.index)
                 await self._open(sequence)
-            choice = self._shape.piece(sequence, delta)
+            choice = self._builder.piece(sequence, delta)
             if choice is not None:
                 data = _event(self._chunk(choice))
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -154,11 +154,11 @@ class EventStream(Response):
         """Send the status with the first token of all, and the sequence's opening event."""
         extra = {}
         if not self._started:
-            extra = await self._shape.extra()
+            extra = await self._builder.extra()
             self._started = True
             start = {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS}
             await self._send(start)
-        choice = await self._shape.opening(sequence)
+        choice = await self._builder.opening(sequence)
         if choice is not None:
             first, *rest = json_pieces(self._chunk(choice) | extra)
             pieces = [b"data: " + first, *rest]

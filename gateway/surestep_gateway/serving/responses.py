@@ -13,9 +13,9 @@ from surestep_proto.engine_pb2 import LogprobColumns
 
 from surestep_gateway.context import Gateway
 from surestep_gateway.output.chat_message import message_delta, whole_message
+from surestep_gateway.output.completion_output import CompletionOutput
 from surestep_gateway.output.detokenize import Detokenizer
 from surestep_gateway.output.drafted import wants_drafted
-from surestep_gateway.output.gathered import Gathered
 from surestep_gateway.output.json_pieces import GrowingLists, RawJson
 from surestep_gateway.output.logprobs import (
     CompletionLogprobs,
@@ -38,7 +38,7 @@ _SLICE_IDS = 1 << 16
 Json = dict[str, Any]
 
 
-class Shape(Protocol):
+class ResponseBuilder(Protocol):
     """How one endpoint words its answers. What may take long is async and gives others turns."""
 
     name: str  # of the whole object
@@ -56,14 +56,14 @@ class Shape(Protocol):
     def logprobs(self, sequence: OutputSequence, found: Sequence[Position] | None) -> Json | None:
         """Those of one delta."""
 
-    async def whole(self, sequence: OutputSequence, gathered: Gathered) -> Json:
+    async def whole(self, sequence: OutputSequence, gathered: CompletionOutput) -> Json:
         """The choice of a finished sequence."""
 
     async def extra(self) -> Json:
         """Further keys of the whole object and of the first piece."""
 
 
-class ChatShape:
+class ChatResponseBuilder:
     """/v1/chat/completions"""
 
     name = "chat.completion"
@@ -112,7 +112,7 @@ class ChatShape:
         """Entries of a choice."""
         return None if found is None else chat_logprobs(found, self._speller)
 
-    async def whole(self, sequence: OutputSequence, gathered: Gathered) -> Json:
+    async def whole(self, sequence: OutputSequence, gathered: CompletionOutput) -> Json:
         """One message."""
         wanted = sequence.journal.sampling.want_logprobs
         reasoning = sequence.num_reasoning_tokens is not None
@@ -148,7 +148,7 @@ class ChatShape:
         return [event for event in events if not isinstance(event, Reasoning)]
 
 
-class CompletionShape:
+class CompletionResponseBuilder:
     """/v1/completions"""
 
     name = chunk_name = "text_completion"
@@ -207,7 +207,7 @@ class CompletionShape:
         """Columns of a choice."""
         return None if found is None else self._build(sequence, found)
 
-    async def whole(self, sequence: OutputSequence, gathered: Gathered) -> Json:
+    async def whole(self, sequence: OutputSequence, gathered: CompletionOutput) -> Json:
         """Text with everything around it."""
         text = self._prompt_text(sequence) + gathered.text if self._echo else gathered.text
         choice = self._choice(sequence, text, gathered.finish_reason, gathered.stop_reason)

@@ -13,7 +13,7 @@ from surestep_gateway.request.prepare import (
     draft_detokenize,
     draft_tokenize,
 )
-from surestep_gateway.request.prompts import Prepared
+from surestep_gateway.request.prompts import PreparedRequest
 
 from . import wire
 from .wire import Parts
@@ -39,8 +39,8 @@ def _load(parts: Sequence[bytes]) -> bytes:
 
 
 _PREPARED = (wire.dump_prepared, wire.load_prepared)
-CHAT: Job[Prepared] = Job(b"chat", draft_chat, *_PREPARED)
-COMPLETION: Job[Prepared] = Job(b"completion", draft_completion, *_PREPARED)
+CHAT: Job[PreparedRequest] = Job(b"chat", draft_chat, *_PREPARED)
+COMPLETION: Job[PreparedRequest] = Job(b"completion", draft_completion, *_PREPARED)
 TOKENIZE: Job[bytes] = Job(b"tokenize", draft_tokenize, _dump, _load)
 DETOKENIZE: Job[bytes] = Job(b"detokenize", draft_detokenize, _dump, _load)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from surestep_common.config import child_environ
 from surestep_common.errors import InternalError, RequestTooLarge, SurestepError, Unavailable
 
-from surestep_gateway.observability.metrics import Metrics
-from surestep_gateway.text.text_side import TextSide
+from surestep_gateway.observability.metrics import GatewayMetrics
+from surestep_gateway.text.text_processor import TextProcessor
 
 from . import wire
 from .body_bounds import TOO_MUCH_MEMORY
@@ -51,7 +51,7 @@ class TextProcess:
         self.starved = False  # it was ended because it had taken too much since
 
     @classmethod
-    async def start(cls, side: TextSide) -> TextProcess:
+    async def start(cls, processor: TextProcessor) -> TextProcess:
         """Start one and wait until it is ready. Raises ProcessDied, OSError."""
         environ = {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the same code as here
@@ -66,7 +66,7 @@ class TextProcess:
         )
         started = cls(process)
         try:
-            await started.ask(side.dump())
+            await started.ask(processor.dump())
         except BaseException:
             await started.end()
             raise
@@ -114,9 +114,9 @@ def resident_bytes(pid: int) -> int:
 class TextPool:
     """At most so many processes as the settings allow. `run` must be running."""
 
-    def __init__(self, side: TextSide, metrics: Metrics) -> None:
-        self._side = side
-        self._settings = settings = side.settings
+    def __init__(self, processor: TextProcessor, metrics: GatewayMetrics) -> None:
+        self._processor = processor
+        self._settings = settings = processor.settings
         self._metrics = metrics
         self._gate = WorkGate(settings.text_processes, large=LARGE_BYTES)
         self._idle: list[TextProcess] = []
@@ -218,10 +218,10 @@ class TextPool:
         try:
             async with asyncio.timeout(_START_S):
                 try:
-                    return await TextProcess.start(self._side)
+                    return await TextProcess.start(self._processor)
                 except ProcessDied as death:
                     logger.warning("a text process died at its start: %s", death)
-                    return await TextProcess.start(self._side)
+                    return await TextProcess.start(self._processor)
         except (TimeoutError, ProcessDied, OSError) as error:
             logger.error("cannot start a text process: %s", error)
             raise Unavailable("the request could not be prepared") from error

@@ -21,7 +21,7 @@ from surestep_common.process import die_with_parent
 from surestep_proto.generate_pb2 import SchedulerInfo
 
 from surestep_gateway.text.process_limits import limit_memory
-from surestep_gateway.text.text_side import TextSide
+from surestep_gateway.text.text_processor import TextProcessor
 
 from . import wire
 from .body_bounds import TOO_MUCH_MEMORY, check_shape
@@ -43,14 +43,14 @@ def main() -> int:
     first = wire.read(requests)
     if first is None:
         return 0
-    side = TextSide.restore(first)
-    settings = side.settings
+    processor = TextProcessor.restore(first)
+    settings = processor.settings
     log.configure("text", level=settings.log_level, as_json=settings.log_json)
     limit_memory(settings.text_memory_bytes * 5 // 4)  # the gateway acts first
     wire.write(answers, [b"ready"])
     while (request := wire.read(requests)) is not None:
         size = sum(map(len, request))
-        answer = _answer(side, *request)
+        answer = _answer(processor, *request)
         del request
         wire.write(answers, answer)
         del answer
@@ -66,24 +66,24 @@ def _give_back_memory() -> None:
         trim(0)
 
 
-def _answer(side: TextSide, job: bytes, info: bytes, raw: bytes) -> Parts:
+def _answer(processor: TextProcessor, job: bytes, info: bytes, raw: bytes) -> Parts:
     """`b"ok"` and what was asked for, or `b"error"` and an error."""
     kind = BY_NAME[job]
     facts = SchedulerInfo.FromString(info)
     try:
         check_shape(raw, facts.max_model_len)
-        draft = kind.draft(side, raw, facts)
-        return [b"ok", *kind.dump(draft.finish(side.tokenizer.encode(draft.texts)))]
+        draft = kind.draft(processor, raw, facts)
+        return [b"ok", *kind.dump(draft.finish(processor.tokenizer.encode(draft.texts)))]
     except SurestepError as error:
         return [b"error", wire.dump_error(error)]
     except BaseException as error:  # noqa: BLE001  # a panic of native code is no Exception
-        return [b"error", wire.dump_error(_unexpected(side, error))]
+        return [b"error", wire.dump_error(_unexpected(processor, error))]
 
 
-def _unexpected(side: TextSide, error: BaseException) -> SurestepError:
+def _unexpected(processor: TextProcessor, error: BaseException) -> SurestepError:
     """What to say of an error that nobody foresaw; near the limit on memory it is that."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    if isinstance(error, MemoryError) or peak > side.settings.text_memory_bytes:
+    if isinstance(error, MemoryError) or peak > processor.settings.text_memory_bytes:
         return RequestTooLarge(TOO_MUCH_MEMORY)
     logger.error("a request could not be prepared", exc_info=error)
     return InternalError("a request could not be prepared")

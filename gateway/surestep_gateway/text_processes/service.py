@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from surestep_proto.generate_pb2 import SchedulerInfo
 
-from surestep_gateway.observability.metrics import Metrics
-from surestep_gateway.text.text_side import NeedsProcess, TextSide
+from surestep_gateway.observability.metrics import GatewayMetrics
+from surestep_gateway.text.text_processor import NeedsProcess, TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
 from .jobs import Job
@@ -27,9 +27,9 @@ T = TypeVar("T")
 class TextService:
     """Needs a running event loop, and `run` to be running."""
 
-    def __init__(self, side: TextSide, metrics: Metrics) -> None:
-        self._side = side
-        self._pool = TextPool(side, metrics)
+    def __init__(self, processor: TextProcessor, metrics: GatewayMetrics) -> None:
+        self._processor = processor
+        self._pool = TextPool(processor, metrics)
         self._turn = asyncio.Lock()
         self._gate = WorkGate(_THREADS, large=INLINE_BYTES)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
@@ -46,10 +46,10 @@ class TextService:
         if len(raw) > _AT_ONCE_BYTES:
             return None
         try:
-            draft = job.draft(self._side, raw, info)
+            draft = job.draft(self._processor, raw, info)
         except NeedsProcess:
             return None
-        return draft.finish(self._side.tokenizer.encode(draft.texts))
+        return draft.finish(self._processor.tokenizer.encode(draft.texts))
 
     async def prepare(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
         """What the job makes of a body. Raises SurestepError.
@@ -66,7 +66,7 @@ class TextService:
     async def _inline(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
         async with self._turn:
             try:
-                draft = job.draft(self._side, raw, info)
+                draft = job.draft(self._processor, raw, info)
             finally:
                 await asyncio.sleep(0)  # whoever is next has the next iteration of the loop
         return draft.finish(await self._encode(draft.texts))
@@ -76,6 +76,6 @@ class TextService:
         size = texts.num_chars
         await self._gate.enter(size)
         loop = asyncio.get_running_loop()
-        encoding = loop.run_in_executor(self._threads, self._side.tokenizer.encode, texts)
+        encoding = loop.run_in_executor(self._threads, self._processor.tokenizer.encode, texts)
         encoding.add_done_callback(lambda _: self._gate.leave(size))
         return await asyncio.shield(encoding)

@@ -20,7 +20,7 @@ from surestep_proto.generate_pb2 import GenerateRequest
 
 from surestep_gateway.request.embedding_body import EmbeddingBody
 from surestep_gateway.request.embedding_inputs import PreparedInputs
-from surestep_gateway.request.prompts import Prepared, Prompt
+from surestep_gateway.request.prompts import PreparedRequest, Prompt
 from surestep_gateway.request.protocol import ChatBody, CompletionBody
 
 Parts = Sequence[bytes | bytearray]
@@ -77,7 +77,7 @@ async def receive(stream: asyncio.StreamReader) -> list[bytes]:
     return [await stream.readexactly(size) for size in sizes]
 
 
-def dump_prepared(prepared: Prepared) -> Parts:
+def dump_prepared(prepared: PreparedRequest) -> Parts:
     """A generation request as parts of a frame."""
     kind = ChatBody if isinstance(prepared.body, ChatBody) else CompletionBody
     fields = kind.model_fields.keys() - _LEFT_OUT
@@ -99,11 +99,11 @@ def dump_prepared(prepared: Prepared) -> Parts:
     ]
 
 
-def load_prepared(parts: Sequence[bytes]) -> Prepared:
+def load_prepared(parts: Sequence[bytes]) -> PreparedRequest:
     """The inverse of `dump_prepared`."""
     about, schemas, sampling, *ids = orjson.loads(parts[0]), *parts[1:]
     kind = ChatBody if about["kind"] == ChatBody.__name__ else CompletionBody
-    return Prepared(
+    return PreparedRequest(
         body=kind.model_validate(about["body"]),
         prompts=[
             Prompt(token_ids=GenerateRequest.FromString(one).prompt_ids, text=text)

@@ -10,7 +10,7 @@ from surestep_common.errors import SurestepError
 from surestep_proto.generate_pb2 import SchedulerStatus
 
 from surestep_gateway.schedulers.pool import SchedulerPool
-from surestep_gateway.schedulers.scheduler_client import SchedulerLink
+from surestep_gateway.schedulers.scheduler_client import SchedulerClient
 
 from .overview_engine import EngineView
 from .overview_model import FiguresView, GatewayView, ModelView, Overview, SchedulerView
@@ -33,34 +33,34 @@ class OverviewSource:
         """The last one while it is fresh, else a new one; who comes meanwhile waits for that."""
         async with self._one_at_a_time:
             if not self._json or time.monotonic() - self._made_at >= _FRESH_S:
-                schedulers = await asyncio.gather(*map(_scheduler, self._pool.links))
+                schedulers = await asyncio.gather(*map(_scheduler, self._pool.schedulers))
                 overview = Overview(gateway=self._gateway(), schedulers=schedulers)
                 self._json = overview.model_dump_json().encode()
                 self._made_at = time.monotonic()
             return self._json
 
 
-async def _scheduler(link: SchedulerLink) -> SchedulerView:
-    status = await _status(link)
+async def _scheduler(scheduler: SchedulerClient) -> SchedulerView:
+    status = await _status(scheduler)
     now = time.monotonic()
     return SchedulerView(
-        address=link.address,
-        admits=link.admits(now),
-        circuit_breaker=link.breaker.state(now).name,
-        trouble=link.trouble,
-        model=None if link.info is None else ModelView.of(link.info),
+        address=scheduler.address,
+        admits=scheduler.admits(now),
+        circuit_breaker=scheduler.breaker.state(now).name,
+        trouble=scheduler.trouble,
+        model=None if scheduler.info is None else ModelView.of(scheduler.info),
         engine=None if status is None else EngineView.of(status),
-        figures=FiguresView.of(link.stats),
-        history=link.history.view(now),
-        outages=link.history.outages(now),
+        figures=FiguresView.of(scheduler.stats),
+        history=scheduler.history.view(now),
+        outages=scheduler.history.outages(now),
     )
 
 
-async def _status(link: SchedulerLink) -> SchedulerStatus | None:
+async def _status(scheduler: SchedulerClient) -> SchedulerStatus | None:
     """None without an answer; from one that is silent none is waited for."""
-    if link.silent:
+    if scheduler.silent:
         return None
     try:
-        return await link.query_status(_STEPS)
+        return await scheduler.query_status(_STEPS)
     except SurestepError:
         return None

@@ -152,7 +152,7 @@ async def test_what_clients_do_wrong_opens_no_breaker(
     stack.scheduler.script = failing(error)
     for _ in range(10):
         assert (await stack.complete()).status_code == status
-    (link,) = stack.server.gateway.pool.links
+    (link,) = stack.server.gateway.pool.schedulers
     assert link.breaker.state(0) is BreakerState.CLOSED
 
 

@@ -22,7 +22,7 @@ from gateway_stack import Stack, StartStack, stacks
 from ports import free_port
 from surestep_common.errors import InvalidRequest, SurestepError
 from surestep_gateway.config import GatewaySettings
-from surestep_gateway.text.text_side import NeedsProcess, TextSide
+from surestep_gateway.text.text_processor import NeedsProcess, TextProcessor
 from surestep_gateway.text_processes import wire
 from surestep_gateway.text_processes.jobs import BY_NAME, CHAT, COMPLETION, Job
 from surestep_gateway.text_processes.service import INLINE_BYTES
@@ -113,7 +113,7 @@ def test_what_comes_back_is_what_was_prepared(model: Path, job: Job[Any]) -> Non
     path = "/v1/chat/completions" if job is CHAT else "/v1/completions"
     given = {"model": model, "enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
     settings = GatewaySettings.model_validate(given)
-    side = TextSide.restore(TextSide.load(settings).dump())
+    side = TextProcessor.restore(TextProcessor.load(settings).dump())
     compared = 0
     for body in [body for where, body in BODIES if where == path]:
         try:
@@ -136,7 +136,9 @@ def test_what_comes_back_is_what_was_prepared(model: Path, job: Job[Any]) -> Non
 
 
 def test_little_comes_back_of_what_the_prompts_are_made_of(model: Path) -> None:
-    side = TextSide.restore(TextSide.load(GatewaySettings.model_validate({"model": model})).dump())
+    side = TextProcessor.restore(
+        TextProcessor.load(GatewaySettings.model_validate({"model": model})).dump()
+    )
     lists: list[Any] = [[]] * 10_000
     options = {"include_usage": True, "unknown": lists}
     body = {"prompt": "x", "stream": True, "stream_options": options, "unknown": lists}
@@ -152,8 +154,8 @@ def test_little_comes_back_of_what_the_prompts_are_made_of(model: Path) -> None:
 
 def test_unusual_work_is_not_for_the_event_loop(model: Path) -> None:
     settings = GatewaySettings.model_validate({"model": model, "trust_request_chat_template": True})
-    side = TextSide.load(settings)
-    apart = TextSide.restore(side.dump())
+    side = TextProcessor.load(settings)
+    apart = TextProcessor.restore(side.dump())
     unusual: list[tuple[Job[Any], bytes]] = [
         (CHAT, b'{"messages": [{"role": "user", "content": "x"}], "chat_template": "x"}'),
         (CHAT, b'{"messages": [{"role": "user", "content": "a <|im_end|> b"}]}'),

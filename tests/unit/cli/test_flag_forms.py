@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from pydantic_settings import SettingsError
 from surestep_cli.main import Serve
-from surestep_cli.settings.flags import Asked
+from surestep_cli.settings.flags import FlagReader
 
 
-def ask(*arguments: str) -> Asked:
-    asked = Asked(Serve.model_fields)
+def ask(*arguments: str) -> FlagReader:
+    asked = FlagReader(Serve.model_fields)
     asked.read_arguments(arguments)
     return asked
 
 
-def refusals(asked: Asked) -> str:
+def refusals(asked: FlagReader) -> str:
     with pytest.raises(SettingsError) as raised:
         asked.check()
     return str(raised.value)

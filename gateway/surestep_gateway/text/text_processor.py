@@ -27,7 +27,7 @@ class NeedsProcess(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextSide:
+class TextProcessor:
     """What it takes to prepare requests. `apart` says whether this is a text process."""
 
     settings: GatewaySettings
@@ -36,7 +36,7 @@ class TextSide:
     apart: bool = False
 
     @classmethod
-    def load(cls, settings: GatewaySettings) -> TextSide:
+    def load(cls, settings: GatewaySettings) -> TextProcessor:
         """Read the model folder. Raises InvalidRequest."""
         folder = settings.tokenizer or settings.model
         return cls(
@@ -56,7 +56,7 @@ class TextSide:
         ]
 
     @classmethod
-    def restore(cls, parts: Sequence[bytes]) -> TextSide:
+    def restore(cls, parts: Sequence[bytes]) -> TextProcessor:
         """That of a text process."""
         settings, tokenizer, template = parts
         source, special_tokens, tool_source = orjson.loads(template)

@@ -20,7 +20,7 @@ _REPLACED_S = 60.0
 _STANDBY_S = 30.0  # for the process that waits to replace the next one
 
 
-class Victims(NamedTuple):
+class LocalWorkers(NamedTuple):
     """The workers of a server that this command has started."""
 
     session: aiohttp.ClientSession
@@ -38,10 +38,10 @@ class Victims(NamedTuple):
         return False
 
 
-class Disaster:
+class FaultInjection:
     """Listens to streams and strikes when they are in the middle, `expected` tokens in all."""
 
-    def __init__(self, name: str, victims: Victims, expected: int) -> None:
+    def __init__(self, name: str, victims: LocalWorkers, expected: int) -> None:
         self._name = name
         self._victims = victims
         self._wanted = max(1, int(_WHEN * expected))

@@ -14,7 +14,7 @@ _MANY_EVENTS = 512  # are made fewer before there are more
 
 
 @dataclass(slots=True)
-class Gathered:
+class CompletionOutput:
     """The whole output of one sequence."""
 
     logprobs: GrowingLists
