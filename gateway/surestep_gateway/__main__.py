@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Exit status: 0 after a drain, 1 after a fatal error."""
+    """Return the exit status: 0 after a drain, 1 after a fatal error."""
     end_on_sigterm()
     # A second of imports, in which it may be told to stop already.
     import uvloop

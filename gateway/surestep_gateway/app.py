@@ -31,7 +31,10 @@ from .text_processes.service import TextService
 
 
 def make_gateway(settings: GatewaySettings) -> Gateway:
-    """Load the text side of the model. Needs a running event loop. Raises InvalidRequest."""
+    """Load tokenizer and templates and build a gateway. Raise InvalidRequest.
+
+    Needs a running event loop.
+    """
     processor = TextProcessor.load(settings)
     check_vocabulary(settings.model, processor.tokenizer)
     metrics = GatewayMetrics(settings.model_names()[0])
@@ -54,12 +57,12 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
 
 
 def _seeds(seed: int | None) -> random.Random:
-    """Drawn by the system, unless they are to be the same in every run."""
+    """Return the generator of seeds: the system's, unless every run shall draw the same ones."""
     return random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311  # no secrets
 
 
 def make_app(gateway: Gateway, address: str) -> ASGIApp:
-    """All endpoints. `address` is host:port of this server, as `/status` shows it."""
+    """Build the ASGI application. `address` is host:port of this server, as `/status` shows it."""
     app: ASGIApp = Starlette(
         routes=[
             *OpenAIRoutes(gateway).routes(),

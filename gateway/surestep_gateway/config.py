@@ -30,7 +30,7 @@ from .parsers import REASONING_PARSERS, TOOL_PARSERS
 
 
 def _address(url: str) -> str:
-    """host:port of a URL whose scheme, if it has one, is grpc."""
+    """Return host:port of a URL whose scheme, if it has one, is grpc."""
     address = url.removeprefix("grpc://").rstrip("/")
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
@@ -262,24 +262,24 @@ class GatewaySettings(ApiSettings, TraceSettings):
         return given
 
     def api_keys(self) -> ApiKeys:
-        """What clients may show. Raises ValueError for a file that is not of this kind."""
+        """Return the keys of clients. Raise ValueError for a malformed file."""
         from_file = read_keys(self.api_key_file) if self.api_key_file is not None else []
         return ApiKeys([*plain_keys(self.api_key), *from_file])
 
     def admin_keys(self) -> ApiKeys:
-        """What operators may show. Raises ValueError for a file without a key."""
+        """Return the keys of administrators. Raise ValueError for a file without a key."""
         if self.admin_api_key_file is not None:
             return ApiKeys(read_keys(self.admin_api_key_file))
         key = self.admin_api_key
         return ApiKeys(plain_keys([key.get_secret_value()] if key is not None else []))
 
     def model_names(self) -> tuple[str, ...]:
-        """Names that requests may carry; the first is the one that responses carry."""
+        """Return the names that requests may use; responses carry the first."""
         return self.served_model_name or (_name_of(self.model.resolve()),)
 
 
 def _name_of(folder: Path) -> str:
-    """What clients call the model there: its hub id if it lies in a cache of the hub's library."""
+    """Return the name of a model folder: its hub id if it lies in a cache of the hub's library."""
     cache, snapshots = folder.parent.parent.name, folder.parent.name
     if snapshots == "snapshots" and cache.startswith("models--"):
         return cache.removeprefix("models--").replace("--", "/")

@@ -1,4 +1,4 @@
-"""What the endpoints share."""
+"""The objects that all endpoints share."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from .text_processes.service import TextService
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """The parts of one gateway."""
-
     settings: GatewaySettings
     embedding: EmbeddingConfig
     tokenizer: Tokenizer

@@ -35,16 +35,16 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """The listener has tasks of its own."""
+        """Skip uvicorn's own listening; `HttpListener` accepts the connections."""
         self.servers = []
         self.started = True
 
 
 class GatewayServer:
-    """A gateway on its socket."""
+    """A gateway that listens on its socket."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        """Raises Unavailable when the address is taken, InvalidRequest for a bad model folder."""
+        """Raise Unavailable when the address is taken, InvalidRequest for a bad model folder."""
         self.gateway: Gateway = make_gateway(settings)
         listening, self.address, self.url = _listen(settings)
         self._connections = Connections(self.gateway.metrics)
@@ -105,7 +105,7 @@ class GatewayServer:
         self._stopping.set()
 
     async def serve(self) -> None:
-        """Until stopped."""
+        """Serve until stopped."""
         try:
             async with asyncio.TaskGroup() as group:
                 listening = group.create_task(self._listener.run())
@@ -136,7 +136,7 @@ class GatewayServer:
 
 
 def _listen(settings: GatewaySettings) -> tuple[socket.socket, str, str]:
-    """The socket, where it is in short, and as a URL. Raises Unavailable."""
+    """Return the socket, its address for display, and its URL. Raise Unavailable."""
     if settings.uds is not None:
         address = str(settings.uds)
         return bind_path(settings.uds), address, f"unix://{quote(address, safe='')}"
@@ -147,7 +147,7 @@ def _listen(settings: GatewaySettings) -> tuple[socket.socket, str, str]:
 
 
 def _most_connections(wanted: int) -> int:
-    """As many as wanted, if there are descriptors for them."""
+    """Return `wanted`, or fewer where there are not as many file descriptors."""
     possible = clients_within(raise_file_limit())
     if possible < wanted:
         logger.warning("the limit on open files allows %d connections, not %d", possible, wanted)
@@ -157,7 +157,7 @@ def _most_connections(wanted: int) -> int:
 async def run(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT; a second signal does not wait for open requests.
 
-    The model may be fetched still: the gateway waits for its folder.
+    The gateway waits for a model folder that is still being fetched.
     """
     stopping = asyncio.Event()
     _on_signals(stopping.set)

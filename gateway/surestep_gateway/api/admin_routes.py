@@ -1,4 +1,4 @@
-"""What operators may ask for: with a key of their own, and not at all without one."""
+"""Endpoints for administrators. They exist only where an admin key is configured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SERVE_S = 600.0  # for the new ones to have loaded
 
 
 class AdminRoutes:
-    """Handlers bound to one gateway; mounted only if there is an admin key."""
+    """Handlers of one gateway; mounted only if there is an admin key."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -37,15 +37,15 @@ class AdminRoutes:
         self._restarting = asyncio.Lock()
 
     def routes(self) -> Iterator[Route]:
-        """What to mount."""
         if self._keys:
             yield Route("/admin/workers/restart", self.restart_workers, methods=["POST"])
 
     async def restart_workers(self, request: Request) -> Response:
-        """Replace every rank, one scheduler after the other; open requests go on.
+        """Replace every rank, one scheduler after the other, while open requests continue.
 
-        `?scheduler=host:port` restarts those of one. The answer comes when all serve again. What
-        fails ends the round: a bad deployment takes down one replica and no more.
+        `?scheduler=host:port` restarts the ranks of that scheduler alone. The response comes when
+        all serve again. The first failure ends the round, so that a bad deployment takes down one
+        replica and no more.
         """
         self._check_key(request)
         body = body_of(request)
@@ -80,7 +80,7 @@ class AdminRoutes:
 
 
 async def _restart(pool: SchedulerPool, scheduler: SchedulerClient, reason: str) -> dict[str, Any]:
-    """Restart the ranks of one scheduler and wait until it serves again. Raises SurestepError."""
+    """Restart the ranks of one scheduler and wait until it serves again. Raise SurestepError."""
     began = time.monotonic()
     logger.warning("restarting the workers of %s: %s", scheduler.address, reason)
     answer = await scheduler.restart_workers(reason, _RESTART_S)

@@ -1,4 +1,4 @@
-"""What happens around every request: its id, the key, the limits, its body, the count of all."""
+"""The steps around every request: id, API key, limits, body, and the count of open requests."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 class RequestMiddleware:
-    """Plain ASGI, because the framework's own middleware class would sit in every stream.
+    """Check, count and number each request.
 
-    A request takes its place among the open ones when its whole body is there.
+    Plain ASGI, because the framework's own middleware class would sit in every stream. A request
+    counts as open once its whole body has arrived.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class RequestMiddleware:
 
 
 class RootPath:
-    """For a proxy that serves the API under a path: requests may come with or without it."""
+    """Strip the path under which a proxy serves the API; requests may come with or without it."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         self._app = app
@@ -124,6 +125,5 @@ class RootPath:
 
 
 def body_of(request: Request) -> BodyReader:
-    """The body of a request."""
     body: BodyReader = request.scope["state"]["body"]
     return body

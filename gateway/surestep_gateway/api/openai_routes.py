@@ -47,14 +47,11 @@ T = TypeVar("T")
 
 
 class OpenAIRoutes:
-    """Handlers bound to one gateway."""
-
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._created = int(time.time())
 
     def routes(self) -> list[Route]:
-        """What to mount."""
         return [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
@@ -98,11 +95,11 @@ class OpenAIRoutes:
         return await embedding.answer(request.receive)
 
     def _deadline(self) -> float:
-        """Of a request that came now, on the event loop's clock."""
+        """Return the deadline of a request that arrives now, on the event loop's clock."""
         return asyncio.get_running_loop().time() + self._gateway.settings.request_timeout_s
 
     async def _prepare(self, job: Job[T], request: Request, deadline: float) -> T:
-        """What the job makes of the body, which is let go. Raises SurestepError."""
+        """Run a preparation job on the body and release the body. Raise SurestepError."""
         gateway = self._gateway
         body, info = body_of(request), gateway.pool.info
         try:
@@ -166,7 +163,7 @@ class OpenAIRoutes:
 
 
 def _origin(request: Request, body: GenerationBody | EmbeddingBody, arrived: float) -> Origin:
-    """The header names a request before the body does."""
+    """Return where a request came from; a request id in a header goes before one in the body."""
     state, caller = request.scope["state"], Caller.of(request.scope)
     if body.request_id is not None and not state["request_id_given"]:
         return Origin(body.request_id, arrived, caller)

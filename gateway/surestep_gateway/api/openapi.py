@@ -1,4 +1,4 @@
-"""GET /openapi.json: the endpoints, from the models that check the requests."""
+"""GET /openapi.json: the endpoints, described by the models that validate their requests."""
 
 from __future__ import annotations
 
@@ -51,8 +51,6 @@ _ERRORS = {
 
 
 class _Operation(NamedTuple):
-    """One method of one path."""
-
     method: str
     path: str
     summary: str
@@ -127,8 +125,10 @@ _RESTART = _Operation(
 def document(
     version: str, root: str = "", *, admin: bool, hidden: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of a server whose paths begin with `root`; with the admin endpoints
-    only where there are any, and without the `hidden` ones."""
+    """Return the OpenAPI 3.1 document of a server whose paths begin with `root`.
+
+    The admin endpoints are part of it only with `admin`; paths in `hidden` are left out.
+    """
     known = (*_OPERATIONS, _RESTART) if admin else _OPERATIONS
     operations = [one for one in known if one.path not in hidden]
     bodies = [(body, "validation") for operation in operations for body in operation.bodies]

@@ -36,8 +36,6 @@ _STATUS_PAGE = frozenset({PAGE, "/overview"})
 
 
 class OperatorRoutes:
-    """Handlers bound to one gateway."""
-
     def __init__(self, gateway: Gateway, address: str) -> None:
         self._gateway = gateway
         self._address = address
@@ -49,7 +47,6 @@ class OperatorRoutes:
         self._one_scrape = asyncio.Lock()  # at a time: numbers of an older one would look reset
 
     def routes(self) -> list[Route]:
-        """What to mount."""
         routes = [
             Route("/", self.home),
             Route("/docs", self.docs),
@@ -68,11 +65,11 @@ class OperatorRoutes:
         return [route for route in routes if route.path not in self._hidden]
 
     async def health(self, request: Request) -> Response:
-        """Alive: this process answers."""
+        """Liveness: this process responds."""
         return Response()
 
     async def ready(self, request: Request) -> Response:
-        """Ready: requests sent now would be served."""
+        """Readiness: a request sent now would be served."""
         if self._gateway.admission.leaving:
             raise Unavailable("the server is shutting down")
         timeout_s = self._gateway.settings.first_token_timeout_s
@@ -87,27 +84,25 @@ class OperatorRoutes:
         return Response()
 
     async def version(self, request: Request) -> Response:
-        """Version of the gateway."""
         return JsonResponse({"version": self._version})
 
     async def openapi(self, request: Request) -> Response:
-        """The endpoints as an OpenAPI document."""
         return JsonResponse(self._document())
 
     async def home(self, request: Request) -> Response:
-        """What this is, for people."""
+        """Describe this server as an HTML page."""
         names = self._gateway.settings.model_names()
         return home_page(self._version, names, self._state(), self._root, self._hidden)
 
     async def docs(self, request: Request) -> Response:
-        """The endpoints, for people."""
+        """Render the OpenAPI document as an HTML page."""
         return docs_page(self._document(), self._root)
 
     def _document(self) -> dict[str, Any]:
         return document(self._version, self._root, admin=self._admin, hidden=self._hidden)
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus text; the gateway's own part even when no scheduler answers."""
+        """Return Prometheus text; the gateway's own part even when no scheduler responds."""
         async with self._one_scrape:
             now = time.monotonic()
             every_stats, every_status = await asyncio.gather(
@@ -123,7 +118,7 @@ class OperatorRoutes:
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def load(self, request: Request) -> Response:
-        """Requests open here (vLLM's `server_load`) and the load of the schedulers in all."""
+        """Return the requests open here (vLLM's `server_load`) and the schedulers' total load."""
         load: dict[str, Any] = {"server_load": self._gateway.admission.num_open}
         answers = await self._ask(SchedulerClient.query_stats)
         known = [stats for _, stats in answers if stats is not None]
@@ -137,7 +132,7 @@ class OperatorRoutes:
         return JsonResponse(load)
 
     async def status(self, request: Request) -> Response:
-        """Every process behind this gateway, for `surestep status`."""
+        """Return every process behind this gateway, for `surestep status`."""
         now = time.monotonic()
         schedulers = [
             {
@@ -157,7 +152,7 @@ class OperatorRoutes:
         )
 
     async def overview(self, request: Request) -> Response:
-        """Processes and figures in one document, for the status page."""
+        """Return processes and figures in one document, for the status page."""
         json = await self._overview.json()
         return Response(json, media_type="application/json", headers={"cache-control": "no-store"})
 
@@ -179,7 +174,7 @@ class OperatorRoutes:
     async def _ask(
         self, question: Callable[[SchedulerClient], Awaitable[T]]
     ) -> list[tuple[SchedulerClient, T | None]]:
-        """The answer of every scheduler, None from those that give none."""
+        """Query every scheduler; None stands for one that does not respond."""
 
         async def ask(scheduler: SchedulerClient) -> tuple[SchedulerClient, T | None]:
             try:
@@ -191,13 +186,13 @@ class OperatorRoutes:
 
 
 def _hidden(settings: GatewaySettings) -> frozenset[str]:
-    """Paths that this server does not have."""
+    """Return the paths that the settings switch off."""
     documents = _DOCUMENTS if settings.disable_fastapi_docs else frozenset[str]()
     return documents if settings.ui else documents | _STATUS_PAGE
 
 
 def as_json(message: Message) -> dict[str, Any]:
-    """Field names as in the .proto; 64-bit counts as numbers."""
+    """Convert a message to JSON with the field names of the .proto and 64-bit counts as numbers."""
     fields = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -206,7 +201,9 @@ def as_json(message: Message) -> dict[str, Any]:
 
 
 def _numbers(fields: Any, descriptor: Any) -> Any:
-    """JSON of protobuf writes 64-bit integers as strings, for JavaScript's sake."""
+    """Turn the strings that protobuf's JSON uses for 64-bit integers back into numbers, in
+    place.
+    """
     for name, field in descriptor.fields_by_name.items():
         if name not in fields:
             continue

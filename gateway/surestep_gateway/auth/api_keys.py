@@ -1,4 +1,4 @@
-"""Whose request it is: API keys, and what each of them may."""
+"""API keys, and the rights of each key's owner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ANSWERS = {"yes": True, "no": False}
 
 
 class ApiClient(NamedTuple):
-    """Who asks, as far as requests of different clients are treated differently."""
+    """The owner of a key, as far as requests of different owners are treated differently."""
 
     name: str  # never the key
     weight: float = 1.0  # its share of a busy server, compared with others
@@ -21,39 +21,37 @@ class ApiClient(NamedTuple):
 
 
 class ApiKey(NamedTuple):
-    """A key and whose it is."""
-
     key: str
     client: ApiClient
 
 
 class ApiKeys:
-    """The keys that a server takes; it takes anybody if there are none."""
+    """The keys that a server accepts; without any key it accepts every request."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = [key.key.encode() for key in keys]
         self._clients = [key.client for key in keys]
 
     def __bool__(self) -> bool:
-        """Whether a key is needed."""
+        """Return whether a key is needed."""
         return bool(self._keys)
 
     def client(self, header: bytes) -> ApiClient | None:
-        """Whose key an Authorization header carries."""
+        """Return the owner of the key in an Authorization header, None for an unknown key."""
         index = bearer_index(header, self._keys)
         return None if index is None else self._clients[index]
 
 
 def plain_keys(keys: Sequence[str]) -> list[ApiKey]:
-    """Keys without a word about their owners, who are all alike."""
+    """Return keys without owner details, which are all treated alike."""
     return [ApiKey(key, ApiClient(_name(key))) for key in keys]
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """One key per line, optionally with `name=`, `weight=` and `priority=yes|no` (no) behind it.
+    """Read one key per line, optionally followed by `name=`, `weight=` and `priority=yes|no`.
 
-    Empty lines and those that begin with # do not count. Raises ValueError naming the line, never
-    the key.
+    The default priority is no. Empty lines and lines that begin with # do not count. Raise
+    ValueError naming the line, never the key.
     """
     try:
         lines = path.read_text().splitlines()
@@ -87,5 +85,5 @@ def _api_key(key: str, *options: str) -> ApiKey:
 
 
 def _name(key: str) -> str:
-    """Tells keys apart in logs without giving them away."""
+    """Return a name that distinguishes keys in logs without revealing them."""
     return f"key-{hashlib.blake2b(key.encode(), digest_size=4).hexdigest()}"

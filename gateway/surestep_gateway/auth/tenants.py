@@ -1,7 +1,7 @@
-"""Whose a request is, for the sake of fairness: of a key, of a user, or of an address.
+"""The tenant that a request counts for in fair scheduling: a key, a user or an address.
 
-Where there are keys their owners are told apart, and nothing that a request says of itself counts.
-Without keys clients are as honest as they are: `user` tells them apart, or else their address.
+With API keys, the owner of the key is the tenant and nothing in the request changes that. Without
+keys, the `user` field separates tenants, or else their address; clients are trusted with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .api_keys import ApiClient
 
 
 class Tenant(NamedTuple):
-    """As the schedulers hear of it."""
+    """A tenant as the schedulers see it."""
 
     name: str
     weight: float = 1.0
@@ -27,43 +27,43 @@ ANYBODY = Tenant("")
 
 
 class Caller(NamedTuple):
-    """What is known of who calls, before the body is read."""
+    """The sender of a request, as known before its body is read."""
 
     client: ApiClient | None  # the owner of its key, where there are keys
     address: str
 
     @classmethod
     def of(cls, scope: Any) -> Caller:
-        """Of an ASGI scope."""
+        """Return the caller of an ASGI scope."""
         host, _ = scope.get("client") or ("", 0)
         return cls(scope.get("state", {}).get("client"), host)
 
     @property
     def name(self) -> str:
-        """Equal for the connections of one caller."""
+        """Equal for all connections of one caller."""
         return f"key {self.client.name}" if self.client is not None else f"address {self.address}"
 
     def tenant(self, user: str | None) -> Tenant:
-        """Of a request whose body names this user."""
+        """Return the tenant of a request whose body has this `user`."""
         if self.client is not None:
             return Tenant(_opaque(self.name), self.client.weight)
         return Tenant(_opaque(f"user {user}" if user else self.name))
 
     def check_priority(self, priority: int | None) -> None:
-        """Raises PermissionDenied where the key does not allow one."""
+        """Raise PermissionDenied where the key does not allow a priority."""
         if priority and self.client is not None and not self.client.may_prioritise:
             raise PermissionDenied("this key's requests may not set a priority", param="priority")
 
 
 def _opaque(name: str) -> str:
-    """Of one length, and nothing that identifies a person."""
+    """Return a name of fixed length that does not identify a person."""
     return blake2b(name.encode(), digest_size=16).hexdigest()
 
 
 def may_open(open_by: Collection[str], caller: str, limit: int) -> bool:
-    """Whether a caller may open one more request; `open_by` names the callers of those open.
+    """Return whether a caller may open one more request; `open_by` has the callers of open ones.
 
-    Where the limit is reached, a fair share of it is still there for everybody.
+    At the limit, every caller can still open up to a fair share of it.
     """
     if len(open_by) < limit:  # as nearly always: nobody's need be counted
         return True

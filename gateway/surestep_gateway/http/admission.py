@@ -1,4 +1,4 @@
-"""Who may come in, what is open, and how it ends when the gateway stops."""
+"""Admission of requests, the count of open ones, and draining when the gateway stops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ABORT_S = 2.0  # for error events to reach their clients
 
 
 class Admission:
-    """Which requests may come in, and which are open."""
+    """Decides which requests are admitted and tracks the open ones."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._limit = settings.max_concurrent_requests
@@ -47,11 +47,10 @@ class Admission:
 
     @property
     def num_open(self) -> int:
-        """Requests that are open."""
         return len(self._open)
 
     def check(self, path: str, caller: str) -> None:
-        """Whether there is room for one more. Raises Unavailable or QueueFull."""
+        """Raise Unavailable while draining, QueueFull when no further request fits."""
         if path not in COUNTED:
             return
         if self.draining:
@@ -62,14 +61,14 @@ class Admission:
             )
 
     def check_certificate(self, path: str, *, certified: bool) -> None:
-        """Raises Unauthenticated without a certificate that the client needs."""
+        """Raise Unauthenticated when a required client certificate is missing."""
         if self._needs_certificate and not certified and path not in PROBES:
             raise Unauthenticated("a client certificate is needed")
 
     def identify(self, path: str, headers: Mapping[bytes, bytes]) -> ApiClient | None:
-        """Who asks, None where nobody has to say. Raises Unauthenticated.
+        """Return the owner of the request's key, None where no key is needed.
 
-        Every path needs a key unless it is known not to.
+        Every path needs a key unless it is listed as open. Raise Unauthenticated.
         """
         if path in _OPEN or path == PAGE or path.startswith((f"{PAGE}/", _ADMIN)):
             return None
@@ -88,7 +87,7 @@ class Admission:
 
     @contextlib.contextmanager
     def opened(self, caller: str) -> Iterator[None]:
-        """Count the request that the current task serves, and whose it is."""
+        """Count the request that the current task serves under its caller's name."""
         task = asyncio.current_task()
         assert task is not None
         self._open[task] = caller
@@ -98,12 +97,12 @@ class Admission:
             self._open.pop(task, None)
 
     async def leave(self) -> None:
-        """Serve on, while whoever hands out requests finds out that they belong elsewhere."""
+        """Continue to serve while load balancers notice that this server is leaving."""
         self.leaving = True
         await asyncio.sleep(self._delay_s)
 
     async def drain(self) -> None:
-        """Admit nothing more; give open requests their time, then end them with an error."""
+        """Admit no more requests, wait for the open ones, then end the rest with an error."""
         self.leaving = self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_s):

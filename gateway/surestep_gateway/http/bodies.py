@@ -1,7 +1,7 @@
-"""Request bodies: bounds on each, on the time it takes to arrive, and on all that are in memory.
+"""Request bodies, bounded in size, in time of arrival, and in their total memory.
 
-A body must come at a least rate. When a new one does not fit into the memory for all of them, the
-one that has been arriving for longest is given up: slow senders lose, and honest ones win.
+A body must arrive at a minimum rate. When a new body does not fit into the memory for all of them,
+the one that has been arriving for longest is given up: slow senders lose, honest ones win.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ SMALL_BYTES = 64 << 10  # of every body: always have room, as the number of conn
 
 
 class BodyLimits(NamedTuple):
-    """Bounds on bodies."""
-
     body_bytes: int  # of one body
     total_bytes: int  # of all, less SMALL_BYTES for each
     timeout_s: float  # for a body to arrive, and longer by what has come
@@ -32,14 +30,13 @@ class BodyLimits(NamedTuple):
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> BodyLimits:
-        """Those that the settings ask for."""
         total = settings.max_total_body_bytes or min(1 << 30, memory_bytes() // 4)
         largest = min(settings.max_body_bytes, total + SMALL_BYTES)
         return cls(largest, total, settings.body_timeout_s, settings.min_body_rate)
 
 
 class Bodies:
-    """Those of one gateway."""
+    """The bodies in memory of one gateway."""
 
     def __init__(self, limits: BodyLimits) -> None:
         self.limits = limits
@@ -47,7 +44,9 @@ class Bodies:
         self.arriving: dict[BodyReader, None] = {}  # the longest arriving first
 
     def make_room(self, asking: BodyReader, size: int) -> bool:
-        """Whether `size` more bytes of a body fit, now that slower ones may have been given up."""
+        """Return whether `size` more bytes of a body fit, after giving up slower bodies if
+        needed.
+        """
         while self.num_bytes + size > self.limits.total_bytes:
             slowest = next((body for body in self.arriving if body.counted), asking)
             if slowest is asking:
@@ -61,7 +60,7 @@ class BodyReader:
     """One body. Its bytes count among those in memory from `read` until `release`."""
 
     def __init__(self, bodies: Bodies, receive: Receive, headers: Mapping[bytes, bytes]) -> None:
-        """Raises RequestTooLarge for what the headers announce."""
+        """Raise RequestTooLarge when the headers announce too large a body."""
         self._bodies = bodies
         self._receive = receive
         self._headers = headers
@@ -77,8 +76,8 @@ class BodyReader:
     async def read(self) -> None:
         """Wait for the whole body, which must be JSON.
 
-        Raises UnsupportedMediaType, RequestTooLarge, ClientTooSlow, Unavailable when there is no
-        memory for it, and Cancelled when its sender is gone.
+        Raise UnsupportedMediaType, RequestTooLarge, ClientTooSlow, Unavailable when there is no
+        memory for it, and Cancelled when its sender has disconnected.
         """
         check_json(self._headers)
         self._bodies.arriving[self] = None
@@ -104,7 +103,7 @@ class BodyReader:
             raise ClientTooSlow("the body did not arrive in time") from None
 
     async def _more(self) -> bool:
-        """Receive a piece; whether there are further ones."""
+        """Receive one chunk and return whether more follow."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise Cancelled("the client went away")
@@ -131,7 +130,6 @@ class BodyReader:
             self._deadline.reschedule(0)
 
     def release(self) -> None:
-        """Let go of the bytes."""
         self.data = bytearray()
         self._bodies.num_bytes -= self.counted
         self.counted = 0

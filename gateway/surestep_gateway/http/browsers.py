@@ -1,8 +1,8 @@
-"""What pages in a browser may ask of the server: nothing, unless their origin is allowed.
+"""Protection against requests of web pages: an origin has no access unless it is allowed.
 
-A page can send simple requests to any server that its browser reaches, one that listens on loopback
-included, without asking that server first. JSON is not simple, so nothing else is taken for it; and
-a name that somebody had the browser resolve to loopback (DNS rebinding) is not taken for our own.
+A page can send simple requests to any server that its browser reaches, including one that listens
+on loopback, without asking that server first. JSON is not simple, so a body must be declared to be
+JSON; and a foreign name that resolves to loopback (DNS rebinding) is not accepted as our own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EXPOSED = ("retry-after", "x-request-id")  # headers that scripts may read
 
 
 def with_cors(app: ASGIApp, settings: GatewaySettings) -> ASGIApp:
-    """`app`, around which allowed origins get the headers that let their pages read answers."""
+    """Wrap `app` so that pages of allowed origins may read its responses."""
     if not settings.allowed_origins:
         return app
     return CORSMiddleware(
@@ -35,7 +35,7 @@ def with_cors(app: ASGIApp, settings: GatewaySettings) -> ASGIApp:
 
 
 def check_json(headers: Mapping[bytes, bytes]) -> None:
-    """Raises UnsupportedMediaType for a body that is not declared to be JSON."""
+    """Raise UnsupportedMediaType for a body that is not declared to be JSON."""
     if not has_body(headers):
         return
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -44,12 +44,12 @@ def check_json(headers: Mapping[bytes, bytes]) -> None:
 
 
 def has_body(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a request has a body, by its head."""
+    """Return whether a request has a body, by its head."""
     return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
 class HostCheck:
-    """Requests of browsers to a server on loopback must call it by a name of loopback's."""
+    """Checks that browsers address a server on loopback by a loopback name."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         origins = settings.allowed_origins
@@ -59,7 +59,7 @@ class HostCheck:
         self._hosts = {urlsplit(origin).hostname for origin in origins}
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raises PermissionDenied."""
+        """Raise PermissionDenied."""
         if not self._needed or not _of_browser(headers):
             return
         host = _host(headers.get(b"host", b""))
@@ -71,13 +71,13 @@ class HostCheck:
 
 
 def _of_browser(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a browser sends this. To plain HTTP it names neither origin nor site with a GET."""
+    """Return whether a browser sent this. A GET over plain HTTP names neither origin nor site."""
     named = b"origin" in headers or b"sec-fetch-site" in headers
     return named or headers.get(b"user-agent", b"").startswith(b"Mozilla/")
 
 
 def _host(header: bytes) -> str | None:
-    """The host of a Host header, without its port."""
+    """Return the host of a Host header, without its port."""
     try:
         return urlsplit(f"//{header.decode('ascii')}").hostname
     except ValueError:  # no ASCII, or brackets that do not match

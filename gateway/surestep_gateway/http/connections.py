@@ -1,4 +1,4 @@
-"""The open connections: those without a request make room for others, and none waits for ever."""
+"""The open connections: idle ones make room for new ones, and every wait has a limit."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ _SWEEP_S = 0.5
 
 
 class Connection(Protocol):
-    """What is asked of one connection. Times are those of time.monotonic()."""
+    """One connection, as the sweep sees it. Times are those of time.monotonic()."""
 
     def overdue(self, now: float) -> str | None:
-        """Why it must be given up now, as the metric's label says it."""
+        """Return why it must be closed now, as the metric's label; None if it need not."""
 
     def close(self) -> None:
-        """End it when what was sent is taken."""
+        """Close it once everything sent has been read."""
 
     def abort(self) -> None:
-        """End it at once, whatever was not sent."""
+        """Close it at once and drop what has not been sent."""
 
 
 class Connections:
-    """Of one gateway."""
-
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
         self._open: set[Connection] = set()
@@ -37,31 +35,31 @@ class Connections:
         return len(self._open)
 
     def opened(self, connection: Connection) -> None:
-        """A new one, which has not said anything yet."""
+        """Add a new connection, which is idle at first."""
         self._open.add(connection)
         self.idle(connection)
 
     def closed(self, connection: Connection) -> None:
-        """It is gone."""
+        """Remove a connection."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
 
     def idle(self, connection: Connection) -> None:
-        """Nobody waits for an answer on it any more."""
+        """Mark a connection as having no open request."""
         self._idle.pop(connection, None)
         self._idle[connection] = None
 
     def busy(self, connection: Connection) -> None:
-        """The head of a request has come."""
+        """Mark a connection as serving a request, whose head has arrived."""
         self._idle.pop(connection, None)
 
     def close_idle(self) -> None:
-        """End those without a request, in peace: whoever wants more connects again."""
+        """Close the idle connections; their clients can connect again."""
         for connection in list(self._idle):
             connection.close()
 
     def make_room(self) -> bool:
-        """End the connection that has been without a request for longest, if there is one."""
+        """Abort the connection that has been idle for longest; return whether there was one."""
         connection = next(iter(self._idle), None)
         if connection is None:
             return False
@@ -71,7 +69,7 @@ class Connections:
         return True
 
     async def sweep(self) -> None:
-        """Give up what is overdue, until cancelled."""
+        """Close overdue connections, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             now = time.monotonic()
@@ -87,7 +85,7 @@ class Connections:
 
 
 class Progress:
-    """Whether something goes on: False once its value has stood still for so many seconds."""
+    """Detects that a value has not changed for longer than a limit in seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -95,7 +93,7 @@ class Progress:
         self._since = math.inf
 
     def stalled(self, value: int, now: float) -> bool:
-        """Whether `value` has been the same for too long, as often as this was asked."""
+        """Return whether `value` has been the same for too long, over the calls so far."""
         if value != self._value:
             self._value, self._since = value, now
         return now - self._since > self._limit_s

@@ -1,4 +1,4 @@
-"""Errors as OpenAI clients expect them."""
+"""Error responses in the shape that OpenAI's clients expect."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ _RETRY_AFTER_S = 1.0
 
 
 class JsonResponse(Response):
-    """A JSON body."""
-
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
@@ -37,7 +35,7 @@ class JsonResponse(Response):
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
-    """`{"error": {...}}`. What went wrong inside is logged, not shown."""
+    """Return `{"error": {...}}`; the details of internal errors are logged, not shown."""
     kind = kind_of(error)
     message = INTERNAL_MESSAGE
     if isinstance(error, SurestepError) and not isinstance(error, InternalError):
@@ -47,12 +45,12 @@ def error_body(error: BaseException) -> dict[str, Any]:
 
 
 def error_content(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
-    """The shape of every error."""
+    """Return the object that every error response contains."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def error_response(error: BaseException) -> Response:
-    """The response for any exception."""
+    """Return the response for any exception."""
     headers = {}
     if isinstance(error, QueueFull | Unavailable | ModelChanged):
         headers["Retry-After"] = str(math.ceil(error.retry_after or _RETRY_AFTER_S))
@@ -62,12 +60,11 @@ def error_response(error: BaseException) -> Response:
 
 
 async def on_surestep_error(request: Request, error: Exception) -> Response:
-    """Handler of the expected errors."""
     return error_response(error)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """Handler of the framework's own errors: no such route, wrong method."""
+    """Handle the framework's own errors: unknown route, wrong method."""
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path}"
     kind, code = "invalid_request_error", "method_not_supported"
@@ -78,5 +75,5 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def on_unexpected_error(request: Request, error: Exception) -> Response:
-    """Handler of our bugs. The framework raises them again, and the server logs the traceback."""
+    """Handle our bugs. The framework raises them again, and the server logs the traceback."""
     return error_response(error)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on a socket, with bounds on what a client may send and on how long it may take."""
+"""HTTP/1.1 on a socket, with limits on the size and the duration of a client's requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RESET = struct.pack("ii", 1, 0)  # linger for no time
 
 
 class ClientTimeouts(NamedTuple):
-    """How long a client may take, in seconds."""
+    """Limits on the time that a client takes, in seconds."""
 
     head_s: float  # for a head: from the connection or its own first byte
     keep_alive_s: float  # from a response to the first byte of the next request
@@ -37,10 +37,10 @@ class ClientTimeouts(NamedTuple):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's, which bounds neither the size of a head nor the time that anything takes.
+    """Extends uvicorn's protocol, which limits neither the size of a head nor any duration.
 
-    What is no HTTP gets an error in the shape of all others. `abort` in the state of a request's
-    scope ends the connection at once, `certified` says whether the client has shown a certificate.
+    Malformed HTTP gets an error in the usual shape. In the state of a request's scope, `abort` ends
+    the connection at once and `certified` is whether the client has presented a certificate.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class HttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def overdue(self, now: float) -> str | None:
-        """Why this connection must be given up now."""
+        """Return why this connection must be closed now, None if it need not."""
         if self.transport.is_closing():
             left: int = self.transport.get_write_buffer_size()
             return "send" if self._leaving.stalled(left, now) else None
@@ -88,15 +88,17 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _idle(self) -> bool:
-        """Whether every request so far is answered; what was pipelined has its time after that."""
+        """Whether every request so far has its response; pipelined ones have their time after
+        that.
+        """
         return self.cycle is None or self.cycle.response_complete
 
     def close(self) -> None:
-        """End it when what was sent is taken."""
+        """Close the connection once everything sent has been read."""
         self.transport.close()
 
     def abort(self) -> None:
-        """End it at once: what the client has not taken is not kept for it."""
+        """Close the connection at once and drop what the client has not read."""
         raw = self.transport.get_extra_info("socket")
         if raw is not None:
             with contextlib.suppress(OSError):  # it is gone already
@@ -157,14 +159,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._all.idle(self)
 
     def _count(self, size: int) -> None:
-        """Raises ValueError, which the parser takes for the end of the connection."""
+        """Raise ValueError, at which the parser gives up the connection."""
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
             self._complaint = _HEAD_TOO_LARGE
             raise ValueError("the head is too large")
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what cannot be read, and close."""
+        """Respond to malformed input and close."""
         status, message = self._complaint
         body = orjson.dumps(error_content(message, "invalid_request_error", None, "invalid_http"))
         lines = (

@@ -1,4 +1,4 @@
-"""The listening socket: accepts connections within a bound, and says when it cannot."""
+"""The listening socket: accepts connections up to a limit and reports when it cannot."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _TCP_OPTIONS = {  # not every system has them all
 
 
 def bind(host: str, port: int, send_timeout_s: float) -> socket.socket:
-    """A bound socket. Accepted ones inherit its options. Raises Unavailable if the port is taken.
+    """Return a bound socket, whose options accepted ones inherit.
 
-    The kernel gives up a peer that vanished, and one that reads nothing for twice `send_timeout_s`:
-    connections that are closed on our side, and only wait for their last bytes to be taken, are
-    left to it.
+    The kernel drops a peer that has vanished, and one that has read nothing for twice
+    `send_timeout_s`; that also covers connections that are closed on our side and wait for their
+    last bytes to be read. Raise Unavailable if the port is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -60,7 +60,7 @@ def bind(host: str, port: int, send_timeout_s: float) -> socket.socket:
 
 
 def bind_path(path: Path) -> socket.socket:
-    """A bound Unix socket, in place of one that an earlier gateway has left. Raises Unavailable."""
+    """Return a bound Unix socket, replacing one left by an earlier gateway. Raise Unavailable."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if _is_abandoned(path):
@@ -74,7 +74,7 @@ def bind_path(path: Path) -> socket.socket:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether it is a socket on which nobody listens."""
+    """Return whether the path is a socket without a listener."""
     if not path.is_socket():
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -86,7 +86,7 @@ def _is_abandoned(path: Path) -> bool:
 
 
 class HttpListener:
-    """Accepts by itself: the event loop's own server hides that it has run out of descriptors."""
+    """Accepts connections itself: the event loop's own server hides lack of file descriptors."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class HttpListener:
         tls: ssl.SSLContext | None,
         handshake_s: float,
     ) -> None:
-        """At most `limit` connections are open; `listener` is closed when `run` ends."""
+        """Keep at most `limit` connections open; `listener` is closed when `run` ends."""
         self._socket = listener
         self._make_protocol = make_protocol
         self._connections = connections
@@ -110,7 +110,7 @@ class HttpListener:
         self._opening: dict[asyncio.Task[None], None] = {}  # oldest first; with TLS: handshakes
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Accept connections until cancelled."""
         self._socket.listen(_BACKLOG)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -126,7 +126,7 @@ class HttpListener:
             self._socket.close()
 
     async def _accept(self) -> socket.socket | None:
-        """A connection, if there is room for it."""
+        """Return a connection, None if there is no room for it."""
         try:
             connection, _ = await asyncio.get_running_loop().sock_accept(self._socket)
         except OSError as error:
@@ -144,7 +144,7 @@ class HttpListener:
         return None
 
     def _make_room(self) -> bool:
-        """Someone who has asked for nothing yet goes."""
+        """Close a connection that has no request yet; return whether there was one."""
         if self._tls is None or not self._opening:
             return self._connections.make_room()
         task = next(iter(self._opening))
@@ -153,7 +153,7 @@ class HttpListener:
         return True
 
     async def _open(self, connection: socket.socket) -> None:
-        """Hand the connection to a protocol of its own, behind TLS where there is TLS."""
+        """Hand the connection to a new protocol, behind TLS where it is configured."""
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._make_protocol,
@@ -169,7 +169,7 @@ class HttpListener:
 
 
 def _refuse(connection: socket.socket, *, in_clear: bool) -> None:
-    """A short 503, as far as it can be sent without waiting."""
+    """Send a short 503, as far as that is possible without waiting."""
     body = orjson.dumps(error_body(Unavailable("too many connections are open")))
     answer = (
         b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"

@@ -18,7 +18,7 @@ Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
 class Field(NamedTuple, Generic[T]):
-    """One number of what schedulers say."""
+    """One number of the schedulers' statistics."""
 
     name: str
     text: str
@@ -26,7 +26,9 @@ class Field(NamedTuple, Generic[T]):
 
 
 class Split(NamedTuple, Generic[T]):
-    """Numbers of one kind, told apart by further labels: their names, and values with a number."""
+    """Numbers of one kind that further labels distinguish: label names, and values with a
+    number.
+    """
 
     name: str
     text: str
@@ -35,7 +37,7 @@ class Split(NamedTuple, Generic[T]):
 
 
 class Distribution(NamedTuple):
-    """What a histogram shows."""
+    """The content of a histogram."""
 
     bounds: Sequence[float]
     counts: Sequence[float]  # by the least bound; one more: beyond all
@@ -43,7 +45,7 @@ class Distribution(NamedTuple):
 
 
 class Histogram(NamedTuple, Generic[T]):
-    """One distribution of what schedulers say."""
+    """One distribution of the schedulers' statistics."""
 
     name: str
     text: str
@@ -51,7 +53,7 @@ class Histogram(NamedTuple, Generic[T]):
 
 
 def family(kind: Kind, field: Field[T], labelled: Labelled[T]) -> Metric:
-    """A sample for each scheduler."""
+    """Return a family with one sample per scheduler."""
     metric = kind(field.name, field.text, labels=LABELS)
     for labels, said in labelled:
         metric.add_metric(labels, field.value(said))
@@ -59,7 +61,7 @@ def family(kind: Kind, field: Field[T], labelled: Labelled[T]) -> Metric:
 
 
 def split_family(kind: Kind, split: Split[T], labelled: Labelled[T]) -> Metric:
-    """As many samples for each scheduler as it has values."""
+    """Return a family with one sample per scheduler and value."""
     metric = kind(split.name, split.text, labels=(*LABELS, *split.labels))
     for labels, said in labelled:
         for values, number in split.values(said):
@@ -68,7 +70,7 @@ def split_family(kind: Kind, split: Split[T], labelled: Labelled[T]) -> Metric:
 
 
 def histogram_family(histogram: Histogram[T], labelled: Labelled[T]) -> Metric:
-    """A histogram for each scheduler."""
+    """Return a family with one histogram per scheduler."""
     metric = HistogramMetricFamily(histogram.name, histogram.text, labels=LABELS)
     for labels, said in labelled:
         bounds, counts, total = histogram.value(said)
@@ -78,7 +80,7 @@ def histogram_family(histogram: Histogram[T], labelled: Labelled[T]) -> Metric:
 
 
 def of_small_numbers(counts: Sequence[int], largest: int) -> Distribution:
-    """Index i of `counts` is how often i came; the bounds are 0 to `largest`."""
+    """Return the distribution of counts by index; the bounds are 0 to `largest`."""
     within = [*counts[: largest + 1], *[0] * (largest + 1 - len(counts))]
     total = sum(number * count for number, count in enumerate(counts))
     return Distribution(range(largest + 1), [*within, sum(counts[largest + 1 :])], total)

@@ -1,7 +1,7 @@
-"""Prometheus metrics, under the names vLLM's dashboards use.
+"""Prometheus metrics, under the names that vLLM's dashboards use.
 
-Latencies are measured here, where the client's wait is seen. Counters of tokens, blocks, drafts and
-faults belong to the schedulers and are read from them at every scrape: `scheduler_metrics`.
+Latencies are measured here, where the client's wait is visible. Counters of tokens, blocks, drafts
+and faults belong to the schedulers and are read from them at every scrape: `scheduler_metrics`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CHOICES = (1, 2, 5, 10, 20)
 
 
 class RequestHistograms:
-    """What vLLM's dashboards show of requests, under its names."""
+    """The request histograms of vLLM's dashboards, under their names."""
 
     def __init__(self, model_name: str, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -89,8 +89,6 @@ class RequestHistograms:
 
 
 class GatewayMetrics:
-    """All metrics of one gateway."""
-
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self.registry = CollectorRegistry()
@@ -141,17 +139,17 @@ class GatewayMetrics:
             self._success.labels(model_name, ENGINE, reason)
 
     def count_end(self, reason: str) -> None:
-        """One sequence ended for `reason`: stop, length, abort or error."""
+        """Count the end of one sequence; `reason` is stop, length, abort or error."""
         self._success.labels(self._model_name, ENGINE, reason).inc()
 
     def render(self, schedulers: Sequence[SchedulerReading]) -> bytes:
-        """The exposition text, with what the schedulers have said just now."""
+        """Return the exposition text, including the schedulers' current statistics."""
         self.scheduler.update(schedulers)
         return generate_latest(self.registry)
 
 
 class EventLoopMetrics:
-    """For how long the event loop did not come to what was due: every request waits then."""
+    """Measures how late the event loop runs what is due, a delay of every request."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._stalls = Histogram(
@@ -195,8 +193,6 @@ class EventLoopMetrics:
 
 
 class SequenceEnd(NamedTuple):
-    """How a sequence ended."""
-
     reason: str  # stop, length, abort or error
     prompt_tokens: int
     cached_tokens: int  # of the prompt
@@ -206,7 +202,7 @@ class SequenceEnd(NamedTuple):
 
 
 class SequenceTimer:
-    """Latencies of one sequence. `arrived` is on the clock of `time.perf_counter`."""
+    """Measures the latencies of one sequence. `arrived` is on the clock of time.perf_counter."""
 
     def __init__(self, metrics: GatewayMetrics, arrived: float) -> None:
         self._metrics = metrics
@@ -217,16 +213,16 @@ class SequenceTimer:
 
     @property
     def first_token_s(self) -> float | None:
-        """Seconds from arrival to the first token, if there was one."""
+        """Seconds from arrival to the first token, None without one."""
         return self._first - self._arrived if self._first else None
 
     def started(self, queue_s: float) -> None:
-        """The scheduler started the sequence after it had waited `queue_s` seconds."""
+        """Record the start of the sequence after `queue_s` seconds in the scheduler's queue."""
         self._queue_s = queue_s
         self._metrics.requests.queue.observe(queue_s)
 
     def tokens(self) -> None:
-        """Tokens came."""
+        """Record the arrival of tokens."""
         now = time.perf_counter()
         if self._last:
             self._metrics.requests.inter_token.observe(now - self._last)
@@ -236,12 +232,12 @@ class SequenceTimer:
         self._last = now
 
     def resumed(self, times: int, tokens: int) -> None:
-        """The sequence outlived its scheduler so many times; `tokens` were sent again."""
+        """Record resumptions after a lost scheduler; `tokens` were sent again."""
         self._metrics.resumes.inc(times)
         self._metrics.resumed_tokens.inc(tokens)
 
     def finished(self, end: SequenceEnd) -> None:
-        """The sequence ended."""
+        """Record the end of the sequence."""
         self._metrics.count_end(end.reason)
         if end.reason in ("abort", "error") or not self._first:
             return

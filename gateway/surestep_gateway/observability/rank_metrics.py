@@ -137,7 +137,7 @@ _OF_RANKS = (
 
 
 def rank_families(labelled: Labelled[SchedulerStatus]) -> Iterator[Metric]:
-    """All of them, in a stable order; ranks and supervisors that do not answer have no samples."""
+    """Yield all families in a stable order; unreachable ranks and supervisors have no samples."""
     for gauge in _GAUGES:
         yield family(GaugeMetricFamily, gauge, labelled)
     for one in _OF_SUPERVISORS:

@@ -1,7 +1,7 @@
-"""The schedulers' numbers as Prometheus metrics.
+"""The schedulers' statistics as Prometheus metrics.
 
 Under our names there is one sample per scheduler: `engine` numbers them, `scheduler` names them.
-Under vLLM's there is one for all: `vllm_metrics`.
+Under vLLM's names there is one sample for all: `vllm_metrics`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .vllm_metrics import EngineMetrics, StatsReply
 
 
 class SchedulerReading(NamedTuple):
-    """One scheduler at one moment."""
+    """The statistics of one scheduler at one moment."""
 
     address: str
     breaker: BreakerState
@@ -172,7 +172,7 @@ _RESTARTS: Split[SchedulerStats] = Split(
 
 
 class SchedulerCollector(Collector):
-    """The schedulers' numbers as last read."""
+    """Collects the latest statistics of all schedulers."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
@@ -181,7 +181,9 @@ class SchedulerCollector(Collector):
         self._engine = EngineMetrics(model_name)
 
     def update(self, readings: Sequence[SchedulerReading]) -> None:
-        """Replace what the next scrape shows. Readings must come in the order they were made in."""
+        """Replace the content of the next scrape. Readings must come in the order they were made
+        in.
+        """
         self._readings = readings
         self._answers = [
             StatsReply(reading.address, reading.stats, reading.info)
@@ -191,11 +193,11 @@ class SchedulerCollector(Collector):
         self._engine.update(self._answers)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: names are fixed and never clash."""
+        """Yield nothing: names are fixed and never clash."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Families in a stable order; only the first two know schedulers that do not answer."""
+        """Yield families in a stable order; only the first two include unreachable schedulers."""
         yield self._gauge(
             "surestep:scheduler_up",
             "Whether the scheduler answers.",
@@ -230,7 +232,7 @@ class SchedulerCollector(Collector):
         return self._model_name, str(addresses.index(address)), address
 
     def _gauge(self, name: str, text: str, value: Callable[[SchedulerReading], float]) -> Metric:
-        """What is known of a scheduler without its answer."""
+        """Return a gauge of what is known without the scheduler's reply."""
         metric = GaugeMetricFamily(name, text, labels=("scheduler",))
         for reading in self._readings:
             metric.add_metric((reading.address,), float(value(reading)))

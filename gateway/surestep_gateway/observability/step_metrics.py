@@ -1,4 +1,4 @@
-"""What steps did and what they took, as Prometheus metrics; one sample or more per scheduler."""
+"""Sizes and durations of steps as Prometheus metrics; one sample or more per scheduler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _by_place(counts: Sequence[int]) -> _Values:
 
 
 def drafted_at(steps: StepStats) -> list[int]:
-    """How many windows had a draft at each position."""
+    """Return how many windows had a draft at each position."""
     return list(accumulate(reversed(steps.num_windows_by_drafts[1:])))[::-1]
 
 
@@ -128,7 +128,7 @@ _HISTOGRAMS: tuple[Histogram[SchedulerStats], ...] = (
 
 
 def step_families(labelled: Labelled[SchedulerStats]) -> Iterator[Metric]:
-    """All of them, in a stable order."""
+    """Yield all families in a stable order."""
     for split in _GAUGES:
         yield split_family(GaugeMetricFamily, split, labelled)
     for split in _COUNTERS:

@@ -1,7 +1,7 @@
-"""The schedulers' numbers under vLLM's names, as if they were one engine.
+"""The schedulers' statistics under vLLM's names, as if they were one engine.
 
-vLLM's dashboards look for one series of each name, so what the schedulers say is added up. Counters
-never fall: one that has started again goes on where it was, and so does one that does not answer.
+vLLM's dashboards expect one series of each name, so the statistics are summed over schedulers.
+Counters never fall: a scheduler that restarts or does not respond continues from its last value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ENGINE = "0"
 
 
 class StatsReply(NamedTuple):
-    """What a scheduler has said just now."""
+    """The current statistics of one scheduler."""
 
     address: str
     stats: SchedulerStats
@@ -33,7 +33,7 @@ class _Gauge(NamedTuple):
 
 
 class _Counter(NamedTuple):
-    """With `label` it has a count for each value of that; else one, for the value ""."""
+    """With `label`, one count per value of that label; else a single one, for the value ""."""
 
     name: str
     text: str
@@ -133,7 +133,7 @@ class _Totals:
         self._totals: dict[str, dict[str, float]] = {}  # by name and label
 
     def add(self, address: str, counter: _Counter, stats: SchedulerStats) -> None:
-        """Note what a scheduler counts now; less than before means that it has started again."""
+        """Record a scheduler's counter; a smaller value than before means that it was restarted."""
         totals = self._totals.setdefault(counter.name, {})
         for label, value in counter.counts(stats):
             key = (address, counter.name, label)
@@ -142,25 +142,25 @@ class _Totals:
             self._last[key] = value
 
     def of(self, counter: _Counter) -> dict[str, float]:
-        """By label."""
+        """Return the total by label value."""
         return self._totals.get(counter.name, {})
 
 
 class EngineMetrics:
-    """What vLLM would say of its engine."""
+    """The metrics that vLLM would report of its engine."""
 
     def __init__(self, model_name: str) -> None:
         self._labels = (model_name, ENGINE)
         self._totals = _Totals()
 
     def update(self, answers: Sequence[StatsReply]) -> None:
-        """Note what the schedulers say. Answers must come in the order they were given in."""
+        """Record the replies, in the order in which they were given."""
         for address, stats, _ in answers:
             for counter in (*_COUNTERS, _STEP_TOKENS, _STEP_TOKENS_SUM):
                 self._totals.add(address, counter, stats)
 
     def families(self, answers: Sequence[StatsReply]) -> Iterator[Metric]:
-        """All of them, in a stable order. There must be an answer."""
+        """Yield all families in a stable order. There must be at least one reply."""
         stats = [answer.stats for answer in answers]
         for gauge in _GAUGES:
             family = GaugeMetricFamily(gauge.name, gauge.text, labels=LABELS)
@@ -216,7 +216,7 @@ class EngineMetrics:
 
 
 def _no_adapters() -> Metric:
-    """What endpoint pickers read of LoRA: that there is room for none."""
+    """Return the LoRA metrics that endpoint pickers read: no capacity for adapters."""
     names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
     family = GaugeMetricFamily(
         "vllm:lora_requests_info", "LoRA adapters, as of a time: none.", labels=names

@@ -1,7 +1,7 @@
-"""Whole answers on their way to clients: bounds on the time of each, and on the bytes of all.
+"""Whole responses on their way to clients, bounded in time each and in total memory.
 
-When a new one does not fit beside the others, the one that has been on its way for longest is given
-up: slow readers lose, and honest ones win.
+When a new response does not fit beside the others, the one that has been on its way for longest is
+given up: slow readers lose, honest ones win.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LEAST_BYTES_PER_S = 64 << 10
 
 
 class Answers:
-    """Those of one gateway."""
+    """The whole responses that one gateway is sending."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._limit = _LARGEST_AT_ONCE * settings.max_answer_bytes
@@ -26,10 +26,10 @@ class Answers:
 
     @contextlib.asynccontextmanager
     async def sending(self, size: int) -> AsyncIterator[None]:
-        """Around the sending of so many bytes.
+        """Account for a response of `size` bytes while it is sent.
 
-        Raises TimeoutError when the client has had the timeout and a second for every 64 KiB, or
-        when others need the room.
+        Raise TimeoutError when the client has had the timeout and a second for every 64 KiB, or
+        when other responses need the room.
         """
         async with asyncio.timeout(self._send_timeout_s + size / _LEAST_BYTES_PER_S) as deadline:
             self._make_room(size)

@@ -1,4 +1,4 @@
-"""The message of a chat choice, whole and in pieces."""
+"""The message of a chat choice, whole and in deltas."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Json = dict[str, Any]
 
 
 def message_delta(events: Sequence[Event]) -> Json:
-    """The `delta` of a chunk. Each call has one entry, its id and name in the first of its chunks.
+    """Return the `delta` of a chunk. Each call has one entry, its id and name in its first chunk.
 
-    Reasoning goes by two names: `reasoning` is vLLM's present one, `reasoning_content` the one
-    that most clients were written for.
+    Reasoning has two names: `reasoning` is vLLM's current one, `reasoning_content` the one that
+    most clients were written for.
     """
     delta: Json = {}
     calls: dict[int, Json] = {}
@@ -52,7 +52,7 @@ def _new_call(index: int, name: str) -> Json:
 
 
 def whole_message(events: Sequence[Event], role: str, *, reasoning: bool) -> Json:
-    """The `message`. With `reasoning` its keys are there, null where there was none."""
+    """Return the `message`. With `reasoning` its keys are present, null where there was none."""
     delta = message_delta(coalesce(events))
     message: Json = {"role": role, "content": delta.get("content"), "refusal": None}
     if reasoning:

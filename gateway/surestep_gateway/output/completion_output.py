@@ -1,4 +1,4 @@
-"""The output of one sequence, put together from its deltas."""
+"""The whole output of one sequence, accumulated from its deltas."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ _MANY_EVENTS = 512  # are made fewer before there are more
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """The whole output of one sequence."""
-
     logprobs: GrowingLists
     events: list[Event] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -26,11 +24,10 @@ class CompletionOutput:
 
     @property
     def text(self) -> str:
-        """The content."""
         return content_of(self.events)
 
     def add(self, delta: Delta, logprobs: dict[str, Any] | None) -> None:
-        """Append one delta, and what its endpoint tells of its log-probabilities."""
+        """Append one delta, and its log-probabilities in the endpoint's format."""
         self.events.extend(delta.events)
         if len(self.events) > _MANY_EVENTS:
             self.events = coalesce(self.events)

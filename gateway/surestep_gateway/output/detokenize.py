@@ -1,7 +1,7 @@
 """From token ids to events, one token at a time: whole characters only, cut at stop strings.
 
-Tokens are processed one by one whatever the chunks they arrive in, so what the text says and the
-place where it ends do not depend on how many tokens a step happened to yield.
+Tokens are processed one by one whatever the chunks they arrive in, so the text and the place where
+it ends do not depend on how many tokens a step happened to yield.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from surestep_gateway.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Bytes of tokens to characters; an unfinished character waits for its remaining bytes."""
+    """Turns bytes of tokens into characters; a partial character waits for its remaining bytes."""
 
     def __init__(
         self, tokenizer: Tokenizer, *, skip_special_tokens: bool, shown: Iterable[str] = ()
@@ -30,7 +30,7 @@ class Detokenizer:
         self._at_start = tokenizer.strips_first_space
 
     def push(self, token_id: int) -> str:
-        """Characters that this token completes."""
+        """Return the characters that this token completes."""
         if token_id in self._skipped:
             return ""
         text = self._utf8.decode(self._tokenizer.piece(token_id))
@@ -40,7 +40,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """What is left at the end: an unfinished character becomes U+FFFD."""
+        """Return the rest at the end: a partial character becomes U+FFFD."""
         return self._utf8.decode(b"", final=True)
 
 
@@ -62,7 +62,7 @@ class StopScanner:
         self._include_stop = include_stop
 
     def push(self, text: str) -> str | StopMatch:
-        """Text that is safe to deliver, or the match that ends the output."""
+        """Return text that is safe to deliver, or the match that ends the output."""
         found = self._scanner.push(text)
         if found.marker is None:
             return found.before
@@ -70,7 +70,7 @@ class StopScanner:
         return StopMatch(found.before + shown, found.marker)
 
     def flush(self) -> str:
-        """Text held back for a stop string that never came."""
+        """Return the text held back for a stop string that never came."""
         return self._scanner.flush()
 
 
@@ -83,10 +83,10 @@ class Piece(NamedTuple):
 
 
 class TextAssembler:
-    """Output of one sequence, from tokens to events.
+    """Turns the tokens of one sequence into events.
 
-    Stop strings are looked for in the whole text, in reasoning and calls too, but only in what came
-    after the first `min_tokens` tokens.
+    Stop strings are matched in the whole text, including reasoning and calls, but only behind the
+    first `min_tokens` tokens.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class TextAssembler:
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """Tokens between the markers of reasoning; None where it is not set apart."""
+        """Tokens between the markers of reasoning; None where reasoning is not parsed."""
         return self._num_reasoning if self._parser.sets_reasoning_apart else None
 
     @property
@@ -117,7 +117,7 @@ class TextAssembler:
         return self._parser.called
 
     def push(self, token_ids: Sequence[int], *, ended: bool, stop_token: bool) -> Piece:
-        """Add committed tokens; with `ended` the last ones, with `stop_token` a stop id last."""
+        """Add committed tokens: with `ended` the last ones, with `stop_token` a stop id last."""
         events: list[Event] = []
         for count, token_id in enumerate(token_ids, start=1):
             hidden = stop_token and count == len(token_ids) and not self._include_stop
@@ -128,7 +128,7 @@ class TextAssembler:
         return Piece(coalesce(events), token_ids, stop)
 
     def _push_one(self, token_id: int, events: list[Event], *, hidden: bool) -> str | None:
-        """Returns the stop string that the token completes."""
+        """Return the stop string that the token completes."""
         self._num_tokens += 1
         text = "" if hidden else self._detokenizer.push(token_id)
         checked = text if self._num_tokens <= self._min_tokens else self._scanner.push(text)

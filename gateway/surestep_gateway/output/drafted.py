@@ -1,4 +1,4 @@
-"""Which tokens of a chunk were drafts that were accepted, for clients that ask."""
+"""Which tokens of a chunk were accepted drafts, for clients that ask for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from surestep_gateway.request.protocol import GenerationBody
 
 
 class Run(NamedTuple):
-    """Neighbours among the tokens of a chunk, which become one delta."""
+    """Neighbouring tokens of a chunk that become one delta."""
 
     first: int
     end: int
@@ -21,12 +21,12 @@ class Run(NamedTuple):
 
 
 def wants_drafted(body: GenerationBody) -> bool:
-    """Whether the client has asked for it."""
+    """Return whether the request asks for it."""
     return body.speculative is not None and bool(body.speculative.return_drafted)
 
 
 def runs(chunk: GenerateChunk) -> Iterator[Run]:
-    """The whole chunk, or one run after the other of tokens that are all drafted or all not."""
+    """Yield the whole chunk, or its runs of tokens that are all drafted or all not."""
     end, num_tokens = 0, len(chunk.token_ids)
     for drafted, group in groupby(chunk.drafted):
         first, end = end, end + sum(1 for _ in group)

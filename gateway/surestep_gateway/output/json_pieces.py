@@ -1,4 +1,4 @@
-"""Large JSON in pieces: made piece by piece, sent piece by piece, and never copied as a whole."""
+"""Large JSON bodies in pieces, built and sent piece by piece and never copied as a whole."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GrowingLists:
         self.num_bytes = 0
 
     def extend(self, more: Mapping[str, Sequence[Any]]) -> None:
-        """Append to each list what it gains."""
+        """Append new elements to each list."""
         for name, values in more.items():
             text = self._texts.setdefault(name, bytearray(b"["))
             if values:
@@ -40,14 +40,14 @@ class GrowingLists:
                 self.num_bytes += len(data)
 
     def finish(self) -> dict[str, RawJson]:
-        """The lists. They must not grow any more."""
+        """Return the lists, which must not grow any more."""
         for text in self._texts.values():
             text += b"]"
         return {name: RawJson(text) for name, text in self._texts.items()}
 
 
 def json_pieces(content: Any) -> list[bytes | bytearray]:
-    """JSON text of a value that may have RawJson in it."""
+    """Return the JSON text of a value that may contain RawJson."""
     raw: list[RawJson] = []
     mark = secrets.token_hex(16)  # no client can have written it
 
@@ -68,7 +68,7 @@ def json_pieces(content: Any) -> list[bytes | bytearray]:
 
 
 class JsonPieces(Response):
-    """A JSON body sent as fast as the client takes it, with turns for others in between."""
+    """A JSON body sent as fast as the client reads it, yielding to other tasks in between."""
 
     media_type = "application/json"
 
@@ -93,7 +93,7 @@ class JsonPieces(Response):
 
 
 async def send_pieces(send: Send, pieces: Sequence[bytes | bytearray], *, more_body: bool) -> None:
-    """Part of a body; large pieces in several, with turns for others in between."""
+    """Send part of a body; large pieces in several parts, yielding to other tasks in between."""
     for number, piece in enumerate(pieces, start=1):
         at, view = 0, memoryview(piece)
         while len(view) - at > _PIECE_BYTES:

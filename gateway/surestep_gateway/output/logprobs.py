@@ -1,4 +1,4 @@
-"""Log-probabilities: the wire's columns to the two shapes of the OpenAI API and vLLM's third."""
+"""Log-probabilities: from the wire's columns to the formats of the OpenAI API and of vLLM."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Position(NamedTuple):
 
 
 def positions(columns: LogprobColumns) -> list[Position]:
-    """The columns row by row."""
+    """Return the rows of the columns."""
     return [position for part in position_slices(columns) for position in part]
 
 
 def position_slices(columns: LogprobColumns) -> Iterator[list[Position]]:
-    """The same in lists of a bounded size: the columns of a long prompt are large."""
+    """Yield the rows in lists of a bounded size: the columns of a long prompt are large."""
     at = 0
     for first in range(0, len(columns.token_id), _SLICE_ROWS):
         rows = slice(first, first + _SLICE_ROWS)
@@ -57,25 +57,25 @@ def position_slices(columns: LogprobColumns) -> Iterator[list[Position]]:
 
 
 class TokenSpeller:
-    """How single tokens are shown: as text, or as `token_id:N` where a client asked for that."""
+    """Formats single tokens: as text, or as `token_id:N` where a client asked for that."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         self._tokenizer = tokenizer
         self._as_ids = as_ids
 
     def text(self, token_id: int) -> str:
-        """A token that is only part of a character shows as U+FFFD; `data` has its bytes."""
+        """Return the token's text; part of a character becomes U+FFFD, `data` has its bytes."""
         if self._as_ids:
             return f"token_id:{token_id}"
         return self._tokenizer.piece(token_id).decode("utf-8", "replace")
 
     def data(self, token_id: int) -> list[int]:
-        """The token's own bytes; those of several tokens together spell whole characters."""
+        """Return the token's bytes; those of several tokens together form whole characters."""
         return list(self._tokenizer.piece(token_id))
 
 
 def chat_logprobs(found: Sequence[Position], speller: TokenSpeller) -> Json:
-    """The `logprobs` object of a chat choice."""
+    """Return the `logprobs` object of a chat choice."""
 
     def entry(candidate: TokenLogprob) -> Json:
         return {
@@ -93,21 +93,21 @@ def chat_logprobs(found: Sequence[Position], speller: TokenSpeller) -> Json:
 
 
 class TextOfTokens:
-    """A text that tokens spell, from `start` on: each token stands where the one before it ends."""
+    """A text made of tokens, from offset `start` on: each token begins where the last one ends."""
 
     def __init__(self, detokenizer: Detokenizer, *, start: int = 0) -> None:
         self._detokenizer = detokenizer
         self._end = start
 
     def place(self, token_id: int) -> int:
-        """Where the next token stands."""
+        """Return the offset of the next token."""
         at = self._end
         self._end += len(self._detokenizer.push(token_id))
         return at
 
 
 class TextOfClient:
-    """A text that a client wrote: tokens spell it but for what tokenizers add.
+    """A text that a client wrote; its tokens are that text but for what tokenizers add.
 
     That is special tokens around it, and spaces at its beginning and behind special tokens.
     """
@@ -119,7 +119,7 @@ class TextOfClient:
         self._end = 0
 
     def place(self, token_id: int) -> int:
-        """Where the next token stands; one that is not in the text has no length."""
+        """Return the offset of the next token; a token that is not in the text has no length."""
         at, spelled = self._end, self._detokenizer.push(token_id)
         if not self._text.startswith(spelled, at):
             spelled = spelled.removeprefix(" ")
@@ -129,14 +129,16 @@ class TextOfClient:
 
 
 class CompletionLogprobs:
-    """The `logprobs` object of a completion choice; offsets go on from one call to the next."""
+    """Builds the `logprobs` objects of a completion choice; offsets continue between calls."""
 
     def __init__(self, speller: TokenSpeller, text: TextOfTokens | TextOfClient) -> None:
         self._speller = speller
         self._text = text
 
     def build(self, found: Sequence[Position | int]) -> Json:
-        """An int stands for a token without log-probability: the first of an echoed prompt."""
+        """Return the object. An int is a token without log-probability: the first of an echoed
+        prompt.
+        """
         shape: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for one in found:
             token_id = one if isinstance(one, int) else one.chosen.token_id
@@ -155,7 +157,7 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(found: Sequence[Position], spell: Callable[[int], str]) -> list[Json]:
-    """vLLM's `prompt_logprobs`, by token id. The first token of a prompt has none: null."""
+    """Return vLLM's `prompt_logprobs` by token id; null for the first token of a prompt."""
 
     def entries(position: Position) -> Json:
         shown: Json = {}

@@ -1,4 +1,4 @@
-"""One sequence of a request: from chunks of token ids to deltas of what they say."""
+"""One sequence of a request: from chunks of token ids to deltas of text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Delta(NamedTuple):
 
     @property
     def each_drafted(self) -> list[bool]:
-        """`drafted` of each token; empty where nobody has asked."""
+        """`drafted` of each token; empty where the request did not ask for it."""
         return [] if self.drafted is None else [self.drafted] * len(self.token_ids)
 
     @property
@@ -42,7 +42,7 @@ class Delta(NamedTuple):
 
 
 class OutputSequence:
-    """State of one output sequence. `index` is its place among the choices."""
+    """The state of one output sequence. `index` is its index among the choices."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class OutputSequence:
         counts_prompt: bool,
         prompt_only: bool = False,
     ) -> None:
-        """`usage` is the request's; of the siblings with one prompt one alone counts it.
+        """`usage` is the request's; of the siblings with one prompt, only one counts it.
 
-        With `prompt_only` the one token that is asked of the scheduler, so that it computes the
-        prompt, is no part of the answer.
+        With `prompt_only`, the one token that the scheduler is asked for, so that it computes the
+        prompt, is not part of the response.
         """
         self.index = index
         self.journal = journal
@@ -81,7 +81,7 @@ class OutputSequence:
             usage.reasoning = 0
 
     def end(self, otherwise: str) -> SequenceEnd:
-        """How it ended; `otherwise` is the reason if it did not finish."""
+        """Return how the sequence ended; `otherwise` is the reason if it did not finish."""
         return SequenceEnd(
             reason=self.finish_reason or otherwise,
             prompt_tokens=len(self.journal.prompt_ids),
@@ -93,11 +93,11 @@ class OutputSequence:
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """Of the tokens so far; None where reasoning is not set apart."""
+        """Reasoning tokens so far; None where reasoning is not parsed."""
         return self._assembler.num_reasoning_tokens
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Deltas until the one with the finish reason; closing the generator aborts."""
+        """Yield deltas until the one with the finish reason; closing the generator aborts."""
         async with contextlib.aclosing(self._source.chunks()) as chunks:
             async for chunk in chunks:
                 if chunk.HasField("start"):
@@ -127,7 +127,7 @@ class OutputSequence:
             self.prompt_logprobs = chunk.prompt_logprobs
 
     def _logprobs(self, chunk: GenerateChunk) -> list[Position] | None:
-        """Of all tokens of a chunk; None where they are not wanted."""
+        """Return the positions of a chunk; None where log-probabilities are not requested."""
         return positions(chunk.logprobs) if self.journal.sampling.want_logprobs else None
 
     def _delta(self, chunk: GenerateChunk, run: Run, logprobs: list[Position] | None) -> Delta:
@@ -190,7 +190,7 @@ async def _run_one(sequence: OutputSequence, emit: Emit) -> None:
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first leaf of a group."""
+    """Return the first leaf of an exception group."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

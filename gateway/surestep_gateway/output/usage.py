@@ -1,4 +1,4 @@
-"""Token counts of a request, kept up to date as its tokens come."""
+"""Token counts of a request, updated as its tokens come."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class TokenUsage:
-    """Of all sequences of one request. A prompt counts once, whatever its number of choices."""
+    """Counts of all sequences of one request. A prompt counts once, however many choices it has."""
 
     prompt: int
     cached: int = 0  # of the prompt, served from the prefix cache
@@ -16,7 +16,7 @@ class TokenUsage:
     reasoning: int | None = None  # of the output; None where reasoning is not set apart
 
     def shown(self) -> dict[str, Any]:
-        """As the API shows it."""
+        """Return the API's `usage` object."""
         counts: dict[str, Any] = {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.output,

@@ -1,4 +1,4 @@
-"""Finding one of several strings in a text that is still growing."""
+"""Incremental search for stop strings and other markers in a growing text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MarkerScanner:
     """Finds the leftmost marker, the shortest where several begin there.
 
     Text that may be the start of a marker is held back until that is decided. After a match the
-    scanner begins anew.
+    scanner starts again.
     """
 
     def __init__(self, *markers: str) -> None:
@@ -25,7 +25,7 @@ class MarkerScanner:
         self._held = ""
 
     def push(self, text: str) -> ScanResult:
-        """Add text."""
+        """Add text and return what it decides."""
         if not self._markers or not text:
             return ScanResult(text, None, "")
         window = self._held + text
@@ -39,13 +39,13 @@ class MarkerScanner:
         return ScanResult(window[:safe], None, "")
 
     def flush(self) -> str:
-        """Text held back for a marker that never came."""
+        """Return the text held back for a marker that never came."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `marker`."""
+    """Return the length of the longest end of `text` that is a proper beginning of `marker`."""
     at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
     while at >= 0:
         if marker.startswith(text[at:]):

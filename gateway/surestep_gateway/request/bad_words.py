@@ -1,4 +1,4 @@
-"""bad_words: from spellings to token ids, of which there are not too many."""
+"""bad_words: from words to token ids, bounded in number."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ _PIECE_CHARS = 4096  # tokenised together; whatever is too much shows after one 
 
 
 def total_chars(words: Sequence[str]) -> int:
-    """Of all of them."""
     return sum(map(len, words))
 
 
 def bad_words(
     words: Sequence[str], tokenizer: Tokenizer, num_sequences: int
 ) -> list[TokenSequence]:
-    """Each word as it is spelled at the start of a text, and after a space.
+    """Return the token ids of each word at the start of a text, and after a space.
 
-    The second spelling counts only if it is one of the same length that starts differently, which
-    is how vLLM reads the parameter. Raises InvalidRequest for more than a request with so many
-    sequences may have.
+    The second form counts only if it has the same length and starts differently, which is how vLLM
+    reads the parameter. Raise InvalidRequest for more than a request with so many sequences may
+    have.
     """
     num_chars = total_chars(words)
     if num_chars > MAX_CHARS:

@@ -26,7 +26,7 @@ def _refused_chat(value: Any) -> None:
 
 
 class EmbeddingBody(Truncation):
-    """What a request for embeddings asks for besides its inputs. None means the default."""
+    """The options of an embedding request besides its inputs. None means the default."""
 
     default_side: ClassVar[Literal["left", "right"]] = "right"
 

@@ -1,4 +1,4 @@
-"""Inputs of embeddings: text or token ids to the ids of which vectors are made."""
+"""Inputs of embeddings: from text or token ids to the ids that the model reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .unsupported import refuse_for_embeddings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedInputs:
-    """A request for vectors that passed every check of text and ids."""
+    """An embedding request that has passed every check of text and ids."""
 
     body: EmbeddingBody  # without inputs
     inputs: Sequence[Sequence[int]]  # packed ids, in the order of the request
@@ -59,10 +59,10 @@ def draft_embedding(
 def _fit(
     ids: list[int], ending: Sequence[int], body: EmbeddingBody, info: SchedulerInfo
 ) -> list[int]:
-    """Ids that can be pooled, cut as asked. Raises InvalidRequest.
+    """Return ids that can be pooled, truncated as requested. Raise InvalidRequest.
 
-    What is cut at its end keeps the `ending` that the tokenizer puts there: a model that pools the
-    last token was trained to find it there.
+    Truncation at the end keeps the `ending` that the tokenizer puts there: a model that pools the
+    last token was trained with that ending.
     """
     most, keep = info.max_pooled_len, body.truncate_prompt_tokens
     if keep is not None:

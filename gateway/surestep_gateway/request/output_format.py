@@ -1,4 +1,4 @@
-"""What to look for in the output of a chat: reasoning, tool calls, or neither."""
+"""Which parsers a chat's output needs: for reasoning, tool calls, or neither."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ChatOutput:
         self._max_calls = 1 if prepared.body.parallel_tool_calls is False else None
 
     def parser(self) -> OutputParser:
-        """A fresh one for one output."""
+        """Return a new parser for one output."""
         return OutputParser(
             copy.deepcopy(self._reasoning),
             TOOL_PARSERS.get(self._tools)(self._schemas) if self._tools else None,
@@ -37,7 +37,7 @@ class ChatOutput:
 
 
 def check_tool_choice(settings: GatewaySettings, request: ChatRequest) -> None:
-    """Raises InvalidRequest for a choice of tools that this server cannot keep."""
+    """Raise InvalidRequest for a tool_choice that this server cannot enforce."""
     choice = request.tool_choice
     if request.tools is None and choice not in (None, "none"):
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Reading request bodies: what is wrong with one is told by the name of the parameter."""
+"""Parsing of request bodies; errors name the offending parameter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOKENIZE: TypeAdapter[TokenizeBody | TokenizeChatBody] = TypeAdapter(
 
 
 def parse(kind: type[B], raw: bytes | bytearray) -> B:
-    """The body as `kind`. Raises InvalidRequest that names the first offending parameter."""
+    """Parse the body as `kind`. Raise InvalidRequest that names the first offending parameter."""
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:
@@ -39,7 +39,9 @@ def parse(kind: type[B], raw: bytes | bytearray) -> B:
 
 
 def parse_tokenize(raw: bytes | bytearray) -> TokenizeBody | TokenizeChatBody:
-    """The body of /tokenize: a chat if it has messages. Raises InvalidRequest as `parse` does."""
+    """Parse the body of /tokenize: a chat if it has messages. Raise InvalidRequest as `parse`
+    does.
+    """
     try:
         body = _TOKENIZE.validate_json(raw)
     except ValidationError as error:
@@ -73,7 +75,7 @@ def _first_problem(error: ValidationError) -> InvalidRequest:
 
 
 def _place(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """A location without pydantic's and our names of union members."""
+    """Return a location without the names of union members."""
     types = ("str", "dict", "list")
     return tuple(
         part

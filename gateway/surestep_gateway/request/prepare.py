@@ -1,8 +1,8 @@
-"""Preparing requests: from the bytes of a body to what is asked of the schedulers, or answered.
+"""Preparing requests: from the bytes of a body to calls of schedulers, or to a response.
 
-Plain functions of the body, the text side and the facts of the model, in two steps with the
+Plain functions of the body, the text processor and the facts of the model, in two steps with the
 encoding of text between them. They run on the gateway's event loop for small bodies and in a text
-process for the others; what is too much for the loop raises NeedsProcess there.
+process for the others; work too heavy for the loop raises NeedsProcess there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Draft(Generic[T]):
-    """What is left to do when the texts have been encoded."""
+    """The work left once the texts have been encoded."""
 
     texts: Texts
     finish: Callable[[Sequence[list[int]]], T]  # takes the ids of each text
@@ -117,7 +117,7 @@ def draft_completion(
 def draft_tokenize(
     processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
 ) -> Draft[bytes]:
-    """POST /tokenize: the answer's JSON. Raises SurestepError."""
+    """POST /tokenize, to the JSON of the response. Raise SurestepError."""
     body = parse_tokenize(raw)
     check_model(processor.settings, body.model)
     refuse_unsupported_in_prompt(body)
@@ -145,7 +145,7 @@ def draft_tokenize(
 def draft_detokenize(
     processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
 ) -> Draft[bytes]:
-    """POST /detokenize: the answer's JSON. Raises SurestepError."""
+    """POST /detokenize, to the JSON of the response. Raise SurestepError."""
     body = parse(DetokenizeBody, raw)
     check_model(processor.settings, body.model)
     check_vocab(body.tokens, "tokens", info.vocab_size)
@@ -158,7 +158,7 @@ def draft_detokenize(
 
 
 def _answer(processor: TextProcessor, content: dict[str, Any]) -> bytes:
-    """JSON text. Raises InvalidRequest for more than an answer may have."""
+    """Return JSON text. Raise InvalidRequest for a response over the size limit."""
     answer, most = orjson.dumps(content), processor.settings.max_answer_bytes
     if len(answer) > most:
         raise InvalidRequest(f"the answer is larger than {most} bytes: ask for less")
@@ -166,7 +166,7 @@ def _answer(processor: TextProcessor, content: dict[str, Any]) -> bytes:
 
 
 def _check_countable(text: str, param: str, processor: TextProcessor, info: SchedulerInfo) -> None:
-    """Raises InvalidRequest for a text that nobody should wait for."""
+    """Raise InvalidRequest for a text that takes too long to tokenise."""
     most = processor.tokenizer.most_chars(info.max_model_len)
     if most is not None and len(text) > max(most, MIN_TOKENIZE_CHARS):
         raise InvalidRequest(
@@ -208,7 +208,7 @@ def _check_number(request: CompletionRequest, num_prompts: int) -> None:
 
 
 def _schemas(request: ChatRequest) -> dict[str, dict[str, Any]]:
-    """Parameters of the tools that may be called. Raises RequestTooLarge."""
+    """Return the parameters of the tools that may be called. Raise RequestTooLarge."""
     tools = request.tools or ()
     size = sum(len(tool.model_dump_json()) for tool in tools)
     if size > MAX_TOOLS_BYTES:
@@ -226,7 +226,7 @@ def _sampling(
     prompts: Sequence[Prompt],
     info: SchedulerInfo,
 ) -> SamplingParams:
-    """Parameters for every sequence. Raises InvalidRequest, also for what all of them ask for."""
+    """Return the parameters of every sequence. Raise InvalidRequest, also for their total."""
     num_sequences = len(prompts) * (request.n or 1)
     params = sampling_params(
         request,

@@ -1,4 +1,4 @@
-"""Prompts: text or token ids to the ids that the model reads."""
+"""Prompts: from text or token ids to the ids that the model reads."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ from .sampling import beyond_context, fit_prompt, kept_part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt of a request."""
-
     token_ids: Sequence[int]  # packed: four bytes an id, and copied at the speed of memory
     text: str | None = None  # where it will be echoed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A generation request that passed every check of text and parameters."""
+    """A generation request that has passed every check of text and parameters."""
 
     body: ChatBody | CompletionBody  # without messages and prompts
     prompts: Sequence[Prompt]
@@ -38,16 +36,16 @@ class PreparedRequest:
 
 
 def packed(ids: Sequence[int]) -> Sequence[int]:
-    """Ids as the protocol holds them."""
+    """Return ids as the protocol's messages store them."""
     return GenerateRequest(prompt_ids=ids).prompt_ids
 
 
 def bounded_text(
     text: str, tokenizer: Tokenizer, body: Truncation, max_tokens: int, param: str
 ) -> str:
-    """`text`, or what truncation keeps of one that is longer than any of `max_tokens`.
+    """Return `text`, or what truncation keeps of one that must exceed `max_tokens`.
 
-    Raises ContextOverflow for one that certainly has more, before anybody counts them.
+    Raise ContextOverflow for a text that is certainly too long, before it is tokenised.
     """
     most = tokenizer.most_chars(max_tokens)
     if most is None or len(text) <= most or (length := tokenizer.length(text)) <= most:
@@ -61,7 +59,7 @@ def bounded_text(
 def ids_and_texts(
     given: str | list[str] | list[int] | list[list[int]], param: str
 ) -> tuple[list[list[int]], list[str]]:
-    """Prompts that came as ids, or those that came as text. Raises InvalidRequest for none."""
+    """Return the prompts given as ids, and those given as text. Raise InvalidRequest for none."""
     if isinstance(given, str):
         return [], [given]
     if not given:
@@ -80,7 +78,7 @@ def completion_prompt(
     tokenizer: Tokenizer,
     info: SchedulerInfo,
 ) -> Prompt:
-    """A prompt that fits, and its text if that is to be echoed. Raises InvalidRequest."""
+    """Return a prompt that fits, with its text if that is to be echoed. Raise InvalidRequest."""
     fitted = fit_prompt(ids, request, info, "prompt")
     if not request.echo:
         text = None

@@ -1,11 +1,11 @@
 """Request bodies: the OpenAI fields, vLLM's extra ones, and ours.
 
-Ranges that do not depend on the model are stated here; `sampling.py` checks the rest. Types are
-strict: a number in quotes is refused. Names that nobody knows are accepted, as every
-OpenAI-compatible server does, and logged at DEBUG.
+Ranges that do not depend on the model are declared here; `sampling.py` checks the rest. Types are
+strict: a number in quotes is refused. Unknown names are accepted, as every OpenAI-compatible server
+does, and logged at DEBUG.
 
-A list fails at its first wrong element and a mapping that is too large before its values are looked
-at, because every problem that is found is an object, and a body can have millions of them.
+A list fails at its first wrong element and a mapping that is too large before its values are
+checked, because every problem that is found is an object, and a body can have millions of them.
 """
 
 from __future__ import annotations
@@ -64,13 +64,15 @@ class Body(BaseModel):
 
 
 class RequestOptions(Body):
-    """Base of what stays with a request once its prompts are made: nothing but what is known."""
+    """Base of the fields kept with a request once its prompts are made; unknown ones are
+    dropped.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
 
 class StreamOptions(RequestOptions):
-    """`include_usage` is what `continuous_usage_stats` depends on."""
+    """`continuous_usage_stats` has an effect only with `include_usage`."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -78,14 +80,14 @@ class StreamOptions(RequestOptions):
 
 
 class Speculative(RequestOptions):
-    """Ours: speculation of this request. The output does not depend on it."""
+    """Speculation of this request, our own field. The output does not depend on it."""
 
     num_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None = None  # per step; 0 = off
     return_drafted: bool | None = None  # choices say of each token whether it was a draft
 
 
 class Truncation(Body):
-    """How a prompt that is too long is cut."""
+    """Truncation of a prompt that is too long."""
 
     default_side: ClassVar[Literal["left", "right"]] = "left"
 
@@ -94,7 +96,7 @@ class Truncation(Body):
 
 
 class GenerationBody(Truncation):
-    """What chat and completions have in common. None means the default."""
+    """The fields that chat and completions share. None means the default."""
 
     model: str | None = None
     max_tokens: Positive | None = None
@@ -158,20 +160,20 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 class CalledFunction(Body):
-    """What an earlier answer called. `arguments` is JSON text; objects are accepted too."""
+    """A function call of an earlier response. `arguments` is JSON text or an object."""
 
     name: Name
     arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(Body):
-    """A call in an earlier answer."""
+    """A tool call of an earlier response."""
 
     function: CalledFunction
 
 
 class ChatMessage(Body):
-    """One message. Templates may use further fields, which are passed on as they are."""
+    """One message. Further fields are passed on to the template."""
 
     role: Name
     content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
@@ -190,7 +192,7 @@ class Function(Body):
 
 
 class Tool(Body):
-    """Only functions."""
+    """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: Function
@@ -201,14 +203,14 @@ class NamedFunction(Body):
 
 
 class NamedToolChoice(Body):
-    """One function that must be called."""
+    """The one function that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class TemplateFields(Body):
-    """How messages become a prompt."""
+    """The fields that determine how messages become a prompt."""
 
     messages: Annotated[
         list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
@@ -225,7 +227,7 @@ class TemplateFields(Body):
 
 
 class ChatBody(GenerationBody):
-    """What a chat asks for besides its messages."""
+    """The options of a chat besides its messages."""
 
     echo: bool | None = None  # the last message comes first in the answer, if it is the assistant's
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
@@ -241,7 +243,7 @@ class ChatRequest(TemplateFields, ChatBody):
 
 
 class CompletionBody(GenerationBody):
-    """What a completion asks for besides its prompts."""
+    """The options of a completion besides its prompts."""
 
     max_tokens: Natural | None = None  # with 0 nothing is generated: prompts are scored, or echoed
     echo: bool | None = None
@@ -249,7 +251,7 @@ class CompletionBody(GenerationBody):
 
 
 def kind_of_prompt(prompt: Any) -> str:
-    """Which of the four it is, by its first element: to try them all would take several times."""
+    """Return which of the four kinds it is, by its first element; trying all takes far longer."""
     if not isinstance(prompt, list):
         return "str"
     first = prompt[0] if prompt else 0

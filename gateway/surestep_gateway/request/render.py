@@ -1,4 +1,4 @@
-"""Chats: messages to the text that the model reads."""
+"""Chats: from messages to the text that the model reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RenderedChat(NamedTuple):
     hidden: Hidden | None  # None when there are none
 
     def texts(self, processor: TextProcessor, kept: slice, *, add_special_tokens: bool) -> Texts:
-        """What to encode: the `kept` part."""
+        """Return what to encode of the `kept` part."""
         text = (self.text if self.hidden is None else self.stand_ins)[kept]
         if self.hidden is None:
             return Texts([text], add_special_tokens)
@@ -45,7 +45,7 @@ class RenderedChat(NamedTuple):
 
 
 def render_chat(processor: TextProcessor, body: TemplateFields) -> RenderedChat:
-    """Prompt text of messages. Raises InvalidRequest naming the parameter."""
+    """Return the prompt text of messages. Raise InvalidRequest naming the parameter."""
     if body.chat_template is not None and not processor.settings.trust_request_chat_template:
         raise InvalidRequest(
             "'chat_template' is refused: the server does not trust templates of requests",
@@ -88,7 +88,7 @@ def render_chat(processor: TextProcessor, body: TemplateFields) -> RenderedChat:
 
 
 def _variables(settings: ApiSettings, body: TemplateFields) -> dict[str, Any]:
-    """What the template is told besides the messages."""
+    """Return the template's variables besides the messages."""
     variables = {**(settings.default_chat_template_kwargs or {})}
     if (effort := body.reasoning_effort) is not None:
         variables["reasoning_effort"] = (settings.reasoning_effort_map or {}).get(effort, effort)
@@ -113,7 +113,7 @@ def _takes_parts(processor: TextProcessor, body: TemplateFields, *, with_tools: 
 
 
 def _parts(message: ChatMessage, index: int) -> str | list[dict[str, Any]]:
-    """The content as a list, for templates that go through it; nothing stays nothing."""
+    """Return the content as a list, for templates that iterate over it; None stays None."""
     if isinstance(message.content, list):
         texts = [
             _text_part(part, f"messages[{index}].content[{n}]")
@@ -126,7 +126,7 @@ def _parts(message: ChatMessage, index: int) -> str | list[dict[str, Any]]:
 
 
 def _limits(processor: TextProcessor) -> contextlib.AbstractContextManager[None]:
-    """What a template may use; on the event loop it is our own, and the chat is small."""
+    """Return the limits of a template; none on the event loop, which renders small chats only."""
     if not processor.apart:
         return contextlib.nullcontext()
     settings = processor.settings
@@ -134,27 +134,27 @@ def _limits(processor: TextProcessor) -> contextlib.AbstractContextManager[None]
 
 
 def begun(body: TemplateFields) -> str:
-    """The part of the answer that the prompt ends with."""
+    """Return the part of the response with which the prompt ends."""
     if not body.continue_final_message:
         return ""
     return _content(body.messages[-1], len(body.messages) - 1)
 
 
 def echoed(body: ChatRequest) -> str | None:
-    """The text that the answer begins with, if the last message is to be part of it."""
+    """Return the text that begins the response, if the last message is to be part of it."""
     if not body.echo or body.messages[-1].role != "assistant":
         return None
     return _content(body.messages[-1], len(body.messages) - 1)
 
 
 def answering_role(settings: ApiSettings, body: TemplateFields) -> str:
-    """Whose message the answer is; one that goes on with the last message is its author's."""
+    """Return the role of the response; a continued message keeps its role."""
     goes_on = body.continue_final_message or body.add_generation_prompt is False
     return body.messages[-1].role if goes_on else settings.response_role
 
 
 def _template_message(body: TemplateFields, index: int) -> dict[str, Any]:
-    """A message as templates expect it."""
+    """Return a message in the form that templates expect."""
     given = body.messages[index]
     for name in _UNSUPPORTED & (given.model_extra or {}).keys():
         if (given.model_extra or {})[name]:
@@ -170,10 +170,10 @@ def _template_message(body: TemplateFields, index: int) -> dict[str, Any]:
 
 
 def _template_call(call: ToolCall) -> dict[str, Any]:
-    """Templates go through the arguments, so that they want an object in place of JSON text.
+    """Return a call whose arguments are an object, which templates iterate over.
 
-    Text that is none becomes an empty object: it came from an earlier answer of a model, and a
-    refusal would end the conversation for good.
+    Text that is not an object becomes an empty one: it came from an earlier response of a model,
+    and a refusal would end the conversation for good.
     """
     arguments = call.function.arguments or {}
     if isinstance(arguments, str):

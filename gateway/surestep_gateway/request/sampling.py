@@ -24,9 +24,9 @@ def sampling_params(
     bad_words: Sequence[TokenSequence] = (),
     num_sequences: int = 1,
 ) -> SamplingParams:
-    """Everything but the seed, for all sequences of a request; what is not asked for stays open.
+    """Return all parameters but the seed, for every sequence; those not given stay unset.
 
-    Raises InvalidRequest or RequestTooLarge naming the parameter.
+    Raise InvalidRequest or RequestTooLarge naming the parameter.
     """
     params = SamplingParams(
         temperature=body.temperature,
@@ -54,7 +54,7 @@ def _ids(ids: Iterable[int] | None, param: str, vocab_size: int) -> list[int]:
 
 
 def check_vocab(ids: list[int], param: str, vocab_size: int) -> None:
-    """Raises InvalidRequest when ids are outside the model's vocabulary."""
+    """Raise InvalidRequest when ids are outside the model's vocabulary."""
     if ids and max(ids) >= vocab_size:
         wrong = list(dict.fromkeys(i for i in ids if i >= vocab_size))
         named = ", ".join(map(str, wrong[:_SHOWN_IDS])) + ", ..." * (len(wrong) > _SHOWN_IDS)
@@ -89,7 +89,7 @@ def _set_logprobs(params: SamplingParams, body: GenerationBody, max_logprobs: in
 
 
 def num_logprobs(body: GenerationBody) -> int | None:
-    """Alternatives wanted per emitted token; None = no log-probabilities at all."""
+    """Return the alternatives per emitted token; None for no log-probabilities."""
     if not isinstance(body, ChatBody):
         logprobs: int | None = getattr(body, "logprobs", None)
         return logprobs
@@ -101,7 +101,7 @@ def num_logprobs(body: GenerationBody) -> int | None:
 
 
 def num_prompt_logprobs(body: GenerationBody) -> int | None:
-    """Alternatives wanted per prompt token: asked for, or implied by an echo with logprobs."""
+    """Return the alternatives per prompt token: explicit, or implied by an echo with logprobs."""
     if body.prompt_logprobs is None and getattr(body, "echo", None):
         return num_logprobs(body)
     return body.prompt_logprobs
@@ -113,7 +113,7 @@ def _check_logprobs(count: int, param: str, limit: int) -> None:
 
 
 def fit_prompt(ids: list[int], body: GenerationBody, info: SchedulerInfo, param: str) -> list[int]:
-    """The prompt, cut as asked. Raises InvalidRequest if it cannot be served."""
+    """Return the prompt, truncated as requested. Raise InvalidRequest if it cannot be served."""
     keep = body.truncate_prompt_tokens
     if keep is not None:
         if keep > info.max_model_len:
@@ -136,14 +136,14 @@ def fit_prompt(ids: list[int], body: GenerationBody, info: SchedulerInfo, param:
 
 
 def kept_part(count: int, body: Truncation) -> slice:
-    """What truncation keeps of a longer prompt: its beginning, or its end."""
+    """Return the slice that truncation keeps of a longer prompt: its beginning, or its end."""
     if (body.truncation_side or body.default_side) == "right":
         return slice(count)
     return slice(-count, None) if count else slice(0)
 
 
 def beyond_context(most: int, problem: str, param: str) -> ContextOverflow:
-    """The error for what does not fit into `most` tokens.
+    """Return the error for a prompt of more than `most` tokens.
 
     Clients shorten their chat when they see its code, its first words, or "prompt is too long".
     """
@@ -153,9 +153,9 @@ def beyond_context(most: int, problem: str, param: str) -> ContextOverflow:
 
 
 def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> int | None:
-    """Tokens to emit at most, as far as there is room; None = the model's default.
+    """Return the number of tokens to emit at most, as far as there is room.
 
-    Raises InvalidRequest when more are asked for than the model's context has.
+    None means the model's default. Raise InvalidRequest when the model's context is too short.
     """
     room = info.max_model_len - prompt_len
     param, asked = "max_tokens", body.max_tokens

@@ -1,7 +1,7 @@
-"""Parameters that other servers act on and this one does not: refused by name, never ignored.
+"""Parameters that other servers implement and this one does not: refused by name, never ignored.
 
-A value that asks for nothing (null, an empty list, the neutral value) is accepted. What has no
-effect on an answer of ours is accepted with any value; docs/openai.md lists it.
+A value without effect (null, an empty list, the neutral value) is accepted. A parameter that cannot
+affect our responses is accepted with any value; docs/openai.md lists those.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ WITHOUT_EFFECT = frozenset(
 
 
 def refuse_unsupported(body: GenerationBody) -> None:
-    """Raises UnsupportedParameter for the first parameter whose effect is not implemented."""
+    """Raise UnsupportedParameter for the first parameter whose effect is not implemented."""
     _refuse(body, UNSUPPORTED)
     extra, n = body.model_extra or {}, body.n or 1
     if extra.get("tools") and extra.get("tool_choice") != "none":
@@ -116,12 +116,12 @@ def refuse_unsupported(body: GenerationBody) -> None:
 
 
 def refuse_for_embeddings(body: Body) -> None:
-    """The same for a request for embeddings, in which chats are not served either."""
+    """Raise UnsupportedParameter for an embedding request, where chats are not served either."""
     _refuse(body, NOT_EMBEDDED)
 
 
 def refuse_unsupported_in_prompt(body: Body) -> None:
-    """The same for what would change a prompt, of a body that asks for nothing else."""
+    """Raise UnsupportedParameter for what would change the prompt of a body without output."""
     _refuse(body, _OF_PROMPTS)
 
 

@@ -1,8 +1,7 @@
-"""The circuit breaker of one scheduler: who keeps failing is left alone for a while.
+"""The circuit breaker of one scheduler: one that keeps failing gets no calls for a while.
 
-Pure: the clock is an argument. A call says something about the scheduler only if it began after
-the last failure: the many calls that one crash ends are one failure, and the tokens that were still
-on their way are no recovery.
+Pure: the clock is an argument. A call counts only if it began after the last failure: the many
+calls that one crash ends are one failure, and tokens that were still in flight are no recovery.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class BreakerState(IntEnum):
 
 
 class CircuitBreaker:
-    """What the calls of one scheduler said of it. Calls are numbered in the order they begin."""
+    """Derives a scheduler's state from its calls, numbered in the order they begin."""
 
     def __init__(self) -> None:
         self._failures = 0  # in a row
@@ -33,13 +32,13 @@ class CircuitBreaker:
         self._open_until = 0.0
 
     def state(self, now: float) -> BreakerState:
-        """At the moment `now`, in seconds of any clock that never goes back."""
+        """Return the state at `now`, in seconds of any clock that never goes back."""
         if self._failures < _THRESHOLD:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now < self._open_until else BreakerState.HALF_OPEN
 
     def admits(self, now: float) -> bool:
-        """Whether a call may begin."""
+        """Return whether a call may begin."""
         match self.state(now):
             case BreakerState.CLOSED:
                 return True
@@ -49,24 +48,26 @@ class CircuitBreaker:
                 return False
 
     def waits_s(self, now: float) -> float | None:
-        """Seconds until it admits by itself; None when that is not for the clock to say."""
+        """Return the seconds until calls are admitted again; None if that does not depend on
+        time.
+        """
         return self._open_until - now if self.state(now) is BreakerState.OPEN else None
 
     def begin(self, now: float) -> int:
-        """A call begins; its number."""
+        """Record that a call begins and return its number."""
         self._calls += 1
         if self.state(now) is not BreakerState.CLOSED:
             self._probe = self._calls
         return self._calls
 
     def worked(self, call: int) -> None:
-        """The call brought tokens."""
+        """Record that the call delivered tokens."""
         if self._failures and call >= self._relevant:
             self._failures = 0
             self._probe = None
 
     def failed(self, call: int, now: float) -> None:
-        """The call was lost, or ended by an error of the scheduler's own."""
+        """Record that the call was lost, or ended by an internal error of the scheduler."""
         if call < self._relevant:
             return
         self._failures += 1
@@ -76,6 +77,6 @@ class CircuitBreaker:
         self._open_until = now + min(_MAX_PAUSE_S, _PAUSE_S * 2.0 ** min(doublings, 16))
 
     def ended(self, call: int) -> None:
-        """The call is over and said nothing about the scheduler: cancelled, refused, too late."""
+        """Record an end that is no evidence either way: cancelled, refused, or timed out."""
         if self._probe == call:
             self._probe = None

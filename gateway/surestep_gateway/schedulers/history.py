@@ -1,4 +1,4 @@
-"""What a scheduler did in the last minutes, second by second, as the gateway has seen it."""
+"""A scheduler's statistics of the last minutes, one sample per second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OUTAGES = 20
 
 
 class HistoryView(BaseModel):
-    """Parallel columns, oldest first; an element for each time between two samples."""
+    """Parallel columns, oldest first; one element per interval between two samples."""
 
     age_s: list[float]  # of its end
     output_tok_s: list[float]
@@ -29,14 +29,14 @@ class HistoryView(BaseModel):
 
 
 class OutageView(BaseModel):
-    """A time in which the scheduler did not answer the gateway."""
+    """An interval in which the scheduler did not respond to the gateway."""
 
     age_s: float  # of its beginning
     seconds: float | None  # None: it has not ended
 
 
 class _Sample(NamedTuple):
-    """Counters, and what was held, at one moment."""
+    """Counters and gauges at one moment."""
 
     at: float
     output: int
@@ -56,14 +56,14 @@ class _Outage:
 
 
 class History:
-    """Fed once a second. Times `now` are on one clock."""
+    """The recent samples of one scheduler, fed once a second. Times `now` are on one clock."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque(maxlen=_KEPT)
         self._outages: deque[_Outage] = deque(maxlen=_OUTAGES)  # newest first
 
     def add(self, stats: SchedulerStats, now: float) -> None:
-        """The scheduler has answered."""
+        """Record a reply of the scheduler."""
         if self._is_out:
             self._outages[0].ended = now
         self._samples.append(
@@ -77,7 +77,7 @@ class History:
         )
 
     def missed(self, now: float) -> None:
-        """It has not. Before its first answer that is no outage."""
+        """Record a missing reply. Before the first reply that is no outage."""
         if self._samples and not self._is_out:
             self._outages.appendleft(_Outage(now))
 
@@ -86,7 +86,7 @@ class History:
         return bool(self._outages) and self._outages[0].ended is None
 
     def view(self, now: float) -> HistoryView:
-        """Rates between neighbours; a counter that fell is that of a new process."""
+        """Return rates between samples; a counter that fell belongs to a new process."""
         pairs = list(pairwise(self._samples))
 
         def rates(counter: Callable[[_Sample], int]) -> list[float]:
@@ -106,7 +106,7 @@ class History:
         )
 
     def outages(self, now: float) -> list[OutageView]:
-        """The latest, newest first."""
+        """Return the latest outages, newest first."""
         return [
             OutageView(
                 age_s=round(now - one.began, 2),

@@ -1,4 +1,4 @@
-"""The journal of an open request, and going on from it when its scheduler is lost."""
+"""The journal of an open request, and resumption from it when its scheduler is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Journal:
-    """Everything needed to go on with one sequence elsewhere. `emitted_ids` only grows."""
+    """Everything needed to resume one sequence elsewhere. `emitted_ids` only grows."""
 
     request_id: str
     prompt_ids: Sequence[int]  # quickest as a message's column, and shared by siblings
@@ -52,11 +52,11 @@ class Journal:
 
     @property
     def most_tokens(self) -> int:
-        """That may come, as far as that is known."""
+        """The largest number of tokens that may come, 0 while unknown."""
         return self.resolved.max_tokens if self.resolved is not None else self.max_tokens or 0
 
     def request(self) -> GenerateRequest:
-        """The call that starts the sequence, or goes on with it."""
+        """Return the call that starts or resumes the sequence."""
         suffix = f".{self.num_calls}" if self.num_calls else ""
         self.num_calls += 1
         request = GenerateRequest(
@@ -86,7 +86,7 @@ class Journal:
             sampling.want_prompt_logprobs = False
 
     def record(self, chunk: GenerateChunk) -> None:
-        """Note what a chunk delivers."""
+        """Record the tokens and facts of a chunk."""
         if not self.started and chunk.start.HasField("resolved"):
             self.resolved = ResolvedParams()
             self.resolved.CopyFrom(chunk.start.resolved)  # the chunk itself may be large
@@ -95,14 +95,14 @@ class Journal:
         self.emitted_ids.extend(chunk.token_ids)
 
     def resume(self) -> None:
-        """Note that the sequence must go on in another call."""
+        """Count that the sequence must be resumed in another call."""
         self.num_resumes += 1
         self.num_resumed_tokens += len(self.prompt_ids) + len(self.emitted_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """How long to wait for what, in seconds."""
+    """Limits on the waits of a request, in seconds."""
 
     admission_s: float  # for a scheduler that takes the request at all
     first_token_s: float
@@ -112,7 +112,6 @@ class Timeouts:
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> Timeouts:
-        """As the operator has it."""
         return cls(
             admission_s=settings.admission_timeout_s,
             first_token_s=settings.first_token_timeout_s,
@@ -123,7 +122,7 @@ class Timeouts:
 
 
 class ResumableStream:
-    """One sequence at the schedulers, across as many calls as it takes."""
+    """The chunks of one sequence, across as many calls as it takes."""
 
     def __init__(
         self,
@@ -151,10 +150,11 @@ class ResumableStream:
         self._clock = asyncio.get_running_loop().time
 
     async def chunks(self) -> AsyncGenerator[GenerateChunk, None]:
-        """Chunks until the one with the finish reason; tokens never repeat and never go missing.
+        """Yield chunks until the one with the finish reason; tokens never repeat and never go
+        missing.
 
-        Raises the scheduler's refusal, DeadlineExceeded, Unavailable when resuming failed, or
-        ModelChanged when there is nobody left to go on in the same voice.
+        Raise the scheduler's refusal, DeadlineExceeded, Unavailable when resuming failed, or
+        ModelChanged when no scheduler serves the model any more with which the output began.
         Closing the generator aborts the request.
         """
         with contextlib.closing(self._record):
@@ -172,7 +172,7 @@ class ResumableStream:
                     self._after_loss(scheduler, error)
 
     async def _in_time(self, wait: Awaitable[None]) -> None:
-        """Wait for what others have to do first, until the deadline of the request."""
+        """Await within the deadline of the request."""
         try:
             async with asyncio.timeout_at(self._deadline):
                 await wait
@@ -180,7 +180,7 @@ class ResumableStream:
             raise self._error or DeadlineExceeded("the request did not finish in time") from None
 
     async def _scheduler(self) -> SchedulerClient:
-        """Whom to call. Raises Unavailable when nobody has served for too long."""
+        """Return the scheduler to call. Raise Unavailable when none has served for too long."""
         scheduler, self._next = self._next, None
         if scheduler is not None:
             return scheduler
@@ -219,7 +219,7 @@ class ResumableStream:
                     return
 
     def _traced(self, scheduler: SchedulerClient, request: GenerateRequest) -> Span:
-        """A span for a call, linked to that of the call which it goes on from."""
+        """Return a span for a call, linked to that of the call which it resumes."""
         host, _, port = scheduler.address.rpartition(":")
         self._span = tracing.current.get().child(
             GENERATE,
@@ -257,7 +257,9 @@ class ResumableStream:
         return remaining
 
     async def _after_refusal(self, scheduler: SchedulerClient, error: QueueFull) -> None:
-        """Ask another scheduler, once; an accepted request then waits, because all come back."""
+        """Choose another scheduler, once; an accepted request then waits, as all of them come
+        back.
+        """
         self._full += 1
         model = self._journal.model_fingerprint
         self._next = self._pool.pick(self._key, (scheduler,), model) if self._full == 1 else None
@@ -274,7 +276,7 @@ class ResumableStream:
         await asyncio.sleep(min(error.retry_after or 1.0, left))
 
     def _after_loss(self, scheduler: SchedulerClient, error: Unavailable) -> None:
-        """Nothing to answer for yet: the next call goes on. Raises after too many."""
+        """Prepare the resumption in the next call. Raise after too many losses."""
         scheduler.recheck()
         self._error, self._waiting_since = error, None
         if isinstance(error, ConnectionLost):

@@ -1,10 +1,10 @@
-"""Losses of schedulers, and the requests that were open at them.
+"""Losses of schedulers, and the isolation of requests that may have caused them.
 
-A request that ends its scheduler would end it again wherever it is submitted. So one that was open
-at several losses in a row without a token is tried last, when all others have gone on, and alone:
-one such request at a time. A loss during its trial counts against it only if no other request that
-had no token yet was open there. What keeps on losing schedulers alone is given up, by name; who
-merely was there gets a token, and nothing is held against it any more.
+A request that crashes its scheduler would crash it again wherever it is submitted. So one that was
+open at several losses in a row without a token is resumed last, when all others have a token again,
+and alone: one such request at a time. A loss during its isolation counts against it only if no
+other request without a token was open there. A request that keeps losing schedulers alone is given
+up, by name; one that was merely present gets a token, and its count starts again at zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _ALONE = 2  # losses alone that are no coincidence
 
 
 class IsolationQueue:
-    """Who goes on, and whose turn it is to be tried alone. One for a gateway."""
+    """Orders resumptions: requests lost for the first time first, suspects alone. One per
+    gateway.
+    """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -30,18 +32,18 @@ class IsolationQueue:
         self._no_others.set()
 
     def goes_on(self) -> None:
-        """Somebody has lost its scheduler."""
+        """Count a request that resumes after a loss."""
         self._others += 1
         self._no_others.clear()
 
     def went_on(self) -> None:
-        """It has a token again, or has ended, or waits for its trial now."""
+        """Uncount a request that has a token again, has ended, or waits for isolation."""
         self._others -= 1
         if not self._others:
             self._no_others.set()
 
     async def begin(self) -> None:
-        """Wait for a trial, behind everybody else; `end` it."""
+        """Wait for the isolated turn, behind all other resumptions; `end` releases it."""
         await self._turn.acquire()
         try:
             await self._no_others.wait()
@@ -50,15 +52,15 @@ class IsolationQueue:
             raise
 
     def end(self) -> None:
-        """Another one may be tried."""
+        """Release the isolated turn."""
         self._turn.release()
 
 
 class LossHistory:
-    """What losses of schedulers say of one request."""
+    """The losses of schedulers at which one request was open."""
 
     def __init__(self, isolation: IsolationQueue, name: str, max_losses: int) -> None:
-        """`max_losses` that count, in a row without a token."""
+        """Allow `max_losses` that count, in a row without a token."""
         self._isolation = isolation
         self._name = name
         self._max_losses = max_losses
@@ -78,7 +80,7 @@ class LossHistory:
             logger.warning("%s is tried alone after %d losses", self._name, self._losses)
 
     def lost(self, error: Unavailable, *, alone: bool) -> None:
-        """Its scheduler is lost. Raises `error` after too many, or ModelFault if it did that.
+        """Record the loss of the scheduler. Raise `error` after too many, ModelFault for the cause.
 
         `alone`: it was the only request there that had no token yet.
         """
@@ -99,12 +101,12 @@ class LossHistory:
             self._isolation.goes_on()
 
     def token(self) -> None:
-        """It has one: it was not to blame."""
+        """Record a token, which clears the request."""
         self._losses = self._alone = 0
         self.close()
 
     def close(self) -> None:
-        """Nobody has to wait for it."""
+        """Stop making other requests wait."""
         self._no_longer_goes_on()
         self._end_isolation()
 

@@ -15,10 +15,10 @@ from .scheduler_client import RETRY_AFTER_S, SchedulerClient
 
 
 class SchedulerPool:
-    """Hands out the scheduler that a request should go to. `run` must be running."""
+    """Chooses the scheduler for each request. `run` must be running."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        """One scheduler or several; host:port each. Needs a running event loop."""
+        """`addresses` are host:port, one per scheduler. Needs a running event loop."""
         self._changed = asyncio.Event()
         self.isolation = IsolationQueue()
         self.schedulers = tuple(SchedulerClient(address, self._notify) for address in addresses)
@@ -30,19 +30,19 @@ class SchedulerPool:
                 tasks.create_task(scheduler.run())
 
     async def close(self) -> None:
-        """Close the channels; open calls are cancelled."""
+        """Close the channels, which cancels open calls."""
         for scheduler in self.schedulers:
             await scheduler.close()
 
     @property
     def serving(self) -> bool:
-        """Whether some scheduler would take a request now."""
+        """Whether any scheduler would accept a request now."""
         now = time.monotonic()
         return any(scheduler.admits(now) for scheduler in self.schedulers)
 
     @property
     def info(self) -> SchedulerInfo:
-        """Facts of the served model. Raises Unavailable before they were ever known."""
+        """Facts of the served model. Raise Unavailable before they are known."""
         known = [scheduler for scheduler in self.schedulers if scheduler.info is not None]
         for scheduler in sorted(known, key=lambda one: not one.serving):
             assert scheduler.info is not None
@@ -51,7 +51,7 @@ class SchedulerPool:
 
     @property
     def trouble(self) -> str:
-        """Why schedulers do not serve, to be put behind a message; empty when nothing is known."""
+        """Why schedulers do not serve, to append to a message; empty when nothing is known."""
         known = dict.fromkeys(
             scheduler.trouble for scheduler in self.schedulers if scheduler.trouble
         )
@@ -60,9 +60,9 @@ class SchedulerPool:
     def pick(
         self, key: bytes, avoid: Collection[SchedulerClient] = (), model: str = ""
     ) -> SchedulerClient | None:
-        """The scheduler for a prefix (see `prefix_key`), if any takes requests.
+        """Return the scheduler for a prefix (see `prefix_key`), None if none accepts requests.
 
-        With the fingerprint of a `model`, only one that may serve it.
+        With the fingerprint of a `model`, only schedulers that may serve it are considered.
         """
         now = time.monotonic()
         schedulers = [
@@ -81,8 +81,11 @@ class SchedulerPool:
         ]
 
     async def acquire(self, key: bytes, timeout_s: float, model: str = "") -> SchedulerClient:
-        """`pick`, when there is one. Raises Unavailable when the time is over, and ModelChanged
-        when every scheduler serves another model."""
+        """Wait until `pick` has a scheduler and return it.
+
+        Raise Unavailable after `timeout_s`, and ModelChanged when every scheduler serves another
+        model.
+        """
         deadline = time.monotonic() + timeout_s
         while (scheduler := self.pick(key, model=model)) is None:
             if not any(scheduler.may_have(model) for scheduler in self.schedulers):
@@ -91,7 +94,7 @@ class SchedulerPool:
         return scheduler
 
     async def until_admits(self, scheduler: SchedulerClient, timeout_s: float) -> None:
-        """Wait until this scheduler takes requests. Raises Unavailable when the time is over."""
+        """Wait until this scheduler accepts requests. Raise Unavailable after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not scheduler.admits(time.monotonic()):
             await self._wait_for_change(deadline)
@@ -113,6 +116,6 @@ class SchedulerPool:
             return
 
     def _notify(self) -> None:
-        """Wake everybody who waits; whoever waits from now on waits for the next change."""
+        """Wake all tasks that wait now; later ones wait for the next change."""
         self._changed.set()
         self._changed = asyncio.Event()

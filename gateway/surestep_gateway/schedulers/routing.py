@@ -1,4 +1,4 @@
-"""Which scheduler gets a request: the one that has seen its prefix, unless that one is too busy.
+"""Prefix-aware routing: the scheduler that has seen a prefix, unless it is overloaded.
 
 Rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit rates",
 1998): every scheduler has a rank for every prefix, and one that goes away moves only its own.
@@ -17,20 +17,22 @@ _FACTOR = 1.5  # times the least load: what a prefix cache hit is worth
 
 
 class RoutingCandidate(NamedTuple):
-    """A scheduler that would take the request."""
+    """A scheduler that would accept the request."""
 
     address: str
     load: int  # requests that it works on or has waiting
 
 
 def prefix_key(cache_salt: str, prompt_ids: Sequence[int]) -> bytes:
-    """Equal for requests that may share the start of their prompts in a prefix cache."""
+    """Return a key, equal for requests that may share the start of their prompts in a prefix
+    cache.
+    """
     prefix = array("I", prompt_ids[:_PREFIX_TOKENS]).tobytes()
     return hashlib.blake2b(prefix, key=_short(cache_salt), digest_size=16).digest()
 
 
 def choose(key: bytes, candidates: Sequence[RoutingCandidate]) -> int:
-    """Index of the candidate for a prefix; there must be one."""
+    """Return the index of the candidate for a prefix; there must be one."""
     ranked = sorted(range(len(candidates)), key=lambda i: _rank(key, candidates[i]), reverse=True)
     least = min(ranked, key=lambda i: candidates[i].load)
     limit = _SLACK + _FACTOR * candidates[least].load
@@ -42,5 +44,5 @@ def _rank(key: bytes, candidate: RoutingCandidate) -> bytes:
 
 
 def _short(salt: str) -> bytes:
-    """A key for blake2b, which takes 64 bytes at most."""
+    """Return the salt hashed to the 64 bytes that a blake2b key may have."""
     return hashlib.blake2b(salt.encode()).digest()

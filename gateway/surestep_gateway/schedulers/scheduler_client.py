@@ -1,4 +1,4 @@
-"""The gateway's connection to one scheduler, and what it knows of it."""
+"""The gRPC client of one scheduler, and the scheduler's state as far as it is known."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _Stream: TypeAlias = "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateCh
 
 
 class _Loss(NamedTuple):
-    """What was open when the scheduler was lost. Calls by their numbers."""
+    """The calls, by number, that were open when the scheduler was lost."""
 
     upto: int  # the latest of them
     silent: frozenset[int]  # without tokens
 
 
 class GenerateCall:
-    """One call of Generate; made by `SchedulerClient.generate`."""
+    """One call of Generate, made by `SchedulerClient.generate`."""
 
     def __init__(self, scheduler: SchedulerClient, stream: _Stream, number: int) -> None:
         self._scheduler = scheduler
@@ -57,7 +57,7 @@ class GenerateCall:
         self._given_up = False
 
     async def read(self) -> pb.GenerateChunk:
-        """The next chunk. Raises the scheduler's error, or ConnectionLost."""
+        """Return the next chunk. Raise the scheduler's error, or ConnectionLost."""
         try:
             chunk = await self._read()
         except (ConnectionLost, InternalError) as error:
@@ -85,7 +85,7 @@ class GenerateCall:
         return chunk
 
     def give_up(self) -> None:
-        """Whoever reads gets ConnectionLost."""
+        """Cancel the call, so that `read` raises ConnectionLost."""
         self._given_up = True
         self._stream.cancel()
 
@@ -98,8 +98,8 @@ class GenerateCall:
 class SchedulerClient:
     """One channel, its open calls, and whether the scheduler behind it serves.
 
-    `run` must be running. `on_change` is called whenever the scheduler may have become able to take
-    requests.
+    `run` must be running. `on_change` is called whenever the scheduler may have become able to
+    accept requests.
     """
 
     def __init__(self, address: str, on_change: Callable[[], None]) -> None:
@@ -128,25 +128,27 @@ class SchedulerClient:
             tasks.create_task(self._probe())
 
     async def close(self) -> None:
-        """Close the channel; open calls are cancelled."""
+        """Close the channel, which cancels open calls."""
         await self._channel.close(None)
 
     def admits(self, now: float) -> bool:
-        """Whether a request may be sent, by all that is known. `now` is time.monotonic()."""
+        """Return whether a request may be sent, as far as known. `now` is time.monotonic()."""
         return self.serving and not self.silent and self.breaker.admits(now)
 
     def may_have(self, model: str) -> bool:
-        """Whether it may serve the model of this fingerprint; any model when that is empty."""
+        """Return whether it may serve the model of this fingerprint; an empty one matches any
+        model.
+        """
         known = self.info.model_fingerprint if self.info is not None else ""
         return not model or known in ("", model)
 
     def stalled(self, limit_s: float) -> bool:
-        """Whether it works on requests and has emitted no token for longer than that."""
+        """Return whether it runs requests and has emitted no token for longer than `limit_s`."""
         return self.stats.num_running > 0 and self.stats.last_token_age_s > limit_s
 
     @property
     def load(self) -> int:
-        """Requests that the scheduler works on or has waiting, about."""
+        """Approximate number of requests that the scheduler runs or has waiting."""
         return len(self._calls) + self._others
 
     async def _watch(self) -> None:
@@ -167,7 +169,7 @@ class SchedulerClient:
             self._set_serving(serving)
 
     async def _learn(self) -> None:
-        """What it serves, or why it does not."""
+        """Update the facts of the served model, or the reason why none is served."""
         try:
             with translate_errors():
                 info = await self._stub.Info(pb.SchedulerInfoRequest(), timeout=_QUERY_TIMEOUT_S)
@@ -192,15 +194,15 @@ class SchedulerClient:
         self._on_change()
 
     def recheck(self) -> None:
-        """A call failed: not serving until the scheduler says again that it does."""
+        """Assume after a failed call that it does not serve, until its health says otherwise."""
         if self.serving and self._watching is not None:
             self._set_serving(False)
             self._watching.cancel()
 
     async def _probe(self) -> None:
-        """Ask every second for the load; a scheduler that hangs or is stopped gives no answer.
+        """Query the load every second, which also detects a process that hangs or is stopped.
 
-        Calls that break need no probe, and connections stay up while the process behind them hangs.
+        Calls that break need no probe, but connections stay up while the process behind them hangs.
         """
         while True:
             try:
@@ -232,7 +234,7 @@ class SchedulerClient:
             call.give_up()
 
     def heard(self) -> None:
-        """The scheduler has answered something."""
+        """Record that the scheduler has sent something."""
         self._missed = 0
         if self.silent:
             self.silent = False
@@ -243,7 +245,7 @@ class SchedulerClient:
     def generate(
         self, request: pb.GenerateRequest, timeout_s: float, metadata: Metadata = ()
     ) -> Iterator[GenerateCall]:
-        """An open call of Generate; leaving the block aborts what is not over."""
+        """Open a call of Generate; leaving the block aborts it unless it is over."""
         number = self.breaker.begin(time.monotonic())
         stream = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
         call = GenerateCall(self, stream, number)
@@ -256,22 +258,22 @@ class SchedulerClient:
             self._on_change()  # a half-open breaker may admit the next
 
     def is_lost_alone(self, lost: GenerateCall) -> bool:
-        """Whether a call was the only one without tokens at the loss that ended it."""
+        """Return whether a call was the only one without tokens at the loss that ended it."""
         if lost.number > self._loss.upto:  # the first that hears of another loss
             silent = (call.number for call in self._calls if not call.has_tokens)
             self._loss = _Loss(max(call.number for call in self._calls), frozenset(silent))
         return self._loss.silent <= {lost.number}
 
     async def query_stats(self, timeout_s: float = _QUERY_TIMEOUT_S) -> pb.SchedulerStats:
-        """Counters and gauges. Raises SurestepError when the scheduler does not answer."""
+        """Return counters and gauges. Raise SurestepError when the scheduler does not respond."""
         with translate_errors():
             stats: pb.SchedulerStats = await self._stub.Stats(pb.StatsRequest(), timeout=timeout_s)
         return stats
 
     async def query_status(self, num_steps: int = 0) -> pb.SchedulerStatus:
-        """Processes behind the scheduler, and so many of its latest steps at most.
+        """Return the processes behind the scheduler and at most `num_steps` of its latest steps.
 
-        Raises SurestepError when it does not answer.
+        Raise SurestepError when it does not respond.
         """
         with translate_errors():
             status: pb.SchedulerStatus = await self._stub.Status(
@@ -280,7 +282,7 @@ class SchedulerClient:
         return status
 
     async def restart_workers(self, reason: str, timeout_s: float) -> pb.RestartWorkersResponse:
-        """Have every rank replaced. Raises SurestepError."""
+        """Have every rank replaced. Raise SurestepError."""
         with translate_errors():
             answer: pb.RestartWorkersResponse = await self._stub.RestartWorkers(
                 pb.RestartWorkersRequest(reason=reason), timeout=timeout_s

@@ -1,4 +1,4 @@
-"""The sequences of one request, which get on together or not at all."""
+"""Admission of the sequences of one request as a whole."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 
 class Siblings:
-    """While one of them is with a scheduler, the others may wait for room in its queue.
+    """While one sequence is at a scheduler, the others may wait for room in its queue.
 
     So a request of more sequences than a queue has room for is served, and one that finds no room
-    at all is refused at once. They wait in line, and the first of them asks now and then.
+    at all is refused at once. The sequences wait in line, and the first of them retries now and
+    then.
     """
 
     def __init__(self) -> None:
@@ -22,12 +23,12 @@ class Siblings:
 
     @property
     def accepted(self) -> bool:
-        """Some sequence of the request has not been refused."""
+        """Whether any sequence of the request has been accepted."""
         return self._calls > 0 or self._started
 
     @contextlib.contextmanager
     def calling(self) -> Iterator[None]:
-        """Around the call of one of them."""
+        """Count the call of one sequence as open."""
         self._calls += 1
         try:
             yield
@@ -35,12 +36,12 @@ class Siblings:
             self._calls -= 1
 
     def started(self) -> None:
-        """One of them has left the queue."""
+        """Record that one sequence has left the queue."""
         self._started = True
         self._room.release()
 
     async def wait_for_room(self, retry_after_s: float) -> None:
-        """In line, until another try may be worth it."""
+        """Wait in line until another attempt may succeed."""
         async with self._line:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(retry_after_s):

@@ -1,4 +1,4 @@
-"""Vectors of texts: asked for one by one, answered in the order of the request."""
+"""Embeddings: computed input by input, returned in the order of the request."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _end(reason: str, prompt_tokens: int) -> SequenceEnd:
 
 
 class _VectorFormat(NamedTuple):
-    """What is made of hidden states, and how it is written."""
+    """How hidden states become vectors, and how these are encoded."""
 
     dimensions: int
     normalize: bool
@@ -61,7 +61,7 @@ class _VectorFormat(NamedTuple):
 
     @classmethod
     def of(cls, body: EmbeddingBody, config: EmbeddingConfig, info: SchedulerInfo) -> _VectorFormat:
-        """Raises InvalidRequest for dimensions that the model has not."""
+        """Return the format of a request. Raise InvalidRequest for unsupported dimensions."""
         wanted = body.dimensions or config.default_dimensions
         if wanted is not None:
             config.check(wanted, info.hidden_size)
@@ -70,7 +70,7 @@ class _VectorFormat(NamedTuple):
         return cls(wanted or info.hidden_size, normalize, body.encoding_format == "base64")
 
     def written(self, index: int, pooled: bytes) -> bytes:
-        """One entry of the answer."""
+        """Return one entry of the response as JSON."""
         vector = _finished(pooled, self.dimensions, normalize=self.normalize)
         value: Any = base64.b64encode(vector.tobytes()).decode() if self.as_base64 else vector
         entry = {"object": "embedding", "index": index, "embedding": value}
@@ -78,7 +78,7 @@ class _VectorFormat(NamedTuple):
 
 
 def _finished(pooled: bytes, dimensions: int, *, normalize: bool) -> Vector:
-    """A vector as clients get it, little-endian; its norm is summed exactly, on any machine."""
+    """Return the vector in little-endian order; its norm is summed exactly, on any machine."""
     vector = np.frombuffer(pooled, dtype="<f4")[:dimensions].astype(np.float64)
     if normalize:
         vector /= max(math.sqrt(math.fsum(np.square(vector).tolist())), _LEAST_NORM)
@@ -86,12 +86,12 @@ def _finished(pooled: bytes, dimensions: int, *, normalize: bool) -> Vector:
 
 
 class Embedding:
-    """A request for vectors that passed every check, ready to run."""
+    """An embedding request that has passed every check, ready to run."""
 
     def __init__(
         self, gateway: Gateway, prepared: PreparedInputs, origin: Origin, deadline: float
     ) -> None:
-        """`deadline` is on the event loop's clock. Raises SurestepError."""
+        """`deadline` is on the event loop's clock. Raise SurestepError."""
         origin.caller.check_priority(prepared.body.priority)
         self._format = _VectorFormat.of(prepared.body, gateway.embedding, gateway.pool.info)
         self._gateway, self._body, self._origin = gateway, prepared.body, origin
@@ -108,7 +108,7 @@ class Embedding:
         self._slots = asyncio.Semaphore(most_open(gateway.pool.info, longest))
 
     async def answer(self, receive: Receive) -> Response:
-        """Run to the end. Raises SurestepError."""
+        """Run to the end and return the response. Raise SurestepError."""
         async with self._logged():
             entries = await until_disconnect(receive, self._entries(), self._gateway.admission)
         return JsonPieces(self._whole(entries), self._gateway.answers)
@@ -134,7 +134,7 @@ class Embedding:
         return entry
 
     async def _pooled(self, index: int, ids: Sequence[int]) -> bytes:
-        """The vector as the scheduler sends it."""
+        """Return the vector as the scheduler sends it."""
         journal, settings = self._journal(index, ids), self._gateway.settings
         timer = SequenceTimer(self._gateway.metrics, self._origin.arrived)
         timeouts = Timeouts.of(settings)
@@ -158,7 +158,7 @@ class Embedding:
         return pooled
 
     def _check_model(self, fingerprint: str) -> None:
-        """Vectors of two models cannot be compared: they must not stand in one answer."""
+        """Raise unless all vectors come from one model: those of two cannot be compared."""
         self._model = self._model or fingerprint
         if fingerprint != self._model:
             raise ModelChanged("the model changed while the inputs were embedded; send them again")
@@ -175,7 +175,7 @@ class Embedding:
         )
 
     def _whole(self, entries: Sequence[bytes]) -> list[bytes | bytearray]:
-        """Pieces of the answer."""
+        """Return the response in pieces."""
         head = {
             "id": self.id,
             "object": "list",
@@ -191,7 +191,7 @@ class Embedding:
 
     @contextlib.asynccontextmanager
     async def _logged(self) -> AsyncIterator[None]:
-        """One log line and a trace for the request, however it ends."""
+        """Log and trace the request, however it ends."""
         outcome = "error"
         try:
             with failures():

@@ -1,4 +1,4 @@
-"""From a request body to the sequences that answer it."""
+"""Generations: from a prepared request to the sequences that serve it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAX_OPEN_TOKENS = 1 << 22  # of the prompts of one request that are on their wa
 
 
 class Origin(NamedTuple):
-    """Where a request came from."""
+    """The source of a request: its id, time of arrival and caller."""
 
     request_id: str
     arrived: float  # on the clock of time.perf_counter
@@ -42,7 +42,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A request that passed every check, ready to run."""
+    """A generation request that has passed every check, ready to run."""
 
     id: str
     model: str
@@ -59,11 +59,11 @@ class Generation:
     metrics: GatewayMetrics
 
     def prompt_of(self, sequence: OutputSequence) -> Prompt:
-        """The prompt that a sequence goes on from."""
+        """Return the prompt of a sequence."""
         return self.prompts[sequence.index // (self.body.n or 1)]
 
     def count_choices(self) -> None:
-        """Tell the metrics how many there are of each prompt, and how long the longest is."""
+        """Record in the metrics the choices per prompt and the length of the longest."""
         n = self.body.n or 1
         for first in range(0, len(self.sequences), n):
             longest = max(one.num_tokens for one in self.sequences[first : first + n])
@@ -74,7 +74,7 @@ class Generation:
 async def chat_generation(
     gateway: Gateway, prepared: PreparedRequest, origin: Origin, deadline: float
 ) -> Generation:
-    """Raises SurestepError for anything wrong with the request or the time."""
+    """Build the generation of a chat. Raise SurestepError."""
     new_parser = ChatOutput(gateway.settings, prepared).parser
     name = f"chatcmpl-{origin.request_id}"
     return await _generation(gateway, prepared, name, origin, deadline, new_parser)
@@ -83,7 +83,7 @@ async def chat_generation(
 async def completion_generation(
     gateway: Gateway, prepared: PreparedRequest, origin: Origin, deadline: float
 ) -> Generation:
-    """Raises SurestepError for anything wrong with the request or the time."""
+    """Build the generation of a completion. Raise SurestepError."""
     name = f"cmpl-{origin.request_id}"
     return await _generation(gateway, prepared, name, origin, deadline, OutputParser)
 
@@ -136,7 +136,10 @@ async def _generation(
 
 
 def most_open(info: SchedulerInfo, longest: int) -> int:
-    """Sequences of one request that are with the schedulers at once; its longest prompt counts."""
+    """Return how many sequences of one request may be at the schedulers at once.
+
+    `longest` is the length of its longest prompt in tokens.
+    """
     return max(1, min(info.max_num_seqs, _MAX_OPEN_TOKENS // longest))
 
 
@@ -201,13 +204,13 @@ class _SequenceBuilder:
 def detokenizer(
     gateway: Gateway, body: GenerationBody, *, shown: Sequence[str] = ()
 ) -> Detokenizer:
-    """A fresh one, as the request wants it; the special tokens `shown` are needed in any case."""
+    """Return a new detokenizer for a request; the special tokens `shown` are never skipped."""
     skip = body.skip_special_tokens is not False
     return Detokenizer(gateway.tokenizer, skip_special_tokens=skip, shown=shown)
 
 
 def stop_strings(body: GenerationBody) -> list[str]:
-    """Stop strings of a request; one alone may be empty, which asks for none."""
+    """Return the stop strings of a request; a single empty one means none."""
     if isinstance(body.stop, str):
         return [body.stop] if body.stop else []
     return body.stop or []

@@ -1,4 +1,4 @@
-"""Requests in the log, for operators who want them there."""
+"""Logging of requests, for operators who enable it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def log_request(
     body: GenerationBody | EmbeddingBody,
     prompts: Sequence[Sequence[int]],
 ) -> None:
-    """What a request asks for, and at DEBUG its first prompt; cut at --max-log-len."""
+    """Log the parameters of a request, and at DEBUG its first prompt; cut at --max-log-len."""
     if not gateway.settings.enable_log_requests:
         return
     limit = gateway.settings.max_log_len

@@ -1,6 +1,6 @@
-"""What a request says of itself in traces: the names of OpenTelemetry for generative AI.
+"""Trace spans of requests, with OpenTelemetry's names for generative AI.
 
-Some things have two names: those that vLLM gives them come second.
+Where vLLM uses another name for an attribute, that name is set as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CARRIERS = (b"traceparent", b"tracestate")
 
 
 def begin(tracer: Tracer, scope: Scope, headers: Mapping[bytes, bytes]) -> Span:
-    """The span of an HTTP request; none for those that are over at once."""
+    """Begin the span of an HTTP request; paths that respond at once get none."""
     method, path, scheme = scope["method"], scope["path"], scope["scheme"]
     if path not in COUNTED:
         return tracing.NO_SPAN
@@ -38,7 +38,7 @@ def begin(tracer: Tracer, scope: Scope, headers: Mapping[bytes, bytes]) -> Span:
 
 
 def answered(span: Span, status: int) -> None:
-    """The head of the answer is sent."""
+    """Record the status of the response on the span."""
     span.set({"http.response.status_code": status})
     if status >= tracing.SERVER_FAULT:
         span.fail(str(status))
@@ -46,7 +46,7 @@ def answered(span: Span, status: int) -> None:
 
 @contextlib.contextmanager
 def failures() -> Iterator[None]:
-    """Mark the span of the request if what is inside the block fails, and not by its own fault."""
+    """Mark the span as failed if the block raises anything but a client's error."""
     try:
         yield
     except Exception as error:
@@ -55,7 +55,7 @@ def failures() -> Iterator[None]:
 
 
 def tell_generation(generation: Generation) -> None:
-    """Describe a request that is over."""
+    """Record the attributes of a finished generation."""
     span = tracing.current.get()
     if span.sent:
         span.set(_asked(generation) | _answered(generation))
@@ -108,7 +108,7 @@ def _answered(generation: Generation) -> dict[str, Value]:
 
 
 def tell_embedding(model: str, request_id: str, num_tokens: int) -> None:
-    """Describe a request for vectors that is over."""
+    """Record the attributes of a finished embedding request."""
     tracing.current.get().set(
         {
             "gen_ai.operation.name": "embeddings",

@@ -1,4 +1,4 @@
-"""Running a generation and answering with one JSON body or a stream of events."""
+"""Running a generation and responding with one JSON body or a stream of events."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STREAM_HEADERS = [
 async def json_answer(
     generation: Generation, builder: ResponseBuilder, receive: Receive, gateway: Gateway
 ) -> Response:
-    """Run to the end and answer at once. Raises SurestepError."""
+    """Run to the end and respond with one body. Raise SurestepError."""
     gathered: dict[int, CompletionOutput] = {}
     size, limit = 0, gateway.settings.max_answer_bytes
 
@@ -69,7 +69,7 @@ async def json_answer(
 async def _whole_answer(
     generation: Generation, builder: ResponseBuilder, gathered: dict[int, CompletionOutput]
 ) -> list[bytes | bytearray]:
-    """Pieces of the answer. One choice is made at a time, so that others have their turns."""
+    """Return the response in pieces, one choice at a time, so that other tasks can run."""
     pieces: list[bytes | bytearray] = [orjson.dumps(_envelope(generation, builder.name))[:-1]]
     pieces.append(b',"choices":[')
     for sequence in generation.sequences:
@@ -191,7 +191,7 @@ def _event(content: dict[str, Any]) -> bytes:
 async def until_disconnect(
     receive: Receive, work: Coroutine[Any, Any, T], admission: Admission
 ) -> T:
-    """The result of `work`, cancelled when the client goes away. Raises Cancelled then."""
+    """Return the result of `work`; cancel it and raise Cancelled when the client disconnects."""
     try:
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(_raise_on_disconnect(receive))
@@ -214,7 +214,7 @@ async def _raise_on_disconnect(receive: Receive) -> None:
 
 @contextlib.asynccontextmanager
 async def accounted(generation: Generation) -> AsyncIterator[None]:
-    """Metrics, traces and one log line for the request, however it ends."""
+    """Record metrics, traces and one log line for the request, however it ends."""
     outcome = "error"
     try:
         with failures():

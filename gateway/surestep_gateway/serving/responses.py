@@ -1,4 +1,4 @@
-"""Response objects of chat and of completions, whole and in pieces.
+"""Response objects of chat and of completions, whole and in chunks.
 
 Plain dicts on purpose: one of these is built for every delta of every stream.
 """
@@ -39,28 +39,28 @@ Json = dict[str, Any]
 
 
 class ResponseBuilder(Protocol):
-    """How one endpoint words its answers. What may take long is async and gives others turns."""
+    """The response format of one endpoint. Slow methods are async and let other tasks run."""
 
     name: str  # of the whole object
     chunk_name: str  # of a piece
 
     async def opening(self, sequence: OutputSequence) -> Json | None:
-        """The choice that opens a sequence's stream, if there is one."""
+        """Return the choice that opens a sequence's stream, None if there is none."""
 
     def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
-        """The choice of one delta, if there is anything to tell."""
+        """Return the choice of one delta, None if it is empty."""
 
     async def before(self, sequence: OutputSequence) -> GrowingLists:
-        """Log-probabilities that come before those of the first delta."""
+        """Return the log-probabilities in front of those of the first delta."""
 
     def logprobs(self, sequence: OutputSequence, found: Sequence[Position] | None) -> Json | None:
-        """Those of one delta."""
+        """Return the log-probabilities of one delta."""
 
     async def whole(self, sequence: OutputSequence, gathered: CompletionOutput) -> Json:
-        """The choice of a finished sequence."""
+        """Return the choice of a finished sequence."""
 
     async def extra(self) -> Json:
-        """Further keys of the whole object and of the first piece."""
+        """Return further keys of the whole object and of the first chunk."""
 
 
 class ChatResponseBuilder:
@@ -79,12 +79,12 @@ class ChatResponseBuilder:
         self._show_reasoning = getattr(generation.body, "include_reasoning", None) is not False
 
     async def opening(self, sequence: OutputSequence) -> Json | None:
-        """The role, and what of the prompt is part of the answer."""
+        """Return the role, and the part of the prompt that is to be echoed."""
         delta = {"role": self._role, "content": self._generation.prompts[0].text or ""}
         return {"index": sequence.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
-        """What the message gains, and the finish reason in the last one."""
+        """Return the message's delta, and the finish reason in the last one."""
         message = message_delta(self._shown(delta.events))
         if not (message or delta.finish_reason or delta.logprobs or self._every_token):
             return None
@@ -103,17 +103,14 @@ class ChatResponseBuilder:
         return choice
 
     async def before(self, sequence: OutputSequence) -> GrowingLists:
-        """None."""
         lists = GrowingLists()
         lists.extend(chat_logprobs([], self._speller))
         return lists
 
     def logprobs(self, sequence: OutputSequence, found: Sequence[Position] | None) -> Json | None:
-        """Entries of a choice."""
         return None if found is None else chat_logprobs(found, self._speller)
 
     async def whole(self, sequence: OutputSequence, gathered: CompletionOutput) -> Json:
-        """One message."""
         wanted = sequence.journal.sampling.want_logprobs
         reasoning = sequence.num_reasoning_tokens is not None
         message = whole_message(self._shown(gathered.events), self._role, reasoning=reasoning)
@@ -133,7 +130,7 @@ class ChatResponseBuilder:
         return choice
 
     async def extra(self) -> Json:
-        """The prompt's ids and log-probabilities: all choices share the prompt."""
+        """Return the prompt's ids and log-probabilities: all choices share the prompt."""
         extra: Json = {}
         if self._token_ids:
             extra["prompt_token_ids"] = await _ids(self._generation.prompts[0])
@@ -167,7 +164,7 @@ class CompletionResponseBuilder:
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
     async def opening(self, sequence: OutputSequence) -> Json | None:
-        """The echoed prompt."""
+        """Return the echoed prompt."""
         if not self._echo:
             return None
         choice = self._choice(sequence, self._prompt_text(sequence), None, None)
@@ -176,7 +173,7 @@ class CompletionResponseBuilder:
         return choice
 
     def piece(self, sequence: OutputSequence, delta: Delta) -> Json | None:
-        """Text, and the finish reason in the last one."""
+        """Return the text, and the finish reason in the last chunk."""
         if not (delta.text or delta.finish_reason or delta.logprobs or self._every_token):
             return None
         choice = self._choice(sequence, delta.text, delta.finish_reason, delta.stop_reason)
@@ -190,7 +187,7 @@ class CompletionResponseBuilder:
         return choice
 
     async def before(self, sequence: OutputSequence) -> GrowingLists:
-        """Those of the echoed prompt."""
+        """Return those of the echoed prompt."""
         lists = GrowingLists()
         lists.extend(self._build(sequence, []))
         if self._echo and sequence.journal.sampling.want_logprobs:
@@ -204,11 +201,9 @@ class CompletionResponseBuilder:
         return lists
 
     def logprobs(self, sequence: OutputSequence, found: Sequence[Position] | None) -> Json | None:
-        """Columns of a choice."""
         return None if found is None else self._build(sequence, found)
 
     async def whole(self, sequence: OutputSequence, gathered: CompletionOutput) -> Json:
-        """Text with everything around it."""
         text = self._prompt_text(sequence) + gathered.text if self._echo else gathered.text
         choice = self._choice(sequence, text, gathered.finish_reason, gathered.stop_reason)
         if sequence.journal.sampling.want_logprobs:
@@ -224,7 +219,7 @@ class CompletionResponseBuilder:
         return choice
 
     async def extra(self) -> Json:
-        """Nothing: every choice may have its own prompt."""
+        """Return nothing: every choice may have its own prompt."""
         return {}
 
     def _choice(

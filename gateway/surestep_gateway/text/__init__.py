@@ -1,1 +1,1 @@
-"""The text side of a model: tokenizer, special tokens, chat template."""
+"""Tokenizer, special tokens and chat templates of a model."""

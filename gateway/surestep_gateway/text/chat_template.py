@@ -1,4 +1,4 @@
-"""Chat templates: messages to prompt text."""
+"""Chat templates: from messages to prompt text."""
 
 from __future__ import annotations
 
@@ -41,10 +41,9 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, override: str | None = None) -> ChatTemplate:
-        """Template and special tokens of a folder; `override` is a file with another template, or
-        the template itself.
+        """Load template and special tokens of a folder. Raise InvalidRequest naming a broken one.
 
-        Raises InvalidRequest naming where a broken one comes from.
+        `override` is a file with another template, or the template itself.
         """
         config = _read_json(folder / "tokenizer_config.json")
         special = _read_json(folder / "special_tokens_map.json") | config
@@ -58,7 +57,9 @@ class ChatTemplate:
             raise InvalidRequest(f"{where}: {error}", param="chat_template") from error
 
     def takes_parts(self, *, tools: bool, source: str | None = None) -> bool:
-        """Whether a template goes through the parts of a message; `source` is one of a request."""
+        """Return whether a template iterates over message parts; `source` is a request's
+        template.
+        """
         return self._parts[tools] if source is None else self._goes_through_parts(source)
 
     def _goes_through_parts(self, source: str | None) -> bool:
@@ -86,7 +87,9 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         source: str | None = None,
     ) -> str:
-        """Prompt text. `source` replaces the template. Raises InvalidRequest with its complaint."""
+        """Return the prompt text. `source` replaces the template. Raise InvalidRequest with its
+        error.
+        """
         template = self._with_tools if tools else self._default
         if source is not None:
             template = self._compile(source)
@@ -113,7 +116,7 @@ class ChatTemplate:
 
 
 def _complaint(error: Exception, param: str) -> InvalidRequest:
-    """What a client is told about a template that failed."""
+    """Return the error for a template that failed."""
     if isinstance(error, InvalidRequest):
         return error
     message = "it needs too much memory" if isinstance(error, MemoryError) else str(error)
@@ -121,7 +124,7 @@ def _complaint(error: Exception, param: str) -> InvalidRequest:
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """The dialect that Hugging Face templates are written in."""
+    """Return the Jinja environment that Hugging Face templates are written for."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
@@ -154,7 +157,7 @@ def _strftime_now(layout: str) -> str:
 
 
 def _is_content(node: jinja2.nodes.Node) -> bool:
-    """Whether an expression of a template is called `content`, filtered or not."""
+    """Return whether an expression of a template is named `content`, filtered or not."""
     match node:
         case jinja2.nodes.Filter(node=inner):
             return isinstance(inner, jinja2.nodes.Node) and _is_content(inner)
@@ -187,12 +190,12 @@ def _cut_at_mark(text: str) -> str:
 
 
 def _given(template: str) -> str:
-    """The text of a template that is given as a file, or as it is."""
+    """Return the text of a template that is given as a file or as text."""
     return template if "{" in template else Path(template).read_text()
 
 
 def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name; a checkpoint with a single one has the default."""
+    """Return templates by name; a checkpoint with a single one has the default."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return {"default": path.read_text()}

@@ -1,4 +1,4 @@
-"""Limits that a text process puts on itself."""
+"""Limits that a text process sets on itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AGAIN_S = 0.5  # Jinja swallows errors in what it takes for constants
 
 
 def limit_memory(num_bytes: int) -> None:
-    """At most so much more than there is now."""
+    """Limit memory to `num_bytes` more than is in use now."""
     status = Path("/proc/self/status").read_text()
     now = int(status.partition("VmData:")[2].split()[0]) << 10
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -24,7 +24,7 @@ def limit_memory(num_bytes: int) -> None:
 
 @contextlib.contextmanager
 def template_limits(limit_s: float, num_bytes: int) -> Iterator[None]:
-    """For code that is Python's alone: MemoryError above so much memory, InvalidRequest when late.
+    """Limit pure Python code: MemoryError above `num_bytes`, InvalidRequest after `limit_s`.
 
     For the main thread of a process that has no other use for SIGALRM.
     """

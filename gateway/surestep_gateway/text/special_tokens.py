@@ -1,10 +1,10 @@
 """Special tokens as plain text, where users write them.
 
 A tokenizer takes a special token's text for the token wherever it stands, so that a user who writes
-an end-of-turn marker would end the turn. To tell the user's markers from the template's, those in
-the messages of users and tools become private-use characters before the template sees them. After
-it, the template's own markers get names that nobody can guess, the user's get their text back, and
-a second tokenizer reads the whole: the same in everything, but its special tokens have these names.
+an end-of-turn marker would end the turn. To distinguish the user's markers from the template's,
+those in the messages of users and tools become private-use characters before the template sees
+them. After it, the template's own markers get secret random names, the user's get their text back,
+and a second tokenizer encodes the whole: identical, but its special tokens have these names.
 
 Text without the user's markers never comes here.
 """
@@ -27,7 +27,7 @@ _FENCE = "\U0010fffd"  # one more, around names; no normalizer touches it, or di
 
 
 class SpecialTokens:
-    """Those of one tokenizer."""
+    """The special tokens of one tokenizer."""
 
     def __init__(self, rust: RustTokenizer) -> None:
         added = rust.get_added_tokens_decoder().values()
@@ -40,14 +40,14 @@ class SpecialTokens:
             self._normalize = rust.normalizer.normalize_str
 
     def untrusted(self, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether users or tools have written special tokens."""
+        """Return whether users or tools have written special tokens."""
         texts = (t for m in messages if m["role"] not in _TRUSTED for t in _strings(m))
         return any(map(self._in, texts))
 
     def hide(self, messages: Sequence[Mapping[str, Any]], *others: Any) -> Hidden:
         """Replace what users and tools have written; `others` is what else the template sees.
 
-        Raises InvalidRequest when there is no private-use character that the request does not use.
+        Raise InvalidRequest when the request uses every private-use character.
         """
         everything = "".join(_strings([messages, others]))
         used = {char for char in everything if ord(char) >= _PRIVATE.start}
@@ -68,7 +68,7 @@ class SpecialTokens:
         return Hidden(hidden, {ord(char): literal for literal, char in stand_ins.items()})
 
     def replace(self, text: str, new: Callable[[str], str]) -> str:
-        """`text` with `new` of each special token in its place."""
+        """Return `text` with `new` of each special token in its place."""
         return self._pattern.sub(lambda m: new(m[0]) if m[0] in self._special else m[0], text)
 
     def _replaced(self, value: Any, new: Callable[[str], str]) -> Any:
@@ -99,7 +99,7 @@ class Hidden:
         self._literals = literals  # by the code point that stands for it
 
     def shown(self, rendered: str) -> str:
-        """Rendered text as it was meant."""
+        """Return rendered text with the users' special tokens as they were written."""
         for code, literal in self._literals.items():  # templates may have written JSON in ASCII
             escaped = json.dumps(chr(code))[1:-1]
             rendered = rendered.replace(escaped, json.dumps(literal)[1:-1])
@@ -107,7 +107,7 @@ class Hidden:
 
 
 class NamedTokenizer:
-    """The second tokenizer: its special tokens are written by secret names."""
+    """The second tokenizer, whose special tokens have secret names."""
 
     def __init__(self, definition: str, special: SpecialTokens) -> None:
         """`definition` is the content of the first one's tokenizer.json."""
@@ -122,12 +122,12 @@ class NamedTokenizer:
         self.rust = RustTokenizer.from_str(orjson.dumps(_renamed(spec, self._names)).decode())
 
     def text(self, rendered: str, hidden: Hidden) -> str:
-        """What to encode: the template's special tokens by name, those of users as text."""
+        """Return what to encode: the template's special tokens by name, those of users as text."""
         return hidden.shown(self._special.replace(rendered, self._names.__getitem__))
 
 
 def _renamed(spec: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The content of a tokenizer.json with other texts for its special tokens."""
+    """Return the content of a tokenizer.json with other texts for its special tokens."""
     model = spec["model"]
     for token in spec["added_tokens"]:
         if token["special"]:
@@ -148,7 +148,7 @@ def _renamed(spec: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _longest_of(literals: set[str]) -> str:
-    """A pattern that matches the longest of them; beginnings that they share are tried once."""
+    """Return a pattern that matches the longest of them and tries shared beginnings once."""
     by_first: dict[str, set[str]] = {}
     for literal in literals - {""}:
         by_first.setdefault(literal[0], set()).add(literal[1:])
@@ -165,7 +165,7 @@ def _longest_of(literals: set[str]) -> str:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All strings in a value as JSON has them."""
+    """Yield all strings in a JSON value."""
     match value:
         case str():
             yield value

@@ -1,4 +1,4 @@
-"""How much text a token can stand for: what is longer than all tokens together is not tokenised."""
+"""Bounds on the text that a token can stand for: text beyond them is not tokenised."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPLITTERS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"}
 
 
 def longest_token(spec: dict[str, Any]) -> int | None:
-    """Most characters that a token stands for; None where one may stand for any number.
+    """Return the most characters that a token stands for; None if that is unbounded.
 
     `spec` is the content of tokenizer.json. Where an added token swallows the white space beside
     it, white space does not count: see `solid_length`.
@@ -36,17 +36,17 @@ def longest_token(spec: dict[str, Any]) -> int | None:
 
 
 def swallows_space(spec: dict[str, Any]) -> bool:
-    """Whether some added token stands for the white space beside it too."""
+    """Return whether some added token stands for the white space beside it too."""
     return any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])
 
 
 def solid_length(text: str) -> int:
-    """Characters that are no white space."""
+    """Return the number of characters that are not white space."""
     return sum(map(len, text.split()))
 
 
 def _shrinkage(normalizer: dict[str, Any] | None) -> int | None:
-    """Most characters that become one; None for any number."""
+    """Return the most characters that become one; None if that is unbounded."""
     if normalizer is None:
         return 1
     kind = normalizer["type"]
@@ -74,7 +74,7 @@ def _drops_text(pre_tokenizer: dict[str, Any] | None) -> bool:
 
 
 def _loses_unknown(spec: dict[str, Any]) -> bool:
-    """Whether a run of unknown characters becomes one token, or none."""
+    """Return whether a run of unknown characters becomes one token, or none."""
     model = spec["model"]
     if model.get("byte_fallback"):
         return False

@@ -1,4 +1,4 @@
-"""The text side of a model: its tokenizer, its chat template, and what may be done where."""
+"""Tokenizer and chat template of a model, and which work may run in which process."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NEEDED = {  # of the settings, in a text process; no keys, and no files
 
 
 class NeedsProcess(Exception):
-    """This request must be prepared in a text process: its work has no bound that is known here."""
+    """The request must be prepared in a text process, because its work has no known bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextProcessor:
-    """What it takes to prepare requests. `apart` says whether this is a text process."""
+    """Everything needed to prepare requests. `apart`: this is a text process."""
 
     settings: GatewaySettings
     tokenizer: Tokenizer
@@ -37,7 +37,7 @@ class TextProcessor:
 
     @classmethod
     def load(cls, settings: GatewaySettings) -> TextProcessor:
-        """Read the model folder. Raises InvalidRequest."""
+        """Read the model folder. Raise InvalidRequest."""
         folder = settings.tokenizer or settings.model
         return cls(
             settings=settings,
@@ -46,7 +46,9 @@ class TextProcessor:
         )
 
     def dump(self) -> list[bytes]:
-        """What a text process is made of: the model folder may be gone when it starts."""
+        """Return the content for `restore`: the model folder may be gone when the process
+        starts.
+        """
         settings = self.settings.model_dump(mode="json", include=_NEEDED)
         settings["served_model_name"] = self.settings.model_names()
         return [
@@ -57,7 +59,7 @@ class TextProcessor:
 
     @classmethod
     def restore(cls, parts: Sequence[bytes]) -> TextProcessor:
-        """That of a text process."""
+        """Return the text processor of a text process."""
         settings, tokenizer, template = parts
         source, special_tokens, tool_source = orjson.loads(template)
         return cls(
@@ -68,6 +70,6 @@ class TextProcessor:
         )
 
     def only_apart(self, condition: bool) -> None:
-        """Raises NeedsProcess if the condition holds and this is no text process."""
+        """Raise NeedsProcess if the condition holds and this is no text process."""
         if condition and not self.apart:
             raise NeedsProcess

@@ -24,7 +24,7 @@ _OTHER_FORMATS = ("tokenizer.model", "tekken.json", "vocab.json")  # of tokenize
 
 
 class Texts(NamedTuple):
-    """What to encode in one go."""
+    """Texts to encode together."""
 
     texts: Sequence[str]
     add_special_tokens: bool
@@ -32,12 +32,11 @@ class Texts(NamedTuple):
 
     @property
     def num_chars(self) -> int:
-        """Of all of them."""
         return sum(map(len, self.texts))
 
 
 class Tokenizer:
-    """Text to token ids and, token by token, back to bytes."""
+    """Turns text into token ids and, token by token, back into bytes."""
 
     def __init__(self, rust: RustTokenizer) -> None:
         rust.no_truncation()
@@ -59,7 +58,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Read `tokenizer.json`. Raises InvalidRequest naming the file when that fails."""
+        """Read `tokenizer.json`. Raise InvalidRequest naming the file when that fails."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise InvalidRequest(f"{path} not found{_remedy(folder)}")
@@ -70,11 +69,13 @@ class Tokenizer:
 
     @cached_property
     def named(self) -> NamedTokenizer:
-        """The one for text with special tokens in it. Made when it is needed, which takes time."""
+        """The tokenizer for text that contains special tokens, made on first use, which takes
+        time.
+        """
         return NamedTokenizer(self.definition, self.special)
 
     def encode(self, texts: Texts) -> list[list[int]]:
-        """Token ids of each text. The library lets other threads run meanwhile."""
+        """Return the token ids of each text. The library lets other threads run meanwhile."""
         rust = self.named.rust if texts.named else self._rust
         add = texts.add_special_tokens
         return [
@@ -83,7 +84,7 @@ class Tokenizer:
 
     @cached_property
     def ending(self) -> tuple[int, ...]:
-        """Ids that it puts behind every text whose special tokens are added."""
+        """Ids appended to every text that gets special tokens."""
         encoded = self._rust.encode("a", add_special_tokens=True)
         added = takewhile(
             lambda pair: pair[1],
@@ -92,30 +93,30 @@ class Tokenizer:
         return tuple(id_ for id_, _ in added)[::-1]
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a short `text`, on the calling thread."""
+        """Return the token ids of a short `text`, on the calling thread."""
         ids: list[int] = self._rust.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def most_chars(self, num_tokens: int) -> int | None:
-        """Characters of the longest text that so many tokens can stand for; None = any number."""
+        """Return the characters of the longest text of `num_tokens`; None if unbounded."""
         return None if self._longest is None else num_tokens * self._longest
 
     def length(self, text: str) -> int:
-        """Characters of `text` that its tokens must stand for."""
+        """Return the number of characters of `text` for which its tokens must stand."""
         return solid_length(text) if self._solid_only else len(text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of a whole sequence."""
+        """Return the text of a whole sequence."""
         pieces = [self.piece(i) for i in ids if not (skip_special_tokens and self.is_special(i))]
         text = b"".join(pieces).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strips_first_space else text
 
     def is_special(self, token_id: int) -> bool:
-        """Whether `skip_special_tokens` leaves the token out of the text."""
+        """Return whether `skip_special_tokens` leaves the token out of the text."""
         return token_id in self.special_ids
 
     def piece(self, token_id: int) -> bytes:
-        """Bytes the token adds to the text; they need not be whole characters."""
+        """Return the bytes that the token adds to the text, not necessarily whole characters."""
         found = self._pieces.get(token_id)
         if found is None:
             found = self._pieces[token_id] = self._make_piece(token_id)
@@ -130,17 +131,17 @@ class Tokenizer:
         return self._to_bytes(token)
 
     def id(self, token: str) -> int | None:
-        """The token spelled like this in the vocabulary."""
+        """Return the id of a token spelled like this in the vocabulary."""
         found: int | None = self._rust.token_to_id(token)
         return found
 
     def token(self, token_id: int) -> str:
-        """The vocabulary's own spelling of a token, such as `Ġthe`."""
+        """Return the vocabulary's own spelling of a token, such as `Ġthe`."""
         return self._rust.id_to_token(token_id) or ""
 
 
 def _remedy(folder: Path) -> str:
-    """What to do about a folder that has no tokenizer.json."""
+    """Return advice about a folder that has no tokenizer.json."""
     others = [name for name in _OTHER_FORMATS if (folder / name).is_file()]
     if not others:
         return ": the model folder needs a fast tokenizer"
@@ -152,7 +153,7 @@ def _remedy(folder: Path) -> str:
 
 
 def _decoders(rust: RustTokenizer) -> list[dict[str, Any]]:
-    """The parts of the `decoder` entry of tokenizer.json."""
+    """Return the parts of the `decoder` entry of tokenizer.json."""
     state = rust.decoder.__getstate__() if rust.decoder is not None else b"{}"
     decoder: dict[str, Any] = json.loads(state)
     parts: list[dict[str, Any]] = decoder.get("decoders", [decoder])
@@ -160,7 +161,7 @@ def _decoders(rust: RustTokenizer) -> list[dict[str, Any]]:
 
 
 def _byte_rule(decoders: Sequence[Mapping[str, Any]]) -> Callable[[str], bytes]:
-    """How a tokenizer with these decoders spells bytes."""
+    """Return how a tokenizer with these decoders spells bytes."""
     kinds = {part.get("type", "none") for part in decoders}
     if "ByteLevel" in kinds:
         return _byte_level_bytes
@@ -170,7 +171,7 @@ def _byte_rule(decoders: Sequence[Mapping[str, Any]]) -> Callable[[str], bytes]:
 
 
 def _strips_first_space(decoder: Mapping[str, Any]) -> bool:
-    """Whether a text loses the space that encoding has put before it."""
+    """Return whether decoding removes the space that encoding has prepended."""
     match decoder:
         case {"type": "Strip", "content": " ", "start": start}:
             return bool(start)
@@ -180,7 +181,7 @@ def _strips_first_space(decoder: Mapping[str, Any]) -> bool:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable ones as themselves, the rest from U+0100 upwards."""
+    """Return GPT-2's spelling of bytes: printable ones as themselves, the rest from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     shifted = {chr(0x100 + n): byte for n, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Whether tokenizer and weights of a model folder belong together."""
+"""The check that tokenizer and weights of a model folder belong together."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ logger = logging.getLogger(__name__)
 
 
 def check_vocabulary(folder: Path, tokenizer: Tokenizer) -> None:
-    """Raise InvalidRequest when ordinary tokens of the tokenizer are none of the model's.
+    """Raise InvalidRequest when ordinary tokens of the tokenizer are outside the model's
+    vocabulary.
 
-    Added tokens beyond its vocabulary, which fine-tunes leave behind, are worth a warning: requests
-    that hold one will be refused.
+    Added tokens beyond it, which fine-tunes leave behind, cause a warning: requests that contain
+    one will be refused.
     """
     size = _vocabulary_of(folder / "config.json")
     if size is None:
@@ -34,7 +35,7 @@ def check_vocabulary(folder: Path, tokenizer: Tokenizer) -> None:
 
 
 def _vocabulary_of(path: Path) -> int | None:
-    """As config.json has it, of the text part; None where that cannot be read: the worker tells."""
+    """Return the vocabulary size in config.json; None if unreadable, which the worker reports."""
     try:
         config: Any = json.loads(path.read_bytes())
         size = config.get("text_config", config).get("vocab_size")

@@ -1,6 +1,6 @@
-"""Bounds on the shape of a body that are seen without reading it as JSON.
+"""Bounds on the shape of a body, checked without parsing its JSON.
 
-A value of JSON takes a few bytes in a body and a hundred once it is read, so that their number is
+A JSON value takes a few bytes in a body and a hundred once it is parsed, so the number of values is
 bounded first.
 """
 
@@ -20,7 +20,7 @@ _IDS = re.compile(rb'"(prompt|tokens)"\s*:\s*(\[[\d\s,\[\]]*)')
 
 
 def check_shape(raw: bytes | bytearray, max_model_len: int) -> None:
-    """Raises InvalidRequest or RequestTooLarge."""
+    """Raise InvalidRequest or RequestTooLarge."""
     for found in _IDS.finditer(raw):
         _check_ids(found[1].decode(), found[2], max(MAX_IDS, 4 * max_model_len))
     if _containers(raw) > MAX_CONTAINERS and _containers(_STRING.sub(b"", raw)) > MAX_CONTAINERS:
@@ -32,7 +32,7 @@ def _containers(raw: bytes | bytearray) -> int:
 
 
 def _check_ids(param: str, lists: bytes, most: int) -> None:
-    """`lists` are nothing but numbers, commas and brackets."""
+    """Check `lists`, which contain only numbers, commas and brackets."""
     if lists.count(b",") < most:
         return
     longest = max(part.count(b",") for part in lists.split(b"]"))

@@ -1,4 +1,4 @@
-"""What can be prepared: how, and how a text process tells the gateway."""
+"""The kinds of requests to prepare, and how their results are serialised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text processes of a gateway: started when needed, ended when a request is too much."""
+"""The text processes of a gateway: started on demand, killed when a request is too heavy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OWN_FAULTS = {signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV}  # of code that is
 
 
 class ProcessDied(Exception):
-    """A text process ended before it answered; `signal` is what ended it, if one did."""
+    """A text process ended before it replied; `signal` ended it, if one did."""
 
     def __init__(self, returncode: int) -> None:
         super().__init__(f"exit status {returncode}")
@@ -43,7 +43,7 @@ class ProcessDied(Exception):
 
 
 class TextProcess:
-    """One process. It works on one request at a time."""
+    """One process, which works on one request at a time."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -52,7 +52,7 @@ class TextProcess:
 
     @classmethod
     async def start(cls, processor: TextProcessor) -> TextProcess:
-        """Start one and wait until it is ready. Raises ProcessDied, OSError."""
+        """Start a process and wait until it is ready. Raise ProcessDied, OSError."""
         environ = {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the same code as here
             "TOKENIZERS_PARALLELISM": "false",
@@ -75,11 +75,13 @@ class TextProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
         return self._process.returncode is None
 
     async def ask(self, parts: Parts) -> list[bytes]:
-        """Its answer. Raises ProcessDied. Whoever does not wait for it has to end the process."""
+        """Send a job and return the reply. A caller that stops waiting must `end` the process.
+
+        Raise ProcessDied.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -89,13 +91,12 @@ class TextProcess:
             raise ProcessDied(await self._process.wait()) from None
 
     def look(self, most_bytes: int) -> None:
-        """End it if a request has taken more memory than it may."""
+        """Kill the process if a request has taken more memory than allowed."""
         if self.alive and resident_bytes(self._process.pid) - self._at_first > most_bytes:
             self.starved = True
             self._process.kill()
 
     async def end(self) -> None:
-        """Kill it."""
         if self.alive:
             self._process.kill()
         await self._process.wait()
@@ -104,7 +105,7 @@ class TextProcess:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process; 0 when it is gone."""
+    """Return the memory of a process; 0 when it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError):
@@ -112,7 +113,7 @@ def resident_bytes(pid: int) -> int:
 
 
 class TextPool:
-    """At most so many processes as the settings allow. `run` must be running."""
+    """At most as many processes as the settings allow. `run` must be running."""
 
     def __init__(self, processor: TextProcessor, metrics: GatewayMetrics) -> None:
         self._processor = processor
@@ -124,7 +125,7 @@ class TextPool:
         self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> None:
-        """Until cancelled. Every process is gone then."""
+        """Run until cancelled; every process is gone then."""
         try:
             async with self._tasks:
                 self._tasks.create_task(self._watch())
@@ -139,24 +140,26 @@ class TextPool:
                 await process.end()
 
     async def _watch(self) -> None:
-        """The system's limit is a second line: not all code survives that it has no memory."""
+        """Enforce the memory limit; the system's limit comes second, as not all code survives
+        it.
+        """
         while True:
             await asyncio.sleep(_LOOK_S)
             for process in self._busy:
                 process.look(self._settings.text_memory_bytes)
 
     async def _warm(self) -> None:
-        """Have one ready before it is needed."""
+        """Start one process before it is needed."""
         async with self._gate.place(0):
             if not self._idle:
                 with contextlib.suppress(SurestepError):
                     self._idle.append(await self._start())
 
     async def ask(self, job: bytes, info: bytes, raw: bytearray) -> list[bytes]:
-        """The parts of the answer to a job. Raises SurestepError.
+        """Return the parts of the reply to a job. Raise SurestepError.
 
-        A job that has begun goes on when its client leaves: it is the process that must not be
-        left in the middle of one.
+        A running job continues when its client disconnects, as the process must not be left in the
+        middle of one.
         """
         await self._gate.enter(len(raw))
         task = self._tasks.create_task(self._work(job, info, raw))
@@ -169,7 +172,7 @@ class TextPool:
         return parts
 
     async def _work(self, job: bytes, info: bytes, raw: bytearray) -> list[bytes] | SurestepError:
-        """The answer, or the error: a task of the group that raised would end the others."""
+        """Return the reply, or the error: a task that raised would end the others of its group."""
         try:
             return await self._answer([job, info, raw])
         except SurestepError as error:

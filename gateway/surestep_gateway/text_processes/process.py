@@ -1,9 +1,8 @@
 """`python -m surestep_gateway.text_processes.process`: prepares large requests for a gateway.
 
-The gateway writes frames to its standard input and reads frames from its standard output. Whatever
-a request does to this process, it is bounded: memory by a limit of the system, the time of chat
-templates by a timer, and the time of everything by the gateway, which ends it. It ends with the
-gateway, too.
+The gateway writes frames to its standard input and reads frames from its standard output. Each
+request is bounded: memory by a limit of the system, the time of chat templates by a timer, and the
+total time by the gateway, which kills the process. It also ends with the gateway.
 """
 
 from __future__ import annotations
@@ -60,14 +59,14 @@ def main() -> int:
 
 
 def _give_back_memory() -> None:
-    """What a large request needed is the system's again, where the C library can do that."""
+    """Return freed memory to the system, where the C library can do that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _answer(processor: TextProcessor, job: bytes, info: bytes, raw: bytes) -> Parts:
-    """`b"ok"` and what was asked for, or `b"error"` and an error."""
+    """Return `b"ok"` and the result, or `b"error"` and an error."""
     kind = BY_NAME[job]
     facts = SchedulerInfo.FromString(info)
     try:
@@ -81,7 +80,7 @@ def _answer(processor: TextProcessor, job: bytes, info: bytes, raw: bytes) -> Pa
 
 
 def _unexpected(processor: TextProcessor, error: BaseException) -> SurestepError:
-    """What to say of an error that nobody foresaw; near the limit on memory it is that."""
+    """Return the error for an unexpected exception; near the memory limit that is the cause."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     if isinstance(error, MemoryError) or peak > processor.settings.text_memory_bytes:
         return RequestTooLarge(TOO_MUCH_MEMORY)

@@ -1,4 +1,4 @@
-"""Preparing requests without holding up the event loop: small ones on it, the rest elsewhere."""
+"""Preparing requests without blocking the event loop: small ones on it, the rest elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class TextService:
-    """Needs a running event loop, and `run` to be running."""
+    """Prepares requests. Needs a running event loop, and `run` to be running."""
 
     def __init__(self, processor: TextProcessor, metrics: GatewayMetrics) -> None:
         self._processor = processor
@@ -35,14 +35,14 @@ class TextService:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run the text processes until cancelled."""
         try:
             await self._pool.run()
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def at_once(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T | None:
-        """What the job makes of a small body; None where `prepare` has to. Raises SurestepError."""
+        """Prepare a small body; return None where `prepare` is needed. Raise SurestepError."""
         if len(raw) > _AT_ONCE_BYTES:
             return None
         try:
@@ -52,9 +52,9 @@ class TextService:
         return draft.finish(self._processor.tokenizer.encode(draft.texts))
 
     async def prepare(self, job: Job[T], raw: bytearray, info: SchedulerInfo) -> T:
-        """What the job makes of a body. Raises SurestepError.
+        """Prepare a body. Raise SurestepError.
 
-        Cancelled while it waits for its turn, nothing is begun.
+        If cancelled while it waits for its turn, no work begins.
         """
         if len(raw) <= INLINE_BYTES:
             try:
@@ -72,7 +72,7 @@ class TextService:
         return draft.finish(await self._encode(draft.texts))
 
     async def _encode(self, texts: Texts) -> Sequence[list[int]]:
-        """In a thread. What has begun goes on when nobody waits for it any more."""
+        """Encode in a thread. Work that has begun continues when its caller is cancelled."""
         size = texts.num_chars
         await self._gate.enter(size)
         loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
-"""What passes between the gateway and its text processes: frames of byte strings.
+"""The format between the gateway and its text processes: frames of byte strings.
 
-An answer costs the gateway's event loop next to nothing: ids are packed as the protocol packs them,
+A reply costs the gateway's event loop next to nothing: ids are packed as the protocol packs them,
 and of the body only what is needed after its prompts are made comes back.
 """
 
@@ -45,7 +45,7 @@ def write(stream: BinaryIO, parts: Parts) -> None:
 
 
 def read(stream: BinaryIO) -> list[bytes] | None:
-    """The next frame, blocking; None at the end."""
+    """Return the next frame, blocking; None at the end."""
     head = stream.read(_COUNT.size)
     if len(head) < _COUNT.size:
         return None
@@ -55,7 +55,7 @@ def read(stream: BinaryIO) -> list[bytes] | None:
 
 
 async def send(stream: asyncio.StreamWriter, parts: Parts) -> None:
-    """Send a frame, piece by piece. Raises ConnectionError."""
+    """Send a frame, piece by piece. Raise ConnectionError."""
     _write(stream, _head(parts))
     for part in parts:
         view = memoryview(part)
@@ -71,14 +71,14 @@ def _write(stream: asyncio.StreamWriter, data: bytes | memoryview) -> None:
 
 
 async def receive(stream: asyncio.StreamReader) -> list[bytes]:
-    """The next frame. Raises asyncio.IncompleteReadError."""
+    """Return the next frame. Raise asyncio.IncompleteReadError."""
     (count,) = _COUNT.unpack(await stream.readexactly(_COUNT.size))
     sizes = struct.unpack(f"<{count}Q", await stream.readexactly(8 * count))
     return [await stream.readexactly(size) for size in sizes]
 
 
 def dump_prepared(prepared: PreparedRequest) -> Parts:
-    """A generation request as parts of a frame."""
+    """Serialise a generation request."""
     kind = ChatBody if isinstance(prepared.body, ChatBody) else CompletionBody
     fields = kind.model_fields.keys() - _LEFT_OUT
     body = prepared.body.model_dump_json(include=fields, exclude_none=True)
@@ -100,7 +100,6 @@ def dump_prepared(prepared: PreparedRequest) -> Parts:
 
 
 def load_prepared(parts: Sequence[bytes]) -> PreparedRequest:
-    """The inverse of `dump_prepared`."""
     about, schemas, sampling, *ids = orjson.loads(parts[0]), *parts[1:]
     kind = ChatBody if about["kind"] == ChatBody.__name__ else CompletionBody
     return PreparedRequest(
@@ -118,7 +117,7 @@ def load_prepared(parts: Sequence[bytes]) -> PreparedRequest:
 
 
 def dump_inputs(prepared: PreparedInputs) -> Parts:
-    """A request for vectors as parts of a frame."""
+    """Serialise an embedding request."""
     fields = set(EmbeddingBody.model_fields)
     body = prepared.body.model_dump_json(include=fields, exclude_none=True)
     ids = (GenerateRequest(prompt_ids=one).SerializeToString() for one in prepared.inputs)
@@ -126,7 +125,6 @@ def dump_inputs(prepared: PreparedInputs) -> Parts:
 
 
 def load_inputs(parts: Sequence[bytes]) -> PreparedInputs:
-    """The inverse of `dump_inputs`."""
     body, *ids = parts
     return PreparedInputs(
         body=EmbeddingBody.model_validate_json(body),
@@ -135,7 +133,7 @@ def load_inputs(parts: Sequence[bytes]) -> PreparedInputs:
 
 
 def dump_error(error: SurestepError) -> bytes:
-    """An expected error."""
+    """Serialise an expected error."""
     return orjson.dumps(
         {
             "kind": type(error).__name__,
@@ -146,7 +144,6 @@ def dump_error(error: SurestepError) -> bytes:
 
 
 def load_error(data: bytes) -> SurestepError:
-    """The inverse of `dump_error`."""
     about = orjson.loads(data)
     kind: Callable[..., SurestepError] = getattr(errors, about["kind"], InternalError)
     return kind(about["message"], param=about["param"])

@@ -1,4 +1,4 @@
-"""Who may work next: so many at a time, small work first, and large work never in every place."""
+"""A semaphore that prefers small work and never fills every place with large work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Waiting(NamedTuple):
 
 
 class WorkGate:
-    """`size` of work is in bytes, or what is like them."""
+    """Admits work to a limited number of places; `size` is in bytes or similar units."""
 
     def __init__(self, places: int, *, large: int) -> None:
         """Work above `large` leaves one place to the rest, if there are several."""
@@ -33,12 +33,12 @@ class WorkGate:
 
     @property
     def num_waiting(self) -> int:
-        """Pieces of work that have no place yet."""
+        """Number of jobs that wait for a place."""
         return len(self._waiting)
 
     @contextlib.asynccontextmanager
     async def place(self, size: int) -> AsyncIterator[None]:
-        """A place, when its turn comes. Cancelled before that, the work never begins."""
+        """Hold a place, once it is free. If cancelled before that, the work never begins."""
         await self.enter(size)
         try:
             yield
@@ -62,7 +62,6 @@ class WorkGate:
             raise
 
     def leave(self, size: int) -> None:
-        """Give a place back."""
         self._take(size, -1)
         self._let_in()
 

@@ -1,4 +1,4 @@
-"""Everything that a status page shows, asked for once a second at most, however many look on."""
+"""The document behind the status page, made at most once a second for any number of readers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS = 512
 
 
 class OverviewSource:
-    """The document as JSON. `gateway` tells of this process."""
+    """Builds the document. `gateway` describes this process."""
 
     def __init__(self, pool: SchedulerPool, gateway: Callable[[], GatewayView]) -> None:
         self._pool = pool
@@ -30,7 +30,7 @@ class OverviewSource:
         self._made_at = 0.0
 
     async def json(self) -> bytes:
-        """The last one while it is fresh, else a new one; who comes meanwhile waits for that."""
+        """Return the document, a new one when the last is stale; concurrent callers share it."""
         async with self._one_at_a_time:
             if not self._json or time.monotonic() - self._made_at >= _FRESH_S:
                 schedulers = await asyncio.gather(*map(_scheduler, self._pool.schedulers))
@@ -57,7 +57,7 @@ async def _scheduler(scheduler: SchedulerClient) -> SchedulerView:
 
 
 async def _status(scheduler: SchedulerClient) -> SchedulerStatus | None:
-    """None without an answer; from one that is silent none is waited for."""
+    """Return the scheduler's status; None without a reply, and at once for a silent one."""
     if scheduler.silent:
         return None
     try:

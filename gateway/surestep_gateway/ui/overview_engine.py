@@ -1,4 +1,4 @@
-"""What a scheduler says of itself and its ranks, as the objects of GET /overview."""
+"""The status of a scheduler and its ranks, as the objects of GET /overview."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Line = Annotated[str, BeforeValidator(lambda text: text[:_TEXT])]
 
 
 def _name(kind: Any, value: int) -> str:
-    """Of an enum's value; its number where a newer process says what this one does not know."""
+    """Return the name of an enum's value, or the number of a value unknown to this version."""
     return kind.Name(value) if value in kind.values() else str(value)
 
 
@@ -41,7 +41,7 @@ class ExitView(BaseModel):
 
 
 class RankView(BaseModel):
-    """A rank, by its supervisor, its own word, or both."""
+    """A rank, as its supervisor or the rank itself reports it."""
 
     rank: int
     pid: int  # 0 while there is none
@@ -62,7 +62,7 @@ class RankView(BaseModel):
 
     @classmethod
     def of(cls, rank: int, told: SupervisorStatus | None, info: WorkerInfo | None) -> RankView:
-        """At least one of the two is there."""
+        """Combine both reports, of which at least one is present."""
         supervisor = told or SupervisorStatus(rank=rank, rank_state=RankState.READY)
         beats = told is not None and told.HasField("heartbeat")
         return cls(
@@ -108,7 +108,6 @@ class IncidentView(BaseModel):
 
     @classmethod
     def of(cls, incident: Incident) -> IncidentView:
-        """From what the scheduler says."""
         return cls(
             cause=incident.cause,
             reason=incident.reason,
@@ -136,7 +135,7 @@ class StepsView(BaseModel):
 
     @classmethod
     def of(cls, steps: RecentSteps) -> StepsView:
-        """Milliseconds are enough for a picture."""
+        """Return the columns, with times rounded to milliseconds."""
         return cls(
             epoch=list(steps.epoch),
             step=list(steps.step),
@@ -151,7 +150,7 @@ class StepsView(BaseModel):
 
 
 class EngineView(BaseModel):
-    """The scheduler and what is behind it, as it says."""
+    """The scheduler and its ranks, as the scheduler reports them."""
 
     pid: int
     state: str
@@ -167,7 +166,6 @@ class EngineView(BaseModel):
 
     @classmethod
     def of(cls, status: SchedulerStatus) -> EngineView:
-        """From what the scheduler says."""
         told = {one.rank: one for one in status.supervisors}
         infos = {one.rank: one for one in status.ranks}
         return cls(

@@ -1,4 +1,4 @@
-"""GET /overview: what the status page shows, as typed objects.
+"""GET /overview: the content of the status page, as typed objects.
 
 Every list in it has a bound, and so has every text.
 """
@@ -26,7 +26,7 @@ class GatewayView(BaseModel):
 
 
 class ModelView(BaseModel):
-    """What a scheduler serves."""
+    """The model that a scheduler serves."""
 
     path: Line
     fingerprint: str
@@ -40,7 +40,6 @@ class ModelView(BaseModel):
 
     @classmethod
     def of(cls, info: SchedulerInfo) -> ModelView:
-        """From what the scheduler says."""
         return cls(
             path=info.model_path,
             fingerprint=info.model_fingerprint,
@@ -55,7 +54,7 @@ class ModelView(BaseModel):
 
 
 class FiguresView(BaseModel):
-    """Counters from the start of the scheduler's process, and gauges."""
+    """Counters since the start of the scheduler's process, and gauges."""
 
     prompt_tokens: int
     output_tokens: int
@@ -78,7 +77,6 @@ class FiguresView(BaseModel):
 
     @classmethod
     def of(cls, stats: SchedulerStats) -> FiguresView:
-        """From what the scheduler says."""
         return cls(
             prompt_tokens=stats.prompt_tokens,
             output_tokens=stats.generation_tokens,
@@ -102,7 +100,7 @@ class FiguresView(BaseModel):
 
 
 class SchedulerView(BaseModel):
-    """One scheduler, by what the gateway knows of it and by what it says."""
+    """One scheduler, as seen by the gateway and as it reports itself."""
 
     address: str
     admits: bool  # requests are sent to it
@@ -116,7 +114,7 @@ class SchedulerView(BaseModel):
 
 
 class Overview(BaseModel):
-    """Everything at one moment; ages are as of then."""
+    """The whole document at one moment, to which all ages refer."""
 
     gateway: GatewayView
     schedulers: list[SchedulerView]

@@ -1,6 +1,6 @@
-"""The pages for people: what this server is, and what its API takes.
+"""HTML pages: a home page and the API's documentation.
 
-Written here from the OpenAPI document, without a script, and without anything from elsewhere.
+Generated from the OpenAPI document, without scripts and without external resources.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _BOUNDS = (
 def home_page(
     version: str, models: Sequence[str], state: str, root: str, hidden: Collection[str]
 ) -> Response:
-    """GET / of a server whose paths begin with `root`; `hidden` ones it does not have."""
+    """Return GET / of a server whose paths begin with `root`, without links to `hidden` paths."""
     names = ", ".join(f"<code>{escape(name)}</code>" for name in models)
     links = "".join(
         f'<li><a href="{escape(root)}{path}">{path}</a>: {escape(text)}</li>'
@@ -75,7 +75,7 @@ def home_page(
 
 
 def docs_page(document: Json, root: str) -> Response:
-    """GET /docs: the OpenAPI document for people, of a server whose paths begin with `root`."""
+    """Return GET /docs: the OpenAPI document as HTML; paths begin with `root`."""
     schemas = document["components"]["schemas"]
     operations = "".join(
         _operation(method, path, operation, schemas)
@@ -114,7 +114,7 @@ def _operation(method: str, path: str, operation: Json, schemas: Json) -> str:
 
 
 def _names(schema: Json) -> Iterable[str]:
-    """Names of the bodies that an operation takes."""
+    """Return the names of the bodies that an operation accepts."""
     for one in schema.get("anyOf", [schema]):
         if "$ref" in one:
             yield one["$ref"].removeprefix(_REF)
@@ -132,7 +132,7 @@ def _fields(name: str, schemas: Json) -> str:
 
 
 def _kind(schema: Json, schemas: Json) -> str:
-    """What a field may be, in a few words."""
+    """Return the type of a field in a few words."""
     if "anyOf" in schema or "oneOf" in schema:
         kinds = [_kind(one, schemas) for one in schema.get("anyOf") or schema["oneOf"]]
         return " or ".join(dict.fromkeys(kind for kind in kinds if kind != "null")) or "null"

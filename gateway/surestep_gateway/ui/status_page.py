@@ -1,8 +1,7 @@
-"""The status page: HTML, styles and scripts of this package, and nothing from elsewhere.
+"""The status page: HTML, styles and scripts of this package, without external resources.
 
-The page itself holds no secret and needs no key; what it shows it asks for with the key that the
-reader types. Whatever it refers to is relative to where it was fetched, so that it works behind any
-proxy.
+The page itself holds no secret and needs no key; it fetches its data with the key that the reader
+types. Its references are relative, so that it works behind any proxy.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _BASE = b"{base}"  # in the page: what leads from it to its files
 
 
 class StatusPage:
-    """Its files, read once."""
+    """Serves the page's files, which are read once."""
 
     def __init__(self) -> None:
         folder = files(__package__) / "static"
@@ -47,17 +46,15 @@ class StatusPage:
         }
 
     def routes(self) -> list[Route]:
-        """What to mount."""
         return [Route(PAGE, self.page), Route(f"{PAGE}/{{name}}", self.file)]
 
     async def page(self, request: Request) -> Response:
-        """The page, with or without a slash behind its name."""
+        """Return the page, with or without a slash behind its path."""
         is_folder = request.scope.get("raw_path", b"").endswith(b"/")
         html = self._files[_INDEX].replace(_BASE, b"" if is_folder else b"ui/")
         return Response(html, headers=_HEADERS | {"content-type": _KINDS["html"]})
 
     async def file(self, request: Request) -> Response:
-        """One of its files."""
         name = request.path_params["name"]
         if name == _INDEX or name not in self._files:
             raise HTTPException(404)
