@@ -53,7 +53,6 @@ class Serve(ServeSettings):
     """
 
     def run(self, console: Console) -> int:
-        """Exit status."""
         from .serve.launcher import launch
 
         return launch(self)
@@ -70,7 +69,6 @@ class ImportGguf(Settings):
     folder: CliPositionalArg[Path] = Field(description="folder to create")
 
     def run(self, console: Console) -> int:
-        """Exit status."""
         from .commands import import_gguf
 
         import_gguf(self.gguf, self.folder, console)
@@ -94,7 +92,6 @@ class Fetch(Settings):
     )
 
     def run(self, console: Console) -> int:
-        """Exit status."""
         from .commands import fetch
         from .serve.model_source import Source
 
@@ -115,7 +112,7 @@ class RestartWorkers(Settings):
     reason: str | None = Field(default=None, description="for the server's log")
 
     def run(self, console: Console) -> int:
-        """Exit status: 0 when everything serves again."""
+        """Return the exit status: 0 when everything serves again."""
         from .commands import restart_workers
 
         key = one_key(self.admin_api_key, self.admin_api_key_file)
@@ -130,7 +127,6 @@ class NewSecret(Settings):
     file: CliPositionalArg[Path] = Field(description="file to create, for its owner's eyes only")
 
     def run(self, console: Console) -> int:
-        """Exit status."""
         from .commands import new_secret
 
         new_secret(self.file)
@@ -145,7 +141,6 @@ class Proto(Settings):
     )
 
     def run(self, console: Console) -> int:
-        """Exit status."""
         from .commands import proto
 
         proto(self.folder)
@@ -192,7 +187,7 @@ class Surestep(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Which command runs is said on the command line only."""
+        """Read the name of the command from the command line only."""
         return (init_settings,)
 
 

@@ -1,4 +1,4 @@
-"""How drafts fare on a server, from its metrics."""
+"""Statistics of drafts, from a server's metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class DraftStats:
-    """What became of drafts: windows that had some, tokens drafted and accepted."""
+    """Windows that had drafts, and the tokens drafted and accepted."""
 
     windows: int = 0
     drafted: int = 0
@@ -18,7 +18,7 @@ class DraftStats:
     accepted_at: tuple[int, ...] = ()  # by position in the window
 
     def since(self, earlier: DraftStats) -> DraftStats:
-        """What has come on top."""
+        """Return the difference to an earlier reading."""
         pairs = itertools.zip_longest(self.accepted_at, earlier.accepted_at, fillvalue=0)
         return DraftStats(
             self.windows - earlier.windows,
@@ -28,12 +28,12 @@ class DraftStats:
         )
 
     def rates(self) -> list[float]:
-        """By position, the share of windows in which the draft there was accepted."""
+        """Return by position the share of windows in which the draft there was accepted."""
         return [count / self.windows for count in self.accepted_at] if self.windows else []
 
 
 def draft_stats(metrics: Metrics) -> DraftStats:
-    """All that the server tells of, under vLLM's names."""
+    """Return the counters that the server exports under vLLM's names."""
     at = metrics.by("vllm:spec_decode_num_accepted_tokens_per_pos_total", "position")
     by_position = {int(position): int(count) for position, count in at.items()}
     return DraftStats(

@@ -33,11 +33,11 @@ def call(
     certificate: Path | None = None,
     verify: bool = True,
 ) -> Answer:
-    """GET, or POST with a JSON body. Every HTTP status is an answer; OSError when there is none.
+    """GET, or POST with a JSON body. Every HTTP status is returned; OSError without a response.
 
-    `certificate` is the one that the server must show, whatever the name in it; without it, servers
-    are judged as usual. Without `verify`, whoever answers will do. A Unix socket is called
-    unix://PATH/..., with %2F for / in its path.
+    `certificate` is the one that the server must present, whatever name it contains; without it,
+    servers are verified as usual. Without `verify`, any server is accepted. The URL of a Unix
+    socket is unix://PATH/..., with %2F for / in its path.
     """
     tls = context_of_client(certificate, verify=verify) if url.startswith("https") else None
     with _opened(url, body, api_key, timeout_s, tls) as response:
@@ -45,7 +45,9 @@ def call(
 
 
 def read_text(url: str, *, api_key: str | None = None, timeout_s: float = 2.0) -> str:
-    """Body of a GET. OSError when there is none, or another status than 200."""
+    """Return the body of a GET. Raise OSError without a response, or for a status other than
+    200.
+    """
     with _opened(url, None, api_key, timeout_s) as response:
         if response.status != HTTPStatus.OK:
             raise ConnectionError(f"{urlsplit(url).path} answered with HTTP {response.status}")
@@ -55,7 +57,10 @@ def read_text(url: str, *, api_key: str | None = None, timeout_s: float = 2.0) -
 def posted(
     url: str, body: dict[str, Any], *, api_key: str | None = None, timeout_s: float
 ) -> contextlib.AbstractContextManager[http.client.HTTPResponse]:
-    """The answer to a POST, to be read as it comes. Errors as in `call`; `timeout_s` of silence."""
+    """Return the response to a POST, to be read as it comes. Errors as in `call`.
+
+    `timeout_s` limits the silence between two pieces.
+    """
     return _opened(url, body, api_key, timeout_s)
 
 
@@ -87,18 +92,18 @@ def _opened(
 
 
 def api_root(url: str) -> str:
-    """What paths are added to; clients of OpenAI's API have a /v1 at the end of their URLs."""
+    """Return the URL to which paths are added, without the /v1 of OpenAI clients' base URLs."""
     return url.rstrip("/").removesuffix("/v1")
 
 
 def unix_socket(url: str) -> str | None:
-    """The path of the socket that a unix:// URL names; None for other URLs."""
+    """Return the socket path of a unix:// URL; None for other URLs."""
     parts = urlsplit(url)
     return unquote(parts.netloc) if parts.scheme == "unix" else None
 
 
 class _EveryStatus(urllib.request.HTTPErrorProcessor):
-    """Whatever the status, an answer is an answer; redirections are followed."""
+    """Returns responses of every status; redirections are followed."""
 
     def http_response(self, request: Any, response: Any) -> Any:
         return super().http_response(request, response) if response.code // 100 == 3 else response

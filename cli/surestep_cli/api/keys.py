@@ -1,4 +1,4 @@
-"""The one key that a command shows to a server."""
+"""The API key that a command sends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from surestep_gateway.auth.api_keys import read_keys
 
 
 def one_key(key: SecretStr | None, path: Path | None) -> str | None:
-    """`key`, or the first one of the file; None if there is neither. Raises InvalidRequest."""
+    """Return `key`, or the first key of the file; None without either. Raise InvalidRequest."""
     if key is not None or path is None:
         return key.get_secret_value() if key is not None else None
     try:

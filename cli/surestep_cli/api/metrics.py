@@ -1,4 +1,4 @@
-"""The metrics of a running server, from the text that it writes for Prometheus."""
+"""The metrics of a running server, parsed from Prometheus text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from surestep_common.errors import Unavailable
 
 
 class Metrics:
-    """The samples of one scrape. Raises Unavailable when the text is no metrics."""
+    """The samples of one scrape. Raise Unavailable when the text is not Prometheus text."""
 
     def __init__(self, text: str) -> None:
         self._samples: dict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
@@ -24,11 +24,11 @@ class Metrics:
         return name in self._samples
 
     def total(self, name: str) -> float:
-        """Sum over the samples of a name; 0 where there are none."""
+        """Return the sum over the samples of a name; 0 without any."""
         return sum(value for _, value in self._samples.get(name, ()))
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """The same by the values of a label."""
+        """Return the sums by the values of a label."""
         sums: dict[str, float] = defaultdict(float)
         for labels, value in self._samples.get(name, ()):
             sums[labels.get(label, "")] += value

@@ -1,4 +1,4 @@
-"""What answers of the OpenAI API are read for by more than one command."""
+"""Parsing of OpenAI API responses, shared by several commands."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _DATA = b"data:"
 
 
 def payload_of(line: bytes) -> bytes | None:
-    """What a line of a stream of events carries; None of a line that carries nothing."""
+    """Return the payload of a line of an event stream; None for a line without one."""
     return line[len(_DATA) :].strip() if line.startswith(_DATA) else None
 
 
 def model_card(models: Any, name: str | None = None) -> dict[str, Any]:
-    """The model called `name`, or the first one, in an answer to GET /v1/models.
+    """Return the model called `name`, or the first one, of a GET /v1/models response.
 
-    Raises InvalidRequest.
+    Raise InvalidRequest.
     """
     listed = models.get("data") if isinstance(models, dict) else None
     cards = [card for card in listed or () if isinstance(card, dict) and "id" in card]

@@ -33,16 +33,14 @@ class ServerUrl(Settings):
     def sources(
         cls, init: PydanticBaseSettingsSource, env: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """See Settings.sources; of the variables, those of the fields of this class."""
         return super().sources(init, _Address(cls, env_prefix=ENV_PREFIX))
 
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> dict[str, Any]:
-        """See Settings.from_file."""
         return _of_clients(super().from_file(content))
 
     def key(self) -> str | None:
-        """The key to show. Raises InvalidRequest."""
+        """Return the key to send. Raise InvalidRequest."""
         return one_key(self.api_key, self.api_key_file)
 
 

@@ -19,7 +19,7 @@ def open_session(
     timeout: aiohttp.ClientTimeout,
     certificate: Path | None = None,
 ) -> aiohttp.ClientSession:
-    """For any number of requests at once to paths below `url`; `certificate` as for `http.call`."""
+    """Open a session for concurrent requests to paths below `url`; `certificate` as for `call`."""
     socket = unix_socket(url)
     tls = context_of_client(certificate) if certificate is not None else True
     return aiohttp.ClientSession(

@@ -1,4 +1,4 @@
-"""`surestep bench`: the load generator with a table for people."""
+"""`surestep bench`: runs the load generator and prints its report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def bench(options: Bench, console: Console) -> int:
-    """Run the load and print the report. 1 when a request failed. Raises Unavailable."""
+    """Run the load and print the report; return 1 when a request failed. Raise Unavailable."""
     with console.status(f"{options.num_requests} requests, {options.concurrency} at a time"):
         report = asyncio.run(_measure(options))
     output = Console(soft_wrap=True, highlight=False)

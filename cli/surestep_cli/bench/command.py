@@ -45,7 +45,7 @@ class Bench(ServerUrl):
         return None if path is None else writable(path, (".svg",))
 
     def run(self, console: Console) -> int:
-        """Exit status: 0 when no request failed."""
+        """Return the exit status: 0 when no request failed."""
         from .bench import bench
 
         return bench(self, console)

@@ -51,15 +51,15 @@ class Percentiles:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Percentiles:
-        """Percentiles of durations in seconds."""
+        """Return the percentiles of durations in seconds."""
         return cls(_percentile_ms(seconds, 0.50), _percentile_ms(seconds, 0.99))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """What one run measured, all of it on the client's side.
+    """The measurements of one run, all of them on the client's side.
 
-    Only requests that ended well are timed and counted as output; `wall_s` spans all of them.
+    Only successful requests are timed and counted as output; `wall_s` spans all of them.
     """
 
     model: str
@@ -84,7 +84,7 @@ class LoadReport:
     itl_quantiles_ms: list[float]
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return one line of JSON."""
         return json.dumps(asdict(self))
 
 
@@ -135,7 +135,9 @@ async def run_load(
 
 
 def make_prompt(index: int, num_words: int, *, seed: int, kind: PromptKind) -> str:
-    """Prompt of request `index`; "repeat" is one short phrase over and over, which drafts well."""
+    """Return the prompt of request `index`; "repeat" is one short phrase over and over, which
+    drafts well.
+    """
     rng = random.Random(f"{seed}:{index}")  # noqa: S311  # wants to be predictable
     if kind == "repeat":
         phrase = rng.choices(_WORDS, k=_REPEAT_WORDS)
@@ -145,7 +147,7 @@ def make_prompt(index: int, num_words: int, *, seed: int, kind: PromptKind) -> s
 
 @dataclass(slots=True)
 class _Trace:
-    """One request as its stream arrives."""
+    """The stream of one request."""
 
     sent: float
     ended: float = 0.0
@@ -161,7 +163,7 @@ class _Trace:
         return self.usage.get("completion_tokens", len(self.arrivals))
 
     def feed(self, line: bytes) -> None:
-        """Take one line of the stream. Raises ValueError when it is not what it should be."""
+        """Parse one line of the stream. Raise ValueError when it is malformed."""
         payload = payload_of(line)
         if payload is None:
             return

@@ -1,4 +1,4 @@
-"""The course of a measurement and the spread of its latencies as a picture."""
+"""Charts of a measurement: throughput over time and the distribution of latencies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Panel(NamedTuple):
 
 
 def in_characters(report: LoadReport, *, ascii_only: bool) -> Iterator[str]:
-    """Lines for a terminal; none where nothing was measured."""
+    """Yield lines for a terminal; none where nothing was measured."""
     speeds = report.tok_s_over_time
     if any(speeds):
         line = sparkline(speeds, ascii_only=ascii_only)
@@ -56,7 +56,7 @@ def in_characters(report: LoadReport, *, ascii_only: bool) -> Iterator[str]:
 
 
 def to_svg(report: LoadReport) -> str:
-    """Three charts beside each other."""
+    """Return three charts side by side."""
     panels = [
         _Panel("output, tok/s", report.tok_s_over_time, True, "0 s", f"{report.wall_s:.1f} s"),
         _Panel("time to first token, ms", report.ttft_quantiles_ms, False, "p0", "p100"),

@@ -1,4 +1,4 @@
-"""`surestep chat`: talks with a running server; between pipes, one prompt and one answer."""
+"""`surestep chat`: a conversation with a running server; between pipes, one prompt, one answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ A \\ at the end continues the line. Ctrl-C ends an answer."""
 
 
 def converse(chat: Conversation, console: Console) -> int:
-    """With the person at the terminal, until /quit or Ctrl-D. Exit status."""
+    """Run a conversation in the terminal until /quit or Ctrl-D. Return the exit status."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # input() with a history and keys to edit
     console.print(f"{chat.fields['model']}: /help lists commands, Ctrl-D ends", style="dim")
@@ -57,7 +57,7 @@ def converse(chat: Conversation, console: Console) -> int:
 
 
 def answer_once(chat: Conversation, prompt: str, out: TextIO) -> int:
-    """One prompt, one answer, and nothing else on `out`. Exit status. Raises SurestepError."""
+    """Write the answer to one prompt to `out`. Return the exit status. Raise SurestepError."""
 
     def piece(text: str, *, reasoning: bool) -> None:
         if not reasoning:
@@ -74,7 +74,7 @@ def answer_once(chat: Conversation, prompt: str, out: TextIO) -> int:
 
 
 def obey(chat: Conversation, line: str, console: Console) -> bool:
-    """A command; True when an answer is wanted. Raises InvalidRequest."""
+    """Run a command of the user; return True when an answer is wanted. Raise InvalidRequest."""
     name, _, rest = line.partition(" ")
     rest = rest.strip()
     match name:
@@ -103,12 +103,12 @@ def obey(chat: Conversation, line: str, console: Console) -> bool:
 
 
 def printable(text: str) -> str:
-    """Without what would control a terminal: models say anything."""
+    """Remove characters that would control a terminal: a model can emit anything."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def _said(console: Console) -> str:
-    """What the person types, over several lines where one ends in a backslash."""
+    """Read the user's input, over several lines where one ends in a backslash."""
     said = ""
     while not said.strip():
         line = input("> ")
@@ -124,7 +124,7 @@ def _question(chat: Conversation, said: str) -> bool:
 
 
 def _show_answer(chat: Conversation, console: Console) -> None:
-    """Reasoning dim, content plain, speed below."""
+    """Print reasoning dim, content plain, speed below."""
     kinds: list[bool] = []
 
     def piece(text: str, *, reasoning: bool) -> None:
@@ -162,7 +162,7 @@ def _save(chat: Conversation, name: str) -> None:
 
 
 def prompt_of(words: Sequence[str], stdin: TextIO) -> str | None:
-    """What is asked without a conversation: the words, what stands on standard input, or both."""
+    """Return the prompt of a single answer: the words, standard input, or both."""
     said = " ".join(words)
     if stdin.isatty():
         return said or None
@@ -171,7 +171,7 @@ def prompt_of(words: Sequence[str], stdin: TextIO) -> str | None:
 
 
 def run_chat(chat: Conversation, words: Sequence[str], console: Console) -> int:
-    """A conversation, or one answer. Exit status. Raises SurestepError."""
+    """Run a conversation or print one answer. Return the exit status. Raise SurestepError."""
     prompt = prompt_of(words, sys.stdin)
     if prompt is not None:
         return answer_once(chat, prompt, sys.stdout)

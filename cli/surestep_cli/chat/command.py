@@ -34,7 +34,7 @@ class Chat(ServerUrl):
     timeout_s: float = Field(default=300.0, gt=0, description="seconds of silence that are borne")
 
     def run(self, console: Console) -> int:
-        """Exit status: 0 when there was an answer."""
+        """Return the exit status: 0 when there was an answer."""
         from .chat import run_chat
         from .conversation import Conversation, first_model
 

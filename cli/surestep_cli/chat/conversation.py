@@ -1,4 +1,4 @@
-"""A conversation with a server by its API for chats: what was said, and the answer as it comes."""
+"""A conversation over the chat API: its messages, and the answer as it streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_ERROR_BYTES = 64 << 10
 
 @dataclass(slots=True)
 class Reply:
-    """An answer as far as it came. Times are of time.monotonic."""
+    """An answer as far as it has arrived. Times are of time.monotonic."""
 
     content: str = ""
     reasoning: str = ""
@@ -32,7 +32,6 @@ class Reply:
     finish_reason: str | None = None
 
     def speed(self) -> str:
-        """In words."""
         if self.first is None:
             return "no answer"
         tokens = self.tokens if self.tokens is not None else self.chunks
@@ -43,7 +42,7 @@ class Reply:
 
 
 class OnPiece(Protocol):
-    """Who takes the pieces of an answer."""
+    """Callback for the pieces of an answer."""
 
     def __call__(self, text: str, *, reasoning: bool) -> None: ...
 
@@ -60,13 +59,13 @@ class Conversation:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def body(self) -> dict[str, Any]:
-        """The request for the next answer."""
+        """Return the request for the next answer."""
         first = [{"role": "system", "content": self.system}] if self.system else []
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         return {**self.fields, "messages": [*first, *self.messages], **streamed}
 
     def answer(self, piece: OnPiece) -> Reply:
-        """Ask, and hear the answer to its end, or to Ctrl-C. Raises SurestepError."""
+        """Request an answer and read it to its end, or to Ctrl-C. Raise SurestepError."""
         heard = Reply(asked=time.monotonic())
         url = f"{api_root(self.url)}/v1/chat/completions"
         try:
@@ -83,7 +82,7 @@ class Conversation:
 
 
 def first_model(url: str, api_key: str | None) -> str:
-    """Of a server. Raises Unavailable and InvalidRequest."""
+    """Return the name of the server's first model. Raise Unavailable and InvalidRequest."""
     try:
         answer = call(f"{api_root(url)}/v1/models", api_key=api_key, timeout_s=_MODELS_TIMEOUT_S)
     except OSError as error:
@@ -95,7 +94,7 @@ def first_model(url: str, api_key: str | None) -> str:
 
 
 def _events(stream: Any) -> Iterator[dict[str, Any]]:
-    """The chunks of a stream. Raises Unavailable when it does not end as it should."""
+    """Yield the chunks of a stream. Raise Unavailable when it ends early."""
     for line in stream:
         payload = payload_of(line)
         if payload is None:

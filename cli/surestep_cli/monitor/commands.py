@@ -18,7 +18,7 @@ class Status(ServerUrl):
     )
 
     def run(self, console: Console) -> int:
-        """Exit status: 0 when everything serves, 1 when not."""
+        """Return the exit status: 0 when everything serves, 1 when not."""
         from .status import show
 
         return show(self.url, self.key(), as_json=self.json_output, console=Console())
@@ -31,7 +31,6 @@ class Top(ServerUrl):
     updates: int | None = Field(default=None, ge=1, description="looks; none = until Ctrl-C")
 
     def run(self, console: Console) -> int:
-        """Exit status."""
         try:
             from .top import top
         except ImportError as error:

@@ -1,4 +1,4 @@
-"""The figures of a running server at one moment, and what lies between two of them."""
+"""The figures of a running server at one moment, and the rates between two of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One look. `at` is a time of time.monotonic; counters count since the server started."""
+    """One reading. `at` is a time of time.monotonic; counters count since the server started."""
 
     at: float
     status: Json  # the /status document
@@ -29,7 +29,7 @@ class Moment:
 
     @classmethod
     def of(cls, at: float, status: Json, metrics: Metrics) -> Moment:
-        """From the two documents of the gateway."""
+        """Combine the gateway's status and metrics."""
         return cls(
             at=at,
             status=status,
@@ -46,11 +46,11 @@ class Moment:
 
     @property
     def state(self) -> str:
-        """Of the gateway."""
+        """State of the gateway."""
         return str(self.status["gateway"]["state"])
 
     def ranks(self) -> tuple[int, int]:
-        """Workers that are ready, and all of them."""
+        """Number of ready workers, and of all workers."""
         states = [
             supervisor["rank_state"]
             for scheduler in self.status["schedulers"]
@@ -62,9 +62,9 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second, over the time between two moments.
+    """Rates per second between two moments.
 
-    Counters that fell, or that one of the moments does not know, count as nothing.
+    Counters that fell, or that one of the moments lacks, count as nothing.
     """
 
     prompt_tok_s: float
@@ -74,7 +74,6 @@ class Rates:
 
     @classmethod
     def between(cls, earlier: Moment, later: Moment) -> Rates:
-        """Rates from one moment to another."""
         if not (earlier.known and later.known):
             return cls(0.0, 0.0, 0.0, DraftStats())
         seconds = max(later.at - earlier.at, 1e-9)

@@ -19,7 +19,7 @@ _MINUTE_S, _HOUR_S = 60, 3600
 
 
 class Row(NamedTuple):
-    """One process as the table shows it."""
+    """One process as a row of the table."""
 
     name: str
     pid: str
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 def show(url: str, api_key: str | None, *, as_json: bool, console: Console) -> int:
-    """Print the processes. 0 when the server serves, 1 when not. Raises Unavailable."""
+    """Print the processes; return 0 when the server serves, 1 when not. Raise Unavailable."""
     try:
         answer = call(f"{api_root(url)}/status", api_key=api_key, timeout_s=_TIMEOUT_S)
     except OSError as error:
@@ -47,7 +47,7 @@ def show(url: str, api_key: str | None, *, as_json: bool, console: Console) -> i
 
 
 def table(status: dict[str, Any]) -> Table:
-    """One line per process."""
+    """Return a table with one row per process."""
     result = Table("process", "pid", "address", "state", "epoch", "last step")
     for row in rows(status):
         result.add_row(*row)
@@ -55,7 +55,7 @@ def table(status: dict[str, Any]) -> Table:
 
 
 def rows(status: dict[str, Any]) -> Iterator[Row]:
-    """Gateway, then each scheduler with its ranks behind their supervisors."""
+    """Yield the gateway, then each scheduler with its ranks behind their supervisors."""
     gateway, schedulers = status["gateway"], status["schedulers"]
     yield Row("gateway", str(gateway["pid"]), gateway["address"], gateway["state"])
     for number, scheduler in enumerate(schedulers):
@@ -117,7 +117,7 @@ def _rank(number: int, supervisor: dict[str, Any], rank: dict[str, Any] | None) 
 
 
 def remarks(status: dict[str, Any]) -> Iterator[str]:
-    """What a table does not hold: the requests, and what went wrong lately."""
+    """Yield lines below the table: the requests, and recent faults."""
     for scheduler in status["schedulers"]:
         if scheduler["status"] is not None:
             yield from _remarks(scheduler["url"], scheduler["status"])

@@ -1,4 +1,4 @@
-"""`surestep top`: a running server, looked at again and again."""
+"""`surestep top`: a live view of a running server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ Look = Callable[[], Moment]
 def top(
     url: str, api_key: str | None, *, interval_s: float, updates: int | None, console: Console
 ) -> int:
-    """Show the server until Ctrl-C, or so many times. Raises Unavailable if it is not there."""
+    """Show the server until Ctrl-C, or `updates` times. Raise Unavailable if it does not
+    respond.
+    """
 
     def look() -> Moment:
         return look_at(url, api_key)
@@ -50,7 +52,7 @@ def top(
 
 
 def look_at(url: str, api_key: str | None) -> Moment:
-    """Ask for everything once. Raises Unavailable."""
+    """Read status and metrics once. Raise Unavailable."""
     root = api_root(url)
     try:
         answer = call(f"{root}/status", api_key=api_key, timeout_s=_TIMEOUT_S)
@@ -65,7 +67,7 @@ def look_at(url: str, api_key: str | None) -> Moment:
 def lines(
     look: Look, first: Moment, interval_s: float, rounds: Iterator[int] | range
 ) -> Iterator[str]:
-    """A line for each look, for pipes and logs."""
+    """Yield one line per reading, for pipes and logs."""
     before = first
     for _ in rounds:
         time.sleep(interval_s)
@@ -80,7 +82,7 @@ def lines(
 
 
 def line(moment: Moment, rates: Rates) -> str:
-    """Everything that matters in a line."""
+    """Return the main figures in one line."""
     ready, ranks = moment.ranks()
     return (
         f"{moment.state} ranks {ready}/{ranks} running {moment.running:.0f} waiting"
@@ -106,7 +108,7 @@ def _live(
 
 
 class Screen:
-    """What a terminal shows, from one look to the next."""
+    """The live view, updated with every reading."""
 
     def __init__(self, *, ascii_only: bool) -> None:
         self._ascii_only = ascii_only
@@ -115,14 +117,14 @@ class Screen:
         self._rates: Rates | None = None
 
     def next(self, moment: Moment) -> RenderableType:
-        """With the rates since the last look."""
+        """Return the screen with the rates since the last reading."""
         rates = Rates.between(self._last, moment) if self._last is not None else None
         if rates is not None:
             self._speeds.append(rates.output_tok_s)
         return self.show(moment, rates)
 
     def show(self, moment: Moment, rates: Rates | None) -> RenderableType:
-        """The whole screen."""
+        """Return the whole screen."""
         self._last, self._rates = moment, rates
         gateway = moment.status["gateway"]
         title = Text(f"surestep {gateway['version']} {gateway['address']} ", style="bold")
@@ -133,7 +135,7 @@ class Screen:
         return Group(title, self._figures(moment, rates), table(moment.status), *map(Text, told))
 
     def trouble(self, why: str) -> RenderableType:
-        """The last that was seen, and why there is nothing newer."""
+        """Return the last screen with the reason why there is no newer one."""
         assert self._last is not None
         self._speeds.append(0.0)
         return Group(Text(why, style="bold red"), self.show(self._last, self._rates))
@@ -153,7 +155,9 @@ class Screen:
         return grid
 
     def _positions(self, moment: Moment, rates: Rates | None) -> str:
-        """Acceptance by position of the last interval, or of all time if nothing was drafted."""
+        """Return acceptance by position of the last interval, or of all time if nothing was
+        drafted.
+        """
         lately = rates is not None and rates.drafts.windows > 0
         shares = rates.drafts.rates() if rates is not None and lately else moment.drafts.rates()
         if not shares:

@@ -1,4 +1,4 @@
-"""One service process in the launcher's care."""
+"""One service process of the launcher."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TAIL_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """How to start a service. Its output goes to the end of `log_path`."""
+    """How to start a service. Its output is appended to `log_path`."""
 
     name: str
     argv: tuple[str, ...]
@@ -39,17 +39,17 @@ class Command:
 
 
 class ChildFailedError(Exception):
-    """A service ended and starting it again is no use; the message shows the end of its log."""
+    """A service ended and a restart would not help; the message shows the end of its log."""
 
 
 class BackOff:
-    """Pauses before a service is started again: ever longer, and short again after good service."""
+    """Pauses between restarts: increasing, and short again after a long run."""
 
     def __init__(self) -> None:
         self._pause_s = 0.0
 
     def pause_s(self, lived_s: float) -> float:
-        """After an end of a process that lived so long."""
+        """Return the pause after a process that ran for `lived_s` seconds."""
         longer = max(2 * self._pause_s, _SHORTEST_PAUSE_S)
         again = lived_s < _GOOD_SERVICE_S
         self._pause_s = min(longer, _LONGEST_PAUSE_S) if again else _SHORTEST_PAUSE_S
@@ -57,15 +57,15 @@ class BackOff:
 
     @property
     def longest(self) -> bool:
-        """Whether pauses cannot grow any more."""
+        """Whether pauses have reached their maximum."""
         return self._pause_s >= _LONGEST_PAUSE_S
 
 
 class Child:
-    """Runs a command, and runs it again when it ends by itself. It is to call `die_with`.
+    """Runs a command and restarts it when it ends by itself. The command must call `die_with`.
 
     A child that ends before it was ever marked `proven` is not restarted, because its settings are
-    at fault. One that has worked is restarted for ever.
+    at fault. One that has worked is always restarted.
     """
 
     def __init__(self, command: Command) -> None:
@@ -79,17 +79,17 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Of the running process; None between two."""
+        """Process id of the running process; None between two."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
     @property
     def stopping(self) -> bool:
-        """Whether it is to end for good."""
+        """Whether the process is to end and not be restarted."""
         return self._stopping.is_set()
 
     async def keep(self) -> None:
-        """Run until `stop`. Raises ChildFailedError. Cancelling kills the process."""
+        """Run until `stop`. Raise ChildFailedError. Cancelling kills the process."""
         back_off = BackOff()
         try:
             while True:
@@ -111,12 +111,12 @@ class Child:
                 await self._process.wait()
 
     def tail(self) -> str:
-        """The end of what the newest process wrote, indented, and where all of it is."""
+        """Return the end of the newest process's output, indented, and the path of all of it."""
         lines = _lines(self.command.log_path, self._log_begin)[-_TAIL_LINES:]
         return "\n".join([*(f"  {line}" for line in lines), f"Full log: {self.command.log_path}"])
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL when the process is still there after `grace_s` seconds."""
+        """Send SIGTERM, and SIGKILL when the process is still there after `grace_s` seconds."""
         self._stopping.set()
         process = self._process
         if process is None:
@@ -131,17 +131,17 @@ class Child:
             await process.wait()
 
     def kill(self) -> None:
-        """SIGKILL, now, for good."""
+        """Send SIGKILL and do not restart."""
         self._stopping.set()
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
     def resume(self) -> None:
-        """SIGCONT to it and to all that it has started, wherever somebody has stopped them."""
+        """Send SIGCONT to the process and all its descendants."""
         self._signal_all(signal.SIGCONT)
 
     async def end(self) -> None:
-        """Have it and all that it has started dump their stacks, then kill them."""
+        """Have the process and all its descendants dump their stacks, then kill them."""
         self._signal_all(STACK_DUMP_SIGNAL)
         await asyncio.sleep(_STACK_DUMP_S)
         self._signal_all(signal.SIGKILL)
@@ -152,7 +152,7 @@ class Child:
                 os.killpg(self.pid, number)  # it has a session of its own
 
     async def _run_once(self) -> str:
-        """From start to end; says how it ended."""
+        """Run the process once and return how it ended."""
         try:
             await self._start()
         except (OSError, RuntimeError) as error:  # no memory, files, processes or threads left
@@ -176,7 +176,7 @@ class Child:
             )
 
     def _open_log(self) -> FileIO | None:
-        """The end of its log; None where nothing can be written, which is told."""
+        """Open the log for appending; log an error and return None where that fails."""
         try:
             log = _begin_log(self.command)
         except OSError as error:
@@ -204,7 +204,7 @@ class Child:
 
 
 def _begin_log(command: Command) -> FileIO:
-    """Its log, made again where somebody has removed it, with a line that can be written."""
+    """Open the log, recreating a removed one, and write a first line to test it."""
     path = command.log_path
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -215,7 +215,7 @@ def _begin_log(command: Command) -> FileIO:
 
 
 def _stderr() -> int:
-    """Ours, if we have one."""
+    """Return our standard error, if we have one."""
     try:
         descriptor = sys.stderr.fileno()
         os.fstat(descriptor)
@@ -225,7 +225,7 @@ def _stderr() -> int:
 
 
 def _lines(path: Path, begin: int) -> list[str]:
-    """What a log holds from a byte on, its end at least; empty lines left out."""
+    """Return the non-empty lines of a log from byte `begin` on, at most its end."""
     try:
         with path.open("rb") as log:
             log.seek(max(path.stat().st_size - _TAIL_BYTES, begin))

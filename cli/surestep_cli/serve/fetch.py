@@ -1,4 +1,4 @@
-"""What `surestep serve` needs on this machine before anything starts."""
+"""What `surestep serve` downloads and prepares before anything starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .model_source import ModelFolder, Source, check_quantization, resolve, reso
 
 
 def fetch(settings: ServeSettings, console: Console) -> tuple[ModelFolder, Path | None]:
-    """The model, and the folder of its tokenizer where that is another. Raises SurestepError."""
+    """Return the model, and the folder of its tokenizer if that is another. Raise SurestepError."""
     token = settings.hf_token.get_secret_value() if settings.hf_token is not None else None
     source = Source(settings.revision, settings.download_dir, token)
     model = resolve(settings.model, console, source)

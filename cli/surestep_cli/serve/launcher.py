@@ -47,7 +47,7 @@ _INTERRUPTED = 130  # exit status after a second Ctrl-C
 
 
 def launch(settings: ServeSettings) -> int:
-    """Serve until SIGINT or SIGTERM. Returns the exit status. Raises SurestepError."""
+    """Serve until SIGINT or SIGTERM. Return the exit status. Raise SurestepError."""
     console = Console(file=unbreakable(sys.stderr), highlight=False)
     log.configure("launcher", level=settings.log_level, as_json=settings.log_json)
     settings = with_secret(settings)
@@ -68,7 +68,7 @@ def launch(settings: ServeSettings) -> int:
 
 
 def _remarks(settings: ServeSettings) -> Iterator[str]:
-    """What is not as the user may think: a line for all flags that do nothing, by reason."""
+    """Yield warnings about the settings: one line for all flags without effect, by reason."""
     if "device" not in settings.model_fields_set and gpu_is_here() and not torch_has_cuda():
         yield "the model runs on CPUs, although there is a GPU: the torch here knows no CUDA"
     reasons: dict[str, list[str]] = {}
@@ -138,14 +138,14 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 
 class Service(NamedTuple):
-    """A child and what shows that it lives."""
+    """A child and the probes of its liveness."""
 
     child: Child
     signs: Sequence[Probe]
 
 
 class Services(NamedTuple):
-    """In the order in which they are stopped."""
+    """All services, in the order in which they are stopped."""
 
     gateway: Service
     scheduler: Service
@@ -153,17 +153,15 @@ class Services(NamedTuple):
 
     @property
     def all(self) -> tuple[Service, ...]:
-        """Gateway first."""
         return (self.gateway, self.scheduler, *self.workers)
 
     @property
     def children(self) -> tuple[Child, ...]:
-        """The same."""
         return tuple(service.child for service in self.all)
 
 
 def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path) -> Services:
-    """Needs a running event loop."""
+    """Create the services. Needs a running event loop."""
     inherited = child_environ({**environ, **_PROCESS})
 
     def child(name: str, *module: str, **extra: str) -> Child:
@@ -192,7 +190,7 @@ def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path
 
 
 class Launcher:
-    """Owns the children and the answer to Ctrl-C."""
+    """Owns the children and handles Ctrl-C."""
 
     def __init__(
         self,
@@ -213,7 +211,7 @@ class Launcher:
         self._notifier = Notifier()
 
     async def run(self) -> int:
-        """Start, serve until a signal comes, drain. Exit status. Raises SurestepError."""
+        """Start, serve until a signal comes, drain. Return the exit status. Raise SurestepError."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
@@ -239,14 +237,16 @@ class Launcher:
         return _INTERRUPTED if self._killed else 0
 
     async def _beat(self) -> None:
-        """Signs of life for whoever has started this launcher, until cancelled."""
+        """Send heartbeats to the process that has started this launcher, until cancelled."""
         self._notifier.tell(READY)
         while True:
             self._notifier.tell(ALIVE)
             await asyncio.sleep(_BEAT_S)
 
     async def _started(self) -> bool:
-        """Wait until the model answers. False when a signal came first. Raises Unavailable."""
+        """Wait until the model is served. Return False when a signal came first. Raise
+        Unavailable.
+        """
         try:
             async with asyncio.timeout(self._startup_timeout_s):
                 if not await self._startup.wait(self._stop):
@@ -263,7 +263,7 @@ class Launcher:
         return "\n".join([first, *logs])
 
     async def _drain(self) -> None:
-        """Open requests finish, then the services end in the order in which they depend."""
+        """Let open requests finish, then stop the services in the order of their dependencies."""
         gateway, scheduler, *workers = self._services.children
         await gateway.stop(self._drain_s + _STOP_GRACE_S)
         await scheduler.stop(_STOP_GRACE_S)

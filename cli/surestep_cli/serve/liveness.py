@@ -1,7 +1,7 @@
-"""Whether the services still give signs of life, and what is done about one that does not.
+"""Liveness of the services, and the restart of one that stops responding.
 
-Some are watched already: a scheduler by its watchdog, a rank by its supervisor. Here the watchers
-are watched, with more patience than theirs, so that these act first.
+Some are supervised already: a scheduler by its watchdog, a rank by its supervisor. Here the
+supervisors are supervised, with longer timeouts than theirs, so that they act first.
 """
 
 from __future__ import annotations
@@ -33,73 +33,71 @@ _END_BEFORE_FIRST = 120  # of a process that has never given one
 
 
 class Probe(Protocol):
-    """Something that a service does only while it lives."""
+    """One way to see that a service lives."""
 
     async def seen(self) -> bool:
-        """Whether it does; answered within _LOOK_S."""
+        """Return whether the service has responded within _LOOK_S."""
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop probing."""
 
 
 class HttpProbe:
-    """The gateway answers, whatever it says, and whatever certificate it shows: the files may have
-    been renewed since it has started."""
+    """Whether the gateway responds, with any status and any certificate: the files may have been
+    renewed since it started.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     async def seen(self) -> bool:
-        """See Sign."""
         try:
             await asyncio.to_thread(call, self._url, timeout_s=_LOOK_S, verify=False)
         except OSError as error:
             return not _is_silence(error)
         return True
 
-    async def close(self) -> None:
-        """See Sign."""
+    async def close(self) -> None: ...
 
 
 def _is_silence(error: OSError) -> bool:
-    """A connection that is closed is an answer too: there are too many. And what keeps this process
-    from asking, a name that is not found, say, is nobody's silence."""
+    """Return whether an error means that the service does not respond.
+
+    A closed connection is a response too: there are too many. And errors on our side, such as a
+    name that is not found, say nothing about the service.
+    """
     reason = getattr(error, "reason", error)  # of an URLError
     return isinstance(reason, TimeoutError | ConnectionRefusedError)
 
 
 class GrpcProbe:
-    """The health service of a scheduler or supervisor answers, whatever it says."""
+    """Whether the health service of a scheduler or supervisor responds, with any status."""
 
     def __init__(self, address: str) -> None:
         self._probe = HealthProbe(address)
 
     async def seen(self) -> bool:
-        """See Sign."""
         return await self._probe.answers(_LOOK_S)
 
     async def close(self) -> None:
-        """See Sign."""
         await self._probe.close()
 
 
 class HeartbeatProbe:
-    """A watchdog sends signs of life. Nobody else would notice that it has stopped watching."""
+    """Whether a watchdog sends heartbeats; nothing else would notice that it has stopped."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
 
     async def seen(self) -> bool:
-        """See Sign."""
         return self._listener.heard()
 
     async def close(self) -> None:
-        """See Sign."""
         self._listener.close()
 
 
 async def watch(child: Child, signs: Sequence[Probe]) -> None:
-    """See to it that a child gives all of these signs, until cancelled."""
+    """Enforce that a child passes all of these probes, until cancelled."""
     vigil = LivenessCheck(child)
     try:
         while True:
@@ -117,7 +115,7 @@ async def watch(child: Child, signs: Sequence[Probe]) -> None:
 
 
 async def watch_logs(folder: Path) -> None:
-    """Tell when the logs cannot be had any more, and when they can again, until cancelled."""
+    """Log when the log folder becomes unusable, and when it is usable again, until cancelled."""
     told = ""
     while True:
         trouble = _trouble_of(folder)
@@ -136,7 +134,7 @@ def _trouble_of(folder: Path) -> str:
 
 
 class LivenessCheck:
-    """What a child has come to."""
+    """The state of one child between probes."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -145,7 +143,7 @@ class LivenessCheck:
         self._misses = 0
 
     async def looked(self, *, alive: bool) -> None:
-        """Act on what was seen: a silent process is told to go on, at last it is ended."""
+        """Act on a probe's result: a silent process gets SIGCONT, and is killed at last."""
         child = self._child
         if child.pid != self._pid or child.stopping:
             self._pid, self._known, self._misses = child.pid, False, 0

@@ -1,4 +1,4 @@
-"""Turns what the user calls a model into a folder in Hugging Face format."""
+"""From a model's name or path to a folder in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HUB_FILES = (*_TEXT_FILES, "*.safetensors")
 
 
 class Source(NamedTuple):
-    """Where a folder comes from that is not on this machine yet."""
+    """Where to download a folder from that is not on this machine yet."""
 
     revision: str | None = None
     download_dir: Path | None = None
@@ -42,8 +42,6 @@ _HUB = Source()
 
 
 class ModelFolder(NamedTuple):
-    """A model on this machine."""
-
     name: str  # what clients call it, unless told otherwise
     path: Path
 
@@ -51,11 +49,11 @@ class ModelFolder(NamedTuple):
 def resolve(
     model: str | None, console: Console, source: Source = _HUB, *, text_only: bool = False
 ) -> ModelFolder:
-    """Folder of `model`: a folder, a hub id, or nothing for the default model.
+    """Return the folder of `model`: a folder, a hub id, or None for the default model.
 
-    Downloads and converts what is missing and shows the progress on `console`; with `text_only` the
-    weights of models of the hub stay there. Raises NotFound when there is no such model and
-    Unavailable when the network is needed and not there.
+    Download and convert what is missing, with progress on `console`; with `text_only`, skip the
+    weights of models of the hub. Raise NotFound when there is no such model and Unavailable when
+    the network is needed and missing.
     """
     if not model:
         return ModelFolder(DEFAULT_MODEL, _default_model(console))
@@ -66,7 +64,7 @@ def resolve(
 
 
 def resolve_tokenizer(name: str, console: Console, source: Source = _HUB) -> Path:
-    """Folder with another tokenizer than the model's. Raises NotFound and Unavailable."""
+    """Return the folder of another tokenizer than the model's. Raise NotFound and Unavailable."""
     folder = _here(name) or _from_hub(name, _TOKENIZER_FILES, console, source)
     if not (folder / "tokenizer.json").is_file():
         raise NotFound(f"{folder} holds no tokenizer.json")
@@ -74,7 +72,7 @@ def resolve_tokenizer(name: str, console: Console, source: Source = _HUB) -> Pat
 
 
 def check_quantization(folder: Path, wanted: str) -> None:
-    """Raises InvalidRequest unless the checkpoint is quantised as it is wanted to be."""
+    """Raise InvalidRequest unless the checkpoint has the wanted quantisation."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):  # the worker says what is wrong with it
@@ -91,7 +89,7 @@ def check_quantization(folder: Path, wanted: str) -> None:
 
 
 def _here(name: str) -> Path | None:
-    """A folder of this machine, which need not exist if it cannot be anything else."""
+    """Return the path of a local folder, which may be missing if the name can be nothing else."""
     folder = Path(name).expanduser()
     return folder if folder.exists() or name.startswith(("/", ".", "~")) else None
 
@@ -123,7 +121,7 @@ def _default_model(console: Console) -> Path:
 
 
 def _recommend(file: Path, console: Console) -> None:
-    """Write the recommended sampling into a generation config that says nothing about it."""
+    """Write the recommended sampling into a generation config that has none."""
     try:
         said = json.loads(file.read_text()) if file.exists() else {}
         if not isinstance(said, dict):
@@ -149,7 +147,7 @@ def _fetch_default(models: Path, folder: Path, console: Console) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the kernel frees it when the holder ends."""
+    """Hold a lock between processes; the kernel releases it when the holder ends."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

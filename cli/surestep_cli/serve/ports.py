@@ -1,4 +1,4 @@
-"""Where servers can listen: free ports for the services of one machine, the address of the API."""
+"""Free ports for the services of one machine, and checks of the API's address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _PATIENCE_S = 1.0
 
 
 def free_addresses(widths: Mapping[str, int]) -> dict[str, str]:
-    """For each name a `host:port` from which on so many ports are free. Raises Unavailable."""
+    """Return for each name a `host:port` followed by as many free ports as needed. Raise
+    Unavailable.
+    """
     total = sum(widths.values())
     rng = random.SystemRandom()
     for _ in range(_ATTEMPTS):
@@ -32,7 +34,7 @@ def free_addresses(widths: Mapping[str, int]) -> dict[str, str]:
 
 
 def check_address(host: str, port: int) -> None:
-    """Raises Unavailable unless a server could listen there; port 0 is any."""
+    """Raise Unavailable unless a server could listen there; port 0 is any."""
     try:
         _bind(host, port)
     except OSError as error:
@@ -45,7 +47,7 @@ def check_address(host: str, port: int) -> None:
 
 
 def check_socket(path: Path) -> None:
-    """Raises Unavailable for a Unix socket that another server listens on."""
+    """Raise Unavailable for a Unix socket that another server listens on."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PATIENCE_S)
         try:
@@ -58,7 +60,7 @@ def check_socket(path: Path) -> None:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now."""
+    """Return whether a server could listen there now."""
     try:
         _bind(host, port)
     except OSError:

@@ -1,4 +1,4 @@
-"""What the user sees between the command and the first request: a bar, then how to connect."""
+"""The start as the user sees it: a progress bar, then how to connect."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Worker(NamedTuple):
 
 
 class Startup:
-    """Watches the services come up. `name` is the model's.
+    """Watches the services start. `name` is the model's.
 
-    `scheduler` is the address of one that serves it. `certificate` is what a gateway that speaks
-    HTTPS shows. `must_write`: a model that makes nothing but embeddings is not what was asked for.
-    `has_page`: there is a status page.
+    `scheduler` is the address of one that serves it. `certificate` is the one that a gateway with
+    HTTPS presents. `must_write`: refuse a model that only makes embeddings. `has_page`: there is a
+    status page.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Startup:
         self.missing = "nobody answers yet"  # what the gateway says
 
     async def wait(self, stop: asyncio.Event) -> bool:
-        """Wait until the gateway says ready. False when `stop` is set first.
+        """Wait until the gateway is ready. Return False when `stop` is set first.
 
-        Raises Unavailable, and InvalidRequest for a model that is not what was asked for.
+        Raise Unavailable, and InvalidRequest for a model of the wrong kind.
         """
         bar = Progress(
             SpinnerColumn(),
@@ -110,7 +110,7 @@ class Startup:
         return True
 
     def say(self, line: str) -> None:
-        """Tell the user something in passing."""
+        """Print a line beside the progress bar."""
         self._console.print(line, markup=False, soft_wrap=True)
 
     def announce(self, *, needs_key: bool) -> None:
@@ -175,18 +175,18 @@ class Startup:
                 raise Unavailable(f"{where}: {status.failure}\nFull log: {worker.log}")
 
     def _loaded(self) -> float | None:
-        """Part of the weights that the slowest rank has loaded, if any."""
+        """Return the share of the weights that the slowest rank has loaded, if known."""
         found = [_LOADED.findall(text)[-1:] for text in self._read_logs()]
         return min((int(done) / int(total) for each in found for done, total in each), default=None)
 
     def _warnings(self) -> Iterator[str]:
-        """What the workers do less well than they could, or otherwise than asked."""
+        """Yield the warnings of the workers' logs."""
         for text in self._read_logs():
             lines = [line for line in text.splitlines() if _WARNING.search(line)]
             yield from (line.decode(errors="replace") for line in lines[:_MAX_WARNINGS])
 
     def _read_logs(self) -> Iterator[bytes]:
-        """What the workers have written in this run."""
+        """Yield what the workers have logged in this run."""
         for log, skip in self._skip.items():
             with contextlib.suppress(OSError), log.open("rb") as file:
                 file.seek(skip)

@@ -1,4 +1,4 @@
-"""What this system allows a server to have, where that is too little: told before it is felt."""
+"""Warnings about system limits that are too low for a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILES = 1024
 
 
 def shortages(ranks: int, root: Path = SYSTEM) -> Iterator[str]:
-    """A line for each limit that is too low; `root` is where proc and sys are mounted."""
+    """Yield a line for each limit that is too low; `root` is where proc and sys are mounted."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < _FILES:
         yield f"ulimit -n is {files}: at most about {clients_within(files)} clients at once"

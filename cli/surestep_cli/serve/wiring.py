@@ -1,4 +1,4 @@
-"""Which service listens where, and how the others hear of it."""
+"""The addresses of the services, and the variables that pass them on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECRET_BYTES = 32
 
 
 def with_secret(settings: ServeSettings) -> ServeSettings:
-    """The settings with a secret for the gRPC ports: the user's, or one drawn for this start."""
+    """Return the settings with a secret for the gRPC ports: the user's, or a new one."""
     if settings.read_grpc_secret() is not None:
         return settings
     return settings.model_copy(
@@ -30,7 +30,7 @@ def with_secret(settings: ServeSettings) -> ServeSettings:
 def wiring(
     settings: ServeSettings, model: ModelFolder, tokenizer: Path | None = None
 ) -> dict[str, str]:
-    """Variables for all services: the user's settings, and free addresses where there are none."""
+    """Return the variables for all services: the user's settings, and free addresses."""
     ranks = settings.tensor_parallel_size
     free = free_addresses(
         {
@@ -58,13 +58,13 @@ def wiring(
 
 
 def consecutive(address: str, count: int) -> list[str]:
-    """`address` and the ones on the next ports."""
+    """Return `address` and the ones on the next ports."""
     host, _, port = address.rpartition(":")
     return [f"{host}:{int(port) + i}" for i in range(count)]
 
 
 def public_url(settings: ServeSettings, port: str) -> str:
-    """How clients on this machine reach the server."""
+    """Return the URL at which clients on this machine reach the server."""
     if settings.uds is not None:
         return f"unix://{quote(str(settings.uds.absolute()), safe='')}"
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104

@@ -1,4 +1,4 @@
-"""The values of flags: how many a flag takes, and what the text of one means."""
+"""Values of flags: how many a flag takes, and how their text is parsed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRUTH = {"true": True, "false": False}
 
 
 class FlagKind(Enum):
-    """What follows a flag."""
+    """The values that follow a flag."""
 
     SWITCH = auto()  # nothing, or true or false
     ONE = auto()
@@ -28,7 +28,7 @@ class FlagKind(Enum):
 
 
 def kind_of_flag(flag: VllmFlag) -> FlagKind:
-    """As the table writes it."""
+    """Return the kind that the table of vLLM's flags gives."""
     if not flag.kind:
         return FlagKind.SWITCH
     if flag.kind.endswith("..."):
@@ -39,7 +39,7 @@ def kind_of_flag(flag: VllmFlag) -> FlagKind:
 
 
 def kind_of_field(field: FieldInfo) -> FlagKind:
-    """By the type of a setting."""
+    """Return the kind by the type of a setting."""
     types = set(types_of(field.annotation))
     if dict in types:
         return FlagKind.MAPPING
@@ -49,7 +49,7 @@ def kind_of_field(field: FieldInfo) -> FlagKind:
 
 
 def types_of(annotation: Any) -> Iterable[Any]:
-    """The plain types, or Literals, in an annotation, without None."""
+    """Return the plain types, or Literals, in an annotation, without None."""
     origin = get_origin(annotation)
     if origin in (Union, UnionType):
         for part in get_args(annotation):
@@ -61,7 +61,7 @@ def types_of(annotation: Any) -> Iterable[Any]:
 
 
 def truth(value: Any) -> bool:
-    """Of a switch. Raises ValueError."""
+    """Return the value of a switch. Raise ValueError."""
     if isinstance(value, bool):
         return value
     if (known := TRUTH.get(str(value).lower())) is None:
@@ -70,13 +70,13 @@ def truth(value: Any) -> bool:
 
 
 def names(value: Any) -> list[str]:
-    """A list, or text with commas or in JSON."""
+    """Return a list, from one or from text with commas or in JSON."""
     values = value if isinstance(value, list) else [value]
     return [str(name) for part in values for name in split_names(str(part))]
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """JSON, or key=value with commas between. Raises ValueError."""
+    """Return a mapping from JSON, or from key=value with commas between. Raise ValueError."""
     if isinstance(value, dict):
         return value
     text = str(value).strip()
@@ -94,7 +94,7 @@ def mapping(value: Any) -> dict[str, Any]:
 
 
 def nested(keys: str, text: str) -> dict[str, Any]:
-    """`a.b VALUE` as {"a": {"b": VALUE}}; `a+ X,Y` as {"a": ["X", "Y"]}."""
+    """Return `a.b VALUE` as {"a": {"b": VALUE}}; `a+ X,Y` as {"a": ["X", "Y"]}."""
     value = list(text.split(",")) if keys.endswith("+") else scalar(text)
     for key in reversed(keys.removesuffix("+").split(".")):
         value = {key: value}
@@ -103,7 +103,7 @@ def nested(keys: str, text: str) -> dict[str, Any]:
 
 
 def scalar(value: Any) -> Any:
-    """JSON where it is some, a number with a suffix, or text."""
+    """Return the value of JSON, of a number with a suffix, or else the text."""
     if not isinstance(value, str):
         return value
     try:
@@ -117,7 +117,7 @@ def scalar(value: Any) -> Any:
 
 
 def merged(first: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, with the second's values where both have one; mappings and lists are joined."""
+    """Merge two mappings; the second's values win, mappings and lists are joined."""
     both = {**first, **then}
     for key in first.keys() & then.keys():
         old, new = first[key], then[key]

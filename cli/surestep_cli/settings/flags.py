@@ -1,4 +1,4 @@
-"""What the flags and keys of `surestep serve` ask for, in the forms that people write them in.
+"""The flags and keys of `surestep serve`, in all the forms that users write them in.
 
 Dashes or underscores; `--flag VALUE` or `--flag=VALUE`; short forms; the beginning of one flag;
 `--no-flag`, and `--disable-x` for `--enable-x`; several values after one flag; JSON,
@@ -39,14 +39,14 @@ _OPPOSITES = (("no-", ""), ("enable-", "disable-"), ("disable-", "enable-"))
 
 
 class _Name(NamedTuple):
-    """A flag as it was found: `on` is what it says of a switch."""
+    """A flag as it was found; `on` is the value of a switch in this form."""
 
     name: str
     on: bool = True
 
 
 class FlagReader:
-    """Collects what flags or keys ask for; the table of vLLM's flags has the last word on each."""
+    """Collects the values of flags or keys; the table of vLLM's flags decides about each."""
 
     def __init__(self, fields: Mapping[str, FieldInfo], vllm: VllmFlags | None = None) -> None:
         self._vllm = vllm or vllm_flags()
@@ -59,12 +59,12 @@ class FlagReader:
         self._problems: list[str] = []
 
     def check(self) -> None:
-        """Raises SettingsError with a line for each thing that cannot be had."""
+        """Raise SettingsError with a line for each flag that cannot be served."""
         if self._problems:
             raise SettingsError("\n".join(self._problems))
 
     def read_arguments(self, arguments: Sequence[str]) -> None:
-        """The command line after `serve`."""
+        """Read the command line after `serve`."""
         words = deque(arguments)
         while words:
             word = words.popleft()
@@ -78,7 +78,7 @@ class FlagReader:
             self._read(flag if flag is not None else head, given, words)
 
     def read_keys(self, content: Mapping[str, Any]) -> None:
-        """The keys of a config file."""
+        """Read the keys of a config file."""
         for key, value in content.items():
             if value is None or value == []:
                 continue
@@ -89,7 +89,7 @@ class FlagReader:
                 self._ask(name, value)
 
     def _long_form(self, head: str) -> str | None:
-        """--name or --name.key for what stands before `=`; None for a short form nobody knows."""
+        """Return --name or --name.key for the text before `=`; None for an unknown short form."""
         name, dot, keys = head.partition(".")
         if name.startswith("--"):
             return f"--{name[2:].replace('_', '-')}{dot}{keys}"
@@ -97,7 +97,7 @@ class FlagReader:
         return None if flag is None else f"--{flag.name}{dot}{keys}"
 
     def _read(self, flag: str, given: list[str] | None, words: deque[str]) -> None:
-        """One flag, with the value after `=` or those that follow."""
+        """Read one flag, with the value after `=` or those that follow."""
         text, dot, keys = flag.removeprefix("--").partition(".")
         name = self._find(text) or self._begun(text)
         if name is None or (dot and self._kind(name.name) is not FlagKind.MAPPING):
@@ -118,7 +118,7 @@ class FlagReader:
             self._ask(name, values[0] if values else True)
 
     def _find(self, name: str) -> _Name | None:
-        """The flag that a name means, and what it says of a switch."""
+        """Return the flag that a name means, and its value as a switch."""
         if name in self._vllm.by_name or name in self._fields:
             return _Name(name)
         for prefix, other in _OPPOSITES:
@@ -129,7 +129,7 @@ class FlagReader:
         return None if found is None or found.on else found._replace(on=True)
 
     def _begun(self, text: str) -> _Name | None:
-        """The only flag whose name begins so; argparse, and so vLLM, takes that for the flag."""
+        """Return the only flag with this beginning; argparse, and so vLLM, accepts that."""
         found = [name for name in self._names if name.startswith(text)]
         return _Name(found[0]) if len(found) == 1 else None
 
@@ -147,7 +147,7 @@ class FlagReader:
         self.values["model"] = word
 
     def _ask(self, name: _Name, value: Any) -> None:
-        """What the user wants of one flag."""
+        """Record the value of one flag."""
         kind = self._kind(name.name)
         flag = self._vllm.by_name.get(name.name)
         try:
@@ -166,7 +166,7 @@ class FlagReader:
         self._decide(shown, name.name if flag is None else flag, value)
 
     def _known_keys(self, name: str, mapping: dict[str, Any]) -> dict[str, Any]:
-        """Those keys of a mapping that the setting has; the table says what becomes of others."""
+        """Return the keys of a mapping that the setting has; the table decides about others."""
         kept = {}
         for key, value in mapping.items():
             flag = self._vllm.by_name.get(f"{name}.{key}")
@@ -177,7 +177,7 @@ class FlagReader:
         return kept
 
     def _decide(self, shown: str, flag: VllmFlag | str, value: Any) -> None:
-        """Do as the table says; a flag that it does not have is a setting."""
+        """Follow the table; a flag that it does not list is a setting."""
         if isinstance(flag, str):
             self._set(flag, value)
         elif flag.is_neutral(value):
@@ -215,7 +215,7 @@ def _is_flag(word: str) -> bool:
 
 
 def _following(kind: FlagKind | None, words: deque[str]) -> list[str]:
-    """The values of a flag, taken from the words behind it."""
+    """Take the values of a flag from the words behind it."""
     if kind is FlagKind.SWITCH:
         return [words.popleft()] if words and words[0].lower() in TRUTH else []
     values: list[str] = []

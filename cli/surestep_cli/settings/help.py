@@ -1,4 +1,4 @@
-"""`surestep serve --help`: the settings in sections, each as it is declared."""
+"""`surestep serve --help`: the settings in sections, as they are declared."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _VERDICTS = {
 
 
 def help_text(cls: type[BaseModel], topic: str | None, width: int) -> str:
-    """All of it, or what it has about a topic: a section, `all`, or a part of names."""
+    """Return all of it, or what it has about a topic: a section, `all`, or a part of names."""
     width, fields = max(width, 60), cls.model_fields
     if topic is None or topic.lower() == "all":
         parts = [_INTRODUCTION, *(_section(name, fields, width) for name in SECTIONS), _MORE]
@@ -92,14 +92,14 @@ def entry(usage: str, text: str, width: int) -> str:
 
 
 def declared(name: str, field: FieldInfo) -> tuple[str, str]:
-    """How a setting is given, and what it is."""
+    """Return how a setting is written, and its description."""
     default = "on" if field.default is True else typed_default(field)
     told = f" (default: {default})" if default is not None else ""
     return usage(name, field), (field.description or "") + told
 
 
 def usage(name: str, field: FieldInfo) -> str:
-    """How a setting is given: short forms, flag, and what stands for its value."""
+    """Return how a setting is written: short forms, flag, and the placeholder of its value."""
     flag = vllm_flags().by_name.get(_flag(name))
     value = metavar(name, field)
     if flag is not None and kind_of_flag(flag) is FlagKind.MANY:
@@ -110,7 +110,7 @@ def usage(name: str, field: FieldInfo) -> str:
 
 
 def typed_default(field: FieldInfo) -> str | None:
-    """The default as one would type it; None for switches, and where there is nothing to type."""
+    """Return the default as one would type it; None for switches and where there is none."""
     default = field.default
     if field.is_required() or field.default_factory is not None:
         return None
@@ -128,7 +128,7 @@ def typed_default(field: FieldInfo) -> str | None:
 
 
 def metavar(name: str, field: FieldInfo) -> str:
-    """What stands for the value of a setting in its help; empty for a switch."""
+    """Return the placeholder of a setting's value in its help; empty for a switch."""
     kind = kind_of_field(field)
     if kind is FlagKind.SWITCH:
         return ""

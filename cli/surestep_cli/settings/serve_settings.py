@@ -92,13 +92,15 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
 
     @classmethod
     def load(cls, argv: Sequence[str] | None = None) -> Self:
-        """See Settings.load; takes flags in all forms that vLLM takes, and its keys in the file."""
+        """Load the settings; accept flags in all forms that vLLM accepts, and its keys in the
+        file.
+        """
         arguments = sys.argv[1:] if argv is None else argv
         return or_exit(cls, lambda: cls.of_flags(arguments))
 
     @classmethod
     def of_flags(cls, arguments: Sequence[str]) -> Self:
-        """Read all sources. Raises SettingsError or ValidationError."""
+        """Read all sources. Raise SettingsError or ValidationError."""
         asked = FlagReader(cls.model_fields)
         asked.read_arguments(arguments)
         asked.check()
@@ -114,7 +116,6 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
 
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> dict[str, Any]:
-        """See Settings.from_file."""
         asked = FlagReader(cls.model_fields)
         asked.read_keys(content)
         asked.check()
@@ -125,31 +126,31 @@ class ServeSettings(WorkerSettings, GatewaySettings, SchedulerSettings):  # type
     def sources(
         cls, init: PydanticBaseSettingsSource, env: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """See Settings.sources; last of all, the variables of vLLM that are read."""
+        """Return the sources; the last are the variables of vLLM that are read."""
         return (*super().sources(init, env), _VllmVariables(cls))
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Flags, keys and variables that were accepted, and why they do nothing."""
+        """Flags, keys and variables that were accepted without effect, and the reasons."""
         return self._without_effect
 
     def environ(self) -> dict[str, str]:
-        """See Settings.environ; the services fetch nothing from the hub."""
+        """Return the variables for the services, which download nothing from the hub."""
         return {name: value for name, value in super().environ().items() if name != _TOKEN}
 
     @model_validator(mode="after")
     def _someone_to_talk_to(self) -> ServeSettings:
-        """The scheduler's own check; the launcher tells it whom to talk to."""
+        """Skip the scheduler's own check; the launcher sets its addresses."""
         return self
 
     @model_validator(mode="after")
     def _guests_need_a_door(self) -> ServeSettings:
-        """The launcher draws a secret where none is given."""
+        """Skip the check for a secret; the launcher creates one where none is given."""
         return self
 
 
 class _VllmVariables(PydanticBaseSettingsSource):
-    """The variables of vLLM: a few stand for a flag that nothing else gives."""
+    """The variables of vLLM; a few stand for a flag that is not given otherwise."""
 
     def __call__(self) -> dict[str, Any]:
         known = {}

@@ -1,4 +1,4 @@
-"""Commands of vLLM that are not here, and what does the like."""
+"""Commands of vLLM that do not exist here, and their equivalents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BENCHES = ("serve", "latency", "throughput", "startup", "sweep")
 
 
 def hint_for(arguments: Sequence[str]) -> str | None:
-    """What to tell who asks for one of them; None for everybody else."""
+    """Return a hint for one of vLLM's commands; None for any other."""
     match arguments:
         case [command, *_] if command in _COMMANDS:
             return f"there is no command {command}: {_COMMANDS[command]}"

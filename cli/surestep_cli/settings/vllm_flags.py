@@ -1,4 +1,4 @@
-"""What becomes of the flags of vLLM's `serve`: data/vllm_flags.toml, which explains itself."""
+"""The support of each flag of vLLM's `serve`, from data/vllm_flags.toml, which explains itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENTRY = re.compile(
 
 
 class FlagSupport(StrEnum):
-    """What becomes of a flag."""
+    """How a flag is supported."""
 
     SAME = "same"
     RENAMED = "renamed"
@@ -42,7 +42,7 @@ class VllmFlag:
 
     @classmethod
     def parse(cls, entry: str, verdict: FlagSupport, why: str) -> Self:
-        """An entry of the table."""
+        """Parse an entry of the table."""
         match = _ENTRY.fullmatch(entry)
         assert match is not None, entry
         name = match["name"]
@@ -63,11 +63,11 @@ class VllmFlag:
         return bool(self.target)
 
     def is_idle(self, value: Any) -> bool:
-        """Whether it does nothing to ask for this value."""
+        """Return whether this value has no effect."""
         return str(value).strip().lower() in self.idle
 
     def is_neutral(self, value: Any) -> bool:
-        """Whether a value asks for what is so anyway."""
+        """Return whether this value asks for the only behaviour there is."""
         if isinstance(value, bool):
             return ("on" if value else "off") in self.neutral
         text = str(value).strip().lower()
@@ -87,8 +87,6 @@ def _same_number(text: str, other: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class VllmFlags:
-    """The table."""
-
     release: str  # of vLLM, the newest whose flags it holds
     environment: Mapping[str, VllmFlag]  # by variable
     by_name: Mapping[str, VllmFlag]
@@ -96,7 +94,7 @@ class VllmFlags:
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
-        """Read the parsed file."""
+        """Parse the table."""
         flags = [
             VllmFlag.parse(entry, FlagSupport(group["verdict"]), group.get("why", ""))
             for group in table["group"]
@@ -123,6 +121,6 @@ def _unique(pairs: Iterable[tuple[str, VllmFlag]]) -> dict[str, VllmFlag]:
 
 @functools.cache
 def vllm_flags() -> VllmFlags:
-    """The table, read once."""
+    """Return the table, read once."""
     path = files(__package__) / "data" / "vllm_flags.toml"
     return VllmFlags.of(tomllib.loads(path.read_text(encoding="utf-8")))

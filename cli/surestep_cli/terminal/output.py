@@ -1,4 +1,4 @@
-"""Where output goes: standard output that may go away, files that are written at the end."""
+"""Output: standard output that may be closed, and files that are written at the end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from surestep_common.errors import Unavailable
 
 
 def writable(path: Path, endings: Sequence[str]) -> Path:
-    """The path, if a file can be written there: better known before the work than after it.
+    """Return the path if a file can be written there; checked before the work, not after it.
 
-    Raises ValueError.
+    Raise ValueError.
     """
     if path.suffix.lower() not in endings:
         raise ValueError(f"the name must end in {' or '.join(endings)}")
@@ -25,7 +25,7 @@ def writable(path: Path, endings: Sequence[str]) -> Path:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Raises Unavailable."""
+    """Write a file. Raise Unavailable."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -33,7 +33,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def unbreakable(stream: TextIO | None) -> io.TextIOWrapper:
-    """Writes to where `stream` does, at once, what can be written there; the rest is lost.
+    """Return a stream that writes to `stream` at once and drops what cannot be written.
 
     A full disk or a closed terminal must not end a server.
     """
@@ -50,7 +50,7 @@ class _Lossy(io.BufferedIOBase):
 
     @property
     def name(self) -> int | None:
-        """As files without a path have it."""
+        """Return a name as files without a path have it."""
         return self._fd
 
     def isatty(self) -> bool:

@@ -1,4 +1,4 @@
-"""Small pictures made of characters: for terminals, plain ones where there is no UTF-8."""
+"""Small charts made of characters; plain ones where there is no UTF-8."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _BLOCKS, _PLAIN_BLOCKS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 
 
 def sparkline(values: Sequence[float], *, ascii_only: bool, most: float | None = None) -> str:
-    """A character for each value; the highest stands for `most`, or for the greatest of them."""
+    """Return a character per value; the highest stands for `most`, or for the greatest value."""
     blocks = _PLAIN_BLOCKS if ascii_only else _BLOCKS
     top = most if most is not None else max(values, default=0.0)
     if top <= 0:
@@ -19,7 +19,7 @@ def sparkline(values: Sequence[float], *, ascii_only: bool, most: float | None =
 
 
 def bar(share: float, width: int, *, ascii_only: bool) -> str:
-    """A line of so many characters, filled as far as the share of 0 to 1 goes."""
+    """Return a bar of `width` characters, filled up to the share of 0 to 1."""
     full = round(min(max(share, 0.0), 1.0) * width)
     filled, rest = ("#", ".") if ascii_only else ("█", "░")
     return filled * full + rest * (width - full)

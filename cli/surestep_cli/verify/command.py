@@ -1,4 +1,4 @@
-"""`surestep verify`: starts a server, asks, compares, reports."""
+"""`surestep verify`: starts a server, sends the requests, compares, reports."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ _FLAGS = {
 
 
 def verify(asking: VerifyArguments, console: Console) -> int:
-    """Exit status: 0 equal, 1 different, 2 not found out. KeyboardInterrupt when it is stopped."""
+    """Return the exit status: 0 equal, 1 different, 2 inconclusive. Raise KeyboardInterrupt when
+    stopped.
+    """
     try:
         report = asyncio.run(_interruptible(_verify(asking, console)))
     except asyncio.CancelledError:
@@ -66,7 +68,7 @@ def verify(asking: VerifyArguments, console: Console) -> int:
 
 
 async def _interruptible(work: Any) -> Report:
-    """Whatever signal ends this command ends the server that it has started first."""
+    """Run `work`; a signal that ends this command first ends the server that it has started."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -135,12 +137,12 @@ async def _server(asking: VerifyArguments) -> AsyncIterator[Server]:
 
 
 def _speculates(config: dict[str, Any] | None) -> bool:
-    """Whether answers with speculation can differ from those without."""
+    """Return whether answers with speculation can differ from those without."""
     return config is None or config.get("num_speculative_tokens") != 0
 
 
 def _speculative_config(asking: VerifyArguments) -> dict[str, Any] | None:
-    """None of a server that is not ours."""
+    """Return the configuration; None for a server that this command has not started."""
     if asking.options.url is not None:
         return None
     return ServeSettings.of_flags(asking.arguments).speculative_config
@@ -154,7 +156,7 @@ def _flags(settings: ServeSettings) -> dict[str, Any]:
 def _notes(
     asking: VerifyArguments, known: About, found: CaseResults, *, speculates: bool
 ) -> Iterator[str]:
-    """What a reader of the figures has to know."""
+    """Yield remarks that a reader of the figures needs."""
     if asking.adds_drafts:
         yield (
             "No speculation was asked for: n-gram drafts (num_speculative_tokens 4) were added. "
@@ -181,7 +183,7 @@ def _notes(
 
 @contextlib.contextmanager
 def _progress(console: Console) -> Iterator[tuple[Progress, Tell]]:
-    """A bar in a terminal, a line for each stage elsewhere."""
+    """Show a bar in a terminal, a line for each stage elsewhere."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

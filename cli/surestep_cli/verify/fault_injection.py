@@ -1,4 +1,4 @@
-"""A fault in mid-stream, and whether the server got over it."""
+"""A fault in mid-stream, and whether the server recovered from it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class LocalWorkers(NamedTuple):
     ancestor: int  # process of the server
 
     async def status(self) -> Any:
-        """The /status document. Raises Unavailable."""
+        """Return the /status document. Raise Unavailable."""
         return await get(self.session, "status")
 
     async def serves(self) -> bool:
-        """Whether requests would be answered."""
+        """Return whether requests would be served."""
         with contextlib.suppress(Unavailable):
             await get_text(self.session, "health/ready")
             return True
@@ -39,7 +39,7 @@ class LocalWorkers(NamedTuple):
 
 
 class FaultInjection:
-    """Listens to streams and strikes when they are in the middle, `expected` tokens in all."""
+    """Watches streams and injects the fault in the middle of `expected` tokens in all."""
 
     def __init__(self, name: str, victims: LocalWorkers, expected: int) -> None:
         self._name = name
@@ -51,7 +51,7 @@ class FaultInjection:
         self._ended = False
 
     def listener(self, reference: Answer) -> Callable[[int], None]:
-        """For a stream that is to say the same as the reference."""
+        """Return a callback for a stream whose answer is to equal the reference."""
         counts = [0, reference.num_tokens]
         self._lefts.append(counts)
 
@@ -64,12 +64,12 @@ class FaultInjection:
         return heard
 
     def streams_ended(self) -> None:
-        """There is nothing left to disturb."""
+        """Record that no stream is left to disturb."""
         self._ended = True
         self._time.set()
 
     async def wait_and_strike(self) -> FaultResult:
-        """Returns when the server has recovered, or cannot."""
+        """Inject the fault; return when the server has recovered, or cannot."""
         result = FaultResult(self._name)
         try:
             before = await self._victims.status()
@@ -89,7 +89,7 @@ class FaultInjection:
         return result
 
     def _victim(self, status: Any) -> Rank:
-        """The first worker, or the last one for the second fault."""
+        """Return the first worker, or the last one for the second fault."""
         ranks = ranks_of(status)
         if not ranks:
             raise Unavailable("the server names no worker that runs")
@@ -107,7 +107,7 @@ class FaultInjection:
             raise Unavailable(f"the worker was not replaced within {_REPLACED_S:.0f} s")
 
     async def _settled(self, before: Any) -> None:
-        """As many processes wait to replace a worker as before: the next fault is as bad."""
+        """Wait for as many standby processes as before, so that the next fault is comparable."""
         wanted = _num_standbys(before)
 
         async def settled() -> bool:
@@ -128,7 +128,7 @@ def _num_standbys(status: Any) -> int:
 
 
 async def _until(condition: Callable[[], Any], patience_s: float) -> bool:
-    """Ask until it holds; False when it does not for too long."""
+    """Poll until the condition holds; return False when that takes too long."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
             while not await condition():  # noqa: ASYNC110  # of another process

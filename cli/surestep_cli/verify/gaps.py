@@ -1,4 +1,4 @@
-"""What stands behind a difference: how far apart the two best tokens were there."""
+"""The cause of a difference: the gap between the two best tokens there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def explain(
     reference: Answer,
     difference: Difference,
 ) -> None:
-    """Ask once more as for the reference, with log-probabilities, and say what they mean."""
+    """Repeat the reference's request with log-probabilities and record the gap and its meaning."""
     place = difference.place
     if place is None:
         difference.meaning = "the tokens are equal, the reason to end is not"
@@ -46,7 +46,7 @@ async def explain(
 
 
 def _wanted(prompt: Prompt, place: DifferencePosition) -> dict[str, Any]:
-    """Log-probabilities as far as the place of the difference."""
+    """Return the options for log-probabilities up to the position of the difference."""
     tokens = place.position + 1
     limits: dict[str, Any] = {"max_tokens": tokens}
     if prompt.body.get("max_completion_tokens"):
@@ -59,7 +59,7 @@ def _wanted(prompt: Prompt, place: DifferencePosition) -> dict[str, Any]:
 
 
 def _judged(best: Sequence[tuple[str, float]], *, greedy: bool) -> tuple[float | None, str]:
-    """The gap and its meaning."""
+    """Return the gap and its meaning."""
     if len(best) < _ALTERNATIVES:
         return None, "there was one candidate alone"
     gap = best[0][1] - best[1][1]
@@ -85,7 +85,7 @@ async def _in_words(session: aiohttp.ClientSession, place: DifferencePosition) -
 
 
 async def _spelled(session: aiohttp.ClientSession, token: int | None) -> str:
-    """A token with its text, if the server tells it."""
+    """Return a token with its text, if the server can detokenise it."""
     if token is None:
         return "the end"
     try:

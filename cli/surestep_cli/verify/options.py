@@ -43,7 +43,7 @@ the model) and --api-key or --api-key-file may stand beside these.
 
 
 class VerifyOptions(Settings):
-    """What `verify` wants to know beyond the server it starts."""
+    """The settings of `verify` besides those of the server it starts."""
 
     model_config = SettingsConfigDict(cli_prog_name=_PROGRAM)
 
@@ -91,7 +91,7 @@ class VerifyOptions(Settings):
 
 
 class VerifyArguments(NamedTuple):
-    """What the command line asks for."""
+    """The parsed command line."""
 
     options: VerifyOptions
     serve: ServeSettings
@@ -99,7 +99,7 @@ class VerifyArguments(NamedTuple):
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> Self:
-        """Read the command line. Wrong settings end the process with status 2."""
+        """Parse the command line. Wrong settings end the process with status 2."""
         own, rest = split(arguments)
         options = load(VerifyOptions, own)
         serve = or_exit(VerifyOptions, lambda: ServeSettings.of_flags(rest))
@@ -111,12 +111,12 @@ class VerifyArguments(NamedTuple):
 
     @property
     def adds_drafts(self) -> bool:
-        """Whether speculation is verified that nobody has asked for."""
+        """Whether drafts are added because no speculation is configured."""
         return self.options.url is None and self.serve.speculative_config is None
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The flags of VerifyOptions and, as they stand, all other words."""
+    """Return the flags of VerifyOptions and, unchanged, all other words."""
     own: list[str] = []
     rest: list[str] = []
     switches, flags = _own_flags()
@@ -135,7 +135,6 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def verify_help() -> str:
-    """The text of --help."""
     width = max(shutil.get_terminal_size().columns, 60)
     names = VerifyOptions.model_fields.keys() - Settings.model_fields.keys()
     fields = {n: f for n, f in VerifyOptions.model_fields.items() if n in names}
@@ -144,7 +143,7 @@ def verify_help() -> str:
 
 
 def _own_flags() -> tuple[set[str], set[str]]:
-    """Switches, and flags with a value."""
+    """Return the switches, and the flags with a value."""
     switches: set[str] = set()
     flags: set[str] = set()
     for name, field in VerifyOptions.model_fields.items():

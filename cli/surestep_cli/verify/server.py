@@ -1,4 +1,4 @@
-"""The server under test: one that is started as `serve` would start it, or one that runs."""
+"""The server under test: one started as `serve` would start it, or a running one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CLIENT_CERTIFICATES_NEEDED = 2  # of --ssl-cert-reqs
 
 
 class Server(NamedTuple):
-    """Where it is; `pid` of the launcher, None for a server that is somebody else's."""
+    """The server's URL; `pid` is the launcher's, None for a server not started here."""
 
     url: str
     api_key: str | None
@@ -37,15 +37,15 @@ class Server(NamedTuple):
 
 
 def key_of(settings: ServeSettings) -> str | None:
-    """The first of the keys that the server asks for, or that a running one is shown."""
+    """Return the first of the server's keys, or the key for a running server."""
     return settings.api_key[0] if settings.api_key else one_key(None, settings.api_key_file)
 
 
 @contextlib.asynccontextmanager
 async def started(asking: VerifyArguments) -> AsyncIterator[Server]:
-    """`surestep serve` with these arguments in a process of its own, ended with the context.
+    """Run `surestep serve` with these arguments in its own process, ended with the context.
 
-    The console is the server's until it is ready. Raises Unavailable, InvalidRequest.
+    The server owns the console until it is ready. Raise Unavailable, InvalidRequest.
     """
     settings, arguments = asking.serve, asking.arguments
     if settings.ssl_cert_reqs >= _CLIENT_CERTIFICATES_NEEDED:
@@ -64,7 +64,7 @@ async def started(asking: VerifyArguments) -> AsyncIterator[Server]:
 
 
 async def _spawn(arguments: Sequence[str]) -> asyncio.subprocess.Process:
-    """Ends with this process, however that ends."""
+    """Start the process, which ends with this one in any case."""
     environ = {**child_environ(variables("SURESTEP_")), PARENT_PID: str(os.getpid())}
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "surestep_cli", "serve", *arguments),
