@@ -25,7 +25,7 @@ class Moment:
     kv_usage: float  # share of the blocks, 0 to 1
     restarts: float  # epochs that were lost
     drafts: DraftStats
-    known: bool  # whether any scheduler has told its figures
+    known: bool  # whether any scheduler has reported its figures
 
     @classmethod
     def of(cls, at: float, status: Json, metrics: Metrics) -> Moment:

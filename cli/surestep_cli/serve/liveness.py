@@ -104,7 +104,7 @@ async def watch(child: Child, signs: Sequence[Probe]) -> None:
             began = time.monotonic()
             try:
                 seen = await asyncio.gather(*(sign.seen() for sign in signs))
-            except RuntimeError as error:  # no thread to look with, which is nobody's silence
+            except RuntimeError as error:  # no thread for the probe: not a failed probe
                 logger.warning("cannot look after %s: %s", child.command.name, error)
             else:
                 await vigil.looked(alive=all(seen))

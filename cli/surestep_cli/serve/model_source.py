@@ -42,7 +42,7 @@ _HUB = Source()
 
 
 class ModelFolder(NamedTuple):
-    name: str  # what clients call it, unless told otherwise
+    name: str  # the default name for clients
     path: Path
 
 
@@ -75,7 +75,7 @@ def check_quantization(folder: Path, wanted: str) -> None:
     """Raise InvalidRequest unless the checkpoint has the wanted quantisation."""
     try:
         config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):  # the worker says what is wrong with it
+    except (OSError, ValueError):  # the worker reports the problem
         return
     about = config.get("quantization_config") if isinstance(config, dict) else None
     found = about.get("quant_method") if isinstance(about, dict) else None

@@ -53,9 +53,9 @@ def check_socket(path: Path) -> None:
         try:
             probe.connect(str(path))
         except TimeoutError:
-            pass  # somebody does not get round to us
+            pass  # a server listens, but is too busy to accept
         except OSError:
-            return  # what else may be wrong with it, the gateway says
+            return  # the gateway reports other problems
     raise Unavailable(f"{path} is taken: a server listens on it; --uds takes another")
 
 

@@ -72,7 +72,7 @@ class Startup:
         self._must_write = must_write
         self._has_page = has_page
         self._embeds = False  # what people ask of it is embeddings
-        self.missing = "nobody answers yet"  # what the gateway says
+        self.missing = "nobody answers yet"  # the reason, as the gateway reports it
 
     async def wait(self, stop: asyncio.Event) -> bool:
         """Wait until the gateway is ready. Return False when `stop` is set first.
@@ -154,7 +154,7 @@ class Startup:
                     SchedulerInfoRequest(), timeout=_STATUS_TIMEOUT_S
                 )
         except grpc.aio.AioRpcError:
-            return  # it has just gone again; nobody is kept waiting for a hint
+            return  # it has just gone again; a hint is not worth a wait
         if info.headless and self._must_write:
             raise InvalidRequest(
                 f"--runner generate: {self._name} writes no text, it makes embeddings",

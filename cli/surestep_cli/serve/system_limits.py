@@ -32,7 +32,7 @@ def shortages(ranks: int, root: Path = SYSTEM) -> Iterator[str]:
 
 def _tasks_left(root: Path) -> Iterator[tuple[int, str]]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if soft != resource.RLIM_INFINITY and os.getuid() != 0:  # which nobody limits
+    if soft != resource.RLIM_INFINITY and os.getuid() != 0:  # which has no limit
         yield soft - _tasks_of_user(root / "proc", os.getuid()), "ulimit -u"
     for group in own_groups("pids", root):
         for folder in group.with_those_around():

@@ -22,7 +22,7 @@ from .faults import FAULTS
 
 _PROGRAM = "surestep verify"
 _REPORTS = (".json", ".html")
-# A running server has its settings; all that can be said of it here is who asks and for what.
+# A running server has its settings; only the model and the key can be given here.
 _WITH_URL = {"model", "api_key", "api_key_file"}
 _DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}')
 _INTRODUCTION = """\

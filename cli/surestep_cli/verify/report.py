@@ -54,7 +54,7 @@ class Report:
     took_s: float
     model: str
     url: str | None  # of a server that ran already
-    flags: dict[str, Any]  # settings that say what is computed; no secrets
+    flags: dict[str, Any]  # settings that affect results; no secrets
     speculative_config: dict[str, Any] | None
     temperature: float
     questions: list[Question]

@@ -195,7 +195,7 @@ class About(NamedTuple):
     """The server's facts about itself."""
 
     model: str
-    temperature: float | None  # of requests that do not say, None if that is 0 or unknown
+    temperature: float | None  # default of requests, None if that is 0 or unknown
     is_surestep: bool
 
 

@@ -70,7 +70,7 @@ async def _spawn(arguments: Sequence[str]) -> asyncio.subprocess.Process:
         *(sys.executable, "-m", "surestep_cli", "serve", *arguments),
         env=environ,
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,  # how to connect is nobody's business here
+        stdout=asyncio.subprocess.DEVNULL,  # the announcement is not needed here
         start_new_session=True,  # Ctrl-C reaches this process alone
     )
 

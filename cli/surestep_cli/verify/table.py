@@ -12,7 +12,7 @@ from .cases import ALONE, CaseResult, Sampling
 from .report import FaultResult, Report, Verdict, differences_of
 
 _NONE = "-"
-_NAMES = 2  # columns that say which case it is
+_NAMES = 2  # columns that identify the case
 _STYLES = {Verdict.EQUAL: "bold green", Verdict.DIFFERENT: "bold red"}
 HEADINGS = (
     *("answers", "company", "equal without", "equal with", "tok/s without", "tok/s with"),

@@ -84,7 +84,7 @@ async def _restart(pool: SchedulerPool, scheduler: SchedulerClient, reason: str)
     began = time.monotonic()
     logger.warning("restarting the workers of %s: %s", scheduler.address, reason)
     answer = await scheduler.restart_workers(reason, _RESTART_S)
-    scheduler.recheck()  # what it said before does not count
+    scheduler.recheck()  # its earlier health does not count
     await pool.until_admits(scheduler, _SERVE_S)
     return {
         "scheduler": scheduler.address,

@@ -65,7 +65,7 @@ def may_open(open_by: Collection[str], caller: str, limit: int) -> bool:
 
     At the limit, every caller can still open up to a fair share of it.
     """
-    if len(open_by) < limit:  # as nearly always: nobody's need be counted
+    if len(open_by) < limit:  # nearly always, and then no count is needed
         return True
     mine = sum(name == caller for name in open_by)
     return may_enter(mine, 1, len(open_by), limit, limit / len({*open_by, caller}))

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 COUNTED = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"}
 )
-# Whoever looks whether the server lives has no key.
+# Probes have no key.
 _OPEN = frozenset({"/health", "/health/ready", "/ping", "/version", "/openapi.json"})
 PROBES = frozenset({"/health", "/health/ready", "/ping"})
 _METRICS = frozenset({"/metrics", "/load"})
@@ -40,8 +40,8 @@ class Admission:
         self._keys, self._admin_keys = settings.api_keys(), settings.admin_keys()
         self._protect_metrics = settings.protect_metrics
         self._needs_certificate = settings.ssl_cert_reqs == ssl.CERT_REQUIRED
-        self._open: dict[asyncio.Task[object], str] = {}  # and who called
-        self.leaving = False  # told to stop: nobody should send anything more
+        self._open: dict[asyncio.Task[object], str] = {}  # by task; the names of the callers
+        self.leaving = False  # stopping: clients should go elsewhere
         self.draining = False
         self.aborting = False
 

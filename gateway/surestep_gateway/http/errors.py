@@ -55,7 +55,7 @@ def error_response(error: BaseException) -> Response:
     if isinstance(error, QueueFull | Unavailable | ModelChanged):
         headers["Retry-After"] = str(math.ceil(error.retry_after or _RETRY_AFTER_S))
     if isinstance(error, ClientTooSlow):
-        headers["Connection"] = "close"  # nobody waits for the rest of the body
+        headers["Connection"] = "close"  # the rest of the body is not read
     return JsonResponse(error_body(error), kind_of(error).http_status, headers)
 
 

@@ -52,7 +52,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0  # of the head that is being read, about
         self._num_headers = 0
         self._in_head = False
-        self._complaint = _INVALID  # what to say of bytes that are not taken
+        self._complaint = _INVALID  # the response to bytes that are refused
         self._certified = False
         self._head_due = math.inf  # when the head of a request must be there
         self._send_due = math.inf  # when the client must have taken what waits to be sent
@@ -69,7 +69,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._all.closed(self)
         if self._running is not None and not self._running.response_complete:
-            self._running.disconnected = True  # uvicorn tells the latest request alone
+            self._running.disconnected = True  # uvicorn notifies the latest request alone
             self._running.message_event.set()
         super().connection_lost(exc)
 
@@ -105,7 +105,7 @@ class HttpProtocol(HttpToolsProtocol):
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
         if self._running is not None:
-            self._running.disconnected = True  # what it says from now on is for nobody
+            self._running.disconnected = True  # its further output is dropped
 
     def pause_writing(self) -> None:
         super().pause_writing()

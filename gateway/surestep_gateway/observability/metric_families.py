@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 LABELS = ("model_name", "engine", "scheduler")
 Labels = tuple[str, str, str]  # their values
-Labelled = Sequence[tuple[Labels, T]]  # what each scheduler has said
+Labelled = Sequence[tuple[Labels, T]]  # one value per scheduler
 Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 

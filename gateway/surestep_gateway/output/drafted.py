@@ -16,7 +16,7 @@ class Run(NamedTuple):
 
     first: int
     end: int
-    drafted: bool | None  # None: nobody has asked
+    drafted: bool | None  # None: not requested
     is_last: bool  # the chunk ends with it
 
 

@@ -28,7 +28,7 @@ class Delta(NamedTuple):
     logprobs: list[Position] | None  # parallel to token_ids
     finish_reason: str | None  # set in the last delta
     stop_reason: str | int | None  # the stop string, or the stop token the client asked for
-    drafted: bool | None = None  # all of the tokens were, or none; None: nobody has asked
+    drafted: bool | None = None  # all of the tokens were, or none; None: not requested
 
     @property
     def each_drafted(self) -> list[bool]:

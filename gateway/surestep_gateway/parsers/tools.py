@@ -33,7 +33,7 @@ class MarkedToolParser(ABC):
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._scanner = MarkerScanner(OPEN)
-        self._space = ""  # last of the content so far, or layout: what follows tells
+        self._space = ""  # end of the content so far, or layout: the next text decides
         self._after_call = False
         self._call: Steps[None] | None = None
         self._call_text: list[str] = []  # of the open call so far
@@ -49,7 +49,7 @@ class MarkedToolParser(ABC):
         if self._call is None:
             self._add_content(self._scanner.flush())
         elif self._announced:
-            self._call.close()  # a grammar may still have something to tell
+            self._call.close()  # a grammar may still emit events
             self._end_call()
         else:
             self._give_up()

@@ -58,7 +58,7 @@ def _log_unknown(body: Body) -> None:
 
 def _first_problem(error: ValidationError) -> InvalidRequest:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    # A field of several types has a problem per type. That it is of another type says least.
+    # A field of several types has a problem per type; a wrong type is the least specific one.
     places = [_place(one["loc"]) for one in problems]
     same_field = [one for one, at in zip(problems, places, strict=True) if at[:1] == places[0][:1]]
     precise = [one for one in same_field if not one["type"].endswith("_type")]

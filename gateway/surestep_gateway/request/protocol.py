@@ -83,7 +83,7 @@ class Speculative(RequestOptions):
     """Speculation of this request, our own field. The output does not depend on it."""
 
     num_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None = None  # per step; 0 = off
-    return_drafted: bool | None = None  # choices say of each token whether it was a draft
+    return_drafted: bool | None = None  # mark in the choices which tokens were drafts
 
 
 class Truncation(Body):

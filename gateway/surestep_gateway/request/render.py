@@ -24,7 +24,7 @@ _TEXT_PARTS = {  # types of parts, and where their text is; the last two are tho
     "input_text": "text",
     "output_text": "text",
 }
-_TYPE_CHARS = 32  # shown of a type that nobody knows
+_TYPE_CHARS = 32  # shown of an unknown type
 
 
 class RenderedChat(NamedTuple):

@@ -11,7 +11,7 @@ from surestep_proto.generate_pb2 import SchedulerInfo
 
 from .protocol import ChatBody, GenerationBody, Truncation
 
-_COMPLETION_TOKENS = 16  # of a completion that does not say, in OpenAI's API
+_COMPLETION_TOKENS = 16  # OpenAI's default for completions
 _SHOWN_CHARS = 32  # of a key that is no token id
 _SHOWN_IDS = 1024  # that are outside the vocabulary
 

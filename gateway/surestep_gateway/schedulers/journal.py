@@ -41,7 +41,7 @@ class Journal:
     priority: int = 0
     cache_salt: str = ""
     num_draft_tokens: int | None = None
-    want_drafted: bool = False  # to be told which tokens were drafts
+    want_drafted: bool = False  # mark which tokens were drafts
     emitted_ids: list[int] = field(default_factory=list)
     started: bool = False  # a scheduler has run this request
     model_fingerprint: str = ""  # of the model that began the answer
@@ -140,13 +140,13 @@ class ResumableStream:
         self._record = LossHistory(pool.isolation, journal.request_id, timeouts.max_resumes)
         self._deadline = deadline
         self._key = prefix_key(journal.cache_salt, journal.prompt_ids)
-        self._next: SchedulerClient | None = None  # whom to ask instead of one that is full
+        self._next: SchedulerClient | None = None  # replaces one that is full
         self._call: GenerateCall | None = None  # the last one
         self._error: Unavailable | None = None  # what ended it
         self._span: Span | None = None  # of the last call
         self._waiting_since: float | None = None  # for tokens, without a call that brings them
-        self._refused = 0  # calls that nobody could serve since the last token
-        self._full = 0  # schedulers that said they are full since the last token
+        self._refused = 0  # calls that failed without a loss since the last token
+        self._full = 0  # refusals of full schedulers since the last token
         self._clock = asyncio.get_running_loop().time
 
     async def chunks(self) -> AsyncGenerator[GenerateChunk, None]:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 GENERATE = f"{SERVICE}/Generate"
-RETRY_AFTER_S = 1.0  # what a client is told while there is nothing better to say
+RETRY_AFTER_S = 1.0  # for clients, without a better estimate
 _RETRY_S = 0.1
 _QUERY_TIMEOUT_S = 2.0
 _PROBE_S = 1.0  # between two probes, and for the answer to one
@@ -105,11 +105,11 @@ class SchedulerClient:
     def __init__(self, address: str, on_change: Callable[[], None]) -> None:
         self.address = address
         self.breaker = CircuitBreaker()
-        self.serving = False  # it says that it admits requests
+        self.serving = False  # by its health service
         self.silent = False  # it is connected and does not answer
         self.info: pb.SchedulerInfo | None = None  # None before it served for the first time
-        self.trouble = ""  # why it does not serve, as it says; empty while it does
-        self.stats = pb.SchedulerStats()  # what it said last
+        self.trouble = ""  # its reason for not serving; empty while it serves
+        self.stats = pb.SchedulerStats()  # of its last reply
         self.history = History()
         self._on_change = on_change
         self._calls: set[GenerateCall] = set()
@@ -213,7 +213,7 @@ class SchedulerClient:
                 if self._missed >= _PROBES and not self.silent:
                     self._fall_silent()
             except SurestepError:
-                self.history.missed(time.monotonic())  # not connected, or not able to say
+                self.history.missed(time.monotonic())  # not connected, or an error
             else:
                 self.history.add(self.stats, time.monotonic())
                 total = self.stats.num_running + self.stats.num_waiting

@@ -15,7 +15,7 @@ from .generation import Origin
 
 logger = logging.getLogger(__name__)
 
-# Of a body: what the texts came to is the prompt, and who knows a salt finds what it keeps apart.
+# Left out of a body: texts, which are in the prompt, and the salt, which must stay secret.
 _LEFT_OUT = {"messages", "prompt", "input", "tools", "documents", "cache_salt"}
 
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_GRACE_S = 2.0  # after the deadline of a request, for the client to take what it says about that
+_GRACE_S = 2.0  # after the deadline of a request, for the client to read the error
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -117,7 +117,7 @@ class EventStream(Response):
         try:
             async with asyncio.timeout_at(self._generation.deadline + _GRACE_S):
                 await self._run(receive)
-        except TimeoutError:  # the deadline has been told, but the client takes nothing any more
+        except TimeoutError:  # the error is sent, but the client reads nothing any more
             scope["state"]["abort"]()
 
     async def _run(self, receive: Receive) -> None:

@@ -14,7 +14,7 @@ import jinja2.nodes
 import jinja2.sandbox
 from surestep_common.errors import InvalidRequest
 
-# Private use characters mean nothing to templates. The space tells whether the template trims.
+# Private use characters mean nothing to templates. The space shows whether the template trims.
 _CONTINUE_MARK = "\ue000continue\ue000 "
 _MESSAGE_CHARS = 1000  # a template may complain with all it was given
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
@@ -67,7 +67,7 @@ class ChatTemplate:
             return False
         try:
             loops = self._environment.parse(source).find_all(jinja2.nodes.For)
-        except Exception:  # noqa: BLE001  # who renders it complains
+        except Exception:  # noqa: BLE001  # rendering reports it
             return False
         return any(_is_content(loop.iter) for loop in loops)
 

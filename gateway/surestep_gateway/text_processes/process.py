@@ -29,7 +29,7 @@ from .wire import Parts
 
 logger = logging.getLogger(__name__)
 
-_NICE = 5  # whoever streams tokens goes first
+_NICE = 5  # token streams have priority
 _LARGE_BYTES = 1 << 20  # of a request
 
 

@@ -68,7 +68,7 @@ class TextService:
             try:
                 draft = job.draft(self._processor, raw, info)
             finally:
-                await asyncio.sleep(0)  # whoever is next has the next iteration of the loop
+                await asyncio.sleep(0)  # the next task runs in the next iteration
         return draft.finish(await self._encode(draft.texts))
 
     async def _encode(self, texts: Texts) -> Sequence[list[int]]:

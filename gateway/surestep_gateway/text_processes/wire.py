@@ -27,7 +27,7 @@ Parts = Sequence[bytes | bytearray]
 
 _COUNT = struct.Struct("<I")
 _WRITE_BYTES = 256 << 10  # at a time
-# What the sampling parameters say already, or what was made into prompts.
+# Fields that the sampling parameters or the prompts contain already.
 _LEFT_OUT = {"logit_bias", "bad_words", "allowed_token_ids", "stop_token_ids"}
 _MESSAGE_CHARS = 1000  # of an error: a client may find its own text in one
 

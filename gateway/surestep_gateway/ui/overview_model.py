@@ -108,7 +108,7 @@ class SchedulerView(BaseModel):
     trouble: Line  # why it does not serve; empty while it does
     model: ModelView | None  # None: it has never served
     engine: EngineView | None  # None: it does not answer
-    figures: FiguresView  # as it said last
+    figures: FiguresView  # of its last reply
     history: HistoryView
     outages: list[OutageView]  # newest first
 
