@@ -108,7 +108,7 @@ async def test_a_deaf_service_is_killed_after_its_grace(bench: Bench) -> None:
 def test_no_orphan_outlives_a_killed_launcher(bench: Bench) -> None:
     code = (
         "import asyncio, sys; from pathlib import Path; sys.path[:0] = {path!r};"
-        "from surestep_cli.child import Child, Command;"
+        "from surestep_cli.serve.child import Child, Command;"
         "asyncio.run(Child(Command(name='x', argv={argv!r}, environ={environ!r},"
         " log_path=Path({log!r}))).keep())"
     )
