@@ -84,11 +84,6 @@ class GatewayServer:
         )
         self._stopping = asyncio.Event()
 
-    @property
-    def keep_alive_s(self) -> int:
-        """Seconds that a connection may be idle after a response."""
-        return self._server.config.timeout_keep_alive
-
     def _new_protocol(self) -> HttpProtocol:
         return HttpProtocol(
             self._connections,

@@ -141,7 +141,7 @@ class Service(NamedTuple):
     """A child and the probes of its liveness."""
 
     child: Child
-    signs: Sequence[Probe]
+    probes: Sequence[Probe]
 
 
 class Services(NamedTuple):
@@ -221,14 +221,14 @@ class Launcher:
                     tasks.create_task(child.keep())
                 if await self._started():
                     self._startup.announce(needs_key=self._needs_key)
-                    vigils = [tasks.create_task(watch(*each)) for each in self._services.all]
+                    checks = [tasks.create_task(watch(*each)) for each in self._services.all]
                     logs = self._services.gateway.child.command.log_path.parent
-                    vigils.append(tasks.create_task(watch_logs(logs)))
-                    vigils.append(tasks.create_task(self._beat()))
+                    checks.append(tasks.create_task(watch_logs(logs)))
+                    checks.append(tasks.create_task(self._beat()))
                     await self._stop.wait()
                     self._notifier.tell(STOPPING)
-                    for vigil in vigils:
-                        vigil.cancel()
+                    for check in checks:
+                        check.cancel()
                 await self._drain()
         except* ChildFailedError as group:
             raise Unavailable(str(group.exceptions[0])) from None

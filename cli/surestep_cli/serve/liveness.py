@@ -96,22 +96,22 @@ class HeartbeatProbe:
         self._listener.close()
 
 
-async def watch(child: Child, signs: Sequence[Probe]) -> None:
+async def watch(child: Child, probes: Sequence[Probe]) -> None:
     """Enforce that a child passes all of these probes, until cancelled."""
-    vigil = LivenessCheck(child)
+    check = LivenessCheck(child)
     try:
         while True:
             began = time.monotonic()
             try:
-                seen = await asyncio.gather(*(sign.seen() for sign in signs))
+                seen = await asyncio.gather(*(probe.seen() for probe in probes))
             except RuntimeError as error:  # no thread for the probe: not a failed probe
                 logger.warning("cannot look after %s: %s", child.command.name, error)
             else:
-                await vigil.looked(alive=all(seen))
+                await check.looked(alive=all(seen))
             await asyncio.sleep(max(began + _LOOK_S - time.monotonic(), 0))
     finally:
-        for sign in signs:
-            await sign.close()
+        for probe in probes:
+            await probe.close()
 
 
 async def watch_logs(folder: Path) -> None:

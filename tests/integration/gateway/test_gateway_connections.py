@@ -107,10 +107,9 @@ async def test_bodies_that_wait_for_the_word(stack: Stack) -> None:
     writer.close()
 
 
-async def test_idle_connections_outlive_those_of_load_balancers(stack: Stack) -> None:
+def test_idle_connections_outlive_those_of_load_balancers() -> None:
     """A balancer that keeps a connection for 60 s never sends a request into a closed one."""
-    assert stack.server.keep_alive_s == GatewaySettings.model_fields["timeout_keep_alive"].default
-    assert stack.server.keep_alive_s > 60
+    assert GatewaySettings.model_fields["timeout_keep_alive"].default > 60
 
 
 async def test_a_kept_connection_is_used_again_and_then_closed(start_stack: StartStack) -> None:
