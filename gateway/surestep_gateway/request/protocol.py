@@ -1,8 +1,7 @@
 """Request bodies: the OpenAI fields, vLLM's extra ones, and ours.
 
 Ranges that do not depend on the model are declared here; `sampling.py` checks the rest. Types are
-strict: a number in quotes is refused. Unknown names are accepted, as every OpenAI-compatible server
-does, and logged at DEBUG.
+strict: a number in quotes is refused. Unknown names are accepted, and logged at DEBUG.
 
 A list fails at its first wrong element and a mapping that is too large before its values are
 checked, because every problem that is found is an object, and a body can have millions of them.
@@ -64,9 +63,7 @@ class Body(BaseModel):
 
 
 class RequestOptions(Body):
-    """Base of the fields kept with a request once its prompts are made; unknown ones are
-    dropped.
-    """
+    """Base of the fields kept with a prepared request; unknown ones are dropped."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -17,7 +17,6 @@ from gateway_process import gateway, until_ready
 from gateway_stack import Stack, StartStack
 from ports import free_port
 from slow_clients import OPEN_BODY, Address, connect, everything, post, stop_reading
-from surestep_gateway.config import GatewaySettings
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 BODY = json.dumps({"prompt": "hello", "max_tokens": 2}).encode()
@@ -104,30 +103,6 @@ async def test_bodies_that_wait_for_the_word(stack: Stack) -> None:
         assert (await reader.readline()) == b"HTTP/1.1 100 Continue\r\n"
         writer.write(BODY)
         assert statuses(await everything(reader)) == [200]
-    writer.close()
-
-
-def test_idle_connections_outlive_those_of_load_balancers() -> None:
-    """A balancer that keeps a connection for 60 s never sends a request into a closed one."""
-    assert GatewaySettings.model_fields["timeout_keep_alive"].default > 60
-
-
-async def test_a_kept_connection_is_used_again_and_then_closed(start_stack: StartStack) -> None:
-    """It may be idle for longer than the head of a request may take."""
-    stack = await start_stack(head_timeout_s=0.1, timeout_keep_alive=2)
-    reader, writer = await connect(address_of(stack))
-    clock = asyncio.get_running_loop().time
-    writer.write(HEALTH)
-    await reader.readuntil(b"\r\n\r\n")
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1.2):  # two sweeps, which would close an overdue one
-            await reader.read()
-    writer.write(HEALTH)
-    assert statuses(await reader.readuntil(b"\r\n\r\n")) == [200]
-    answered = clock()
-    async with asyncio.timeout(10):
-        assert await everything(reader) == b""
-    assert clock() - answered > 1.5
     writer.close()
 
 
