@@ -49,6 +49,7 @@ class Conditions:
     poison: bool = False  # whatever belongs to nobody is NaN or out of range
     after_apply: Callable[[SchedulerState], None] = lambda state: None
     step_ops: StepOps | None = None  # steps run as on a device, with these
+    asynchronous: bool = True  # and as on one that works behind the host
     graphs: bool = False  # and are captured, all kinds before the first step
     late: bool = False  # or each kind when steps have wanted it
 
@@ -90,8 +91,10 @@ def build_runner(
     drafter: str,
     k: int,
     step_ops: StepOps | None = None,
+    *,
+    asynchronous: bool = True,
 ) -> Built:
-    """A fresh runner around the model."""
+    """A fresh runner around the model; with ops, as on a device that they are of."""
     kernels = replace(load_kernels("cpu"), step=step_ops)
     blocks = 1 + (neighbours.num_sequences or 100) * -(-TOTAL_LEN // BLOCK_SIZE)
     settings = WorkerSettings(
@@ -101,7 +104,11 @@ def build_runner(
         kv_cache_memory=blocks * bytes_per_block(model.kv_spec(BLOCK_SIZE), kernels) / 2**30,
         speculative_config={"method": drafter, "num_speculative_tokens": k},
     )
-    return assemble(settings, model, tp, kernels)
+    built = assemble(settings, model, tp, kernels)
+    if step_ops is None or not asynchronous:
+        return built
+    parts = built.runner.parts._replace(synchronous=False)
+    return built._replace(runner=Runner(parts))
 
 
 class ParityBench:
@@ -150,7 +157,9 @@ class ParityBench:
     ) -> dict[str, Answer]:
         """Answers of any requests by a fresh runner."""
         ops = conditions.step_ops
-        built = build_runner(self._model, self._tp, neighbours, drafter, k, ops)
+        behind = conditions.asynchronous
+        what = neighbours, drafter, k, ops
+        built = build_runner(self._model, self._tp, *what, asynchronous=behind)
         step = step_of(built.runner)
         if conditions.graphs or conditions.late:
             built.runner.prepare()

@@ -32,6 +32,8 @@ class Parts(NamedTuple):
     device: torch.device
     heartbeat: Heartbeat
     step_ops: StepOps | None  # None: steps run on the host
-    use_graphs: bool  # capture steps on a device before the first one
+    # Launches are over when they return, and reading what they wrote is free: so on a CPU.
+    synchronous: bool
+    use_graphs: bool  # capture steps before the first one, where they are not synchronous
     max_step_tokens: int
     compilations: Compilations

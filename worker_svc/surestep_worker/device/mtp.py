@@ -13,7 +13,7 @@ import torch
 from surestep_kernels.choose import DrawParams, RowStatus
 from surestep_kernels.gather_tokens import TokenInputs, TokenRuns
 from surestep_kernels.paged_attention import AttentionRows
-from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.slot_state import DraftIds, SlotState
 from surestep_kernels.step_ops import StepOps
 from torch import Tensor
 
@@ -42,11 +42,13 @@ class MtpInputs(NamedTuple):
     factors: Tensor  # f32[R] divisors of the logits
 
 
-class MtpDrafts(NamedTuple):
-    """Of R rows."""
+class DraftInputs(NamedTuple):
+    """What the host sends a drafter for R rows."""
 
-    drafts: DraftIds
-    non_finite: Tensor  # i32[R] 1: cut short by logits of no use
+    slot: Tensor  # i32[R]
+    k_cap: Tensor  # i32[R] most drafts
+    catch_up: Tensor  # i32[R] positions that the drafter's state follows by, at most
+    mtp: MtpInputs | None
 
 
 class DeviceMtp:
@@ -70,10 +72,13 @@ class DeviceMtp:
         return MtpInputs(token_row, cu, draw, factors)
 
     def draft(
-        self, rows: StepRows, k_cap: Tensor, sent: MtpInputs, shape: DraftShape, error: Tensor
-    ) -> MtpDrafts:
-        """Catch up with what is committed, then draft."""
-        slots = rows.slot.long()
+        self, rows: DraftInputs, sent: MtpInputs, shape: DraftShape, error: Tensor
+    ) -> tuple[DraftIds, Tensor]:
+        """Catch up with what is committed, then draft.
+
+        Beside the drafts i32[R]: 1 where they were cut short by logits of no use.
+        """
+        slots, k_cap = rows.slot.long(), rows.k_cap
         if shape.max_catch_up:
             self._catch_up(slots, rows.catch_up, sent, shape.max_catch_up, error)
         ids = torch.zeros(
@@ -92,7 +97,7 @@ class DeviceMtp:
             self._write(slots, known + step, chosen, going)
             if step + 1 < shape.num_drafts:
                 hidden = self._next(slots, known + step - 1, going, hidden, error)
-        return MtpDrafts(DraftIds(ids, counts), non_finite)
+        return DraftIds(ids, counts), non_finite
 
     def _catch_up(
         self,

@@ -41,8 +41,8 @@ class Launched(NamedTuple):
     logprobs: LogprobPlan | None
     drafter_skipped: bool
     drafter_faults: int
-    began_ns: int  # by perf_counter_ns
-    launched_ns: int
+    timings: pb.Timings  # as far as they are known
+    launched_ns: int  # by perf_counter_ns
 
 
 class DevicePending:
@@ -65,6 +65,7 @@ class DevicePending:
 
     def finish(self) -> pb.StepResult:
         """See Pending."""
+        began_ns = time.perf_counter_ns()
         report, error, fingerprint, non_finite, vectors, *scores = self._words.tensors()
         if int(error):
             raise InternalError("the device met a slot, block or position that does not exist")
@@ -84,7 +85,7 @@ class DevicePending:
         if logprobs is not None and self._parts.tp.rank == 0:
             emitted = verdict.n_emitted.numpy()
             logprobs.tell(result, self._launched.geometry, verdict.tokens, emitted, Score(*scores))
-        self._time(result)
+        self._time(result, began_ns)
         return result
 
     def _outcome(self, words: Report) -> StepOutcome:
@@ -107,7 +108,7 @@ class DevicePending:
         """The host's books follow."""
         slots, rows = self._parts.slots, self._launched.rows
         slots.draft_upto[rows.slot] = words.draft_upto.numpy()
-        if self._drafting.mtp is not None and not self._launched.drafter_skipped:
+        if self._drafting.has_state and not self._launched.drafter_skipped:
             check_caught_up(rows, slots)
         consumed = np.where(rows.is_prefill, rows.num_tokens, outcome.n_emitted)
         consumed[outcome.status != pb.OK] = 0
@@ -140,7 +141,11 @@ class DevicePending:
             recurrent.taken(armed.id[taken], armed.length[taken])
             result.snapshot_ids_taken.extend(armed.id[taken].tolist())
 
-    def _time(self, result: pb.StepResult) -> None:
-        launched = self._launched
-        result.timings.prepare_us = (launched.launched_ns - launched.began_ns) // 1000
-        result.timings.forward_us = (time.perf_counter_ns() - launched.launched_ns) // 1000
+    def _time(self, result: pb.StepResult, began_ns: int) -> None:
+        """What a device does is one to the host, which only knows when it has the results."""
+        now = time.perf_counter_ns()
+        result.timings.CopyFrom(self._launched.timings)
+        if self._parts.synchronous:
+            result.timings.sample_us += (now - began_ns) // 1000
+        else:
+            result.timings.forward_us = (now - self._launched.launched_ns) // 1000

@@ -132,6 +132,11 @@ class WishBook:
         """How the tokens of these slots are drawn."""
         return DrawParams(*(column[slots] for column in self._draw.values()))
 
+    def asked(self, slots: IntArray) -> tuple[bool, bool]:
+        """Whether some of these slots draw at all, and restrict what they draw from."""
+        draws = self._draw["temperature"][slots] > 0
+        return bool(draws.any()), bool((draws & self._truncates[slots]).any())
+
     def of(self, slots: IntArray, position_window: Int32Array) -> Wishes:
         """What windows [V] ask for, in these slots; position_window [N]."""
         wishes = [self._wishes[slot] for slot in slots.tolist()]
@@ -143,16 +148,15 @@ class WishBook:
                 return None
             return make(np.flatnonzero(some[position_window]).astype(np.int32), wishes)
 
-        draw = self.draw(slots)
-        draws = draw.temperature > 0
+        random, truncated = self.asked(slots)
         return Wishes(
-            draw=draw,
+            draw=self.draw(slots),
             stops=StopIds(*_ragged([wish.stops for wish in wishes])),
             biases=made(_biases, self._biased),
             penalties=made(_penalties, self._penalised),
             forbidden=made(_forbid, self._forbidden),
-            random=bool(draws.any()),
-            truncated=bool((draws & self._truncates[slots]).any()),
+            random=random,
+            truncated=truncated,
         )
 
 
