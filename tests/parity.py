@@ -48,8 +48,7 @@ class Conditions:
     shuffle_seed: int = 0  # rows in random order, results delayed at random; 0 = neither
     poison: bool = False  # whatever belongs to nobody is NaN or out of range
     after_apply: Callable[[SchedulerState], None] = lambda state: None
-    step_ops: StepOps | None = None  # steps run as on a device, with these
-    asynchronous: bool = True  # and as on one that works behind the host
+    step_ops: StepOps | None = None  # steps run as on a device that has these; None = as on a CPU
     graphs: bool = False  # and are captured, all kinds before the first step
     late: bool = False  # or each kind when steps have wanted it
 
@@ -91,11 +90,9 @@ def build_runner(
     drafter: str,
     k: int,
     step_ops: StepOps | None = None,
-    *,
-    asynchronous: bool = True,
 ) -> Built:
     """A fresh runner around the model; with ops, as on a device that they are of."""
-    kernels = replace(load_kernels("cpu"), step=step_ops)
+    kernels = load_kernels("cpu")
     blocks = 1 + (neighbours.num_sequences or 100) * -(-TOTAL_LEN // BLOCK_SIZE)
     settings = WorkerSettings(
         max_num_seqs=neighbours.num_slots,
@@ -105,10 +102,12 @@ def build_runner(
         speculative_config={"method": drafter, "num_speculative_tokens": k},
     )
     built = assemble(settings, model, tp, kernels)
-    if step_ops is None or not asynchronous:
-        return built
-    parts = built.runner.parts._replace(synchronous=False)
-    return built._replace(runner=Runner(parts))
+    return built if step_ops is None else built._replace(runner=as_on_device(built, step_ops))
+
+
+def as_on_device(built: Built, ops: StepOps) -> Runner:
+    """Another runner, whose steps run as on a device that works behind the host."""
+    return Runner(built.runner.parts._replace(step_ops=ops, synchronous=False))
 
 
 class ParityBench:
@@ -157,9 +156,7 @@ class ParityBench:
     ) -> dict[str, Answer]:
         """Answers of any requests by a fresh runner."""
         ops = conditions.step_ops
-        behind = conditions.asynchronous
-        what = neighbours, drafter, k, ops
-        built = build_runner(self._model, self._tp, *what, asynchronous=behind)
+        built = build_runner(self._model, self._tp, neighbours, drafter, k, ops)
         step = step_of(built.runner)
         if conditions.graphs or conditions.late:
             built.runner.prepare()
@@ -176,7 +173,7 @@ class ParityBench:
 
 def step_of(runner: Runner) -> Step:
     """Steps on a device are finished as late as the depth allows."""
-    return (one_rank if runner.parts.step_ops is None else one_rank_behind)(runner)
+    return (one_rank if runner.parts.synchronous else one_rank_behind)(runner)
 
 
 def serve(

@@ -35,7 +35,7 @@ from .rms_norm_gated import rms_norm_gated_reference
 from .rotary import Rotary, rotary_reference
 from .route import Route, route_reference
 from .silu_and_mul import silu_and_mul_reference
-from .step_ops import StepOps
+from .step_ops import STEP_REFERENCE, StepOps
 
 if TYPE_CHECKING:
     from .gpu.products import Products
@@ -72,7 +72,7 @@ class KernelSet:
     moe: Moe
     ngram: Ngram
     delta_chunk: int = 1  # tokens of a prompt that gated_delta takes at once; see RecurrentRows
-    step: StepOps | None = None  # None: steps run on the host
+    step: StepOps = STEP_REFERENCE
     products: Products | None = None  # those of plain weights, where there is a choice
     code: bytes = b""  # compiled for this machine; empty = none
     compilations: Compilations = field(default_factory=Compilations)

@@ -9,12 +9,12 @@ from surestep_kernels.compilations import Compilations
 from surestep_kernels.step_ops import StepOps
 
 from .caches import Caches
+from .device.wishes import WishBook
 from .heartbeat import Heartbeat
 from .models import Model
 from .pooling import PoolingSums
-from .sampling import SamplingSlots
 from .slots import Slots
-from .spec import Drafter
+from .spec import DeviceDrafter, Drafter
 from .tp import TensorParallel
 
 
@@ -24,14 +24,14 @@ class Parts(NamedTuple):
     model: Model
     caches: Caches
     slots: Slots
-    sampling: SamplingSlots
+    sampling: WishBook
     pooling: PoolingSums
-    drafter: Drafter | None
+    drafter: Drafter | DeviceDrafter | None
     max_draft_tokens: int
     tp: TensorParallel
     device: torch.device
     heartbeat: Heartbeat
-    step_ops: StepOps | None  # None: steps run on the host
+    step_ops: StepOps
     # Launches are over when they return, and reading what they wrote is free: so on a CPU.
     synchronous: bool
     use_graphs: bool  # capture steps before the first one, where they are not synchronous

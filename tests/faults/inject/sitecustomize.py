@@ -145,7 +145,7 @@ PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "surestep_worker.models.hybrid": _methods("HybridModel", forward="forward", logits="logits"),
     "surestep_worker.models.mtp": _methods("MtpHead", forward="head"),
     "surestep_worker.spec.ngram": _methods("NgramDrafter", propose="propose"),
-    "surestep_worker.spec.mtp": _methods("MtpDrafter", propose="propose"),
+    "surestep_worker.device.mtp": _methods("DeviceMtp", draft="propose"),
 }
 
 

@@ -1,4 +1,9 @@
-"""Drafting on the device: what fails costs drafts, exactly as in surestep_worker.drafting."""
+"""The drafter as a fault domain of its own: when it fails, the step goes on without it.
+
+A fault costs the drafts of its step, and those of plans that were made before the scheduler had
+heard of it: such plans carry a smaller count of faults than the worker's own. The drafter's state
+stays where it was, so that it can be caught up with when drafting is tried again.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +14,17 @@ from typing import NamedTuple, TypeVar
 
 import torch
 from surestep_common.errors import DrafterFault, InvalidRequest
+from surestep_common.invariants import LedgerError
 from surestep_kernels.slot_state import DraftIds, SlotState
 from surestep_kernels.step_ops import StepOps
 from torch import Tensor
 
-from surestep_worker.drafting import made_too_early
 from surestep_worker.parts import Parts
 from surestep_worker.plan import IntArray, Rows
-from surestep_worker.spec import Drafter, StatefulDrafter
-from surestep_worker.spec.mtp import MtpDrafter
+from surestep_worker.spec import DeviceDrafter, Drafter, Drafts, KeepsState, StatefulDrafter
 
 from .mtp import DeviceMtp, DraftInputs, DraftShape
-from .proposals import Proposals
+from .proposals import Proposals, check_drafts
 
 T = TypeVar("T")
 
@@ -56,17 +60,20 @@ class DeviceDrafting:
         """Raises InvalidRequest for a drafter whose state cannot live on a device."""
         drafter = parts.drafter
         self._drafter, self._state = drafter, state
-        self._tp, self._device = parts.tp, parts.device
+        self._tp, self._device, self._synchronous = parts.tp, parts.device, parts.synchronous
         self._max_drafts, self._vocab_size = parts.max_draft_tokens, parts.model.config.vocab_size
         self.mtp: DeviceMtp | None = None
         self._proposals: Proposals | None = None
-        if isinstance(drafter, MtpDrafter):
-            self.mtp = DeviceMtp(drafter, parts, ops, state)
+        self._unread: Drafter | None = None  # whose proposals nobody looks at but the device
+        if isinstance(drafter, DeviceDrafter):
+            self.mtp = drafter.on_device(parts, ops, state)
         elif drafter is not None and parts.synchronous:
             self._proposals = Proposals(drafter, parts, state)
         elif isinstance(drafter, StatefulDrafter):
             raise InvalidRequest("this drafter runs on the CPU only", param="speculative_config")
-        self.has_state = isinstance(drafter, StatefulDrafter)  # it follows what is committed
+        else:
+            self._unread = drafter
+        self.has_state = isinstance(drafter, KeepsState)  # it follows what is committed
         self.faults = 0  # of this epoch
 
     def skips(self, known_faults: int) -> bool:
@@ -74,7 +81,9 @@ class DeviceDrafting:
 
         Raises LedgerError for a plan that knows of faults that never were.
         """
-        return made_too_early(known_faults, self.faults)
+        if known_faults > self.faults:
+            raise LedgerError(f"plan knows {known_faults} drafter faults, there were {self.faults}")
+        return known_faults < self.faults
 
     def run(self, sent: DraftInputs, shape: DraftShape) -> Drafted:
         """Draft for every row."""
@@ -92,19 +101,23 @@ class DeviceDrafting:
         catch_up, error = sent.catch_up if self.has_state else zeros, zeros.new_zeros(1)
         if self.mtp is not None:
             assert sent.mtp is not None
-            drafts, non_finite = self.mtp.draft(sent, sent.mtp, shape, error)
+            drafts = self.mtp.draft(sent, sent.mtp, shape, error)
+            if self._synchronous:
+                check_drafts(drafts, sent.k_cap, self._vocab_size)
         elif self._proposals is not None:
-            drafts, non_finite = self._proposals(sent.slot, sent.k_cap, sent.catch_up)
-        elif self._drafter is not None and shape.num_drafts:
-            drafts, non_finite = self._propose(self._drafter, sent.slot, sent.k_cap), zeros
+            drafts = self._proposals(sent.slot, sent.k_cap, sent.catch_up)
+        elif self._unread is not None and shape.num_drafts:
+            drafts = self._propose(self._unread, sent.slot, sent.k_cap)
         else:
             return self.nothing(len(sent.slot))
-        return Drafted(drafts, catch_up, non_finite, failed=False, error=error)
+        non_finite = zeros if drafts.non_finite is None else drafts.non_finite
+        proposed = DraftIds(drafts.ids, drafts.counts)
+        return Drafted(proposed, catch_up, non_finite, failed=False, error=error)
 
     def observe(self, rows: Rows, n_drafts: IntArray, n_accepted: IntArray) -> None:
         """A drafter with state learns how its drafts for rows [R] fared."""
         drafter, drafted = self._drafter, n_drafts > 0
-        if isinstance(drafter, StatefulDrafter) and drafted.any():
+        if isinstance(drafter, KeepsState) and drafted.any():
             columns = rows.slot[drafted], n_drafts[drafted], n_accepted[drafted]
             self._attempt(lambda: drafter.observe(*columns))
 
@@ -119,10 +132,10 @@ class DeviceDrafting:
             self.faults += 1
             return None
 
-    def _propose(self, drafter: Drafter, slot: Tensor, k_cap: Tensor) -> DraftIds:
+    def _propose(self, drafter: Drafter, slot: Tensor, k_cap: Tensor) -> Drafts:
         """Of a drafter without state; rows that may have no drafts get none."""
         state, line, caps = self._state, slot.long(), k_cap.long()
         ids, counts, _ = drafter.propose(state.tokens, line, state.known[line].long(), caps)
         real = (ids >= 0) & (ids < self._vocab_size)  # drafts end where they make no sense
         counts = torch.minimum(torch.minimum(counts, caps), real.int().cumprod(dim=1).sum(dim=1))
-        return DraftIds(torch.where(real, ids, 0).int(), counts.int())
+        return Drafts(torch.where(real, ids, 0).int(), counts.int())

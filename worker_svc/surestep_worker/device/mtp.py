@@ -13,15 +13,17 @@ import torch
 from surestep_kernels.choose import DrawParams, RowStatus
 from surestep_kernels.gather_tokens import TokenInputs, TokenRuns
 from surestep_kernels.paged_attention import AttentionRows
-from surestep_kernels.slot_state import DraftIds, SlotState
+from surestep_kernels.slot_state import SlotState
 from surestep_kernels.step_ops import StepOps
 from torch import Tensor
 
 from surestep_worker.batch import StepBatch
-from surestep_worker.gather import offsets
 from surestep_worker.parts import Parts
 from surestep_worker.plan import IntArray
+from surestep_worker.spec import Drafts
 from surestep_worker.spec.mtp import MtpDrafter
+
+from .positions import offsets
 
 
 class DraftShape(NamedTuple):
@@ -71,13 +73,8 @@ class DeviceMtp:
         token_row: Any = np.repeat(np.arange(len(room), dtype=np.int32), room)
         return MtpInputs(token_row, cu, draw, factors)
 
-    def draft(
-        self, rows: DraftInputs, sent: MtpInputs, shape: DraftShape, error: Tensor
-    ) -> tuple[DraftIds, Tensor]:
-        """Catch up with what is committed, then draft.
-
-        Beside the drafts i32[R]: 1 where they were cut short by logits of no use.
-        """
+    def draft(self, rows: DraftInputs, sent: MtpInputs, shape: DraftShape, error: Tensor) -> Drafts:
+        """Catch up with what is committed, then draft. All columns are i32."""
         slots, k_cap = rows.slot.long(), rows.k_cap
         if shape.max_catch_up:
             self._catch_up(slots, rows.catch_up, sent, shape.max_catch_up, error)
@@ -97,7 +94,7 @@ class DeviceMtp:
             self._write(slots, known + step, chosen, going)
             if step + 1 < shape.num_drafts:
                 hidden = self._next(slots, known + step - 1, going, hidden, error)
-        return DraftIds(ids, counts), non_finite
+        return Drafts(ids, counts, non_finite)
 
     def _catch_up(
         self,

@@ -6,7 +6,6 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from surestep_common.errors import InternalError
 from surestep_common.invariants import check_lengths
 from surestep_kernels.commit_step import Report
@@ -18,11 +17,11 @@ from surestep_worker.plan_check import check_caught_up
 from surestep_worker.result import (
     StepOutcome,
     digest,
+    emitted_ids,
     fill_rows,
     fill_vectors,
     judge_vectors,
 )
-from surestep_worker.sampling import Verdict
 from surestep_worker.sampling.logprobs import Score
 
 from .download import Words
@@ -75,16 +74,17 @@ class DevicePending:
         judge_vectors(outcome, pooled, vectors)
         taken = self._taken(words.folded.numpy())
         self._commit(outcome, words)
-        verdict = self._verdict(words)
-        result = self._result(outcome, verdict, int(fingerprint))
+        result = self._result(outcome, words, int(fingerprint))
         result.draft_non_finite_rows.extend(non_finite[:num_rows].nonzero().flatten().tolist())
         self._tell_snapshots(result, taken)
         if self._parts.tp.rank == 0:
             fill_vectors(result, outcome, pooled, vectors)
         logprobs = self._launched.logprobs
         if logprobs is not None and self._parts.tp.rank == 0:
-            emitted = verdict.n_emitted.numpy()
-            logprobs.tell(result, self._launched.geometry, verdict.tokens, emitted, Score(*scores))
+            geometry = self._launched.geometry
+            window = geometry.window_row
+            emitted = words.tokens[window], outcome.n_emitted[window]
+            logprobs.tell(result, geometry, *emitted, Score(*scores))
         self._time(result, began_ns)
         return result
 
@@ -116,22 +116,16 @@ class DevicePending:
         slots.commit(self._launched.plan.step, rows.slot, words.folded.numpy(), *counts)
         self._drafting.observe(rows, outcome.n_drafts, outcome.n_accepted)
 
-    def _verdict(self, words: Report) -> Verdict:
-        """Of the windows only."""
-        row = torch.from_numpy(self._launched.geometry.window_row)
-        return Verdict(*(part[row] for part in (
-            words.tokens, words.n_accepted, words.n_emitted, words.status,
-        )))  # fmt: skip
-
-    def _result(self, outcome: StepOutcome, verdict: Verdict, fingerprint: int) -> pb.StepResult:
+    def _result(self, outcome: StepOutcome, words: Report, fingerprint: int) -> pb.StepResult:
         plan, rows, slots = self._launched.plan, self._launched.rows, self._parts.slots
         rank = self._parts.tp.rank
         result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=rank)
-        result.digest = digest(outcome, verdict, slots.committed[rows.slot], fingerprint)
+        ids = emitted_ids(words.tokens, outcome.n_emitted)
+        result.digest = digest(outcome, ids, slots.committed[rows.slot], fingerprint)
         result.drafter_faults = self._launched.drafter_faults
         result.drafter_skipped = self._launched.drafter_skipped
         if rank == 0:
-            fill_rows(result, rows, outcome, verdict)
+            fill_rows(result, rows, outcome, ids)
             result.draft_upto.extend(slots.draft_upto[rows.slot].tolist())
         return result
 

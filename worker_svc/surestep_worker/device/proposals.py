@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import torch
 from surestep_common.errors import InternalError
-from surestep_kernels.slot_state import DraftIds, SlotState
+from surestep_kernels.slot_state import SlotState
 from torch import Tensor
 
 from surestep_worker.parts import Parts
@@ -29,8 +29,8 @@ class Proposals:
         self._stateful = drafter if isinstance(drafter, StatefulDrafter) else None
         self._max_drafts, self._vocab_size = parts.max_draft_tokens, parts.model.config.vocab_size
 
-    def __call__(self, slot: Tensor, k_cap: Tensor, catch_up: Tensor) -> tuple[DraftIds, Tensor]:
-        """At most k_cap drafts for rows i32[R], and whether logits were not finite i32[R].
+    def __call__(self, slot: Tensor, k_cap: Tensor, catch_up: Tensor) -> Drafts:
+        """At most k_cap drafts for rows i32[R]. All columns are i32.
 
         Raises, on all ranks, when the drafter of rank 0 raises or proposes what it may not.
         """
@@ -41,7 +41,7 @@ class Proposals:
         if (packed[:, -1] == _Mark.FAILED).any():
             raise failure or InternalError("the drafter of rank 0 failed")
         ids, counts, marks = packed[:, :-2].int(), packed[:, -2].int(), packed[:, -1]
-        return DraftIds(ids, counts), (marks == _Mark.NON_FINITE).int()
+        return Drafts(ids, counts, (marks == _Mark.NON_FINITE).int())
 
     def _catch_up(self, slot: Tensor, count: Tensor) -> None:
         if self._stateful is None:
@@ -71,8 +71,13 @@ class Proposals:
     def _checked(self, slot: Tensor, k_cap: Tensor) -> Drafts:
         tokens, known = self._state.tokens, self._state.known[slot].long()
         proposed = self._drafter.propose(tokens, slot, known, k_cap)
-        if bool((proposed.counts > k_cap).any()):
-            raise InternalError("the drafter proposed more than it may")
-        if not bool(((proposed.ids >= 0) & (proposed.ids < self._vocab_size)).all()):
-            raise InternalError("the drafter proposed an id outside the vocabulary")
+        check_drafts(proposed, k_cap, self._vocab_size)
         return proposed
+
+
+def check_drafts(drafts: Drafts, k_cap: Tensor, vocab_size: int) -> None:
+    """Raise InternalError for drafts of rows [R] that nobody may propose."""
+    if bool((drafts.counts > k_cap).any()):
+        raise InternalError("the drafter proposed more than it may")
+    if not bool(((drafts.ids >= 0) & (drafts.ids < vocab_size)).all()):
+        raise InternalError("the drafter proposed an id outside the vocabulary")

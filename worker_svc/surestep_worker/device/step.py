@@ -31,7 +31,6 @@ from .phases import Phases
 from .settling import PLAIN, Asked, Settling
 from .upload import upload
 from .warm_up import warm_up_steps
-from .wishes import WishBook
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +52,14 @@ class _Ran(NamedTuple):
 
 
 class DeviceStep:
-    """See Execution. `launch` returns when everything is queued on the device."""
+    """Runs the rows of plans; `launch` returns when everything is queued on the device."""
 
     def __init__(self, parts: Parts, ops: StepOps) -> None:
         """Raises InvalidRequest for a drafter that steps on a device cannot use."""
         self.parts = parts
         self._ops = ops
         self._memory = SlotMemory(parts.slots, parts.device)
-        self._wishes = WishBook(parts.slots.num_slots, parts.model.config.vocab_size)
+        self._wishes = parts.sampling
         self._drafting = DeviceDrafting(parts, ops, self._memory.state)
         self._phases = Phases(parts.heartbeat)
         self._pass = ForwardPass(parts, ops, self._memory.state, self._drafting, self._phases)
@@ -110,40 +109,37 @@ class DeviceStep:
 
     @property
     def captured(self) -> tuple[int, int]:
-        """See Execution."""
+        """Kinds of step that are one launch; and how many steps were not, where there are any."""
         graphs = self._graphs
         return (graphs.num_captured, graphs.num_missed) if graphs is not None else (0, 0)
 
     @property
     def graph_bytes(self) -> int:
-        """See Execution."""
+        """Memory of the device that captured steps will take, all of them; known when prepared."""
         return self._graphs.footprint if self._graphs is not None else 0
 
     @property
     def has_chore(self) -> bool:
-        """See Execution."""
+        """Whether steps have wanted something that would make them faster. Any thread may ask."""
         return self._graphs is not None and self._graphs.is_due
 
     def do_chore(self) -> None:
-        """See Execution."""
+        """Do a part of what makes steps faster, if any is left: between steps, or when idle."""
         if self._graphs is not None:
             self._graphs.capture_next()
 
     def do_wanted(self) -> None:
-        """See Execution."""
+        """Do all that steps have wanted."""
         if self._graphs is not None:
             self._graphs.capture_wanted()
 
     def open(self) -> None:
-        """See Execution."""
+        """Begin an epoch: nothing of an earlier one is left."""
         self._drafting.faults = 0
 
     def launch(self, plan: pb.StepPlan, rows: Rows) -> DevicePending:
-        """See Execution."""
+        """Run the rows of a plan whose differences have been applied."""
         self._phases.begin()
-        for admission in plan.admissions:
-            if not admission.pooling:
-                self._wishes.admit(admission)
         skipped = self._drafting.skips(plan.drafter_faults)
         asked = _without_drafts(rows) if skipped else rows
         armed = self._armed(plan)
@@ -168,8 +164,8 @@ class DeviceStep:
         if self.parts.synchronous:
             drafted, differences = self._draft(rows, differences), None
             rows = dataclasses.replace(rows, k_cap=drafted.drafts.counts.long().numpy())
-        wants = self.parts.sampling.logprobs
-        geometry = Geometry.of(rows, self.parts.slots, wants.prompt.numpy(), armed)
+        wants = self._wishes.logprobs
+        geometry = Geometry.of(rows, self.parts.slots, wants.prompt, armed)
         logprobs = LogprobPlan.of(geometry, wants)
         wishes = self._wishes.of(geometry.window_slot, geometry.position_window)
         asked = Asked(wishes.random, wishes.truncated, logprobs.width if logprobs else 0)
