@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from step_column import StepColumn
 from surestep_kernels import KernelSet
+from surestep_kernels.build import file_of
 from surestep_kernels.dispatch import REFERENCE, load_native
+from surestep_kernels.native_step import load_step_ops
+from surestep_kernels.step_ops import StepOps
 from torch import Tensor
 
 HAS_GPU = torch.cuda.is_available()
@@ -68,3 +72,19 @@ def native(compiled: KernelSet) -> Iterator[KernelSet]:
     before = torch.get_num_threads()
     yield compiled
     compiled.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def native_step(compiled: KernelSet) -> StepOps:
+    return load_step_ops(file_of(compiled.code))
+
+
+@pytest.fixture(params=[pytest.param("triton", marks=pytest.mark.gpu if HAS_GPU else ()), "c"])
+def column(request: pytest.FixtureRequest) -> StepColumn:
+    """Triton on a GPU, or in the interpreter, and C on the CPU."""
+    if request.param == "c":
+        return StepColumn(request.getfixturevalue("native_step"), "cpu")
+    device = request.getfixturevalue("gpu")
+    from surestep_kernels.gpu.step_ops import STEP_OPS
+
+    return StepColumn(STEP_OPS, device)

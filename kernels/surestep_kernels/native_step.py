@@ -1,0 +1,198 @@
+"""The ops of a step in C, called through ctypes like those of native.py.
+
+Named tuples of tensors travel as arrays of pointers, which are structs of the same fields in C.
+Choosing and shaping release the interpreter lock; the others take less time than handing it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import CDLL, PyDLL, c_int, c_int64, c_long, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .binding import bind
+from .choose import Chosen, DrawParams
+from .commit_step import StopIds, report_width
+from .gather_step import StepInputs
+from .gather_tokens import TokenInputs, TokenRuns
+from .shape_logits import Positions, Shaping
+from .slot_state import DraftIds, SlotState, StepRows
+from .step_ops import StepOps
+from .write_runs import Runs
+
+_P, _L, _I = c_void_p, c_long, c_int
+_SIGNATURES: dict[str, list[Any]] = {
+    "write_runs": [_P, _P, _P, _P, _L],
+    "gather_tokens": [_P, _P, _P, _P, _L, _L, _P],
+    "gather_step": [_P, _P, _P, _P, _P, _L, _L, _L, _L, _P],
+    "commit_step": [_P, _P, _P, _P, _P, _P, _L, _L, _P],
+    "fingerprint": [_P, _P, _P, _P, _L, _L, _L, _I],
+}
+_SIGNATURES_UNLOCKED: dict[str, list[Any]] = {
+    "choose": [_P, _P, _P, _P, _P, _P, _L, _L, _I, _I],
+    "bias": [_P, _L, _P, _P, _L],
+    "penalise": [_P, _L, _P, _P, _L],
+    "forbid": [_P, _L, _P, _P, _L],
+}
+_RESULTS = {"fingerprint": c_int64} | dict.fromkeys(_SIGNATURES_UNLOCKED, c_int)
+
+
+def load_step_ops(library: Path) -> StepOps:
+    """The ops of one compiled library, by its name: see build.file_of. Raises OSError."""
+    ops = _NativeStepOps.load(library)
+    return StepOps(
+        write_runs=ops.write_runs,
+        gather_step=ops.gather_step,
+        gather_tokens=ops.gather_tokens,
+        shape_logits=ops.shape_logits,
+        choose=ops.choose,
+        commit_step=ops.commit_step,
+        fingerprint=ops.fingerprint,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _NativeStepOps:
+    """The C function of each op is a field."""
+
+    c_write_runs: Callable[..., None]
+    c_gather_tokens: Callable[..., None]
+    c_gather_step: Callable[..., None]
+    c_commit_step: Callable[..., None]
+    c_fingerprint: Callable[..., int]
+    c_choose: Callable[..., int]
+    c_bias: Callable[..., int]
+    c_penalise: Callable[..., int]
+    c_forbid: Callable[..., int]
+
+    @classmethod
+    def load(cls, library: Path) -> _NativeStepOps:
+        locked, unlocked = PyDLL(str(library)), CDLL(str(library))
+        functions = {
+            f"c_{op}": bind(opened, op, args, _RESULTS.get(op))
+            for opened, ops in ((locked, _SIGNATURES), (unlocked, _SIGNATURES_UNLOCKED))
+            for op, args in ops.items()
+        }
+        return cls(**functions)
+
+    def write_runs(self, memory: Tensor, runs: Runs) -> None:
+        """See write_runs_reference."""
+        pointers = (x.data_ptr() for x in (memory, runs.to, runs.cu, runs.words))
+        self.c_write_runs(*pointers, len(runs.to))
+
+    def gather_step(
+        self,
+        rows: StepRows,
+        drafts: DraftIds,
+        state: SlotState,
+        error: Tensor,
+        block_size: int,
+        num_blocks: int,
+    ) -> StepInputs:
+        """See gather_step_reference."""
+        num_rows, num_drafts = drafts.ids.shape
+        num_tokens, num_positions = len(rows.token_row), len(rows.position_row)
+        *tokens, slots = _empty(torch.int64, [num_tokens] * 3 + [num_rows])
+        start, valid, pending, snapshot_after, lengths = _empty(
+            torch.int32, [num_rows] * 4 + [num_positions]
+        )
+        inputs = StepInputs(*tokens, start, valid, slots, pending, snapshot_after, lengths)
+        structs = _struct(inputs), _struct(rows), _struct(drafts), _struct(state)
+        counts = num_rows, num_tokens, num_positions, num_drafts
+        sizes = _table_sizes(state, block_size, num_blocks)
+        self.c_gather_step(*structs, error.data_ptr(), *counts, sizes)
+        return inputs
+
+    def gather_tokens(
+        self,
+        runs: TokenRuns,
+        state: SlotState,
+        error: Tensor,
+        *,
+        shift: int,
+        block_size: int,
+        num_blocks: int,
+    ) -> TokenInputs:
+        """See gather_tokens_reference."""
+        num_tokens = len(runs.token_row)
+        inputs = TokenInputs(*_empty(torch.int64, [num_tokens] * 3))
+        structs = _struct(inputs), _struct(runs), _struct(state)
+        sizes = _table_sizes(state, block_size, num_blocks)
+        self.c_gather_tokens(*structs, error.data_ptr(), num_tokens, shift, sizes)
+        return inputs
+
+    def shape_logits(self, z: Tensor, positions: Positions, shaping: Shaping) -> None:
+        """See shape_logits_reference."""
+        assert z.dtype is torch.float32
+        assert z.is_contiguous()
+        vocab, width = z.shape[1], positions.tokens.shape[1]
+        at = (c_long * 5)(*(x.data_ptr() for x in positions), width)
+        for shape, asked in zip(
+            (self.c_bias, self.c_penalise, self.c_forbid), shaping, strict=True
+        ):
+            if asked is not None:
+                done = shape(z.data_ptr(), vocab, at, _struct(asked), len(asked.which))
+                _check_memory(done)
+
+    def choose(
+        self,
+        z: Tensor,
+        window: Tensor,
+        length: Tensor,
+        params: DrawParams,
+        *,
+        random: bool,
+        truncated: bool,
+    ) -> Chosen:
+        """See choose_reference."""
+        assert z.dtype is torch.float32
+        assert z.is_contiguous()
+        rows, vocab = z.shape
+        chosen = Chosen(*_empty(torch.int32, [rows, rows]))
+        pointers = (x.data_ptr() for x in (*chosen, z, window, length))
+        done = self.c_choose(*pointers, _struct(params), rows, vocab, random, truncated)
+        _check_memory(done)
+        return chosen
+
+    def commit_step(
+        self, rows: StepRows, drafts: DraftIds, chosen: Chosen, stops: StopIds, state: SlotState
+    ) -> Tensor:
+        """See commit_step_reference."""
+        num_rows, num_drafts = drafts.ids.shape
+        report = torch.empty(num_rows, report_width(num_drafts), dtype=torch.int32)
+        structs = (_struct(x) for x in (rows, drafts, chosen, stops, state))
+        sizes = _table_sizes(state, 1, 0)
+        self.c_commit_step(report.data_ptr(), *structs, num_rows, num_drafts, sizes)
+        return report
+
+    def fingerprint(self, hidden: Tensor, rows: StepRows, valid: Tensor) -> Tensor:
+        """See fingerprint_reference."""
+        hidden = hidden.contiguous()
+        inputs = hidden, rows.position_row, rows.position_offset, valid
+        sizes = len(hidden), len(rows.position_row), hidden.shape[1], hidden.element_size()
+        return torch.tensor([self.c_fingerprint(*(x.data_ptr() for x in inputs), *sizes)])
+
+
+def _empty(dtype: torch.dtype, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Tensors of one dimension, allocated together."""
+    return torch.empty(sum(sizes), dtype=dtype).split(list(sizes))
+
+
+def _struct(tensors: Sequence[Tensor]) -> Any:
+    """Pointers to all of them, none of which may be a slice."""
+    return (c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+def _table_sizes(state: SlotState, block_size: int, num_blocks: int) -> Any:
+    lines, width = state.tokens.shape
+    return (c_long * 5)(lines, width, state.block_tables.shape[1], block_size, num_blocks)
+
+
+def _check_memory(done: int) -> None:
+    if not done:
+        raise MemoryError("no memory to choose tokens in")
