@@ -19,6 +19,7 @@ from surestep_worker.plan import IntArray
 from surestep_worker.spec import DRAFTERS, Drafts, Target
 from surestep_worker.spec.config import SpeculativeConfig
 from surestep_worker.spec.mtp import MtpDrafter
+from surestep_worker.spec.ngram import NgramDrafter
 from surestep_worker.spec.temperature import DraftTemperature
 from torch import Tensor
 
@@ -40,7 +41,9 @@ class _Faulty:
     """Ngram drafts, or a fault: an exception, a wrong id, or too many drafts."""
 
     def __init__(self, config: SpeculativeConfig, target: Target) -> None:
-        self._inner = DRAFTERS.get("ngram")(config, target)
+        inner = DRAFTERS.get("ngram")(config, target)
+        assert isinstance(inner, NgramDrafter)
+        self._inner = inner
 
     def propose(self, tokens: torch.Tensor, *columns: torch.Tensor) -> Drafts:
         drafts, lengths = self._inner.propose(tokens, *columns), columns[1].tolist()

@@ -13,7 +13,6 @@ from surestep_kernels.recurrent import RecurrentRows
 from surestep_worker.batch import StepBatch
 from surestep_worker.device import forward
 from surestep_worker.recurrent import RecurrentCache
-from torch import Tensor
 
 HYBRID_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}
 

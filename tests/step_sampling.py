@@ -61,18 +61,15 @@ def verify(
     Every window has a line of a table of its own, as its slot may stand for many of them.
     """
     num, k = drafts.shape
-    words = {"dtype": torch.int32}
-    line = torch.arange(num, **words)
-    window = torch.repeat_interleave(line, counts.int() + 1)
-    zeros, cu = torch.zeros(num, **words), cu.int()
+    line = torch.arange(num).int()
+    window = torch.repeat_interleave(line, counts + 1)
+    zeros, cu = torch.zeros_like(line), cu.int()
     rows = StepRows(
         *(line, cu, zeros, zeros, zeros, zeros, zeros, line),
-        *(window, window, torch.arange(len(window), **words) - cu[window.long()], cu),
+        *(window, window, torch.arange(len(window)).int() - cu[window.long()], cu),
     )
-    state = SlotState(
-        torch.zeros(num + 1, k + 2, **words), *(torch.zeros(num + 1, **words) for _ in range(5))
-    )
-    stops: StopIds = Rows(slot, slot, state.tokens).wishes(book).stops
-    return Report.of(
-        OPS.commit_step(rows, DraftIds(drafts.int(), counts.int()), chosen, stops, state)
-    )
+    tokens = torch.zeros(num + 1, k + 2).int()
+    state = SlotState(tokens, *(torch.zeros(num + 1).int() for _ in range(5)))
+    stops: StopIds = Rows(slot, slot, tokens).wishes(book).stops
+    proposed = DraftIds(drafts.int(), counts.int())
+    return Report.of(OPS.commit_step(rows, proposed, chosen, stops, state))

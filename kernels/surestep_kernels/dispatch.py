@@ -26,6 +26,7 @@ from .moe import Moe, PackExperts, moe_reference, pack_experts_reference
 from .mul_sigmoid import mul_sigmoid_reference
 from .native import NativeOps, refuse_unserved
 from .native_recurrent import NativeRecurrentOps
+from .native_step import load_step_ops
 from .ngram import Ngram, ngram_reference
 from .paged_attention import PagedAttention, paged_attention_reference
 from .quantized import PackQuantized, pack_quantized_reference
@@ -225,5 +226,6 @@ def load_native(code: bytes = b"") -> KernelSet | None:
         pack_experts=pack_experts_reference,
         moe=partial(moe_reference, linear=ops.linear, silu_and_mul=ops.silu_and_mul),
         ngram=ngram_reference,
+        step=load_step_ops(library),
         code=code,
     )

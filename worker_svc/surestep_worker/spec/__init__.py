@@ -5,4 +5,12 @@ from __future__ import annotations
 from .base import DeviceDrafter, Drafter, Drafts, KeepsState, StatefulDrafter, Target
 from .registry import DRAFTERS
 
-__all__ = ["DRAFTERS", "DeviceDrafter", "Drafter", "Drafts", "KeepsState", "StatefulDrafter", "Target"]
+__all__ = [
+    "DRAFTERS",
+    "DeviceDrafter",
+    "Drafter",
+    "Drafts",
+    "KeepsState",
+    "StatefulDrafter",
+    "Target",
+]
