@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _LATE = (
     "surestep_worker.models.dense",
     "surestep_worker.models.hybrid",
+    "surestep_worker.device.mtp",
     "surestep_worker.spec.mtp",
     "surestep_worker.spec.ngram",
     "surestep_worker.spec.temperature",

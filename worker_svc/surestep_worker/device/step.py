@@ -59,6 +59,8 @@ class DeviceStep:
         self.parts = parts
         self._ops = ops
         self._memory = SlotMemory(parts.slots, parts.device)
+        if parts.synchronous:
+            parts.slots.share(self._memory.state.tokens[:-1])
         self._wishes = parts.sampling
         self._drafting = DeviceDrafting(parts, ops, self._memory.state)
         self._phases = Phases(parts.heartbeat)
