@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from ctypes import CDLL, PyDLL, c_int, c_int64, c_long, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import torch
@@ -135,7 +136,7 @@ class NativeStepOps:
         assert z.dtype is torch.float32
         assert z.is_contiguous()
         vocab, width = z.shape[1], positions.tokens.shape[1]
-        at = (c_long * 5)(*(x.data_ptr() for x in positions), width)
+        at = _struct(positions, width)
         for shape, asked in zip(
             (self.c_bias, self.c_penalise, self.c_forbid), shaping, strict=True
         ):
@@ -204,9 +205,9 @@ class NativeStepOps:
         return NgramDrafts(ids.to(dtype), counts.to(dtype))
 
 
-def _empty(dtype: torch.dtype, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+def _empty(dtype: torch.dtype, sizes: list[int]) -> tuple[Tensor, ...]:
     """Tensors of one dimension, allocated together."""
-    return torch.empty(sum(sizes), dtype=dtype).split(list(sizes))
+    return torch.split_with_sizes(torch.empty(sum(sizes), dtype=dtype), sizes)
 
 
 def _words(column: Tensor) -> Tensor:
@@ -214,14 +215,14 @@ def _words(column: Tensor) -> Tensor:
     return column if column.dtype is torch.int32 else column.clamp(-1, (1 << 31) - 1).int()
 
 
-def _struct(tensors: Sequence[Tensor]) -> Any:
-    """Pointers to all of them, none of which may be a slice."""
-    return (c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+def _struct(tensors: Sequence[Tensor], *sizes: int) -> bytes:
+    """Pointers to all of them, contiguous ones, and sizes behind them."""
+    return pack(f"{len(tensors)}P{len(sizes)}l", *[x.data_ptr() for x in tensors], *sizes)
 
 
-def _table_sizes(state: SlotState, block_size: int, num_blocks: int) -> Any:
+def _table_sizes(state: SlotState, block_size: int, num_blocks: int) -> bytes:
     lines, width = state.tokens.shape
-    return (c_long * 5)(lines, width, state.block_tables.shape[1], block_size, num_blocks)
+    return pack("5l", lines, width, state.block_tables.shape[1], block_size, num_blocks)
 
 
 def _check_memory(done: int) -> None:
