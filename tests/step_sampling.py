@@ -69,7 +69,8 @@ def verify(
         *(window, window, torch.arange(len(window)).int() - cu[window.long()], cu),
     )
     tokens = torch.zeros(num + 1, k + 2).int()
-    state = SlotState(tokens, *(torch.zeros(num + 1).int() for _ in range(5)))
+    counters = (torch.zeros(num + 1).int() for _ in range(4))
+    state = SlotState(tokens, torch.zeros(num + 1, 1).int(), *counters)
     stops: StopIds = Rows(slot, slot, tokens).wishes(book).stops
     proposed = DraftIds(drafts.int(), counts.int())
     return Report.of(OPS.commit_step(rows, proposed, chosen, stops, state))

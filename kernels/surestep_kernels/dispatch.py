@@ -26,7 +26,7 @@ from .moe import Moe, PackExperts, moe_reference, pack_experts_reference
 from .mul_sigmoid import mul_sigmoid_reference
 from .native import NativeOps, refuse_unserved
 from .native_recurrent import NativeRecurrentOps
-from .native_step import load_step_ops
+from .native_step import NativeStepOps
 from .ngram import Ngram, ngram_reference
 from .paged_attention import PagedAttention, paged_attention_reference
 from .quantized import PackQuantized, pack_quantized_reference
@@ -201,6 +201,7 @@ def load_native(code: bytes = b"") -> KernelSet | None:
         code = code or build_library()
         library = file_of(code)
         ops, recurrent = NativeOps.load(library), NativeRecurrentOps.load(library)
+        step = NativeStepOps.load(library)
     except (BuildError, OSError) as error:
         logger.warning("no C kernels, the much slower torch references serve: %s", error)
         return None
@@ -225,7 +226,7 @@ def load_native(code: bytes = b"") -> KernelSet | None:
         route=recurrent.route,
         pack_experts=pack_experts_reference,
         moe=partial(moe_reference, linear=ops.linear, silu_and_mul=ops.silu_and_mul),
-        ngram=ngram_reference,
-        step=load_step_ops(library),
+        ngram=step.ngram,
+        step=step.table,
         code=code,
     )

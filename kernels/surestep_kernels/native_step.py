@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from ctypes import CDLL, PyDLL, c_int, c_int64, c_long, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .choose import Chosen, DrawParams
 from .commit_step import StopIds, report_width
 from .gather_step import StepInputs
 from .gather_tokens import TokenInputs, TokenRuns
+from .ngram import NgramDrafts
 from .shape_logits import Positions, Shaping
 from .slot_state import DraftIds, SlotState, StepRows
 from .step_ops import StepOps
@@ -38,27 +40,15 @@ _SIGNATURES_UNLOCKED: dict[str, list[Any]] = {
     "bias": [_P, _L, _P, _P, _L],
     "penalise": [_P, _L, _P, _P, _L],
     "forbid": [_P, _L, _P, _P, _L],
+    "ngram": [_P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L],
 }
-_RESULTS = {"fingerprint": c_int64} | dict.fromkeys(_SIGNATURES_UNLOCKED, c_int)
-
-
-def load_step_ops(library: Path) -> StepOps:
-    """The ops of one compiled library, by its name: see build.file_of. Raises OSError."""
-    ops = _NativeStepOps.load(library)
-    return StepOps(
-        write_runs=ops.write_runs,
-        gather_step=ops.gather_step,
-        gather_tokens=ops.gather_tokens,
-        shape_logits=ops.shape_logits,
-        choose=ops.choose,
-        commit_step=ops.commit_step,
-        fingerprint=ops.fingerprint,
-    )
+_RESULTS = dict.fromkeys(("choose", "bias", "penalise", "forbid"), c_int)
+_RESULTS |= {"fingerprint": c_int64}
 
 
 @dataclass(frozen=True, slots=True)
-class _NativeStepOps:
-    """The C function of each op is a field."""
+class NativeStepOps:
+    """The ops of one compiled library; the C function of each op is a field."""
 
     c_write_runs: Callable[..., None]
     c_gather_tokens: Callable[..., None]
@@ -69,9 +59,11 @@ class _NativeStepOps:
     c_bias: Callable[..., int]
     c_penalise: Callable[..., int]
     c_forbid: Callable[..., int]
+    c_ngram: Callable[..., None]
 
     @classmethod
-    def load(cls, library: Path) -> _NativeStepOps:
+    def load(cls, library: Path) -> NativeStepOps:
+        """Open a library by its name: see `file_of`. Raises OSError when it cannot be loaded."""
         locked, unlocked = PyDLL(str(library)), CDLL(str(library))
         functions = {
             f"c_{op}": bind(opened, op, args, _RESULTS.get(op))
@@ -79,6 +71,19 @@ class _NativeStepOps:
             for op, args in ops.items()
         }
         return cls(**functions)
+
+    @property
+    def table(self) -> StepOps:
+        """All ops of a step."""
+        return StepOps(
+            write_runs=self.write_runs,
+            gather_step=self.gather_step,
+            gather_tokens=self.gather_tokens,
+            shape_logits=self.shape_logits,
+            choose=self.choose,
+            commit_step=self.commit_step,
+            fingerprint=self.fingerprint,
+        )
 
     def write_runs(self, memory: Tensor, runs: Runs) -> None:
         """See write_runs_reference."""
@@ -131,7 +136,7 @@ class _NativeStepOps:
         assert z.dtype is torch.float32
         assert z.is_contiguous()
         vocab, width = z.shape[1], positions.tokens.shape[1]
-        at = (c_long * 5)(*(x.data_ptr() for x in positions), width)
+        at = _struct(positions, width)
         for shape, asked in zip(
             (self.c_bias, self.c_penalise, self.c_forbid), shaping, strict=True
         ):
@@ -177,20 +182,47 @@ class _NativeStepOps:
         sizes = len(hidden), len(rows.position_row), hidden.shape[1], hidden.element_size()
         return torch.tensor([self.c_fingerprint(*(x.data_ptr() for x in inputs), *sizes)])
 
+    def ngram(
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        lengths: Tensor,
+        k_caps: Tensor,
+        *,
+        num_drafts: int,
+        max_n: int,
+        min_n: int,
+    ) -> NgramDrafts:
+        """See ngram_reference."""
+        assert tokens.is_contiguous()
+        assert tokens.dtype is torch.int32
+        rows, dtype = len(slots), slots.dtype
+        ids = torch.empty(rows, num_drafts, dtype=torch.int32)
+        counts = torch.empty(rows, dtype=torch.int32)
+        data = ids, counts, tokens, *(_words(column) for column in (slots, lengths, k_caps))
+        sizes = rows, *tokens.shape, num_drafts, max_n, min_n
+        self.c_ngram(*(x.data_ptr() for x in data), *sizes)
+        return NgramDrafts(ids.to(dtype), counts.to(dtype))
 
-def _empty(dtype: torch.dtype, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+
+def _empty(dtype: torch.dtype, sizes: list[int]) -> tuple[Tensor, ...]:
     """Tensors of one dimension, allocated together."""
-    return torch.empty(sum(sizes), dtype=dtype).split(list(sizes))
+    return torch.split_with_sizes(torch.empty(sum(sizes), dtype=dtype), sizes)
 
 
-def _struct(tensors: Sequence[Tensor]) -> Any:
-    """Pointers to all of them, none of which may be a slice."""
-    return (c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+def _words(column: Tensor) -> Tensor:
+    """As i32; what is beyond that does not exist either."""
+    return column if column.dtype is torch.int32 else column.clamp(-1, (1 << 31) - 1).int()
 
 
-def _table_sizes(state: SlotState, block_size: int, num_blocks: int) -> Any:
+def _struct(tensors: Sequence[Tensor], *sizes: int) -> bytes:
+    """Pointers to all of them, contiguous ones, and sizes behind them."""
+    return pack(f"{len(tensors)}P{len(sizes)}l", *[x.data_ptr() for x in tensors], *sizes)
+
+
+def _table_sizes(state: SlotState, block_size: int, num_blocks: int) -> bytes:
     lines, width = state.tokens.shape
-    return (c_long * 5)(lines, width, state.block_tables.shape[1], block_size, num_blocks)
+    return pack("5l", lines, width, state.block_tables.shape[1], block_size, num_blocks)
 
 
 def _check_memory(done: int) -> None:

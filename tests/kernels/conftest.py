@@ -11,8 +11,7 @@ from step_column import StepColumn
 from surestep_kernels import KernelSet
 from surestep_kernels.build import file_of
 from surestep_kernels.dispatch import REFERENCE, load_native
-from surestep_kernels.native_step import load_step_ops
-from surestep_kernels.step_ops import StepOps
+from surestep_kernels.native_step import NativeStepOps
 from torch import Tensor
 
 HAS_GPU = torch.cuda.is_available()
@@ -21,7 +20,8 @@ HAS_GPU = torch.cuda.is_available()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What runs in Triton's interpreter on a machine without a GPU is a GPU test on one with it."""
     for item in items:
-        if HAS_GPU and "gpu" in getattr(item, "fixturenames", ()):
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if HAS_GPU and ("gpu" in getattr(item, "fixturenames", ()) or "triton" in params.values()):
             item.add_marker("gpu")
 
 
@@ -75,15 +75,15 @@ def native(compiled: KernelSet) -> Iterator[KernelSet]:
 
 
 @pytest.fixture(scope="session")
-def native_step(compiled: KernelSet) -> StepOps:
-    return load_step_ops(file_of(compiled.code))
+def native_step(compiled: KernelSet) -> NativeStepOps:
+    return NativeStepOps.load(file_of(compiled.code))
 
 
-@pytest.fixture(params=[pytest.param("triton", marks=pytest.mark.gpu if HAS_GPU else ()), "c"])
+@pytest.fixture(params=["triton", "c"])
 def column(request: pytest.FixtureRequest) -> StepColumn:
     """Triton on a GPU, or in the interpreter, and C on the CPU."""
     if request.param == "c":
-        return StepColumn(request.getfixturevalue("native_step"), "cpu")
+        return StepColumn(request.getfixturevalue("native_step").table, "cpu")
     device = request.getfixturevalue("gpu")
     from surestep_kernels.gpu.step_ops import STEP_OPS
 

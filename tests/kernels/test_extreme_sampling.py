@@ -1,4 +1,4 @@
-"""Extreme but admissible parameters: on the host, by the references and in Triton alike.
+"""Extreme but admissible parameters: on the host, by the references, in C and in Triton alike.
 
 Whatever a client asks for, it gets a token of the vocabulary or learns that its parameters leave
 none, and every way to compute a step says the same.
@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from step_column import StepColumn
 from surestep_common.errors import InvalidRequest
 from surestep_common.sampling_ranges import check_sampling
 from surestep_kernels.choose import RowStatus
-from surestep_kernels.gpu.step_ops import STEP_OPS
 from surestep_kernels.shape_logits import Positions, Shaping
 from surestep_kernels.step_ops import STEP_REFERENCE, StepOps
 from surestep_proto import engine_pb2 as pb
@@ -82,7 +82,7 @@ def on_a_device(
     seed=st.integers(0, 99),
 )
 def test_a_token_or_the_requests_own_error(
-    gpu: str, all_params: list[pb.SamplingParams], values: list[float], seed: int
+    column: StepColumn, all_params: list[pb.SamplingParams], values: list[float], seed: int
 ) -> None:
     for params in all_params:
         check_sampling(params, VOCAB)
@@ -91,7 +91,7 @@ def test_a_token_or_the_requests_own_error(
     tokens = torch.randint(0, VOCAB, (len(all_params) + 1, WIDTH), generator=generator).int()
     expected = on_a_device(STEP_REFERENCE, "cpu", all_params, logits, tokens)
     with np.errstate(all="ignore"):  # the interpreter's arithmetic is numpy's
-        assert on_a_device(STEP_OPS, gpu, all_params, logits, tokens) == expected
+        assert on_a_device(*column, all_params, logits, tokens) == expected
     for token, status in expected:
         assert 0 <= token < VOCAB
         assert status != RowStatus.NON_FINITE  # these logits are finite, or forbid a token
