@@ -93,6 +93,8 @@ def build_runner(
 ) -> Built:
     """A fresh runner around the model; with ops, as on a device that they are of."""
     kernels = load_kernels("cpu")
+    if step_ops is not None:
+        kernels = replace(kernels, step=step_ops)
     blocks = 1 + (neighbours.num_sequences or 100) * -(-TOTAL_LEN // BLOCK_SIZE)
     settings = WorkerSettings(
         max_num_seqs=neighbours.num_slots,
@@ -101,13 +103,7 @@ def build_runner(
         kv_cache_memory=blocks * bytes_per_block(model.kv_spec(BLOCK_SIZE), kernels) / 2**30,
         speculative_config={"method": drafter, "num_speculative_tokens": k},
     )
-    built = assemble(settings, model, tp, kernels)
-    return built if step_ops is None else built._replace(runner=as_on_device(built, step_ops))
-
-
-def as_on_device(built: Built, ops: StepOps) -> Runner:
-    """Another runner, whose steps run as on a device that works behind the host."""
-    return Runner(built.runner.parts._replace(step_ops=ops, synchronous=False))
+    return assemble(settings, model, tp, kernels)
 
 
 class ParityBench:

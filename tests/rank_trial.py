@@ -10,11 +10,12 @@ from typing import Any
 
 from drafters import TRUTH
 from local_engine import Answer
-from parity import BLOCK_SIZE, CALM, NEIGHBOURS, Conditions, as_on_device, serve, step_of
+from parity import BLOCK_SIZE, CALM, NEIGHBOURS, Conditions, serve, step_of
 from parity_cases import EOS, NEUTRAL, VOCAB, make_request, strangers
 from surestep_scheduler.sequence import Request
 from surestep_worker.build import Built, build_runner
 from surestep_worker.config import WorkerSettings
+from surestep_worker.runner import Runner
 
 
 def short_requests(seed: int, temperatures: Sequence[float]) -> list[Request]:
@@ -70,7 +71,7 @@ class RankTrial:
         """Of the requests, among strangers."""
         built = self.build(folder, where, drafter, **changes)
         ops = conditions.step_ops
-        runner = built.runner if ops is None else as_on_device(built, ops)
+        runner = Runner(built.runner.parts._replace(step_ops=ops)) if ops else built.runner
         everyone = [*self.requests, *strangers(NEIGHBOURS[where].num_strangers // 3)]
         found = serve(step_of(runner), built.facts, everyone, NEIGHBOURS[where], depth, conditions)
         return {request.id: found[request.id] for request in self.requests}

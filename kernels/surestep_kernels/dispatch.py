@@ -36,7 +36,7 @@ from .rms_norm_gated import rms_norm_gated_reference
 from .rotary import Rotary, rotary_reference
 from .route import Route, route_reference
 from .silu_and_mul import silu_and_mul_reference
-from .step_ops import STEP_REFERENCE, StepOps
+from .step_ops import CPU_REFERENCE, StepOps
 
 if TYPE_CHECKING:
     from .gpu.products import Products
@@ -73,7 +73,7 @@ class KernelSet:
     moe: Moe
     ngram: Ngram
     delta_chunk: int = 1  # tokens of a prompt that gated_delta takes at once; see RecurrentRows
-    step: StepOps = STEP_REFERENCE
+    step: StepOps = CPU_REFERENCE
     products: Products | None = None  # those of plain weights, where there is a choice
     code: bytes = b""  # compiled for this machine; empty = none
     compilations: Compilations = field(default_factory=Compilations)
@@ -227,6 +227,6 @@ def load_native(code: bytes = b"") -> KernelSet | None:
         pack_experts=pack_experts_reference,
         moe=partial(moe_reference, linear=ops.linear, silu_and_mul=ops.silu_and_mul),
         ngram=step.ngram,
-        step=step.table,
+        step=replace(step.table, synchronous=True),
         code=code,
     )

@@ -195,7 +195,6 @@ def assemble(
         device=device,
         heartbeat=heartbeat or Heartbeat.unseen(),
         step_ops=kernels.step,
-        synchronous=device.type == "cpu",
         use_graphs=not settings.enforce_eager,
         max_step_tokens=settings.max_num_batched_tokens,
         compilations=kernels.compilations,

@@ -32,8 +32,11 @@ class Parts(NamedTuple):
     device: torch.device
     heartbeat: Heartbeat
     step_ops: StepOps
-    # Launches are over when they return, and reading what they wrote is free: so on a CPU.
-    synchronous: bool
-    use_graphs: bool  # capture steps before the first one, where they are not synchronous
+    use_graphs: bool  # capture steps before the first one, unless they are synchronous
     max_step_tokens: int
     compilations: Compilations
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether a launch is over when it returns, and reading what it wrote is free."""
+        return self.step_ops.synchronous
