@@ -112,20 +112,21 @@ def slot_cases(native: NativeStepOps, num_rows: int) -> Iterator[Case]:
     for op, call in calls.items():
         yield Case(op, f"R={num_rows}", partial(call, STEP_REFERENCE), partial(call, native.table))
     columns = step.rows.slot, torch.full_like(step.rows.slot, CONTEXT), step.drafts.counts
-    lookup = {"num_drafts": DRAFTS, "max_n": 4, "min_n": 2}
-    yield Case(
-        "ngram", f"R={num_rows}",
-        partial(ngram_reference, step.state.tokens, *columns, **lookup),
-        partial(native.ngram, step.state.tokens, *columns, **lookup),
-    )  # fmt: skip
+    reference, c = (
+        partial(ngram, step.state.tokens, *columns, num_drafts=DRAFTS, max_n=4, min_n=2)
+        for ngram in (ngram_reference, native.ngram)
+    )
+    yield Case("ngram", f"R={num_rows}", reference, c)
 
 
 def make_draw(num_rows: int, vocab: int, name: str) -> DrawParams:
     temperature, min_p, top_k, top_p = DRAWS[name]
     max_gap = -math.log(min_p) if min_p else math.inf
+    low, high = torch.randint(1 << 30, (2, num_rows), dtype=torch.int32)
     return DrawParams(
         torch.full((num_rows,), temperature),
-        *torch.randint(1 << 30, (2, num_rows), dtype=torch.int32),
+        low,
+        high,
         torch.full((num_rows,), max_gap),
         torch.full((num_rows,), top_k or vocab, dtype=torch.int32),
         torch.full((num_rows,), top_p),

@@ -42,8 +42,8 @@ _SIGNATURES_UNLOCKED: dict[str, list[Any]] = {
     "forbid": [_P, _L, _P, _P, _L],
     "ngram": [_P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L],
 }
-_RESULTS = dict.fromkeys(("choose", "bias", "penalise", "forbid"), c_int)
-_RESULTS |= {"fingerprint": c_int64}
+_RESULTS: dict[str, Any] = {"fingerprint": c_int64}
+_RESULTS |= dict.fromkeys(("choose", "bias", "penalise", "forbid"), c_int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,13 @@ class NativeStepOps:
         """See gather_step_reference."""
         num_rows, num_drafts = drafts.ids.shape
         num_tokens, num_positions = len(rows.token_row), len(rows.position_row)
-        *tokens, slots = _empty(torch.int64, [num_tokens] * 3 + [num_rows])
-        start, valid, pending, snapshot_after, lengths = _empty(
-            torch.int32, [num_rows] * 4 + [num_positions]
+        longs = _empty(torch.int64, [num_tokens] * 3 + [num_rows])
+        token_ids, positions, kv_slots, slots = longs
+        columns = _empty(torch.int32, [num_rows] * 4 + [num_positions])
+        start, valid, pending, snapshot_after, lengths = columns
+        inputs = StepInputs(
+            token_ids, positions, kv_slots, start, valid, slots, pending, snapshot_after, lengths
         )
-        inputs = StepInputs(*tokens, start, valid, slots, pending, snapshot_after, lengths)
         structs = _struct(inputs), _struct(rows), _struct(drafts), _struct(state)
         counts = num_rows, num_tokens, num_positions, num_drafts
         sizes = _table_sizes(state, block_size, num_blocks)

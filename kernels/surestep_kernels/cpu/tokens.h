@@ -23,19 +23,22 @@ typedef struct {
 
 enum { BLOCK = 32 }; /* tokens that are passed over together */
 
-typedef int64_t l4 __attribute__((vector_size(32)));
-
 INLINE int any8(i8x mask)
 {
+#if defined(__AVX__)
+    return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#else
+    typedef int64_t l4 __attribute__((vector_size(32)));
     l4 x = (l4)mask;
     return (x[0] | x[1] | x[2] | x[3]) != 0;
+#endif
 }
 
 INLINE f8 logits8(const tokens *t, long i)
 {
+    if (i + 8 <= t->n) return load8(t->z, i, F32);
     f8 z = splat8(-INFINITY);
-    if (i + 8 <= t->n) memcpy(&z, t->z + i, sizeof z);
-    else memcpy(&z, t->z + i, (size_t)(t->n - i) * sizeof *t->z);
+    for (long lane = 0; lane < t->n - i; lane++) z[lane] = t->z[i + lane];
     return z;
 }
 
@@ -71,8 +74,8 @@ INLINE float distance_of(const tokens *t, float gap)
 INLINE int block_reaches(const tokens *t, long i, float distance)
 {
     if (i + BLOCK > t->n) return 1;
-    f8 a = max8(logits8(t, i), logits8(t, i + 8));
-    f8 b = max8(logits8(t, i + 16), logits8(t, i + 24));
+    f8 a = max8(load8(t->z, i, F32), load8(t->z, i + 8, F32));
+    f8 b = max8(load8(t->z, i + 16, F32), load8(t->z, i + 24, F32));
     return any8(t->peak - max8(a, b) <= distance);
 }
 
