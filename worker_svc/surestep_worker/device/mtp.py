@@ -1,7 +1,7 @@
 """The MTP head on a device: see surestep_worker.spec.mtp for what it does.
 
-The rows that it catches up with and drafts for are those of the step, all of them: what a row may
-not do is padding. Penalties, biases and words that a request forbids do not shape its drafts.
+It catches up with and drafts for all rows that it is given: what a row may not do is padding.
+Penalties, biases and words that a request forbids do not shape its drafts.
 """
 
 from __future__ import annotations
