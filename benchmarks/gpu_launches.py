@@ -194,7 +194,6 @@ def count_step(kind: Kind, layers: Sequence[str], batch: int) -> Counter[str]:
     )
     model = make_model(kind, layers, ops)
     parts = assemble(settings, model, TensorParallel(), ops).runner.parts
-    assert parts.step_ops is not None
     step = DeviceStep(parts, parts.step_ops)
     steps = warm_up_steps(parts.slots, 1, drafts, has_head=True)
     wanted = batch, drafts

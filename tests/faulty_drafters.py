@@ -11,11 +11,17 @@ from typing import Any, NoReturn
 from zlib import crc32
 
 import torch
+from surestep_kernels.slot_state import SlotState
+from surestep_kernels.step_ops import StepOps
+from surestep_worker.device.mtp import DeviceMtp, DraftInputs
+from surestep_worker.parts import Parts
 from surestep_worker.plan import IntArray
 from surestep_worker.spec import DRAFTERS, Drafts, Target
 from surestep_worker.spec.config import SpeculativeConfig
 from surestep_worker.spec.mtp import MtpDrafter
+from surestep_worker.spec.ngram import NgramDrafter
 from surestep_worker.spec.temperature import DraftTemperature
+from torch import Tensor
 
 FAILURES: Counter[str] = Counter()  # since the test emptied it
 
@@ -35,7 +41,9 @@ class _Faulty:
     """Ngram drafts, or a fault: an exception, a wrong id, or too many drafts."""
 
     def __init__(self, config: SpeculativeConfig, target: Target) -> None:
-        self._inner = DRAFTERS.get("ngram")(config, target)
+        inner = DRAFTERS.get("ngram")(config, target)
+        assert isinstance(inner, NgramDrafter)
+        self._inner = inner
 
     def propose(self, tokens: torch.Tensor, *columns: torch.Tensor) -> Drafts:
         drafts, lengths = self._inner.propose(tokens, *columns), columns[1].tolist()
@@ -54,36 +62,40 @@ DRAFTERS.register("faulty")(_Faulty)
 class _FaultyMtp(MtpDrafter):
     """The MTP head, or a fault of any of its parts, in the middle of its work."""
 
-    def catch_up(self, slots: IntArray, start: IntArray, count: IntArray) -> None:
-        if _unlucky("catch-up", "catch up", start.tolist(), count.tolist()):
-            half = (count + 1) // 2
-            super().catch_up(slots, start, half)
-            self._seed[torch.from_numpy(slots)] = float("nan")
-            raise _Broken
-        super().catch_up(slots, start, count)
-
-    def propose(self, tokens: torch.Tensor, *columns: torch.Tensor) -> Drafts:
-        drafts = super().propose(tokens, *columns)
-        if _unlucky("raised", "raise", *columns[1].tolist()):
-            raise MemoryError
-        return drafts
+    def on_device(self, parts: Parts, ops: StepOps, state: SlotState) -> DeviceMtp:
+        return _FaultyDeviceMtp(self, parts, ops, state)
 
     def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
         if _unlucky("observed", slots.tolist(), n_accepted.tolist()):
             raise _Broken
         super().observe(slots, n_drafts, n_accepted)
 
-    def _next(self, slots: IntArray, place: IntArray, hidden: torch.Tensor) -> torch.Tensor:
-        out = super()._next(slots, place, hidden)
-        if _unlucky("nan", "nan", *place.tolist()):
-            out[0] = float("nan")
+
+class _FaultyDeviceMtp(DeviceMtp):
+    def draft(self, rows: DraftInputs, *rest: Any) -> Drafts:
+        drafted = super().draft(rows, *rest)
+        if _unlucky("raised", "raise", *self._state.known[rows.slot.long()].tolist()):
+            raise MemoryError
+        return drafted
+
+    def _catch_up(self, slots: Tensor, catch_up: Tensor, *rest: Any) -> None:
+        if _unlucky("catch-up", "catch up", catch_up.tolist(), slots.tolist()):
+            super()._catch_up(slots, (catch_up + 1) // 2, *rest)
+            self._seed[slots] = torch.nan
+            raise _Broken
+        super()._catch_up(slots, catch_up, *rest)
+
+    def _next(self, slots: Tensor, position: Tensor, *rest: Any) -> Tensor:
+        out = super()._next(slots, position, *rest)
+        if _unlucky("nan", "nan", *position.tolist()):
+            out[0] = torch.nan
         return out
 
 
 @DRAFTERS.register("faulty-mtp")
 def _faulty_mtp(config: SpeculativeConfig, target: Target) -> MtpDrafter:
     temperature = DraftTemperature(target.slots.num_slots, config.draft_temperature)
-    return _FaultyMtp(config.num_speculative_tokens, target, temperature)
+    return _FaultyMtp(target, temperature)
 
 
 class _Hopeless:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-import numpy as np
 import pytest
-from surestep_worker import host_step as product
+import torch
+from surestep_kernels.recurrent import RecurrentRows
+from surestep_worker.batch import StepBatch
+from surestep_worker.device import forward
 from surestep_worker.recurrent import RecurrentCache
-from surestep_worker.state_rows import StateRows, state_rows
 
 HYBRID_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}
 
@@ -21,23 +23,24 @@ def _mutant(mutate: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.Mo
 
 
 def _change_columns(
-    patch: pytest.MonkeyPatch, change: Callable[[Any, StateRows], dict[str, Any]]
+    patch: pytest.MonkeyPatch, change: Callable[[RecurrentRows], dict[str, Any]]
 ) -> None:
     """Replace columns of what the rows do to the state."""
-    original = state_rows
+    original = forward._batch
 
     @wraps(original)
-    def changed(rows: Any, *rest: Any) -> StateRows:
-        made = original(rows, *rest)
-        return made._replace(columns=made.columns._replace(**change(rows, made)))
+    def changed(*args: Any) -> StepBatch:
+        batch = original(*args)
+        assert batch.recurrent is not None
+        return replace(batch, recurrent=batch.recurrent._replace(**change(batch.recurrent)))
 
-    patch.setattr(product, "state_rows", changed)
+    patch.setattr(forward, "_batch", changed)
 
 
 @_mutant
 def one_record_too_few(patch: pytest.MonkeyPatch) -> None:
     """The column of the accepted count, off by one (#41190)."""
-    _change_columns(patch, lambda rows, made: {"pending": np.maximum(made.columns.pending - 1, 0)})
+    _change_columns(patch, lambda rows: {"pending": (rows.pending - 1).clamp(min=0)})
 
 
 @_mutant
@@ -45,12 +48,12 @@ def whole_window_folded(patch: pytest.MonkeyPatch) -> None:
     """Rejected drafts reach the state, as if every window had been accepted (#45100)."""
     widths: dict[int, int] = {}
 
-    def change(rows: Any, made: StateRows) -> dict[str, Any]:
-        pending = made.columns.pending.copy()
-        for row, slot in enumerate(made.columns.slots.tolist()):
+    def change(rows: RecurrentRows) -> dict[str, Any]:
+        pending, width = rows.pending.clone(), rows.cu_rows.diff().tolist()
+        for row, slot in enumerate(rows.slots.tolist()):
             if pending[row]:
-                pending[row] = widths.get(slot, pending[row])
-            widths[slot] = int(made.columns.cu_rows[row + 1] - made.columns.cu_rows[row])
+                pending[row] = widths.get(slot, int(pending[row]))
+            widths[slot] = width[row]
         return {"pending": pending}
 
     _change_columns(patch, change)
@@ -59,18 +62,13 @@ def whole_window_folded(patch: pytest.MonkeyPatch) -> None:
 @_mutant
 def short_windows_taken_for_prompts(patch: pytest.MonkeyPatch) -> None:
     """Rows of one token advance the state at once, whatever they are (#36917)."""
-
-    def change(rows: Any, made: StateRows) -> dict[str, Any]:
-        width = np.diff(made.columns.cu_rows)
-        return {"window": np.where(width == 1, 0, made.columns.window).astype(np.int32)}
-
-    _change_columns(patch, change)
+    _change_columns(patch, lambda rows: {"window": rows.window * (rows.cu_rows.diff() != 1)})
 
 
 @_mutant
 def state_by_batch_row(patch: pytest.MonkeyPatch) -> None:
     """State is looked up by the place in the batch instead of the slot."""
-    _change_columns(patch, lambda rows, made: {"slots": np.arange(len(rows))})
+    _change_columns(patch, lambda rows: {"slots": torch.arange(len(rows.slots))})
 
 
 @_mutant

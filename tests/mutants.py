@@ -15,12 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from surestep_kernels.choose import Chosen
+from surestep_kernels.commit_step import StopIds
+from surestep_kernels.shape_logits import Positions
+from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.step_ops import StepOps
 from surestep_proto import engine_pb2 as pb
-from surestep_worker import drafting, runner
-from surestep_worker import host_step as product
+from surestep_worker import runner
+from surestep_worker.device.drafting import DeviceDrafting
+from surestep_worker.device.forward import ForwardPass
 from surestep_worker.device.graphs import Graphs
+from surestep_worker.device.mtp import DraftInputs
+from surestep_worker.device.proposals import Proposals
+from surestep_worker.device.step import DeviceStep
 from surestep_worker.plan import Rows
-from surestep_worker.sampling import Verdict
 from surestep_worker.slots import Slots
 from surestep_worker.spec import Drafts
 
@@ -42,6 +50,17 @@ def _around(patch: pytest.MonkeyPatch, target: Any, name: str, change: Callable[
     patch.setattr(target, name, wraps(original)(lambda *a, **kw: change(original, *a, **kw)))
 
 
+def _around_op(patch: pytest.MonkeyPatch, name: str, change: Callable[..., Any]) -> None:
+    """Replace an op of steps by `change(original, *args, **kwargs)`."""
+
+    def build(original: Any, self: DeviceStep, parts: Any, ops: StepOps) -> None:
+        op = getattr(ops, name)
+        changed: dict[str, Any] = {name: lambda *a, **kw: change(op, *a, **kw)}
+        original(self, parts, replace(ops, **changed))
+
+    _around(patch, DeviceStep, "__init__", build)
+
+
 @_mutant
 def counts_by_batch_row(patch: pytest.MonkeyPatch) -> None:
     """Accepted counts are kept by row of the batch instead of by slot (#45100, #41190)."""
@@ -55,48 +74,51 @@ def counts_by_batch_row(patch: pytest.MonkeyPatch) -> None:
 @_mutant
 def counts_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
     """A window starts where the plan was sure of, not where the slot has come to (#45100)."""
+    sure = torch.zeros(0, dtype=torch.int32)
 
-    def gather(original: Any, rows: Rows, n_drafts: Any, slots: Slots, *rest: Any) -> Any:
-        current = slots.committed.copy()
-        slots.committed[rows.slot] = rows.len_lo
+    def run(original: Any, self: DeviceStep, rows: Rows, *rest: Any) -> Any:
+        nonlocal sure
+        sure = torch.from_numpy(rows.len_lo).int()
+        return original(self, rows, *rest)
+
+    def gather(original: Any, rows: StepRows, drafts: Any, state: SlotState, *rest: Any) -> Any:
+        current = state.committed.clone()
+        state.committed[rows.slot.long()] = sure
         try:
-            return original(rows, n_drafts, slots, *rest)
+            return original(rows, drafts, state, *rest)
         finally:
-            slots.committed[:] = current
+            state.committed.copy_(current)
 
-    _around(patch, product, "gather", gather)
+    _around(patch, DeviceStep, "_run", run)
+    _around_op(patch, "gather_step", gather)
 
 
 @_mutant
 def minus_one_as_an_id(patch: pytest.MonkeyPatch) -> None:
     """Places without a draft hold -1, and every window is as long as it may be (#39295)."""
 
-    def propose(original: Any, self: Any, slot: Any, k_cap: Any) -> Any:
+    def checked(original: Any, self: Any, slot: Any, k_cap: torch.Tensor) -> Any:
         ids, counts, _ = original(self, slot, k_cap)
         column = torch.arange(ids.shape[1])
-        caps = torch.from_numpy(k_cap)
-        return Drafts(torch.where(column < counts.unsqueeze(1), ids, -1), caps)
+        return Drafts(torch.where(column < counts.unsqueeze(1), ids, -1), k_cap)
 
-    _around(patch, drafting.Drafting, "_propose", propose)
+    _around(patch, Proposals, "_checked", checked)
 
 
 @_mutant
 def rejected_drafts_stay(patch: pytest.MonkeyPatch) -> None:
     """The committed length advances by what was drafted, not by what was accepted."""
-    drafted = np.zeros(0, dtype=np.int64)
-
-    def gather(original: Any, rows: Rows, n_drafts: Any, *rest: Any) -> Any:
-        nonlocal drafted
-        drafted = np.where(rows.mode == pb.VERIFY, 1 + n_drafts, 0)
-        return original(rows, n_drafts, *rest)
 
     def commit(
-        original: Any, self: Slots, step: int, slot: Any, folded: Any, consumed: Any, *rest: Any
-    ) -> None:
-        original(self, step, slot, folded, np.maximum(consumed, drafted), *rest)
+        original: Any, rows: StepRows, drafts: DraftIds, chosen: Any, stops: Any, state: SlotState
+    ) -> Any:
+        slot = rows.slot.long()
+        drafted = state.committed[slot] + (1 + drafts.counts) * (drafts.counts > 0)
+        report = original(rows, drafts, chosen, stops, state)
+        state.committed[slot] = torch.maximum(state.committed[slot], drafted)
+        return report
 
-    _around(patch, product, "gather", gather)
-    _around(patch, Slots, "commit", commit)
+    _around_op(patch, "commit_step", commit)
 
 
 @_mutant
@@ -112,77 +134,85 @@ def mode_guessed_from_token_counts(patch: pytest.MonkeyPatch) -> None:
     _around(patch, runner, "read_rows", read_rows)
 
 
+def _behind_the_first(window: torch.Tensor) -> torch.Tensor:
+    """Which positions of windows [N] have drafts in front of them."""
+    later = torch.zeros(len(window), dtype=torch.bool)
+    later[1:] = window[1:] == window[:-1]
+    return later
+
+
 @_mutant
 def parameters_dropped_at_draft_positions(patch: pytest.MonkeyPatch) -> None:
     """Only the first position of a window is shaped by the request's parameters (#42744)."""
 
-    def sample(original: Any, logits: Any, slot: Any, length: Any, tokens: Any, slots: Any) -> Any:
-        sampled = original(logits, slot, length, tokens, slots)
-        later = torch.zeros(len(slot), dtype=torch.bool)
-        later[1:] = slot[1:] == slot[:-1]
-        sampled.ids[later] = logits[later].argmax(dim=1)
-        return sampled
+    def shape(original: Any, z: torch.Tensor, positions: Positions, shaping: Any) -> None:
+        later = _behind_the_first(positions.window)
+        raw = z[later]
+        original(z, positions, shaping)
+        z[later] = raw
 
-    _around(patch, product, "sample", sample)
+    def choose(
+        original: Any, z: torch.Tensor, window: torch.Tensor, *rest: Any, **asked: Any
+    ) -> Any:
+        chosen, later = original(z, window, *rest, **asked), _behind_the_first(window)
+        chosen.ids[later] = z[later].argmax(dim=1).int()
+        return chosen
+
+    _around_op(patch, "shape_logits", shape)
+    _around_op(patch, "choose", choose)
 
 
 @_mutant
 def history_without_drafts(patch: pytest.MonkeyPatch) -> None:
     """Penalties and bad words of a window see the committed tokens only (#33251)."""
 
-    def sample(original: Any, logits: Any, slot: Any, length: Any, tokens: Any, slots: Any) -> Any:
-        blind = tokens.clone()
-        for row in range(1, len(slot)):
-            if slot[row] == slot[row - 1]:
-                blind[slot[row], length[row] - 1] = 0
-        return original(logits, slot, length, blind, slots)
+    def shape(original: Any, z: torch.Tensor, positions: Positions, shaping: Any) -> None:
+        blind, later = positions.tokens.clone(), _behind_the_first(positions.window)
+        blind[positions.slot[later].long(), positions.length[later].long() - 1] = 0
+        original(z, positions._replace(tokens=blind), shaping)
 
-    _around(patch, product, "sample", sample)
+    _around_op(patch, "shape_logits", shape)
 
 
 @_mutant
 def noise_by_batch_row(patch: pytest.MonkeyPatch) -> None:
     """Random draws are keyed by the place in the batch instead of the place in the text."""
-    from surestep_worker.sampling import draw
 
-    def gumbel(original: Any, logits: Any, seed: Any, position: Any, *ids: Any) -> Any:
-        return original(logits, seed, torch.arange(len(position)), *ids)
+    def choose(original: Any, z: Any, window: Any, length: Any, *rest: Any, **asked: Any) -> Any:
+        return original(z, window, torch.arange(len(length)).int(), *rest, **asked)
 
-    _around(patch, draw, "gumbel_argmax", gumbel)
+    _around_op(patch, "choose", choose)
 
 
 @_mutant
 def tokens_behind_a_stop_id(patch: pytest.MonkeyPatch) -> None:
     """A window goes on behind the stop id that ends its request (#56101)."""
 
-    def verify(original: Any, *args: Any) -> Verdict:
-        class Never:
-            def contains(self, slot: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-                return torch.zeros_like(tokens, dtype=torch.bool)
+    def commit(
+        original: Any, rows: Any, drafts: Any, chosen: Any, stops: StopIds, *rest: Any
+    ) -> Any:
+        none = StopIds(torch.zeros_like(stops.cu), stops.ids[:0])
+        return original(rows, drafts, chosen, none, *rest)
 
-        verdict: Verdict = original(*args[:-1], Never())
-        return verdict
-
-    _around(patch, product, "verify", verify)
+    _around_op(patch, "commit_step", commit)
 
 
 @_mutant
 def accepted_if_any_draft_equals(patch: pytest.MonkeyPatch) -> None:
-    """A right draft behind a wrong one is accepted."""
+    """A right draft behind a wrong one is accepted, and the wrong one with it."""
 
-    def verify(
-        original: Any, sampled: Any, cu: Any, drafts: Any, n_drafts: Any, slot: Any, stops: Any
-    ) -> Verdict:
-        verdict: Verdict = original(sampled, cu, drafts, n_drafts, slot, stops)
-        column = torch.arange(drafts.shape[1])
-        equal = (verdict.tokens[:, :-1] == drafts) & (column < n_drafts.unsqueeze(1))
-        more = torch.maximum(verdict.n_accepted, equal.sum(dim=1))
-        grown = more > verdict.n_accepted
-        return verdict._replace(
-            n_accepted=more, n_emitted=torch.where(grown, more + 1, verdict.n_emitted)
-        )
+    def commit(original: Any, rows: StepRows, drafts: DraftIds, chosen: Chosen, *rest: Any) -> Any:
+        ids = chosen.ids.clone()
+        for row, window in enumerate(rows.window.tolist()):
+            drafted = drafts.ids[row, : drafts.counts[row]]
+            begin = int(rows.cu_windows[window]) if len(drafted) else 0
+            right = (ids[begin : begin + len(drafted)] == drafted).nonzero()
+            if len(right):
+                end = int(right.max()) + 1
+                ids[begin : begin + end] = drafted[:end]
+        return original(rows, drafts, chosen._replace(ids=ids), *rest)
 
-    _around(patch, product, "verify", verify)
+    _around_op(patch, "commit_step", commit)
 
 
 RANK_MUTANTS: dict[str, Mutant] = {}  # put into one rank of several
@@ -197,12 +227,12 @@ def _rank_mutant(mutate: Mutant) -> Mutant:
 def rank_local_gate(patch: pytest.MonkeyPatch) -> None:
     """A rank that is near its limit does not draft, while the others do (#49027, #44185)."""
 
-    def draft(original: Any, self: Any, rows: Rows) -> Any:
-        if self._slots.committed.max() < PERTURBED_LEN:
-            return original(self, rows)
-        return self._nothing(rows, skipped=False)
+    def run(original: Any, self: DeviceDrafting, sent: DraftInputs, shape: Any) -> Any:
+        if self._state.committed.max() < PERTURBED_LEN:
+            return original(self, sent, shape)
+        return self.nothing(len(sent.slot))
 
-    _around(patch, drafting.Drafting, "_draft", draft)
+    _around(patch, DeviceDrafting, "run", run)
 
 
 @_rank_mutant
@@ -211,13 +241,13 @@ def one_bit_of_one_step(patch: pytest.MonkeyPatch) -> None:
 
     steps = itertools.count(1)
 
-    def forward(original: Any, self: Any, gathered: Any) -> torch.Tensor:
-        hidden: torch.Tensor = original(self, gathered)
+    def forward(original: Any, *args: Any) -> torch.Tensor:
+        hidden: torch.Tensor = original(*args)
         if next(steps) == PERTURBED_STEP:
             hidden.view(torch.int32)[0, 0] ^= 1
         return hidden
 
-    _around(patch, product.HostStep, "_forward", forward)
+    _around(patch, ForwardPass, "_forward", forward)
 
 
 @_rank_mutant

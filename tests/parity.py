@@ -48,7 +48,7 @@ class Conditions:
     shuffle_seed: int = 0  # rows in random order, results delayed at random; 0 = neither
     poison: bool = False  # whatever belongs to nobody is NaN or out of range
     after_apply: Callable[[SchedulerState], None] = lambda state: None
-    step_ops: StepOps | None = None  # steps run as on a device, with these
+    step_ops: StepOps | None = None  # steps run as on a device that has these; None = as on a CPU
     graphs: bool = False  # and are captured, all kinds before the first step
     late: bool = False  # or each kind when steps have wanted it
 
@@ -91,8 +91,10 @@ def build_runner(
     k: int,
     step_ops: StepOps | None = None,
 ) -> Built:
-    """A fresh runner around the model."""
-    kernels = replace(load_kernels("cpu"), step=step_ops)
+    """A fresh runner around the model; with ops, as on a device that they are of."""
+    kernels = load_kernels("cpu")
+    if step_ops is not None:
+        kernels = replace(kernels, step=step_ops)
     blocks = 1 + (neighbours.num_sequences or 100) * -(-TOTAL_LEN // BLOCK_SIZE)
     settings = WorkerSettings(
         max_num_seqs=neighbours.num_slots,
@@ -167,7 +169,7 @@ class ParityBench:
 
 def step_of(runner: Runner) -> Step:
     """Steps on a device are finished as late as the depth allows."""
-    return (one_rank if runner.parts.step_ops is None else one_rank_behind)(runner)
+    return (one_rank if runner.parts.synchronous else one_rank_behind)(runner)
 
 
 def serve(

@@ -70,7 +70,8 @@ class RankTrial:
     ) -> dict[str, Answer]:
         """Of the requests, among strangers."""
         built = self.build(folder, where, drafter, **changes)
-        runner = Runner(built.runner.parts._replace(step_ops=conditions.step_ops))
+        ops = conditions.step_ops
+        runner = Runner(built.runner.parts._replace(step_ops=ops)) if ops else built.runner
         everyone = [*self.requests, *strangers(NEIGHBOURS[where].num_strangers // 3)]
         found = serve(step_of(runner), built.facts, everyone, NEIGHBOURS[where], depth, conditions)
         return {request.id: found[request.id] for request in self.requests}

@@ -1,6 +1,6 @@
 """A model that is a function of the history, and the loop that decodes it. No forward pass.
 
-The loop does with the sampling package what a step of the worker does: draft, write the drafts into
+The loop does with the ops of a step what a step of the worker does: draft, write the drafts into
 the token table, sample every row, verify, commit. Stale table entries are poisoned at each step.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from step_sampling import sample, verify
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.sampling import SamplingSlots, sample, verify
+from surestep_worker.device.wishes import WishBook
 from surestep_worker.spec import Drafter
 
 VOCAB = 24
@@ -61,7 +62,7 @@ class Decoding:
         width = max(len(r.prompt) + r.max_tokens for r in requests) + 20
         self._model = model
         self._requests = requests
-        self._slots = SamplingSlots(n, VOCAB)
+        self._slots = WishBook(n, VOCAB)
         self._tokens = torch.zeros(n, width, dtype=torch.int32)
         self._length = torch.tensor([len(r.prompt) for r in requests])
         self._max_len = torch.tensor(
@@ -105,7 +106,7 @@ class Decoding:
         row_length = length[rows] + torch.arange(len(rows)) - cu_rows[rows]
         logits = self._model.logits(self._tokens, slot[rows], row_length)
         sampled = sample(logits, slot[rows], row_length, self._tokens, self._slots)
-        verdict = verify(sampled, cu_rows, drafts, counts, slot, self._slots.stops)
+        verdict = verify(sampled, cu_rows, drafts, counts, slot, self._slots)
         assert (verdict.status == pb.OK).all()
         self._counts += torch.stack([counts.sum(), verdict.n_accepted.sum(), torch.tensor(1)])
         for r, s in enumerate(slot.tolist()):

@@ -39,8 +39,8 @@ class RankSetup(NamedTuple):
     k: int
     truth: list[list[int]]  # for the drafters that know it
     mutant: str  # of rank 1; empty = none
-    # As on a GPU, with torch's ops; the same, captured; on a GPU.
-    steps: Literal["host", "device", "captured", "gpu"] = "host"
+    # As on a CPU; as on a GPU, with torch's ops; the same, captured; on a GPU.
+    steps: Literal["cpu", "device", "captured", "gpu"] = "cpu"
 
 
 def rank_main(rank: int, setup: RankSetup, pipe: Connection) -> None:
@@ -68,7 +68,7 @@ def build(rank: int, setup: RankSetup) -> Built:
         tp = TensorParallel.connect(rank, 2, setup.address, "cuda", START_S)
         return build_triton_engine(setup.folder, tp, *what)
     tp = TensorParallel.connect(rank, 2, setup.address, "cpu", START_S)
-    ops = None if setup.steps == "host" else STEP_REFERENCE
+    ops = None if setup.steps == "cpu" else STEP_REFERENCE
     return build_runner(load(setup.folder, tp), tp, *what, ops)
 
 

@@ -26,6 +26,7 @@ from .moe import Moe, PackExperts, moe_reference, pack_experts_reference
 from .mul_sigmoid import mul_sigmoid_reference
 from .native import NativeOps, refuse_unserved
 from .native_recurrent import NativeRecurrentOps
+from .native_step import NativeStepOps
 from .ngram import Ngram, ngram_reference
 from .paged_attention import PagedAttention, paged_attention_reference
 from .quantized import PackQuantized, pack_quantized_reference
@@ -35,7 +36,7 @@ from .rms_norm_gated import rms_norm_gated_reference
 from .rotary import Rotary, rotary_reference
 from .route import Route, route_reference
 from .silu_and_mul import silu_and_mul_reference
-from .step_ops import StepOps
+from .step_ops import CPU_REFERENCE, StepOps
 
 if TYPE_CHECKING:
     from .gpu.products import Products
@@ -72,7 +73,7 @@ class KernelSet:
     moe: Moe
     ngram: Ngram
     delta_chunk: int = 1  # tokens of a prompt that gated_delta takes at once; see RecurrentRows
-    step: StepOps | None = None  # None: steps run on the host
+    step: StepOps = CPU_REFERENCE
     products: Products | None = None  # those of plain weights, where there is a choice
     code: bytes = b""  # compiled for this machine; empty = none
     compilations: Compilations = field(default_factory=Compilations)
@@ -200,6 +201,7 @@ def load_native(code: bytes = b"") -> KernelSet | None:
         code = code or build_library()
         library = file_of(code)
         ops, recurrent = NativeOps.load(library), NativeRecurrentOps.load(library)
+        step = NativeStepOps.load(library)
     except (BuildError, OSError) as error:
         logger.warning("no C kernels, the much slower torch references serve: %s", error)
         return None
@@ -224,6 +226,7 @@ def load_native(code: bytes = b"") -> KernelSet | None:
         route=recurrent.route,
         pack_experts=pack_experts_reference,
         moe=partial(moe_reference, linear=ops.linear, silu_and_mul=ops.silu_and_mul),
-        ngram=ngram_reference,
+        ngram=step.ngram,
+        step=replace(step.table, synchronous=True),
         code=code,
     )

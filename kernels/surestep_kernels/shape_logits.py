@@ -71,8 +71,9 @@ class ShapeLogits(Protocol):
 def shape_logits_reference(z: Tensor, positions: Positions, shaping: Shaping) -> None:
     """Change the logits z f32[N, V] in place: biases, then penalties, then what is forbidden.
 
-    A logit that is NaN or +inf is NaN afterwards, whatever is asked for. One that was finite is
-    SATURATED at most: so it can be told whose doing it is that a row has no usable logits.
+    A logit that is NaN or +inf is one of them afterwards, whatever is asked for. One that was
+    finite is SATURATED at most: so it can be told whose doing it is that a row has no usable
+    logits.
     """
     unusable = z.isnan() | z.isposinf()
     if shaping.biases is not None:

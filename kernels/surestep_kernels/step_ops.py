@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .choose import Choose, choose_reference
 from .commit_step import CommitStep, commit_step_reference
@@ -15,7 +15,10 @@ from .write_runs import WriteRuns, write_runs_reference
 
 @dataclass(frozen=True, slots=True)
 class StepOps:
-    """One implementation of them."""
+    """One implementation of them.
+
+    Those of a CPU are synchronous: an op is over when it returns, and reading its output is free.
+    """
 
     write_runs: WriteRuns
     gather_step: GatherStep
@@ -24,6 +27,7 @@ class StepOps:
     choose: Choose
     commit_step: CommitStep
     fingerprint: Fingerprint
+    synchronous: bool = False
 
 
 STEP_REFERENCE = StepOps(
@@ -35,3 +39,4 @@ STEP_REFERENCE = StepOps(
     commit_step=commit_step_reference,
     fingerprint=fingerprint_reference,
 )
+CPU_REFERENCE = replace(STEP_REFERENCE, synchronous=True)

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from step_column import StepColumn
 from surestep_kernels import KernelSet
+from surestep_kernels.build import file_of
 from surestep_kernels.dispatch import REFERENCE, load_native
+from surestep_kernels.native_step import NativeStepOps
 from torch import Tensor
 
 HAS_GPU = torch.cuda.is_available()
@@ -17,7 +20,8 @@ HAS_GPU = torch.cuda.is_available()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What runs in Triton's interpreter on a machine without a GPU is a GPU test on one with it."""
     for item in items:
-        if HAS_GPU and "gpu" in getattr(item, "fixturenames", ()):
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if HAS_GPU and ("gpu" in getattr(item, "fixturenames", ()) or "triton" in params.values()):
             item.add_marker("gpu")
 
 
@@ -68,3 +72,19 @@ def native(compiled: KernelSet) -> Iterator[KernelSet]:
     before = torch.get_num_threads()
     yield compiled
     compiled.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def native_step(compiled: KernelSet) -> NativeStepOps:
+    return NativeStepOps.load(file_of(compiled.code))
+
+
+@pytest.fixture(params=["triton", "c"])
+def column(request: pytest.FixtureRequest) -> StepColumn:
+    """Triton on a GPU, or in the interpreter, and C on the CPU."""
+    if request.param == "c":
+        return StepColumn(request.getfixturevalue("native_step").table, "cpu")
+    device = request.getfixturevalue("gpu")
+    from surestep_kernels.gpu.step_ops import STEP_OPS
+
+    return StepColumn(STEP_OPS, device)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 from draw_params import OFF, make_params, to
+from step_column import StepColumn
 from surestep_kernels.choose import RowStatus, choose_reference
-from surestep_kernels.gpu.choose import choose
 from surestep_kernels.gumbel import gumbel_noise
 
 RULES = [
@@ -24,13 +24,14 @@ RULES = [
     ("vocab", "parts", "ties"), [(5, 64, True), (300, 64, True), (300, 2, True), (2049, 1, False)]
 )
 def test_chooses_what_the_reference_chooses(
-    gpu: str,
+    column: StepColumn,
     vocab: int,
     parts: int,
     ties: bool,
     temperature: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    ops, device = column
     monkeypatch.setattr("surestep_kernels.gpu.vocab.MAX_PARTS", parts)
     cases = [(0.0, RULES[3]), *((temperature, rule) for rule in RULES)]
     params = make_params(cases, vocab)
@@ -42,20 +43,28 @@ def test_chooses_what_the_reference_chooses(
     for random, truncated in ((True, True), (True, False), (False, False)):
         flags = {"random": random, "truncated": truncated}
         expected = choose_reference(z, window, length, params, **flags)
-        actual = choose(z.to(gpu), window.to(gpu), length.to(gpu), to(params, gpu), **flags)
+        actual = ops.choose(
+            z.to(device), window.to(device), length.to(device), to(params, device), **flags
+        )
         assert actual.status.cpu().tolist() == expected.status.tolist()
         assert actual.ids.cpu().tolist() == expected.ids.tolist()
 
 
-def test_rows_without_a_choice_say_why(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_a_choice_say_why(column: StepColumn, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops, device = column
     monkeypatch.setattr("surestep_kernels.gpu.vocab.MAX_PARTS", 2)
     params = make_params([(0.0, OFF), (1.0, OFF), (1.0, {**OFF, "top_p": 0.5})], 1500)
     z = torch.randn(12, 1500)
     z[0:3, 700], z[3:6, 1499], z[6:9] = torch.nan, torch.inf, -torch.inf
     window = torch.arange(3, dtype=torch.int32).repeat(4)
     length = torch.full((12,), 9, dtype=torch.int32)
-    chosen = choose(
-        z.to(gpu), window.to(gpu), length.to(gpu), to(params, gpu), random=True, truncated=True
+    chosen = ops.choose(
+        z.to(device),
+        window.to(device),
+        length.to(device),
+        to(params, device),
+        random=True,
+        truncated=True,
     )
     expected = [RowStatus.NON_FINITE] * 6 + [RowStatus.NO_CANDIDATE] * 3 + [RowStatus.OK] * 3
     assert chosen.status.tolist() == expected
@@ -64,17 +73,18 @@ def test_rows_without_a_choice_say_why(gpu: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_noise_is_that_of_the_cpu_to_the_last_bit(
-    gpu: str, monkeypatch: pytest.MonkeyPatch
+    column: StepColumn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal logits leave the choice to the noise alone, for many seeds and positions."""
+    ops, device = column
     monkeypatch.setattr("surestep_kernels.gpu.vocab.MAX_PARTS", 1)
     rows, vocab = 40, 300
     params = make_params([(1.0, OFF)] * rows, vocab)
     window, length = (torch.arange(rows, dtype=torch.int32) * step for step in (1, 7919))
     seeds = (params.seed_high.long() << 32) | (params.seed_low.long() & 0xFFFFFFFF)
     noise = gumbel_noise(torch.arange(vocab), seeds, length.long())
-    z = torch.zeros(rows, vocab, device=gpu)
-    chosen = choose(
-        z, window.to(gpu), length.to(gpu), to(params, gpu), random=True, truncated=False
+    z = torch.zeros(rows, vocab, device=device)
+    chosen = ops.choose(
+        z, window.to(device), length.to(device), to(params, device), random=True, truncated=False
     )
     assert chosen.ids.tolist() == noise.argmax(dim=1).tolist()

@@ -1,4 +1,4 @@
-"""The ops that keep a step on its device: Triton against the references, on random slots."""
+"""The ops that keep a step on its device: Triton and C against the references, on random slots."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from step_column import StepColumn
 from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels.choose import Chosen, RowStatus
 from surestep_kernels.commit_step import Report, StopIds
-from surestep_kernels.gpu.step_ops import STEP_OPS
 from surestep_kernels.shape_logits import Biases, Forbidden, Penalties, Positions, Shaping
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
 from surestep_kernels.step_ops import STEP_REFERENCE, StepOps
@@ -87,7 +87,8 @@ def gathered(ops: StepOps, state: SlotState, step: Step, device: str) -> tuple[A
     return tuple(moved(x, "cpu") for x in (*inputs, *state, error))
 
 
-def test_gathers_what_the_reference_gathers(gpu: str) -> None:
+def test_gathers_what_the_reference_gathers(column: StepColumn) -> None:
+    ops, device = column
     state, step = make_state(), make_step()
     state.folded[0] = state.committed[0] - 2
     step.rows.snapshot_len[1] = state.committed[0] + 1  # within the row
@@ -95,12 +96,12 @@ def test_gathers_what_the_reference_gathers(gpu: str) -> None:
     assert expected[-1].item() == 0
     assert expected[4].tolist() == [7, 5, 1, 1 + K, 2, 0]  # valid
     assert expected[7].tolist() == [0, 3, 0, 0, 0, 0]  # snapshot_after
-    for actual, reference in zip(gathered(STEP_OPS, state, step, gpu), expected, strict=True):
+    for actual, reference in zip(gathered(ops, state, step, device), expected, strict=True):
         assert torch.equal(actual, reference)
 
 
 @pytest.mark.parametrize("wrong", ["slot", "block", "length"])
-def test_what_does_not_exist_is_told_and_not_touched(gpu: str, wrong: str) -> None:
+def test_what_does_not_exist_is_told_and_not_touched(column: StepColumn, wrong: str) -> None:
     state, step = make_state(), make_step()
     if wrong == "slot":
         step.rows.slot[3] = 1 << 30
@@ -108,7 +109,7 @@ def test_what_does_not_exist_is_told_and_not_touched(gpu: str, wrong: str) -> No
         state.block_tables[2] = BLOCKS
     if wrong == "length":
         state.committed[5] = state.known[5] = -5
-    for ops, device in ((STEP_REFERENCE, "cpu"), (STEP_OPS, gpu)):
+    for ops, device in ((STEP_REFERENCE, "cpu"), column):
         inputs = gathered(ops, state, step, device)
         assert inputs[-1].item() == 1
         assert 0 <= int(inputs[2].min()) <= int(inputs[2].max()) < BLOCKS * BLOCK_SIZE
@@ -116,7 +117,7 @@ def test_what_does_not_exist_is_told_and_not_touched(gpu: str, wrong: str) -> No
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_commits_what_the_reference_commits(gpu: str, seed: int) -> None:
+def test_commits_what_the_reference_commits(column: StepColumn, seed: int) -> None:
     """Windows accepted whole, in part, not at all; cut by stop ids; with bad positions."""
     torch.manual_seed(seed)
     state, step = make_state(), make_step()
@@ -132,7 +133,7 @@ def test_commits_what_the_reference_commits(gpu: str, seed: int) -> None:
         status[[0, 2]] = RowStatus.NO_CANDIDATE
     stops = StopIds(i32(0, 1, 1, 3, 3, 3), i32(7, int(ids[3]), 9) if seed == 5 else i32(7, 8, 9))
     results = list[tuple[Tensor, ...]]()
-    for ops, device in ((STEP_REFERENCE, "cpu"), (STEP_OPS, gpu)):
+    for ops, device in ((STEP_REFERENCE, "cpu"), column):
         there = moved(state, device)
         rows, drafts = moved(step, device)
         chosen = moved(Chosen(ids, status), device)
@@ -154,22 +155,24 @@ def test_commits_what_the_reference_commits(gpu: str, seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("prompt", [0, 5])
 def test_the_fingerprint_is_of_all_bits_but_those_of_padding(
-    gpu: str, dtype: torch.dtype, prompt: int
+    column: StepColumn, dtype: torch.dtype, prompt: int
 ) -> None:
+    ops, device = column
     step, valid = make_step(), i32(7, 5, 1, 1 + K, 2, 0)
     count = len(step.rows.position_row)
     hidden = torch.randn(count + prompt, 1500).to(dtype)
     hidden[5, 7] = torch.nan
-    rows, there, lengths = moved(step.rows, gpu), hidden.to(gpu), valid.to(gpu)
+    rows, there, lengths = moved(step.rows, device), hidden.to(device), valid.to(device)
     expected = STEP_REFERENCE.fingerprint(hidden, step.rows, valid)
-    assert torch.equal(STEP_OPS.fingerprint(there, rows, lengths).cpu(), expected)
+    assert torch.equal(ops.fingerprint(there, rows, lengths).cpu(), expected)
     there[count - 1] = 7  # padding
-    assert torch.equal(STEP_OPS.fingerprint(there, rows, lengths).cpu(), expected)
+    assert torch.equal(ops.fingerprint(there, rows, lengths).cpu(), expected)
     there[0, 1499] += 1
-    assert not torch.equal(STEP_OPS.fingerprint(there, rows, lengths).cpu(), expected)
+    assert not torch.equal(ops.fingerprint(there, rows, lengths).cpu(), expected)
 
 
-def test_a_step_of_prompts_alone_has_no_window(gpu: str) -> None:
+def test_a_step_of_prompts_alone_has_no_window(column: StepColumn) -> None:
+    ops, device = column
     state, step, none = make_state(), make_step(), i32()
     rows = step.rows._replace(
         advances=torch.ones_like(step.rows.advances), window=torch.full_like(step.rows.window, -1),
@@ -177,23 +180,24 @@ def test_a_step_of_prompts_alone_has_no_window(gpu: str) -> None:
     )  # fmt: skip
     drafts = DraftIds(step.drafts.ids, torch.zeros_like(step.drafts.counts))
     stops, chosen = StopIds(i32(0), none), Chosen(none, none)
-    expected, actual = moved(state, "cpu"), moved(state, gpu)
+    expected, actual = moved(state, "cpu"), moved(state, device)
     reference = STEP_REFERENCE.commit_step(rows, drafts, chosen, stops, expected)
-    there, chosen = moved(Step(rows, drafts), gpu), moved(chosen, gpu)
-    report = STEP_OPS.commit_step(there.rows, there.drafts, chosen, moved(stops, gpu), actual)
+    there, chosen = moved(Step(rows, drafts), device), moved(chosen, device)
+    report = ops.commit_step(there.rows, there.drafts, chosen, moved(stops, device), actual)
     assert torch.equal(report.cpu()[:, : -K - 1], reference[:, : -K - 1])
     assert torch.equal(actual.committed.cpu(), expected.committed)
     assert (expected.committed[:6] > state.committed[:6]).sum() == 5  # all but slot 3
 
 
-def test_writes_runs_and_nothing_else(gpu: str) -> None:
+def test_writes_runs_and_nothing_else(column: StepColumn) -> None:
+    ops, device = column
     memory = torch.arange(5000, dtype=torch.int32)
     lengths = [1, 1500, 0, 37]
     words = randint(0, 1 << 30, sum(lengths))
     runs = Runs(i32(0, 2000, 3900, 4000), i32(0, 1, 1501, 1501, 1538), words, max(lengths))
-    expected, actual = memory.clone(), memory.to(gpu)
+    expected, actual = memory.clone(), memory.to(device)
     STEP_REFERENCE.write_runs(expected, runs)
-    STEP_OPS.write_runs(actual, moved(runs, gpu))
+    ops.write_runs(actual, moved(runs, device))
     assert torch.equal(actual.cpu(), expected)
     assert (expected[4000:4037] == words[-37:]).all()
 
@@ -215,7 +219,8 @@ def make_shaping() -> Shaping:
     )  # fmt: skip
 
 
-def test_shapes_logits_as_the_reference_does(gpu: str) -> None:
+def test_shapes_logits_as_the_reference_does(column: StepColumn) -> None:
+    ops, device = column
     tokens = randint(0, VOCAB, SLOTS + 1, WIDTH)
     tokens[2, 23], tokens[3, 38:40] = 21, i32(21, 22)
     where = Positions(
@@ -224,9 +229,9 @@ def test_shapes_logits_as_the_reference_does(gpu: str) -> None:
     z = torch.randn(6, VOCAB)
     z[1, 50], z[5, 13], z[2, 11], z[4, 60] = torch.nan, torch.inf, torch.nan, -torch.inf
     shaping = make_shaping()
-    expected, actual = z.clone(), z.to(gpu)
+    expected, actual = z.clone(), z.to(device)
     STEP_REFERENCE.shape_logits(expected, where, shaping)
-    STEP_OPS.shape_logits(actual, moved(where, gpu), moved(shaping, gpu))
+    ops.shape_logits(actual, moved(where, device), moved(shaping, device))
     assert torch.equal(actual.cpu().nan_to_num(7.0), expected.nan_to_num(7.0))
     assert expected.isnan().nonzero().tolist() == [[1, 50], [2, 11], [5, 13]]
     assert expected[2, 12] == -torch.inf  # 21 stands in front of it

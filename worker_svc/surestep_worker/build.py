@@ -19,6 +19,7 @@ from .cache_budget import LEAST, CacheBudget, CacheSizes, allocate
 from .caches import Caches
 from .choose_kernels import choose_kernels
 from .config import WorkerSettings
+from .device.wishes import WishBook
 from .gpu_room import take_gpu
 from .heartbeat import Heartbeat
 from .kv_cache import CACHE_DTYPES, bytes_per_block
@@ -27,9 +28,8 @@ from .parts import Parts
 from .pooling import PoolingSums
 from .products import settle_products
 from .runner import Runner
-from .sampling import SamplingSlots
 from .slots import Slots
-from .spec import DRAFTERS, Drafter, StatefulDrafter, Target
+from .spec import DRAFTERS, DeviceDrafter, Drafter, KeepsState, Target
 from .spec.config import SpeculativeConfig
 from .tp import TensorParallel
 from .try_out import try_out
@@ -180,7 +180,7 @@ def assemble(
     caches = allocate(settings, model, kernels, sizes, window=max_drafts + 1)
     max_model_len = settings.max_model_len or config.max_length
     slots = _slots(settings, caches, kernels, max_model_len, max_drafts)
-    sampling = SamplingSlots(settings.max_num_seqs, config.vocab_size)
+    sampling = WishBook(settings.max_num_seqs, config.vocab_size)
     target = Target(model, caches, slots, sampling, tp, kernels)
     drafter, device = _drafter(speculation, target), torch.device(settings.device)
     parts = Parts(
@@ -222,7 +222,7 @@ def _facts(settings: WorkerSettings, parts: Parts, kernels: KernelSet) -> pb.Wor
         eos_token_ids=model.config.eos_token_ids,
         weight_bytes=model.weight_bytes,
         kv_cache_bytes=kv.num_blocks * bytes_per_block(kv.spec, kernels),
-        drafter_has_state=isinstance(parts.drafter, StatefulDrafter),
+        drafter_has_state=isinstance(parts.drafter, KeepsState),
         recurrent=recurrent is not None,
         num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
         state_bytes_per_slot=recurrent.slot_bytes if recurrent is not None else 0,
@@ -269,7 +269,7 @@ def _speculation(settings: WorkerSettings) -> SpeculativeConfig | None:
     return config if config.num_speculative_tokens else None
 
 
-def _drafter(config: SpeculativeConfig | None, target: Target) -> Drafter | None:
+def _drafter(config: SpeculativeConfig | None, target: Target) -> Drafter | DeviceDrafter | None:
     if config is None:
         return None
     if not target.model.has_head:

@@ -13,7 +13,7 @@ from surestep_proto import engine_pb2 as pb
 from .device.warm_up import EVERYTHING
 from .practice_plan import add_admission, add_row
 from .runner import Runner
-from .spec import StatefulDrafter
+from .spec import KeepsState
 
 _BLOCK = 1  # of every slot, everywhere: what rows read there is of no interest
 _LOGPROBS = pb.SamplingParams(
@@ -75,7 +75,7 @@ class _Steps:
         result = self._run(plan)
         plan, parts = self._plan(), self._runner.parts
         mode, k_cap = (pb.VERIFY, self._width - 1) if self._width > 1 else (pb.DECODE, 0)
-        lag = int(isinstance(parts.drafter, StatefulDrafter) and k_cap > 0)
+        lag = int(isinstance(parts.drafter, KeepsState) and k_cap > 0)
         for slot, status in enumerate(result.status):
             if status == pb.OK:  # a model that computes no numbers is found out later
                 add_row(plan, slot, mode, 1, lag=lag, k_cap=k_cap, last_step=1)

@@ -9,12 +9,12 @@ from surestep_kernels.compilations import Compilations
 from surestep_kernels.step_ops import StepOps
 
 from .caches import Caches
+from .device.wishes import WishBook
 from .heartbeat import Heartbeat
 from .models import Model
 from .pooling import PoolingSums
-from .sampling import SamplingSlots
 from .slots import Slots
-from .spec import Drafter
+from .spec import DeviceDrafter, Drafter
 from .tp import TensorParallel
 
 
@@ -24,14 +24,19 @@ class Parts(NamedTuple):
     model: Model
     caches: Caches
     slots: Slots
-    sampling: SamplingSlots
+    sampling: WishBook
     pooling: PoolingSums
-    drafter: Drafter | None
+    drafter: Drafter | DeviceDrafter | None
     max_draft_tokens: int
     tp: TensorParallel
     device: torch.device
     heartbeat: Heartbeat
-    step_ops: StepOps | None  # None: steps run on the host
-    use_graphs: bool  # capture steps on a device before the first one
+    step_ops: StepOps
+    use_graphs: bool  # capture steps before the first one, unless they are synchronous
     max_step_tokens: int
     compilations: Compilations
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether a launch is over when it returns, and reading what it wrote is free."""
+        return self.step_ops.synchronous

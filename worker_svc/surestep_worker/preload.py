@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # What the rank imports where it is needed.
 _LATE = (
+    "surestep_worker.device.mtp",
     "surestep_worker.spec.mtp",
     "surestep_worker.spec.ngram",
     "surestep_worker.spec.temperature",

@@ -19,7 +19,7 @@ from surestep_proto import engine_pb2 as pb
 from .parts import Parts
 from .practice_plan import add_admission, add_row
 from .runner import Runner
-from .spec import StatefulDrafter
+from .spec import KeepsState
 
 _BUDGET_S = 0.6  # for the costs, and again for the check: a rank is needed back in seconds
 _REPEATS = 3
@@ -79,7 +79,7 @@ def output_is_finite(runner: Runner) -> bool:
 def check_drafter(runner: Runner) -> Check:
     """Let a drafter with state follow the model for some windows; nothing for other drafters."""
     rehearsal = _Rehearsal(runner.twin())
-    if not isinstance(runner.parts.drafter, StatefulDrafter) or not rehearsal.most_rows:
+    if not isinstance(runner.parts.drafter, KeepsState) or not rehearsal.most_rows:
         return Check(0, 0)
     rehearsal.admit(range(min(_CHECK_ROWS, rehearsal.most_rows)), context=0)
     results = [rehearsal.step(pb.VERIFY) for _ in rehearsal.while_time(_CHECK_WINDOWS)]
@@ -199,7 +199,7 @@ class _Rehearsal:
         """One row of this mode in every slot."""
         plan, slots = self._plan(), self.parts.slots
         drafting = mode == pb.VERIFY
-        stateful = drafting and isinstance(self.parts.drafter, StatefulDrafter)
+        stateful = drafting and isinstance(self.parts.drafter, KeepsState)
         for slot in self._slots:
             lag = int(slots.committed[slot] - slots.draft_upto[slot]) * stateful
             k_cap = self.parts.max_draft_tokens * drafting

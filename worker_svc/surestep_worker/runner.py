@@ -1,15 +1,13 @@
-"""Executes step plans on one rank: their differences first, then their rows, wherever these run."""
+"""Executes step plans on one rank: their differences first, then their rows."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import numpy as np
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_proto import engine_pb2 as pb
 
-from .host_step import HostStep
+from .device.step import DeviceStep
 from .parts import Parts
 from .pending import Pending
 from .plan import Rows, read_rows
@@ -17,45 +15,14 @@ from .plan_bounds import PlanBounds
 from .plan_check import check_rows
 
 
-class Execution(Protocol):
-    """How the rows of steps are run."""
-
-    def prepare(self) -> None:
-        """Do, before the first step, what takes its time once."""
-
-    def open(self) -> None:
-        """Begin an epoch: nothing of an earlier one is left."""
-
-    def launch(self, plan: pb.StepPlan, rows: Rows) -> Pending:
-        """Run the rows of a plan whose differences have been applied."""
-
-    @property
-    def captured(self) -> tuple[int, int]:
-        """Kinds of step that are one launch; and how many steps were not, where there are any."""
-
-    @property
-    def graph_bytes(self) -> int:
-        """Memory of the device that captured steps will take, all of them; known when prepared."""
-
-    @property
-    def has_chore(self) -> bool:
-        """Whether steps have wanted something that would make them faster. Any thread may ask."""
-
-    def do_chore(self) -> None:
-        """Do a part of what makes steps faster, if any is left: between steps, or when idle."""
-
-    def do_wanted(self) -> None:
-        """Do all that steps have wanted."""
-
-
 class Runner:
     """One rank's executor. Not thread-safe: every call comes from the step thread."""
 
-    def __init__(self, parts: Parts, execution: Execution | None = None) -> None:
+    def __init__(self, parts: Parts, execution: DeviceStep | None = None) -> None:
         """`execution` is that of another runner, whose epochs are over."""
         self.parts = parts
         self._slots = parts.slots
-        self._execution = execution or _execution(parts)
+        self._execution = execution or DeviceStep(parts, parts.step_ops)
         self._bounds = _bounds(parts)
         self._epoch = 0
         self._step = 0
@@ -163,14 +130,6 @@ class Runner:
         ends = np.cumsum(np.array(plan.extend_counts, dtype=np.int64))
         for slot, count, end in zip(plan.extend_slots, plan.extend_counts, ends, strict=True):
             self._slots.extend(slot, block_ids[end - count : end])
-
-
-def _execution(parts: Parts) -> Execution:
-    if parts.step_ops is None:
-        return HostStep(parts)
-    from .device.step import DeviceStep
-
-    return DeviceStep(parts, parts.step_ops)
 
 
 def _bounds(parts: Parts) -> PlanBounds:

@@ -17,8 +17,8 @@ _LOG_DEPTH = 8  # steps with a row of a slot; more than any pipelining depth
 class Slots:
     """Structure of arrays indexed by slot; nothing here is indexed by batch row.
 
-    Token ids live in one table so that a window's history is a prefix of its slot's line:
-    committed tokens first, this step's drafts behind them.
+    These are the host's books: what it knows without asking. Steps read and advance a SlotState;
+    the tokens here are those of admissions, and where the two share memory all that are known.
     """
 
     def __init__(
@@ -55,6 +55,11 @@ class Slots:
         # The worker's half of the double entry: accepted counts of the newest steps of each slot.
         self._log_step = np.zeros((num_slots, _LOG_DEPTH), dtype=np.int64)
         self._log_accepted = np.zeros((num_slots, _LOG_DEPTH), dtype=np.int64)
+
+    def share(self, tokens: torch.Tensor) -> None:
+        """Keep token ids in the table [S, W] that steps write, from now on."""
+        self.tokens = tokens
+        self._tokens = tokens.numpy()
 
     def admit(self, admission: pb.Admission) -> None:
         """Start a tenancy. Raises InternalError when the slot is taken or the tenancy is old."""
@@ -110,15 +115,6 @@ class Slots:
         counts = np.where(hit, self._log_accepted[slot], -1).max(axis=1)
         return np.where(step == 0, 0, counts)
 
-    def write_drafts(self, slot: IntArray, ids: IntArray, counts: IntArray) -> None:
-        """Put drafts [R, K] behind the known tokens; they become history of the window's rows."""
-        row, position = np.nonzero(np.arange(ids.shape[1]) < counts[:, None])
-        self._tokens[slot[row], self.known[slot[row]] + position] = ids[row, position]
-
-    def write_token(self, slot: IntArray, place: IntArray, ids: IntArray) -> None:
-        """Put one draft [R] at an index of each slot's line."""
-        self._tokens[slot, place] = ids
-
     def commit(
         self,
         step: int,
@@ -128,17 +124,13 @@ class Slots:
         accepted: IntArray,
         emitted: IntArray,
     ) -> None:
-        """Advance by committed tokens only; `append` has written the `emitted` [R] new ones."""
+        """Advance by committed tokens only; a step has written the `emitted` [R] new ones."""
         self.folded[slot] = folded
         self.committed[slot] += consumed
         self.known[slot] += emitted
         entry = self._log_step[slot].argmin(axis=1)  # the oldest: a slot may have no row for long
         self._log_step[slot, entry] = step
         self._log_accepted[slot, entry] = accepted
-
-    def append(self, slot: IntArray, tokens: IntArray, counts: IntArray) -> None:
-        """Write chosen tokens [R, K+1] behind the known ones, over this step's drafts."""
-        self.write_drafts(slot, tokens, counts)
 
     def ids_at(self, slot: IntArray, position: IntArray) -> IntArray:
         """Token ids at positions, elementwise."""

@@ -144,7 +144,7 @@ PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "surestep_worker.models.decoder": _methods("Decoder", forward="forward", logits="logits"),
     "surestep_worker.models.mtp": _methods("MtpHead", forward="head"),
     "surestep_worker.spec.ngram": _methods("NgramDrafter", propose="propose"),
-    "surestep_worker.spec.mtp": _methods("MtpDrafter", propose="propose"),
+    "surestep_worker.device.mtp": _methods("DeviceMtp", draft="propose"),
 }
 
 

@@ -149,7 +149,9 @@ def alone(folder: Path) -> Outcome:
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("budget", [SLOTS + CHUNK, 2 * CHUNK + 5])
 def test_cuts(folder: Path, alone: Outcome, budget: int, on_device: bool) -> None:
-    kernels = replace(chunking_kernels(), step=STEP_REFERENCE if on_device else None)
+    kernels = chunking_kernels()
+    if on_device:
+        kernels = replace(kernels, step=STEP_REFERENCE)
     engine = Engine(folder, budget=budget, kernels=kernels, depth=int(on_device))
     assert engine.built.facts.prompt_chunk == CHUNK
     assert engine.serve().equals(alone)
@@ -227,7 +229,9 @@ def test_neighbours(folder: Path, alone: Outcome, sizes: tuple[int, int]) -> Non
 @pytest.mark.parametrize(("drafter", "on_device"), [("mtp", False), ("ngram", True)])
 def test_drafts(folder: Path, alone: Outcome, drafter: str, on_device: bool) -> None:
     """Windows reach over borders of chunks; what was accepted is folded token by token."""
-    kernels = replace(chunking_kernels(), step=STEP_REFERENCE if on_device else None)
+    kernels = chunking_kernels()
+    if on_device:
+        kernels = replace(kernels, step=STEP_REFERENCE)
     engine = Engine(folder, drafter=drafter, kernels=kernels, after=lose_epoch)
     beside = request("beside", TEXT[: CHUNK - 3])
     assert same(engine.serve([beside]).answer, alone.answer)

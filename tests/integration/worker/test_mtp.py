@@ -18,9 +18,9 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.core.sequence import Request
+from surestep_worker.device.mtp import DeviceMtp, DraftInputs
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.spec import Drafts
-from surestep_worker.spec.mtp import MtpDrafter
 from surestep_worker.tp import TensorParallel
 from transformers import AutoModelForCausalLM
 
@@ -36,29 +36,28 @@ class Proposal(NamedTuple):
     drafts: list[int]
 
 
-def record(drafter: MtpDrafter, into: list[Proposal], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note every proposal of the drafter."""
-    propose = drafter.propose
+def record(into: list[Proposal], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note every proposal."""
+    draft = DeviceMtp.draft
 
-    def noted(
-        tokens: torch.Tensor, slots: torch.Tensor, lengths: torch.Tensor, k: torch.Tensor
-    ) -> Drafts:
-        known = [tokens[s, :n].tolist() for s, n in zip(slots, lengths, strict=True)]
-        drafts = propose(tokens, slots, lengths, k)
-        for ids, row, count in zip(known, drafts.ids.tolist(), drafts.counts.tolist(), strict=True):
-            into.append(Proposal(ids, row[:count]))
+    def noted(self: DeviceMtp, rows: DraftInputs, *rest: Any) -> Drafts:
+        state, asked = self._state, rows.k_cap > 0
+        slots = rows.slot[asked].tolist()
+        known = [state.tokens[slot, : state.known[slot]].tolist() for slot in slots]
+        drafts = draft(self, rows, *rest)
+        ids, counts = drafts.ids[asked].tolist(), drafts.counts[asked].tolist()
+        for before, row, count in zip(known, ids, counts, strict=True):
+            into.append(Proposal(before, row[:count]))
         return drafts
 
-    monkeypatch.setattr(drafter, "propose", noted)
+    monkeypatch.setattr(DeviceMtp, "draft", noted)
 
 
 def proposals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Proposal], LocalEngine]:
     tp = TensorParallel()
     built = build_runner(load(folder, tp), tp, WHERE, "mtp", K)
     made: list[Proposal] = []
-    drafter = built.runner.parts.drafter
-    assert isinstance(drafter, MtpDrafter)
-    record(drafter, made, monkeypatch)
+    record(made, monkeypatch)
     engine = LocalEngine(one_rank(built.runner), built.facts, max_num_batched_tokens=24)
     sampling = pb.SamplingParams(temperature=0.0, top_p=1.0, repetition_penalty=1.0)
     rng = torch.Generator().manual_seed(2)

@@ -1,12 +1,17 @@
-"""gather() against a loop that does what the protocol says, row by row."""
+"""What a step gathers, against a loop that does what the protocol says, row by row."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from step_sampling import OPS
+from surestep_kernels.gather_step import StepInputs
+from surestep_kernels.slot_state import DraftIds
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.gather import gather
-from surestep_worker.plan import Rows
+from surestep_worker.device.geometry import Geometry
+from surestep_worker.device.memory import SlotMemory
+from surestep_worker.device.upload import upload
+from surestep_worker.plan import NOTHING_ARMED, Rows
 from surestep_worker.slots import Slots
 
 BLOCK = 4
@@ -43,13 +48,28 @@ def random_case(rng: np.random.Generator) -> tuple[Rows, np.ndarray, Slots]:
     return rows, drafts, slots
 
 
+def gathered(rows: Rows, slots: Slots) -> tuple[Geometry, StepInputs]:
+    """With as many drafts as there may be, which stand in the slots already."""
+    wants, cpu = np.zeros(slots.num_slots + 1, dtype=np.bool_), torch.device("cpu")
+    geometry, state = Geometry.of(rows, slots, wants, NOTHING_ARMED), SlotMemory(slots, cpu).state
+    for name, column in state._asdict().items():
+        column[: slots.num_slots] = torch.as_tensor(getattr(slots, name))
+    known, caps = slots.known[rows.slot], rows.max_drafts
+    ids = np.zeros((len(rows), 3), dtype=np.int64)
+    for row, slot in enumerate(rows.slot):
+        ids[row, : caps[row]] = slots.ids_at(slot, known[row] + np.arange(caps[row]))
+    drafts = DraftIds(torch.from_numpy(ids).int(), torch.from_numpy(caps).int())
+    error = torch.zeros(1, dtype=torch.int32)
+    inputs = OPS.gather_step(upload(geometry.rows, cpu), drafts, state, error, BLOCK, 100)
+    assert not error.any()
+    return geometry, inputs
+
+
 def test_gather_equals_the_row_by_row_definition() -> None:
     rng = np.random.default_rng(SEED)
     for _ in range(200):
         rows, n_drafts, slots = random_case(rng)
-        gathered = gather(
-            rows, n_drafts, slots, np.zeros(6, dtype=np.bool_), None, torch.device("cpu")
-        )
+        geometry, inputs = gathered(rows, slots)
         tokens, positions, kv_slots, hidden_index, lengths = (list[int]() for _ in range(5))
         for row, slot in enumerate(rows.slot):
             start = int(slots.committed[slot])
@@ -67,21 +87,17 @@ def test_gather_equals_the_row_by_row_definition() -> None:
                 tokens.append(int(slots.tokens[slot, position]))
                 positions.append(position)
                 kv_slots.append(int(block) * BLOCK + position % BLOCK)
-        batch = gathered.batch
-        assert batch.token_ids.tolist() == tokens
-        assert batch.positions.tolist() == positions
-        assert batch.kv_slots.tolist() == kv_slots
-        assert batch.hidden_index.tolist() == hidden_index
-        assert gathered.windows.length.tolist() == lengths
-        assert batch.rows.start.tolist() == slots.committed[rows.slot].tolist()
-        assert gathered.windows.cu[-1] == len(lengths)
+        assert inputs.token_ids.tolist() == tokens
+        assert inputs.positions.tolist() == positions
+        assert inputs.kv_slots.tolist() == kv_slots
+        assert geometry.hidden_index.tolist() == hidden_index
+        assert inputs.lengths.tolist() == lengths
+        assert inputs.start.tolist() == slots.committed[rows.slot].tolist()
+        assert geometry.rows.cu_windows[-1] == len(lengths)
 
 
 def test_a_step_without_rows_is_an_empty_batch() -> None:
-    none = np.zeros(0, dtype=np.int64)
     slots = Slots(num_slots=2, max_model_len=8, max_draft_tokens=0, block_size=BLOCK)
-    gathered = gather(
-        Rows(*[none] * 11), none, slots, np.zeros(2, dtype=np.bool_), None, torch.device("cpu")
-    )
-    assert gathered.batch.token_ids.numel() == 0
-    assert gathered.windows.cu.tolist() == [0]
+    geometry, inputs = gathered(Rows.none(), slots)
+    assert inputs.token_ids.numel() == 0
+    assert geometry.rows.cu_windows.tolist() == [0]

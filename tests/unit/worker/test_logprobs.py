@@ -6,11 +6,18 @@ import math
 
 import pytest
 import torch
-from sampling_reference import params
-from surestep_proto import engine_pb2 as pb
-from surestep_worker.sampling import SamplingSlots, Verdict, emitted_logprobs, token_logprobs
+from surestep_worker.sampling.logprobs import Logprobs, columns, score
 
 V = 300
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_id: torch.Tensor, row: torch.Tensor, num_top: torch.Tensor
+) -> Logprobs:
+    """As a step makes them: with as many alternatives as the most of them want."""
+    width = min(int(num_top.max()), logits.shape[1])
+    num_top = num_top.clamp(max=width)
+    return columns(row, token_id, num_top, score(logits, token_id, width))
 
 
 def _by_hand(logits: list[float], token_id: int, num_top: int) -> tuple[float, int, list[int]]:
@@ -60,43 +67,3 @@ def test_chunks_do_not_show() -> None:
     for name in together._fields:
         parts = torch.cat([getattr(one, name) for one in alone])
         assert torch.equal(getattr(together, name), parts), name
-
-
-def test_only_emitted_tokens_of_rows_that_want_them() -> None:
-    """Windows of 3, 1, 2 and 1 rows; the second wants nothing, the last emits nothing."""
-    slots = SamplingSlots(5, V)
-    for tenant, p in {
-        4: params(want_logprobs=True, num_top_logprobs=2),
-        1: params(),
-        0: params(want_logprobs=True),
-        3: params(want_logprobs=True, num_top_logprobs=5),
-    }.items():
-        slots.admit(tenant, p, 1)
-    logits = torch.randn(7, V, generator=torch.Generator().manual_seed(8))
-    verdict = Verdict(
-        tokens=torch.tensor([[11, 12, 13], [21, 0, 0], [31, 32, 0], [41, 0, 0]]),
-        n_accepted=torch.tensor([1, 0, 1, 0]),
-        n_emitted=torch.tensor([2, 1, 2, 0]),
-        status=torch.tensor([pb.OK, pb.OK, pb.OK, pb.NON_FINITE], dtype=torch.uint8),
-    )
-    cu_rows, row = torch.tensor([0, 3, 4, 6, 7]), torch.tensor([0, 2, 5, 6])
-    slot = torch.tensor([4, 1, 0, 3])
-    got = emitted_logprobs(logits, cu_rows, verdict, row, slot, slots.logprobs)
-    assert got is not None
-    columns = got.to_proto()
-    assert list(columns.row) == [0, 0, 5, 5]
-    assert list(columns.token_id) == [11, 12, 31, 32]
-    assert list(columns.num_top) == [2, 2, 0, 0]
-    want = logits.log_softmax(1)[torch.tensor([0, 1, 4, 5]), torch.tensor([11, 12, 31, 32])]
-    assert list(columns.logprob) == pytest.approx(want.tolist(), abs=1e-6)
-    assert len(columns.top_token_ids) == len(columns.top_logprobs) == 4
-
-
-def test_nobody_wants_any() -> None:
-    slots = SamplingSlots(1, V)
-    slots.admit(0, params(), 1)
-    verdict = Verdict(*(torch.ones(1, dtype=torch.int64) for _ in range(4)))._replace(
-        tokens=torch.ones(1, 1, dtype=torch.int64)
-    )
-    arguments = (torch.tensor([0, 1]), verdict, torch.zeros(1).long(), torch.zeros(1).long())
-    assert emitted_logprobs(torch.randn(1, V), *arguments, slots.logprobs) is None

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from sampling_reference import distribution, params
+from step_sampling import sample
 from surestep_kernels.gumbel import gumbel_argmax
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.sampling import SamplingSlots, sample
+from surestep_worker.device.wishes import WishBook
 
 V, DRAWS = 16, 400_000
 LOGITS = torch.randn(V, generator=torch.Generator().manual_seed(7)) * 1.5
@@ -28,11 +29,11 @@ CASES = {
 
 def _draws(p: pb.SamplingParams) -> torch.Tensor:
     """One token at each of DRAWS consecutive positions."""
-    slots = SamplingSlots(1, V)
+    slots = WishBook(1, V)
     slots.admit(0, p, 1)
     slot = torch.zeros(DRAWS, dtype=torch.int64)
     tokens = torch.zeros(1, 1, dtype=torch.int32)
-    return sample(LOGITS.expand(DRAWS, V), slot, torch.arange(DRAWS), tokens, slots).ids
+    return sample(LOGITS.expand(DRAWS, V), slot, torch.arange(DRAWS), tokens, slots).ids.long()
 
 
 def _total_variation(ids: torch.Tensor, exact: list[float]) -> float:

@@ -99,18 +99,6 @@ def test_the_log_keeps_the_step_before_however_long_ago_it_was(slots: Slots) -> 
         slots.free(0, since)
 
 
-def test_drafts_stand_behind_known_tokens_and_are_overwritten(slots: Slots) -> None:
-    slots.admit(admission(0, 1, [7, 8]))
-    slots.admit(admission(1, 1, [5]))
-    slots.write_drafts(I(0, 1), np.array([[1, 2], [3, 4]]), I(2, 1))
-    assert slots.tokens[0, :4].tolist() == [7, 8, 1, 2]
-    assert slots.tokens[1, :3].tolist() == [5, 3, 0]
-    slots.append(I(0), np.array([[9, 0, 0]]), I(1))
-    slots.commit(1, I(0), folded=I(0), consumed=I(2), accepted=I(0), emitted=I(1))
-    assert (slots.known[0], slots.committed[0]) == (3, 2)
-    assert slots.tokens[0, :3].tolist() == [7, 8, 9]
-
-
 def test_an_epoch_starts_empty(slots: Slots) -> None:
     slots.admit(admission(0, 9, [7]))
     slots.reset()

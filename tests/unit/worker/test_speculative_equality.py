@@ -7,7 +7,7 @@ import pytest
 import torch
 from drafters import NO_TARGET
 from sampling_reference import choose, params
-from surestep_worker.spec import DRAFTERS
+from surestep_worker.spec import DRAFTERS, DeviceDrafter
 from surestep_worker.spec.config import SpeculativeConfig
 from toy_decoding import VOCAB, Decoded, Decoding, Request, ToyModel
 
@@ -65,7 +65,9 @@ def _run(method: str, k: int, requests: list[Request]) -> Decoded:
     config = SpeculativeConfig(
         method=method, num_speculative_tokens=k, prompt_lookup_max=2, prompt_lookup_min=1
     )
-    return Decoding(MODEL, requests).run(DRAFTERS.get(method)(config, NO_TARGET), k)
+    drafter = DRAFTERS.get(method)(config, NO_TARGET)
+    assert not isinstance(drafter, DeviceDrafter)
+    return Decoding(MODEL, requests).run(drafter, k)
 
 
 def test_plain_run_is_as_restated(plain: Decoded) -> None:

@@ -7,20 +7,22 @@ from itertools import product
 import pytest
 import torch
 from sampling_reference import params
+from step_sampling import verify
+from surestep_kernels.choose import Chosen
+from surestep_kernels.commit_step import Report
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.sampling import Sampled, Verdict, verify
-from surestep_worker.sampling.stops import StopTokens
+from surestep_worker.device.wishes import WishBook
 
 Window = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # choices, their status, drafts
 NO_STOP, ONE_STOP, MANY_STOPS = 0, 1, 2  # slots
 
 
-def _stops() -> StopTokens:
-    stops = StopTokens(3, torch.device("cpu"))
-    stops.admit(MANY_STOPS, params(stop_token_ids=[2, *range(100, 400)]))
-    stops.admit(ONE_STOP, params(stop_token_ids=[2]))
-    stops.admit(NO_STOP, params())
-    return stops
+def _stops() -> WishBook:
+    book = WishBook(3, 400)
+    book.admit(MANY_STOPS, params(stop_token_ids=[2, *range(100, 400)]), 1)
+    book.admit(ONE_STOP, params(stop_token_ids=[2]), 1)
+    book.admit(NO_STOP, params(), 1)
+    return book
 
 
 def _by_loop(window: Window, has_stop: bool) -> tuple[list[int], int, int]:
@@ -39,14 +41,14 @@ def _by_loop(window: Window, has_stop: bool) -> tuple[list[int], int, int]:
     return emitted, accepted, status[0]
 
 
-def _verify(windows: list[Window], slot: int) -> Verdict:
+def _verify(windows: list[Window], slot: int) -> Report:
     counts = [len(drafts) for _, _, drafts in windows]
     k = max(counts, default=0)
     padded = [[*drafts, *([2] * (k - len(drafts)))] for _, _, drafts in windows]
     return verify(
-        Sampled(
-            torch.tensor([x for choices, _, _ in windows for x in choices]).long(),
-            torch.tensor([x for _, status, _ in windows for x in status], dtype=torch.uint8),
+        Chosen(
+            torch.tensor([x for choices, _, _ in windows for x in choices]).int(),
+            torch.tensor([x for _, status, _ in windows for x in status]).int(),
         ),
         torch.tensor([0, *(count + 1 for count in counts)]).cumsum(0),
         torch.tensor(padded).long().view(len(windows), k),
@@ -56,7 +58,7 @@ def _verify(windows: list[Window], slot: int) -> Verdict:
     )
 
 
-def _check(verdict: Verdict, windows: list[Window], slot: int) -> None:
+def _check(verdict: Report, windows: list[Window], slot: int) -> None:
     tokens, n_accepted = verdict.tokens.tolist(), verdict.n_accepted.tolist()
     n_emitted, status = verdict.n_emitted.tolist(), verdict.status.tolist()
     for r, window in enumerate(windows):

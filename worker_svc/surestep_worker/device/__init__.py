@@ -1,2 +1,3 @@
-"""Steps whose state lives on the device: the host plans geometry and reads results, and waits for
-nothing in between. See docs/gpu.md."""
+"""Steps: the host plans their geometry and reads their results, and what lies between is launched.
+
+See docs/gpu.md."""

@@ -13,13 +13,12 @@ from surestep_kernels.slot_state import StepRows
 from surestep_kernels.write_runs import Runs
 from torch import Tensor
 
-from surestep_worker.gather import PooledTokens
-
 from .buckets import Bucket, Need
 from .forward import PassInputs
 from .geometry import Geometry
 from .logprobs import ScoredPositions
 from .mtp import MtpInputs
+from .positions import PooledTokens
 
 _OUTSIDE = 1 << 29  # an offset that no window reaches, whose sums with lengths are still words
 

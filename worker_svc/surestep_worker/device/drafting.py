@@ -1,25 +1,32 @@
-"""Drafting on the device: what fails costs drafts, exactly as in surestep_worker.drafting."""
+"""The drafter as a fault domain of its own: when it fails, the step goes on without it.
+
+A fault costs the drafts of its step, and those of plans that were made before the scheduler had
+heard of it: such plans carry a smaller count of faults than the worker's own. The drafter's state
+stays where it was, so that it can be caught up with when drafting is tried again.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from surestep_common.errors import DrafterFault, InvalidRequest
-from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
+from surestep_common.invariants import LedgerError
+from surestep_kernels.slot_state import DraftIds, SlotState
 from surestep_kernels.step_ops import StepOps
 from torch import Tensor
 
-from surestep_worker.drafting import made_too_early
 from surestep_worker.parts import Parts
 from surestep_worker.plan import IntArray, Rows
-from surestep_worker.spec import Drafter, StatefulDrafter
-from surestep_worker.spec.mtp import MtpDrafter
+from surestep_worker.spec import DeviceDrafter, Drafter, Drafts, KeepsState, StatefulDrafter
 
-from .mtp import DeviceMtp, DraftShape, MtpInputs
+from .mtp import DeviceMtp, DraftInputs, DraftShape
+from .proposals import Proposals, check_drafts
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +38,19 @@ class Drafted(NamedTuple):
     catch_up: Tensor  # i32[R] positions that the drafter's state follows by, at most
     non_finite: Tensor  # i32[R] 1: drafting met logits that were not finite
     failed: bool
+    error: Tensor  # i32[1], see slot_state
+
+    def spread(self, rows: Tensor, num_rows: int) -> Drafted:
+        """The same among R rows, of which only those at `rows` i64[..] had to do with drafts."""
+        if len(rows) == num_rows:
+            return self
+
+        def all_of(part: Tensor) -> Tensor:
+            return part.new_zeros(num_rows, *part.shape[1:]).index_copy_(0, rows, part)
+
+        drafts = DraftIds(*map(all_of, self.drafts))
+        catch_up, non_finite = all_of(self.catch_up), all_of(self.non_finite)
+        return Drafted(drafts, catch_up, non_finite, self.failed, self.error)
 
 
 class DeviceDrafting:
@@ -40,13 +60,20 @@ class DeviceDrafting:
         """Raises InvalidRequest for a drafter whose state cannot live on a device."""
         drafter = parts.drafter
         self._drafter, self._state = drafter, state
-        self._tp, self._device = parts.tp, parts.device
+        self._tp, self._device, self._synchronous = parts.tp, parts.device, parts.synchronous
         self._max_drafts, self._vocab_size = parts.max_draft_tokens, parts.model.config.vocab_size
         self.mtp: DeviceMtp | None = None
-        if isinstance(drafter, MtpDrafter):
-            self.mtp = DeviceMtp(drafter, parts, ops, state)
+        self._proposals: Proposals | None = None
+        self._unread: Drafter | None = None  # whose proposals nobody looks at but the device
+        if isinstance(drafter, DeviceDrafter):
+            self.mtp = drafter.on_device(parts, ops, state)
+        elif drafter is not None and parts.synchronous:
+            self._proposals = Proposals(drafter, parts, state)
         elif isinstance(drafter, StatefulDrafter):
             raise InvalidRequest("this drafter runs on the CPU only", param="speculative_config")
+        else:
+            self._unread = drafter
+        self.has_state = isinstance(drafter, KeepsState)  # it follows what is committed
         self.faults = 0  # of this epoch
 
     def skips(self, known_faults: int) -> bool:
@@ -54,52 +81,61 @@ class DeviceDrafting:
 
         Raises LedgerError for a plan that knows of faults that never were.
         """
-        return made_too_early(known_faults, self.faults)
+        if known_faults > self.faults:
+            raise LedgerError(f"plan knows {known_faults} drafter faults, there were {self.faults}")
+        return known_faults < self.faults
 
-    def run(
-        self,
-        rows: StepRows,
-        k_cap: Tensor,
-        mtp: MtpInputs | None,
-        shape: DraftShape,
-        error: Tensor,
-    ) -> Drafted:
-        """Draft at most k_cap i32[R] tokens for every row."""
-        faults = self.faults
-        with self._guarded():
-            if self.mtp is not None:
-                assert mtp is not None
-                own = self.mtp.draft(rows, k_cap, mtp, shape, error)
-                return Drafted(own.drafts, rows.catch_up, own.non_finite, failed=False)
-            if self._drafter is not None and shape.num_drafts:
-                drafts, zeros = self._propose(self._drafter, rows.slot, k_cap), k_cap * 0
-                return Drafted(drafts, zeros, zeros, failed=False)
-        ids = torch.zeros(len(k_cap), self._max_drafts, dtype=torch.int32, device=self._device)
-        zeros = k_cap * 0
-        return Drafted(DraftIds(ids, zeros), zeros, zeros, failed=self.faults > faults)
+    def run(self, sent: DraftInputs, shape: DraftShape) -> Drafted:
+        """Draft for every row."""
+        drafted = self._attempt(lambda: self._draft(sent, shape))
+        return drafted or self.nothing(len(sent.slot), failed=True)
+
+    def nothing(self, num_rows: int, *, failed: bool = False) -> Drafted:
+        """No row has drafts."""
+        words = partial(torch.zeros, dtype=torch.int32, device=self._device)
+        drafts = DraftIds(words(num_rows, self._max_drafts), words(num_rows))
+        return Drafted(drafts, drafts.counts, drafts.counts, failed, words(1))
+
+    def _draft(self, sent: DraftInputs, shape: DraftShape) -> Drafted:
+        zeros = torch.zeros_like(sent.k_cap)
+        catch_up, error = sent.catch_up if self.has_state else zeros, zeros.new_zeros(1)
+        if self.mtp is not None:
+            assert sent.mtp is not None
+            drafts = self.mtp.draft(sent, sent.mtp, shape, error)
+            if self._synchronous:
+                check_drafts(drafts, sent.k_cap, self._vocab_size)
+        elif self._proposals is not None:
+            drafts = self._proposals(sent.slot, sent.k_cap, sent.catch_up)
+        elif self._unread is not None and shape.num_drafts:
+            drafts = self._propose(self._unread, sent.slot, sent.k_cap)
+        else:
+            return self.nothing(len(sent.slot))
+        non_finite = zeros if drafts.non_finite is None else drafts.non_finite
+        proposed = DraftIds(drafts.ids, drafts.counts)
+        return Drafted(proposed, catch_up, non_finite, failed=False, error=error)
 
     def observe(self, rows: Rows, n_drafts: IntArray, n_accepted: IntArray) -> None:
         """A drafter with state learns how its drafts for rows [R] fared."""
-        drafted = n_drafts > 0
-        if isinstance(self._drafter, StatefulDrafter) and drafted.any():
-            with self._guarded():
-                self._drafter.observe(rows.slot[drafted], n_drafts[drafted], n_accepted[drafted])
+        drafter, drafted = self._drafter, n_drafts > 0
+        if isinstance(drafter, KeepsState) and drafted.any():
+            columns = rows.slot[drafted], n_drafts[drafted], n_accepted[drafted]
+            self._attempt(lambda: drafter.observe(*columns))
 
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """An exception is counted, unless other ranks may not share it."""
+    def _attempt(self, work: Callable[[], T]) -> T | None:
+        """What work returns. An exception is counted, unless other ranks may not share it."""
         try:
-            yield
+            return work()
         except Exception as error:
-            if self.mtp is not None and self._tp.size > 1:
+            if self.has_state and self._tp.size > 1:
                 raise DrafterFault(f"the drafter failed: {error!r}") from error
             logger.exception("the drafter failed, the step goes on without it")
             self.faults += 1
+            return None
 
-    def _propose(self, drafter: Drafter, slot: Tensor, k_cap: Tensor) -> DraftIds:
+    def _propose(self, drafter: Drafter, slot: Tensor, k_cap: Tensor) -> Drafts:
         """Of a drafter without state; rows that may have no drafts get none."""
         state, line, caps = self._state, slot.long(), k_cap.long()
         ids, counts, _ = drafter.propose(state.tokens, line, state.known[line].long(), caps)
         real = (ids >= 0) & (ids < self._vocab_size)  # drafts end where they make no sense
         counts = torch.minimum(torch.minimum(counts, caps), real.int().cumprod(dim=1).sum(dim=1))
-        return DraftIds(torch.where(real, ids, 0).int(), counts.int())
+        return Drafts(torch.where(real, ids, 0).int(), counts.int())

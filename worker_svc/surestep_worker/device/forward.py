@@ -20,8 +20,9 @@ from torch import Tensor
 from surestep_worker.batch import StepBatch
 from surestep_worker.parts import Parts
 
-from .drafting import DeviceDrafting
-from .mtp import DraftShape, MtpInputs
+from .drafting import DeviceDrafting, Drafted
+from .mtp import DraftInputs, DraftShape, MtpInputs
+from .phases import Phases
 
 
 class PassInputs(NamedTuple):
@@ -56,18 +57,26 @@ class ForwardPass:
     """Runs it. Not thread-safe: every call comes from the step thread."""
 
     def __init__(
-        self, parts: Parts, ops: StepOps, state: SlotState, drafting: DeviceDrafting
+        self,
+        parts: Parts,
+        ops: StepOps,
+        state: SlotState,
+        drafting: DeviceDrafting,
+        phases: Phases,
     ) -> None:
         self._parts, self._ops, self._state, self._drafting = parts, ops, state, drafting
+        self._phases = phases
 
-    def __call__(self, sent: PassInputs, shape: PassShape) -> PassOutputs:
-        """Queue it on the device."""
-        heartbeat, kv = self._parts.heartbeat, self._parts.caches.kv
-        error = torch.zeros(1, dtype=torch.int32, device=self._parts.device)
-        heartbeat.enter(pb.DRAFTING)
-        drafted = self._drafting.run(sent.rows, sent.k_cap, sent.mtp, shape.draft, error)
-        heartbeat.enter(pb.FORWARD)
-        rows = sent.rows._replace(catch_up=drafted.catch_up)
+    def __call__(
+        self, sent: PassInputs, shape: PassShape, drafted: Drafted | None = None
+    ) -> PassOutputs:
+        """Queue it on the device: all of it, or what is left behind the drafts."""
+        rows, kv = sent.rows, self._parts.caches.kv
+        if drafted is None:
+            asked = DraftInputs(rows.slot, sent.k_cap, rows.catch_up, sent.mtp)
+            drafted = self.draft(asked, shape.draft)
+        self._phases.enter(pb.FORWARD)
+        rows, error = rows._replace(catch_up=drafted.catch_up), drafted.error
         inputs = self._ops.gather_step(
             rows, drafted.drafts, self._state, error, kv.spec.block_size, kv.num_blocks
         )
@@ -75,6 +84,11 @@ class ForwardPass:
         return PassOutputs(
             rows, drafted.drafts, drafted.non_finite, drafted.failed, inputs, hidden, error
         )
+
+    def draft(self, asked: DraftInputs, shape: DraftShape) -> Drafted:
+        """Queue what comes first."""
+        self._phases.enter(pb.DRAFTING)
+        return self._drafting.run(asked, shape)
 
     def _forward(
         self, rows: StepRows, inputs: StepInputs, hidden_index: Tensor, max_tokens: int

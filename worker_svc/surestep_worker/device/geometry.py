@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 from surestep_kernels.slot_state import StepRows
 
-from surestep_worker.gather import (
+from surestep_worker.plan import ArmedSnapshots, BoolArray, IntArray, Rows
+from surestep_worker.slots import Slots
+
+from .positions import (
     PooledTokens,
     PromptPositions,
     offsets,
@@ -17,8 +20,6 @@ from surestep_worker.gather import (
     sampled_positions,
     tokens_consumed,
 )
-from surestep_worker.plan import ArmedSnapshots, BoolArray, IntArray, Rows
-from surestep_worker.slots import Slots
 
 _NO_PROMPT = PromptPositions(*np.zeros((4, 0), dtype=np.int64))
 

@@ -9,7 +9,7 @@ import torch
 from surestep_proto import engine_pb2 as pb
 from torch import Tensor
 
-from surestep_worker.plan import BoolArray, IntArray
+from surestep_worker.plan import IntArray
 from surestep_worker.sampling.logprobs import Logprobs, Score, columns, score
 from surestep_worker.sampling.wants import LogprobWants
 
@@ -35,8 +35,7 @@ class LogprobPlan(NamedTuple):
     @classmethod
     def of(cls, geometry: Geometry, wants: LogprobWants) -> LogprobPlan | None:
         """None when nobody wants any."""
-        emitted: BoolArray = np.append(wants.emitted.numpy(), False)  # the NULL slot wants nothing
-        slot, wanted = geometry.window_slot, emitted[geometry.window_slot]
+        slot, wanted = geometry.window_slot, wants.emitted[geometry.window_slot]
         index, prompt = np.flatnonzero(wanted[geometry.position_window]), geometry.prompt
         num_positions = len(geometry.position_window)
         if not len(index) and not len(prompt.row):
@@ -47,8 +46,8 @@ class LogprobPlan(NamedTuple):
         ids: Any = prompt.token_id.astype(np.int32)
         offset = np.asarray(geometry.rows.position_offset)[index]
         num_top = (
-            wants.num_top.numpy()[slot[window]],
-            wants.num_top_prompt.numpy()[prompt.slot],
+            wants.num_top[slot[window]],
+            wants.num_top_prompt[prompt.slot],
         )
         return cls(ScoredPositions(at, ids), window, offset, np.concatenate(num_top))
 

@@ -1,7 +1,7 @@
 """The MTP head on a device: see surestep_worker.spec.mtp for what it does.
 
-The rows that it catches up with and drafts for are those of the step, all of them: what a row may
-not do is padding. Penalties, biases and words that a request forbids do not shape its drafts.
+It catches up with and drafts for all rows that it is given: what a row may not do is padding.
+Penalties, biases and words that a request forbids do not shape its drafts.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import torch
 from surestep_kernels.choose import DrawParams, RowStatus
 from surestep_kernels.gather_tokens import TokenInputs, TokenRuns
 from surestep_kernels.paged_attention import AttentionRows
-from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.slot_state import SlotState
 from surestep_kernels.step_ops import StepOps
 from torch import Tensor
 
 from surestep_worker.batch import StepBatch
-from surestep_worker.gather import offsets
 from surestep_worker.parts import Parts
 from surestep_worker.plan import IntArray
+from surestep_worker.spec import Drafts
 from surestep_worker.spec.mtp import MtpDrafter
+
+from .positions import offsets
 
 
 class DraftShape(NamedTuple):
@@ -42,11 +44,13 @@ class MtpInputs(NamedTuple):
     factors: Tensor  # f32[R] divisors of the logits
 
 
-class MtpDrafts(NamedTuple):
-    """Of R rows."""
+class DraftInputs(NamedTuple):
+    """What the host sends a drafter for R rows."""
 
-    drafts: DraftIds
-    non_finite: Tensor  # i32[R] 1: cut short by logits of no use
+    slot: Tensor  # i32[R]
+    k_cap: Tensor  # i32[R] most drafts
+    catch_up: Tensor  # i32[R] positions that the drafter's state follows by, at most
+    mtp: MtpInputs | None
 
 
 class DeviceMtp:
@@ -69,11 +73,9 @@ class DeviceMtp:
         token_row: Any = np.repeat(np.arange(len(room), dtype=np.int32), room)
         return MtpInputs(token_row, cu, draw, factors)
 
-    def draft(
-        self, rows: StepRows, k_cap: Tensor, sent: MtpInputs, shape: DraftShape, error: Tensor
-    ) -> MtpDrafts:
-        """Catch up with what is committed, then draft."""
-        slots = rows.slot.long()
+    def draft(self, rows: DraftInputs, sent: MtpInputs, shape: DraftShape, error: Tensor) -> Drafts:
+        """Catch up with what is committed, then draft. All columns are i32."""
+        slots, k_cap = rows.slot.long(), rows.k_cap
         if shape.max_catch_up:
             self._catch_up(slots, rows.catch_up, sent, shape.max_catch_up, error)
         ids = torch.zeros(
@@ -92,7 +94,7 @@ class DeviceMtp:
             self._write(slots, known + step, chosen, going)
             if step + 1 < shape.num_drafts:
                 hidden = self._next(slots, known + step - 1, going, hidden, error)
-        return MtpDrafts(DraftIds(ids, counts), non_finite)
+        return Drafts(ids, counts, non_finite)
 
     def _catch_up(
         self,

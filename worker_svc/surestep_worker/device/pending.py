@@ -6,7 +6,6 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from surestep_common.errors import InternalError
 from surestep_common.invariants import check_lengths
 from surestep_kernels.commit_step import Report
@@ -18,11 +17,11 @@ from surestep_worker.plan_check import check_caught_up
 from surestep_worker.result import (
     StepOutcome,
     digest,
+    emitted_ids,
     fill_rows,
     fill_vectors,
     judge_vectors,
 )
-from surestep_worker.sampling import Verdict
 from surestep_worker.sampling.logprobs import Score
 
 from .download import Words
@@ -41,8 +40,8 @@ class Launched(NamedTuple):
     logprobs: LogprobPlan | None
     drafter_skipped: bool
     drafter_faults: int
-    began_ns: int  # by perf_counter_ns
-    launched_ns: int
+    timings: pb.Timings  # as far as they are known
+    launched_ns: int  # by perf_counter_ns
 
 
 class DevicePending:
@@ -65,6 +64,7 @@ class DevicePending:
 
     def finish(self) -> pb.StepResult:
         """See Pending."""
+        began_ns = time.perf_counter_ns()
         report, error, fingerprint, non_finite, vectors, *scores = self._words.tensors()
         if int(error):
             raise InternalError("the device met a slot, block or position that does not exist")
@@ -74,17 +74,18 @@ class DevicePending:
         judge_vectors(outcome, pooled, vectors)
         taken = self._taken(words.folded.numpy())
         self._commit(outcome, words)
-        verdict = self._verdict(words)
-        result = self._result(outcome, verdict, int(fingerprint))
+        result = self._result(outcome, words, int(fingerprint))
         result.draft_non_finite_rows.extend(non_finite[:num_rows].nonzero().flatten().tolist())
         self._tell_snapshots(result, taken)
         if self._parts.tp.rank == 0:
             fill_vectors(result, outcome, pooled, vectors)
         logprobs = self._launched.logprobs
         if logprobs is not None and self._parts.tp.rank == 0:
-            emitted = verdict.n_emitted.numpy()
-            logprobs.tell(result, self._launched.geometry, verdict.tokens, emitted, Score(*scores))
-        self._time(result)
+            geometry = self._launched.geometry
+            window = geometry.window_row
+            emitted = words.tokens[window], outcome.n_emitted[window]
+            logprobs.tell(result, geometry, *emitted, Score(*scores))
+        self._time(result, began_ns)
         return result
 
     def _outcome(self, words: Report) -> StepOutcome:
@@ -107,7 +108,7 @@ class DevicePending:
         """The host's books follow."""
         slots, rows = self._parts.slots, self._launched.rows
         slots.draft_upto[rows.slot] = words.draft_upto.numpy()
-        if self._drafting.mtp is not None and not self._launched.drafter_skipped:
+        if self._drafting.has_state and not self._launched.drafter_skipped:
             check_caught_up(rows, slots)
         consumed = np.where(rows.is_prefill, rows.num_tokens, outcome.n_emitted)
         consumed[outcome.status != pb.OK] = 0
@@ -115,22 +116,16 @@ class DevicePending:
         slots.commit(self._launched.plan.step, rows.slot, words.folded.numpy(), *counts)
         self._drafting.observe(rows, outcome.n_drafts, outcome.n_accepted)
 
-    def _verdict(self, words: Report) -> Verdict:
-        """Of the windows only."""
-        row = torch.from_numpy(self._launched.geometry.window_row)
-        return Verdict(*(part[row] for part in (
-            words.tokens, words.n_accepted, words.n_emitted, words.status,
-        )))  # fmt: skip
-
-    def _result(self, outcome: StepOutcome, verdict: Verdict, fingerprint: int) -> pb.StepResult:
+    def _result(self, outcome: StepOutcome, words: Report, fingerprint: int) -> pb.StepResult:
         plan, rows, slots = self._launched.plan, self._launched.rows, self._parts.slots
         rank = self._parts.tp.rank
         result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=rank)
-        result.digest = digest(outcome, verdict, slots.committed[rows.slot], fingerprint)
+        ids = emitted_ids(words.tokens, outcome.n_emitted)
+        result.digest = digest(outcome, ids, slots.committed[rows.slot], fingerprint)
         result.drafter_faults = self._launched.drafter_faults
         result.drafter_skipped = self._launched.drafter_skipped
         if rank == 0:
-            fill_rows(result, rows, outcome, verdict)
+            fill_rows(result, rows, outcome, ids)
             result.draft_upto.extend(slots.draft_upto[rows.slot].tolist())
         return result
 
@@ -140,7 +135,11 @@ class DevicePending:
             recurrent.taken(armed.id[taken], armed.length[taken])
             result.snapshot_ids_taken.extend(armed.id[taken].tolist())
 
-    def _time(self, result: pb.StepResult) -> None:
-        launched = self._launched
-        result.timings.prepare_us = (launched.launched_ns - launched.began_ns) // 1000
-        result.timings.forward_us = (time.perf_counter_ns() - launched.launched_ns) // 1000
+    def _time(self, result: pb.StepResult, began_ns: int) -> None:
+        """What a device does is one to the host, which only knows when it has the results."""
+        now = time.perf_counter_ns()
+        result.timings.CopyFrom(self._launched.timings)
+        if self._parts.synchronous:
+            result.timings.sample_us += (now - began_ns) // 1000
+        else:
+            result.timings.forward_us = (now - self._launched.launched_ns) // 1000

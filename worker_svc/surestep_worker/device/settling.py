@@ -13,6 +13,7 @@ from surestep_kernels.choose import Chosen
 from surestep_kernels.shape_logits import Positions, Shaping
 from surestep_kernels.slot_state import SlotState
 from surestep_kernels.step_ops import StepOps
+from surestep_proto import engine_pb2 as pb
 from torch import Tensor
 
 from surestep_worker.parts import Parts
@@ -21,6 +22,7 @@ from .columns import Extras, PooledColumns, StepColumns
 from .download import Packed
 from .forward import PassOutputs
 from .logprobs import score_positions
+from .phases import Phases
 
 
 class Asked(NamedTuple):
@@ -37,8 +39,8 @@ PLAIN = Asked(random=True, truncated=False)
 class Settling:
     """Runs it. Not thread-safe: every call comes from the step thread."""
 
-    def __init__(self, parts: Parts, ops: StepOps, state: SlotState) -> None:
-        self._parts, self._ops, self._state = parts, ops, state
+    def __init__(self, parts: Parts, ops: StepOps, state: SlotState, phases: Phases) -> None:
+        self._parts, self._ops, self._state, self._phases = parts, ops, state, phases
 
     def __call__(
         self, columns: StepColumns, outputs: PassOutputs, extras: Extras, asked: Asked
@@ -47,7 +49,10 @@ class Settling:
         num_pooled = len(extras.pooled.slot) if extras.pooled is not None else 0
         scored, pooled = outputs.hidden.split((len(outputs.hidden) - num_pooled, num_pooled))
         logits = self._parts.model.logits(scored).float() if len(scored) else scored
-        raw = logits.clone() if extras.scored is not None else logits
+        vectors = self._pool(extras.pooled, pooled)
+        self._phases.enter(pb.SAMPLING)
+        kept = extras.scored is not None and extras.shaping != Shaping()  # in place
+        raw = logits.clone() if kept else logits
         chosen = self._choose(columns, outputs, logits, extras.shaping, asked)
         report = self._ops.commit_step(
             outputs.rows, outputs.drafts, chosen, columns.stops, self._state
@@ -55,7 +60,6 @@ class Settling:
         scores = () if extras.scored is None else score_positions(
             raw, chosen.ids, extras.scored, asked.width
         )  # fmt: skip
-        vectors = self._pool(extras.pooled, pooled)
         bits = self._ops.fingerprint(outputs.hidden, outputs.rows, outputs.inputs.valid)
         return Packed.of([report, outputs.error, bits, outputs.non_finite, vectors, *scores])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,23 +14,23 @@ from surestep_kernels.write_runs import Runs
 from surestep_proto import engine_pb2 as pb
 
 from surestep_worker.parts import Parts
-from surestep_worker.plan import NOTHING_ARMED, ArmedSnapshots, Rows, read_snapshots
+from surestep_worker.plan import NOTHING_ARMED, ArmedSnapshots, IntArray, Rows, read_snapshots
 
 from .buckets import Bucket, make_buckets
 from .columns import Extras, PooledColumns, StepColumns, need_of, padding
 from .download import Packed, Words
-from .drafting import DeviceDrafting
+from .drafting import DeviceDrafting, Drafted
 from .forward import ForwardPass, PassInputs, PassOutputs, PassShape
 from .geometry import Geometry
 from .graphs import Captured, Graphs, Kind, Queued
 from .logprobs import LogprobPlan
 from .memory import SlotMemory
-from .mtp import DraftShape
+from .mtp import DraftInputs, DraftShape, MtpInputs
 from .pending import DevicePending, Launched
+from .phases import Phases
 from .settling import PLAIN, Asked, Settling
 from .upload import upload
 from .warm_up import warm_up_steps
-from .wishes import WishBook
 
 logger = logging.getLogger(__name__)
 
@@ -52,21 +52,26 @@ class _Ran(NamedTuple):
 
 
 class DeviceStep:
-    """See Execution. `launch` returns when everything is queued on the device."""
+    """Runs the rows of plans; `launch` returns when everything is queued on the device."""
 
     def __init__(self, parts: Parts, ops: StepOps) -> None:
         """Raises InvalidRequest for a drafter that steps on a device cannot use."""
         self.parts = parts
         self._ops = ops
         self._memory = SlotMemory(parts.slots, parts.device)
-        self._wishes = WishBook(parts.slots.num_slots, parts.model.config.vocab_size)
+        if parts.synchronous:
+            parts.slots.share(self._memory.state.tokens[:-1])
+        self._wishes = parts.sampling
         self._drafting = DeviceDrafting(parts, ops, self._memory.state)
-        self._pass = ForwardPass(parts, ops, self._memory.state, self._drafting)
-        self._settle = Settling(parts, ops, self._memory.state)
+        self._phases = Phases(parts.heartbeat)
+        self._pass = ForwardPass(parts, ops, self._memory.state, self._drafting, self._phases)
+        self._settle = Settling(parts, ops, self._memory.state, self._phases)
         self._graphs: Graphs | None = None  # before `prepare`, and where nothing is captured
 
     def prepare(self) -> None:
         """Run, on padding, whatever may have to be compiled; begin to capture steps."""
+        if self.parts.synchronous:  # as devices are that run what is compiled beforehand
+            return
         began, parts = time.perf_counter(), self.parts
         sizes, has_head = (parts.max_step_tokens, parts.max_draft_tokens), parts.model.has_head
         steps = warm_up_steps(parts.slots, *sizes, has_head=has_head)
@@ -106,54 +111,63 @@ class DeviceStep:
 
     @property
     def captured(self) -> tuple[int, int]:
-        """See Execution."""
+        """Kinds of step that are one launch; and how many steps were not, where there are any."""
         graphs = self._graphs
         return (graphs.num_captured, graphs.num_missed) if graphs is not None else (0, 0)
 
     @property
     def graph_bytes(self) -> int:
-        """See Execution."""
+        """Memory of the device that captured steps will take, all of them; known when prepared."""
         return self._graphs.footprint if self._graphs is not None else 0
 
     @property
     def has_chore(self) -> bool:
-        """See Execution."""
+        """Whether steps have wanted something that would make them faster. Any thread may ask."""
         return self._graphs is not None and self._graphs.is_due
 
     def do_chore(self) -> None:
-        """See Execution."""
+        """Do a part of what makes steps faster, if any is left: between steps, or when idle."""
         if self._graphs is not None:
             self._graphs.capture_next()
 
     def do_wanted(self) -> None:
-        """See Execution."""
+        """Do all that steps have wanted."""
         if self._graphs is not None:
             self._graphs.capture_wanted()
 
     def open(self) -> None:
-        """See Execution."""
+        """Begin an epoch: nothing of an earlier one is left."""
         self._drafting.faults = 0
 
     def launch(self, plan: pb.StepPlan, rows: Rows) -> DevicePending:
-        """See Execution."""
-        began = time.perf_counter_ns()
-        for admission in plan.admissions:
-            if not admission.pooling:
-                self._wishes.admit(admission)
+        """Run the rows of a plan whose differences have been applied."""
+        self._phases.begin()
         skipped = self._drafting.skips(plan.drafter_faults)
         asked = _without_drafts(rows) if skipped else rows
         armed = self._armed(plan)
         ran = self._run(asked, self._memory.differences(plan), armed)
         launched = Launched(
-            plan, rows, armed, ran.geometry, ran.logprobs,
-            skipped or ran.failed, self._drafting.faults, began, time.perf_counter_ns(),
+            plan, rows, armed, ran.geometry, ran.logprobs, skipped or ran.failed,
+            self._drafting.faults, self._timings(), time.perf_counter_ns(),
         )  # fmt: skip
         return DevicePending(self.parts, ran.words, launched, self._drafting)
 
+    def _timings(self) -> pb.Timings:
+        """What is known when everything is launched."""
+        timings = self._phases.timings()
+        if self.parts.synchronous:
+            return timings
+        spent = timings.prepare_us + timings.forward_us + timings.sample_us
+        return pb.Timings(prepare_us=spent)
+
     def _run(self, rows: Rows, differences: Runs | None, armed: ArmedSnapshots) -> _Ran:
         """Queue everything of a step."""
-        wants = self.parts.sampling.logprobs
-        geometry = Geometry.of(rows, self.parts.slots, wants.prompt.numpy(), armed)
+        drafted = None
+        if self.parts.synchronous:
+            drafted, differences = self._draft(rows, differences), None
+            rows = dataclasses.replace(rows, max_drafts=drafted.drafts.counts.long().numpy())
+        wants = self._wishes.logprobs
+        geometry = Geometry.of(rows, self.parts.slots, wants.prompt, armed)
         logprobs = LogprobPlan.of(geometry, wants)
         wishes = self._wishes.of(geometry.window_slot, geometry.position_window)
         asked = Asked(wishes.random, wishes.truncated, logprobs.width if logprobs else 0)
@@ -169,19 +183,47 @@ class DeviceStep:
             plain = extras.plain and not asked.truncated
             captured = self._graphs.find(need_of(columns, geometry), plain=plain)
         if captured is None:
-            outputs, facts = self._launch(columns, extras, _shape(geometry, asked), asked)
+            shape = _shape(geometry, asked)
+            outputs, facts = self._launch(columns, extras, shape, asked, drafted)
         else:
             outputs, facts = self._replay(captured, columns, extras, asked)
         return _Ran(Words(facts), geometry, logprobs, outputs.failed)
 
+    def _draft(self, rows: Rows, differences: Runs | None) -> Drafted:
+        """Before the room of windows is settled: nothing is computed for drafts that are not.
+
+        The drafter sees the rows alone that draft or have to catch up.
+        """
+        state, wishes = self._memory.state, self._wishes
+        self._write(upload(Extras(differences), self.parts.device))
+        if not rows.max_drafts.any() and not rows.catch_up.any():
+            return self._drafting.nothing(len(rows))
+        slot = torch.from_numpy(rows.slot)
+        behind = (state.committed[slot] - state.draft_upto[slot]).numpy()
+        catch_up, k_cap = np.minimum(rows.catch_up, behind), rows.max_drafts
+        busy = np.flatnonzero((k_cap > 0) | (catch_up > 0))
+        if not len(busy):
+            return self._drafting.nothing(len(rows))
+        told = rows.slot[busy], k_cap[busy], catch_up[busy]
+        shape = DraftShape(int(told[1].max()), int(told[2].max()), *wishes.asked(told[0]))
+        columns: Any = (column.astype(np.int32) for column in told)
+        sent = DraftInputs._make((*columns, self._mtp_inputs(*told)))
+        drafted = self._pass.draft(upload(sent, self.parts.device), shape)
+        self._phases.enter(pb.PREPARING)
+        return drafted.spread(torch.from_numpy(busy), len(rows))
+
     def _launch(
-        self, columns: StepColumns, extras: Extras, shape: PassShape, asked: Asked
+        self,
+        columns: StepColumns,
+        extras: Extras,
+        shape: PassShape,
+        asked: Asked,
+        drafted: Drafted | None,
     ) -> tuple[PassOutputs, Packed]:
         """Kernel by kernel."""
         sent = upload(_Sent(columns, extras), self.parts.device)
         self._write(sent.extras)
-        outputs = self._pass(sent.columns.inputs, shape)
-        self.parts.heartbeat.enter(pb.SAMPLING)
+        outputs = self._pass(sent.columns.inputs, shape, drafted)
         return outputs, self._settle(sent.columns, outputs, sent.extras, asked)
 
     def _replay(
@@ -191,9 +233,9 @@ class DeviceStep:
         assert self._graphs is not None
         sent = self._graphs.inbox.send(captured.layout, columns, extras)
         self._write(sent)
-        self.parts.heartbeat.enter(pb.FORWARD)
+        self._phases.enter(pb.FORWARD)
         outputs, facts = captured.replay()
-        self.parts.heartbeat.enter(pb.SAMPLING)
+        self._phases.enter(pb.SAMPLING)
         return outputs, facts or self._settle(captured.layout.tree, outputs, sent, asked)
 
     def _write(self, sent: Extras) -> None:
@@ -214,12 +256,18 @@ class DeviceStep:
 
     def _inputs(self, geometry: Geometry) -> PassInputs:
         """Arrays."""
-        rows, mtp = geometry.rows, self._drafting.mtp
+        rows, k_cap = geometry.rows, geometry.k_cap
+        own = None
+        if not self.parts.synchronous:  # else drafts are there already
+            own = self._mtp_inputs(np.asarray(rows.slot), k_cap, np.asarray(rows.catch_up))
+        return PassInputs(rows, k_cap, geometry.hidden_index, own)
+
+    def _mtp_inputs(self, slot: IntArray, k_cap: IntArray, catch_up: IntArray) -> MtpInputs | None:
+        mtp = self._drafting.mtp
         if mtp is None:
-            return PassInputs(rows, geometry.k_cap, geometry.hidden_index, None)
-        slot, catch_up = np.asarray(rows.slot), np.asarray(rows.catch_up)
-        own = mtp.inputs(slot, geometry.k_cap, catch_up, self._wishes.draw(slot))
-        return PassInputs(rows, geometry.k_cap, geometry.hidden_index, own)
+            return None
+        own: MtpInputs = mtp.inputs(slot, k_cap, catch_up, self._wishes.draw(slot))
+        return own
 
 
 def _without_drafts(rows: Rows) -> Rows:

@@ -29,8 +29,10 @@ def upload(tree: Tree, device: torch.device) -> Tree:
     What is neither stays as it is. The copy is asynchronous: its source is pinned and belongs to
     torch's allocator, which does not hand it out again before an event behind the copy. Every
     tensor begins at a multiple of 16 bytes, whatever the sizes: kernels are compiled for how their
-    pointers are aligned.
+    pointers are aligned. Tensors on the CPU share the arrays' memory.
     """
+    if device.type == "cpu":
+        return _replaced(tree, map(torch.from_numpy, _arrays(tree)))
     arrays = list(_arrays(tree))
     host = _host_words(_size(arrays), device)
     _pack(arrays, host.numpy())

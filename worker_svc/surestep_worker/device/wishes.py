@@ -16,6 +16,7 @@ from surestep_kernels.shape_logits import Biases, Forbidden, Penalties
 from surestep_proto import engine_pb2 as pb
 
 from surestep_worker.plan import BoolArray, IntArray
+from surestep_worker.sampling.wants import LogprobWants
 
 from .upload import FloatArray, Int32Array
 
@@ -93,6 +94,7 @@ class WishBook:
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         self._vocab_size, lines = vocab_size, num_slots + 1
+        self.logprobs = LogprobWants(num_slots)
         self._wishes = [_Wish.of(_NO_WISHES, 0)] * lines
         # Which slots have any of these: a step looks no further where none has.
         self._biased, self._penalised, self._forbidden, self._truncates = np.zeros(
@@ -103,9 +105,14 @@ class WishBook:
             for name in DrawParams._fields
         }
 
-    def admit(self, admission: pb.Admission) -> None:
-        """A request moves into its slot."""
-        self._set(admission.slot, admission.sampling, admission.prompt_len)
+    def admit(self, slot: int, params: pb.SamplingParams, prompt_len: int) -> None:
+        """A request moves into a slot; so many tokens of its history are prompt."""
+        self.logprobs.admit(slot, params)
+        self._set(slot, params, prompt_len)
+
+    def free(self, slot: int) -> None:
+        """It has left. Freeing a free slot is harmless."""
+        self.logprobs.free(slot)
 
     def imagine(self, params: pb.SamplingParams | None) -> None:
         """The NULL slot wishes this; None = nothing again."""
@@ -132,6 +139,16 @@ class WishBook:
         """How the tokens of these slots are drawn."""
         return DrawParams(*(column[slots] for column in self._draw.values()))
 
+    def draws(self, slots: IntArray) -> BoolArray:
+        """Which of these slots draw: all others are greedy."""
+        draws: BoolArray = self._draw["temperature"][slots] > 0
+        return draws
+
+    def asked(self, slots: IntArray) -> tuple[bool, bool]:
+        """Whether some of these slots draw at all, and restrict what they draw from."""
+        draws = self.draws(slots)
+        return bool(draws.any()), bool((draws & self._truncates[slots]).any())
+
     def of(self, slots: IntArray, position_window: Int32Array) -> Wishes:
         """What windows [V] ask for, in these slots; position_window [N]."""
         wishes = [self._wishes[slot] for slot in slots.tolist()]
@@ -143,16 +160,15 @@ class WishBook:
                 return None
             return make(np.flatnonzero(some[position_window]).astype(np.int32), wishes)
 
-        draw = self.draw(slots)
-        draws = draw.temperature > 0
+        random, truncated = self.asked(slots)
         return Wishes(
-            draw=draw,
+            draw=self.draw(slots),
             stops=StopIds(*_ragged([wish.stops for wish in wishes])),
             biases=made(_biases, self._biased),
             penalties=made(_penalties, self._penalised),
             forbidden=made(_forbid, self._forbidden),
-            random=bool(draws.any()),
-            truncated=bool((draws & self._truncates[slots]).any()),
+            random=random,
+            truncated=truncated,
         )
 
 

@@ -8,8 +8,6 @@ import torch
 from surestep_proto import engine_pb2 as pb
 
 from .head import head_of
-from .verify import Verdict
-from .wants import LogprobWants
 
 # Logits worked on at a time: what stays near a CPU's cache; on a GPU what keeps it busy, in scratch
 # memory of some 25 bytes for each.
@@ -30,56 +28,6 @@ class Logprobs(NamedTuple):
     def to_proto(self) -> pb.LogprobColumns:
         """The same columns as a message."""
         return pb.LogprobColumns(**{name: part.tolist() for name, part in self._asdict().items()})
-
-
-def emitted_logprobs(
-    logits: torch.Tensor,
-    cu_rows: torch.Tensor,
-    verdict: Verdict,
-    row: torch.Tensor,
-    slot: torch.Tensor,
-    wants: LogprobWants,
-) -> Logprobs | None:
-    """Log-probabilities of the emitted tokens of those windows that want them.
-
-    Args:
-        logits: f32[N,V] raw, as given to `sample`.
-        cu_rows: i64[R+1] rows of each window, as given to `verify`.
-        verdict: what the windows emit.
-        row: i64[R] index of each window into the plan's rows, ascending.
-        slot: i64[R].
-        wants: None is returned when no window wants any.
-    """
-    wanted = wants.emitted[slot]
-    if not wanted.any():
-        return None
-    position = torch.arange(verdict.tokens.shape[1], device=logits.device)
-    emitted = (position < verdict.n_emitted.unsqueeze(1)) & wanted.to(logits.device).unsqueeze(1)
-    window, column = emitted.nonzero(as_tuple=True)
-    return token_logprobs(
-        logits[cu_rows[window] + column],
-        verdict.tokens[window, column],
-        row[window],
-        wants.num_top[slot[window]],
-    )
-
-
-def token_logprobs(
-    logits: torch.Tensor, token_id: torch.Tensor, row: torch.Tensor, num_top: torch.Tensor
-) -> Logprobs:
-    """Log-probability of token_id[m] under logits[m], and num_top[m] alternatives.
-
-    Serves prompt positions as they are: logits[m] are those of the token before.
-
-    Args:
-        logits: f32[M,V] raw.
-        token_id: i64[M].
-        row: i64[M] index into the plan's rows, ascending.
-        num_top: i64[M].
-    """
-    width = min(int(num_top.max()), logits.shape[1]) if num_top.numel() else 0
-    num_top = num_top.clamp(max=logits.shape[1])
-    return columns(row, token_id, num_top, score(logits, token_id, width))
 
 
 class Score(NamedTuple):

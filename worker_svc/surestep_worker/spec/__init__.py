@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from .base import Drafter, Drafts, StatefulDrafter, Target
+from .base import DeviceDrafter, Drafter, Drafts, KeepsState, StatefulDrafter, Target
 from .registry import DRAFTERS
 
-__all__ = ["DRAFTERS", "Drafter", "Drafts", "StatefulDrafter", "Target"]
+__all__ = [
+    "DRAFTERS",
+    "DeviceDrafter",
+    "Drafter",
+    "Drafts",
+    "KeepsState",
+    "StatefulDrafter",
+    "Target",
+]

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
     from surestep_kernels import KernelSet
+    from surestep_kernels.slot_state import SlotState
+    from surestep_kernels.step_ops import StepOps
 
     from surestep_worker.caches import Caches
+    from surestep_worker.device.mtp import DeviceMtp
+    from surestep_worker.device.wishes import WishBook
     from surestep_worker.models import Model
+    from surestep_worker.parts import Parts
     from surestep_worker.plan import IntArray
-    from surestep_worker.sampling import SamplingSlots
     from surestep_worker.slots import Slots
     from surestep_worker.tp import TensorParallel
 
@@ -30,7 +34,7 @@ class Target(NamedTuple):
     model: Model
     caches: Caches
     slots: Slots
-    sampling: SamplingSlots
+    sampling: WishBook
     tp: TensorParallel
     kernels: KernelSet
 
@@ -60,16 +64,30 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
-class StatefulDrafter(Drafter, Protocol):
-    """A drafter with a KV cache of its own. Every rank calls it, with the same arguments."""
+class KeepsState(Protocol):
+    """A drafter with a KV cache of its own, which follows what is committed."""
+
+    def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
+        """What became of the drafts of slots [R]. All ranks observe the same."""
+        ...
+
+
+@runtime_checkable
+class DeviceDrafter(KeepsState, Protocol):
+    """One whose work is launched with the rest of a step, on whatever device."""
+
+    def on_device(self, parts: Parts, ops: StepOps, state: SlotState) -> DeviceMtp:
+        """What drafts, between the slots of a device and the ops of a step."""
+        ...
+
+
+@runtime_checkable
+class StatefulDrafter(Drafter, KeepsState, Protocol):
+    """One that works on the CPU. Every rank calls it, with the same arguments."""
 
     def catch_up(self, slots: IntArray, start: IntArray, count: IntArray) -> None:
         """Bring the state up to date for positions start..start+count of slots [R], count > 0.
 
         All of them are committed. `propose` needs the state of every committed position.
         """
-        ...
-
-    def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
-        """What became of the drafts of slots [R]. All ranks observe the same."""
         ...

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from surestep_common.registry import Registry
 
-from .base import Drafter, Target
+from .base import DeviceDrafter, Drafter, Target
 
 if TYPE_CHECKING:
     from .config import SpeculativeConfig
 
 # Factories take the SpeculativeConfig and the Target.
-DRAFTERS: Registry[Drafter] = Registry("speculative method")
+DRAFTERS: Registry[Drafter | DeviceDrafter] = Registry("speculative method")
 
 # Names under which vLLM knows a method.
 ALIASES = {
@@ -35,9 +35,9 @@ def _ngram(config: SpeculativeConfig, target: Target) -> Drafter:
 
 
 @DRAFTERS.register("mtp")
-def _mtp(config: SpeculativeConfig, target: Target) -> Drafter:
+def _mtp(config: SpeculativeConfig, target: Target) -> DeviceDrafter:
     from .mtp import MtpDrafter
     from .temperature import DraftTemperature
 
     temperature = DraftTemperature(target.slots.num_slots, config.draft_temperature)
-    return MtpDrafter(config.num_speculative_tokens, target, temperature)
+    return MtpDrafter(target, temperature)

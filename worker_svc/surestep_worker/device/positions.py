@@ -1,4 +1,4 @@
-"""Joins the rows of a plan with the slots into the tensors of one forward pass."""
+"""Which tokens of a step are sampled, scored or pooled: what the host knows from the plan alone."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from surestep_kernels.paged_attention import AttentionRows
-from surestep_kernels.recurrent import RecurrentRows
 from surestep_proto import engine_pb2 as pb
 
-from .batch import StepBatch
-from .plan import BoolArray, IntArray, Rows
-from .slots import Slots
-from .state_rows import StateColumns
+from surestep_worker.plan import BoolArray, IntArray, Rows
+from surestep_worker.slots import Slots
 
 
 class Sampled(NamedTuple):
@@ -25,17 +20,6 @@ class Sampled(NamedTuple):
     window: IntArray  # [N] of each position
     offset: IntArray  # [N] its index within the window
     token: IntArray  # [N] index into the batch's tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Which token rows of the batch are sampled. W windows, N sampled positions."""
-
-    row: IntArray  # [W] index into the plan's rows
-    slot: IntArray  # [W]
-    cu: IntArray  # [W+1] window w owns sampled positions cu[w]:cu[w+1]
-    position_slot: IntArray  # [N] slot of each sampled position
-    length: IntArray  # [N] history length: index of the token to choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,71 +40,6 @@ class PooledTokens(NamedTuple):
     row: IntArray  # [K] index into the plan's rows of the complete ones, ascending
     row_slot: IntArray  # [K] slot of each
     num_tokens: IntArray  # [K] that each is the mean of
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """One step's forward input and what is needed to make sense of its output."""
-
-    batch: StepBatch
-    consumed: IntArray  # [R] input tokens per row
-    windows: Windows
-    prompt: PromptPositions  # their logits stand behind those of the windows
-    pooled: PooledTokens  # their hidden states stand behind those of windows and prompts
-
-
-def gather(
-    rows: Rows,
-    n_drafts: IntArray,
-    slots: Slots,
-    wants_prompt: BoolArray,
-    state: StateColumns | None,
-    device: torch.device,
-) -> Gathered:
-    """Build the batch.
-
-    `n_drafts` [R] drafts stand behind the known tokens of their slot; `wants_prompt` [S] tells
-    which slots want log-probabilities of their prompt; `state` is for recurrent layers.
-    """
-    consumed = tokens_consumed(rows, n_drafts)
-    cu = offsets(consumed)
-    start = slots.committed[rows.slot]
-    row = np.repeat(np.arange(len(rows)), consumed)
-    positions = start[row] + np.arange(cu[-1]) - cu[row]
-    token_slot = rows.slot[row]
-    sampled = sampled_positions(rows, cu, n_drafts)
-    prompt = prompt_positions(rows, row, positions, slots, wants_prompt)
-    pooled = pooled_tokens(rows, row, cu, slots)
-    block_size = slots.block_size
-    blocks = slots.block_tables[token_slot, positions // block_size].astype(np.int64)
-    max_tokens = int(consumed.max(initial=0))
-
-    def tensor(array: np.ndarray) -> torch.Tensor:  # any dtype
-        return torch.from_numpy(array).to(device)
-
-    window_slot = rows.slot[sampled.row]
-    windows = Windows(
-        row=sampled.row,
-        slot=window_slot,
-        cu=sampled.cu,
-        position_slot=window_slot[sampled.window],
-        length=slots.known[window_slot][sampled.window] + sampled.offset,
-    )
-    batch = StepBatch(
-        token_ids=tensor(slots.ids_at(token_slot, positions)),
-        positions=tensor(positions),
-        rows=AttentionRows(
-            tensor(slots.block_tables),
-            tensor(rows.slot),
-            tensor(cu.astype(np.int32)),
-            tensor(start.astype(np.int32)),
-            max_tokens=max_tokens,
-        ),
-        kv_slots=tensor(blocks * block_size + positions % block_size),
-        hidden_index=tensor(np.concatenate((sampled.token, prompt.predictor, pooled.token))),
-        recurrent=RecurrentRows._make([*(tensor(c) for c in state), max_tokens]) if state else None,
-    )
-    return Gathered(batch, consumed, windows, prompt, pooled)
 
 
 def sampled_positions(rows: Rows, cu: IntArray, n_drafts: IntArray) -> Sampled:
