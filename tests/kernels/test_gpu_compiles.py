@@ -33,6 +33,12 @@ INSTRUCTIONS = {
     "_experts_kernel": SWAPPED,
 }
 REGISTER_OPERANDS = ("_linear_kernel", "_experts_kernel")  # of weights that are quantised
+OF_PARTS = (  # which add up splits, and then what threads share
+    "_add_rms_norm_kernel",
+    "_project_heads_kernel",
+    "_route_tokens_kernel",
+    "_mix_experts_kernel",
+)
 REGISTERS = 65536  # of a multiprocessor of sm_90
 
 
@@ -60,6 +66,7 @@ LIMITS = (
     ("_sum_splits_kernel", "", SMALL._replace(programs=8)),
     # Few: a program has a whole row, and as many threads as may read its splits.
     ("_add_rms_norm_kernel", "", Limit(stack=0, shared=40 << 10, programs=1)),
+    ("_mix_experts_kernel", "", Limit(stack=0, shared=40 << 10, programs=1)),
     ("_linear_kernel", "", Limit(stack=0, shared=112 << 10, programs=1)),
     # A list of 4096 candidates lies in the registers of 16 warps; there is one program per row.
     ("_settle_kernel", "", SMALL._replace(programs=1)),
@@ -149,7 +156,7 @@ def orders_by_parts(variants: list[dict[str, Any]]) -> dict[str, set[str]]:
     """
     found = dict[str, set[str]]()
     for variant in variants:
-        if variant["kernel"] in ("_add_rms_norm_kernel", "_project_heads_kernel"):
+        if variant["kernel"] in OF_PARTS:
             for reduction in variant["reductions"]:
                 shape, _, layout = reduction.partition(" ")
                 exact = "float32" in variant["case"]

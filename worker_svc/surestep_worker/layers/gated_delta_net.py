@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +14,7 @@ from surestep_worker.caches import Caches
 from surestep_worker.models.prepared import Weights
 from surestep_worker.models.weights import Parameter, Source
 
-from .linear import Part, Sharding, take_linear
+from .linear import Part, Sharding, are_alike, take_linear
 from .residual import Product
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def delta_net_table(
     qkvz, ba = (_grouped if grouped else _separate)(at, config, shard)
     channels = [part for _, part in _separate(at, config, shard)[0][:3]]
     heads = shard.part(delta.num_v_heads)
-    if _alike([name for name, _ in (*qkvz, *ba)], names):
+    if are_alike([name for name, _ in (*qkvz, *ba)], names):
         projections = shard.columns(f"{to}qkvz", [*qkvz, *ba], width, bias=False)
     else:
         projections = shard.columns(f"{to}qkvz", qkvz, width, bias=False)
@@ -60,12 +60,6 @@ def delta_net_table(
             bias=False,
         ),
     }
-
-
-def _alike(modules: Iterable[str], names: Set[str]) -> bool:
-    """Whether a checkpoint keeps the weights of all modules in one form."""
-    parts = "weight", "weight_scale_inv"
-    return len({tuple(f"{module}.{part}" in names for part in parts) for module in modules}) == 1
 
 
 def _separate(at: str, config: HybridConfig, shard: Sharding) -> tuple[Outputs, Outputs]:
