@@ -7,21 +7,17 @@ The ranks share out either the columns of every expert (tensor parallel) or the 
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import TYPE_CHECKING
 
-from surestep_kernels import KernelSet
 from surestep_kernels.moe import Router
 from torch import Tensor
 
-from surestep_worker.models.prepared import Weights
-from surestep_worker.models.weights import Parameter, Source
+from surestep_worker.checkpoint.parameters import Parameter, Source
+from surestep_worker.configs.hybrid import HybridConfig, MoeConfig
 
+from .context import LayerContext
 from .linear import Part, Sharding, are_alike, take_linear
 from .mlp import mlp_table
 from .residual import Mixed
-
-if TYPE_CHECKING:
-    from surestep_worker.models.hybrid_config import HybridConfig, MoeConfig
 
 
 def local_experts(moe: MoeConfig, shard: Sharding) -> range:
@@ -102,10 +98,8 @@ def _fused_experts(to: str, at: str, config: HybridConfig, shard: Sharding) -> d
 class SparseMoe:
     """This rank's share of the routed and the shared experts."""
 
-    def __init__(
-        self, to: str, config: HybridConfig, weights: Weights, kernels: KernelSet, shard: Sharding
-    ) -> None:
-        moe = config.moe
+    def __init__(self, to: str, context: LayerContext[HybridConfig]) -> None:
+        moe, weights, kernels = context.config.moe, context.weights, context.kernels
         assert moe is not None
         self._ops = kernels
         scores, apart = take_linear(weights, f"{to}router", kernels), f"{to}shared_gate" in weights
@@ -113,7 +107,7 @@ class SparseMoe:
         self._router = Router(scores, gate, moe.top_k, moe.normalize)
         self._shared_gate_up = take_linear(weights, f"{to}shared.gate_up", kernels)
         self._shared_down = take_linear(weights, f"{to}shared.down", kernels)
-        experts = local_experts(moe, shard)
+        experts = local_experts(moe, context.shard)
         gate_up = [take_linear(weights, f"{to}{i}.gate_up", kernels) for i in experts]
         down = [take_linear(weights, f"{to}{i}.down", kernels) for i in experts]
         self._experts = kernels.pack_experts(gate_up, down, experts.start)
