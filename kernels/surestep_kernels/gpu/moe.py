@@ -223,12 +223,7 @@ def moe(
         return
     made = run_experts(x, experts, packed, widths, fp8_rows=fp8_rows)
     _combine_kernel[tokens, triton.cdiv(width, _BLOCK_H)](
-        total,
-        made,
-        weights,
-        experts,
-        packed.first,
-        width,
+        *(total, made, weights, experts, packed.first, width),
         E=len(packed.down),
         TOP_K=top_k,
         BLOCK_K=triton.next_power_of_2(top_k),
