@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from surestep_cli.served import DONE, payload_of
+from surestep_cli.api.responses import DONE, payload_of
 
 
 @dataclass(slots=True)

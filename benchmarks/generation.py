@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.commit import apply
 from surestep_scheduler.config import SchedulerSettings
-from surestep_scheduler.limits import Limits
-from surestep_scheduler.plan import from_proto, to_proto
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Request
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.commit import commit_result
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.sequence import Request
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.engine.wire import from_proto, to_proto
+from surestep_scheduler.policy.schedule import schedule
 from surestep_worker.build import Built
 from surestep_worker.pending import Pending
 
@@ -37,7 +37,7 @@ def greedy(
         if under_way:
             pending = under_way.popleft()
             pending.wait()
-            for output in apply(state, from_proto([pending.finish()])):
+            for output in commit_result(state, from_proto([pending.finish()])):
                 answers[int(output.seq.request.id)] += output.token_ids
     return answers
 

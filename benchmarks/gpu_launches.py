@@ -197,7 +197,8 @@ def count_step(kind: Kind, layers: Sequence[str], batch: int) -> Counter[str]:
     assert parts.step_ops is not None
     step = DeviceStep(parts, parts.step_ops)
     steps = warm_up_steps(parts.slots, 1, drafts, has_head=True)
-    rows = next(rows for rows, _ in steps if (len(rows.slot), rows.k_cap[0]) == (batch, drafts))
+    wanted = batch, drafts
+    rows = next(rows for rows, _ in steps if (len(rows.slot), rows.max_drafts[0]) == wanted)
     step._wishes.imagine(pb.SamplingParams(top_p=1, repetition_penalty=1))
     with Launches() as counted, torch.inference_mode():
         step._run(rows, step._memory.no_difference(), NOTHING_ARMED)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-from surestep_cli.load import run_load
+from surestep_cli.bench.load import run_load
 
 Probe = Callable[[], Awaitable[bool]]
 

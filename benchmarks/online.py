@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 import machine
 import uvloop
-from surestep_cli.load import run_load
+from surestep_cli.bench.load import run_load
 
 
 async def measure(args: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ import machine
 import uvloop
 import yaml
 from launch import http_first_token, launched
-from surestep_cli.load import run_load
+from surestep_cli.bench.load import run_load
 
 Figures = dict[str, float]  # what one round measured of one server, by row of the table
 

@@ -30,8 +30,8 @@ import uvloop
 from launch import launched
 from rich.console import Console
 from safetensors.torch import save_file
-from surestep_cli.model_source import resolve
-from surestep_cli.ports import free_addresses
+from surestep_cli.serve.model_source import resolve
+from surestep_cli.serve.ports import free_addresses
 from surestep_common.rpc import connect
 from surestep_proto import engine_pb2 as pb
 from surestep_proto.engine_pb2_grpc import SupervisorStub

@@ -21,9 +21,14 @@ from surestep_common.invariants import (
     PREFILL_LAST,
     VERIFY,
     IntArray,
+    check_step,
+)
+from surestep_common.plan_rows import (
+    KnownSlots,
+    PlanRows,
+    ResultRows,
     check_plan_rows,
     check_result_rows,
-    check_step,
 )
 from surestep_proto import engine_pb2 as pb
 
@@ -119,25 +124,18 @@ class FakeEngine:
         slots = [self.slots[index] for index in plan.slot]
         assert [slot.admission.slot_epoch for slot in slots] == list(plan.slot_epoch)
         logged = zip(slots, plan.accepted_step, strict=True)
-        check_plan_rows(
-            slot=_column(plan.slot),
-            mode=_column(plan.mode),
-            num_tokens=_column(plan.num_tokens),
-            len_lo=_column(plan.len_lo),
-            len_hi=_column(plan.len_hi),
-            k_cap=_column(plan.k_cap),
-            accepted=_column(plan.accepted),
-            depends_on_step=_column(plan.depends_on_step),
+        known = KnownSlots(
             length=_column(slot.length for slot in slots),
             capacity=_column(len(slot.blocks) * self.model.block_size for slot in slots),
             prefill_len=_column(len(slot.admission.token_ids) for slot in slots),
             max_len=_column(slot.admission.max_len for slot in slots),
             prompt_len=_column(slot.admission.prompt_len for slot in slots),
-            chunk=self.model.prompt_chunk,
             pools=np.array([slot.admission.pooling > 0 for slot in slots]),
             logged_accepted=_column(slot.log.get(step, -1) for slot, step in logged),
             last_step=_column(slot.last_step for slot in slots),
+            prompt_chunk=self.model.prompt_chunk,
         )
+        check_plan_rows(_rows(plan), known)
 
     def _try_drafter(self, plan: pb.StepPlan, result: pb.StepResult) -> None:
         assert plan.drafter_faults <= self._drafter_faults
@@ -162,18 +160,9 @@ class FakeEngine:
         stop = next((i for i, token in enumerate(emitted) if token in stop_ids), None)
         if stop is not None:
             emitted = emitted[: stop + 1]
+        counts = len(drafts), accepted, len(emitted)
         slot.length += _check_result(
-            slot=plan.slot[row],
-            mode=mode,
-            num_tokens=plan.num_tokens[row],
-            k_cap=plan.k_cap[row],
-            ok=status == pb.OK,
-            len_before=before,
-            n_drafts=len(drafts),
-            n_accepted=accepted,
-            n_emitted=len(emitted),
-            ends_with_stop=stop is not None,
-            committed=before,
+            plan, row, counts, ok=status == pb.OK, committed=before, stopped=stop is not None
         )
         if mode in (PREFILL, PREFILL_LAST, POOL):
             taken += self._states.run(slot, slot.length, arms)
@@ -280,12 +269,20 @@ def _column(values: Iterable[int]) -> IntArray:
     return np.array(list(values), dtype=np.int64)
 
 
-def _check_result(*, ok: bool, ends_with_stop: bool, **columns: int) -> int:
-    """By how many tokens the slot of a row advances."""
+def _rows(plan: pb.StepPlan) -> PlanRows:
+    return PlanRows(**{name: _column(getattr(plan, wire)) for name, wire in PlanRows.wire_names()})
+
+
+def _check_result(
+    plan: pb.StepPlan, row: int, counts: tuple[int, ...], *, ok: bool, committed: int, stopped: bool
+) -> int:
+    """By how many tokens the slot of a row advances; `counts`: drafts, accepted, emitted."""
+    before, drafts, accepted, emitted = (_column([n]) for n in (committed, *counts))
+    no = np.array([False])
+    result = ResultRows(np.array([ok]), no, before, drafts, accepted, emitted, draft_upto=before)
+    planned = PlanRows(**{name: column[row : row + 1] for name, column in _rows(plan).columns()})
     advance = check_result_rows(
-        ok=np.array([ok]),
-        ends_with_stop=np.array([ends_with_stop]),
-        **{name: _column([value]) for name, value in columns.items()},
+        planned, result, committed=before, ends_with_stop=np.array([stopped])
     )
     return int(advance[0])
 

@@ -8,13 +8,13 @@ from typing import Any
 from fake_engine import FakeEngine
 from fake_model import Drafter, FakeModel, StatusOf
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.commit import apply
-from surestep_scheduler.limits import Limits
-from surestep_scheduler.messages import Plan
-from surestep_scheduler.plan import from_proto, to_proto
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Output, Request, Sequence
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.commit import commit_result
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.core.sequence import Output, Request, Sequence
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.engine.wire import from_proto, to_proto
+from surestep_scheduler.policy.schedule import schedule
 
 
 def perfect(rng: object, right: list[int]) -> list[int]:
@@ -91,7 +91,7 @@ class FakeLoop:
         plan, result = self.unanswered.popleft()
         self.plans.append(plan)
         self.results.append(result)
-        self.outputs += apply(self.state, from_proto([result]))
+        self.outputs += commit_result(self.state, from_proto([result]))
         self.state.check()
         return plan
 

@@ -30,9 +30,9 @@ class Stack:
 
     async def until_serving(self, count: int = 1, timeout_s: float = 10) -> None:
         """Wait until so many schedulers would be sent requests."""
-        links = self.server.gateway.pool.links
+        schedulers = self.server.gateway.pool.schedulers
         async with asyncio.timeout(timeout_s):
-            while sum(link.admits(time.monotonic()) for link in links) != count:
+            while sum(scheduler.admits(time.monotonic()) for scheduler in schedulers) != count:
                 await asyncio.sleep(0.005)
 
     async def chat(self, **body: Any) -> httpx.Response:

@@ -12,10 +12,10 @@ import psutil
 import stand_in_service
 from ports import free_address
 from rich.console import Console
-from surestep_cli.child import Child, Command
-from surestep_cli.launcher import Launcher, Service, Services
-from surestep_cli.ports import free_addresses
-from surestep_cli.startup import Startup, Worker
+from surestep_cli.serve.child import Child, Command
+from surestep_cli.serve.launcher import Launcher, Service, Services
+from surestep_cli.serve.ports import free_addresses
+from surestep_cli.serve.startup import Startup, Worker
 
 SCRIPT = stand_in_service.__file__
 QUIET = Console(quiet=True)

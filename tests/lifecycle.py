@@ -19,15 +19,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from reuse import check_reuse
 from surestep_common.errors import ModelFault, QueueFull
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.commit import apply
-from surestep_scheduler.draft_length import StepCosts
-from surestep_scheduler.limits import Limits
-from surestep_scheduler.non_finite import NonFiniteLogits
-from surestep_scheduler.plan import from_proto, to_proto
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Finish, Output, Request, Sequence
-from surestep_scheduler.speculation import Alarm
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.commit import commit_result
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.engine.wire import from_proto, to_proto
+from surestep_scheduler.policy.schedule import schedule
+from surestep_scheduler.recovery.non_finite import NonFiniteLogits
+from surestep_scheduler.speculation.draft_length import StepCosts
+from surestep_scheduler.speculation.speculation import Alarm
 from vector_requests import for_a_vector
 
 MODEL = FakeModel(
@@ -224,7 +224,7 @@ class Lifecycle(RuleBasedStateMachine):
         if not self.results:
             return
         try:
-            outputs = apply(self.state, from_proto([self.results.popleft()]))
+            outputs = commit_result(self.state, from_proto([self.results.popleft()]))
         except NonFiniteLogits:
             self.lose_epoch()
         else:
@@ -234,7 +234,7 @@ class Lifecycle(RuleBasedStateMachine):
     @precondition(lambda self: self.dead)
     @rule()
     def deliver_dead(self) -> None:
-        assert apply(self.state, from_proto([self.dead.popleft()])) == []
+        assert commit_result(self.state, from_proto([self.dead.popleft()])) == []
 
     @precondition(lambda self: self.sent or self.results)
     @rule(chance=st.integers(0, 3))

@@ -9,19 +9,19 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 from surestep_common.errors import SurestepError
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.commit import apply
-from surestep_scheduler.limits import Limits
-from surestep_scheduler.messages import Plan
-from surestep_scheduler.non_finite import NonFiniteLogits
-from surestep_scheduler.plan import from_proto, to_proto
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Finish, Logprobs, Output, Request, Sequence
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.commit import commit_result
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence, TokenLogprobs
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.engine.wire import from_proto, to_proto
+from surestep_scheduler.policy.schedule import schedule
+from surestep_scheduler.recovery.non_finite import NonFiniteLogits
 from surestep_worker.runner import Runner
 
 # Executes a plan. Its results, one per rank, or a function that gets them when they are applied.
@@ -34,8 +34,8 @@ class Answer:
     """What a request got."""
 
     token_ids: list[int] = field(default_factory=list)
-    logprobs: Logprobs = field(default_factory=Logprobs)
-    prompt_logprobs: Logprobs | None = None
+    logprobs: TokenLogprobs = field(default_factory=TokenLogprobs)
+    prompt_logprobs: TokenLogprobs | None = None
     pooled: bytes = b""
     finish: Finish | None = None
     error: SurestepError | None = None
@@ -128,7 +128,7 @@ class LocalEngine:
 
     def _apply(self, results: list[pb.StepResult]) -> None:
         try:
-            for output in apply(self.state, from_proto(results)):
+            for output in commit_result(self.state, from_proto(results)):
                 self._note(output)
         except NonFiniteLogits:
             if self._reopen is None:
@@ -154,11 +154,12 @@ class LocalEngine:
 
 def _reorder(plan: Plan, order: list[int]) -> None:
     """Put the rows of a plan into another order, in place."""
-    for name in (f.name for f in fields(plan)):
-        column = getattr(plan, name)
-        if isinstance(column, np.ndarray):
-            column[:] = column[order]
-    plan.arms.row[:] = np.argsort(order)[plan.arms.row]
+    columns = [column for _, column in plan.rows.columns()]
+    for column in (plan.tenancies, plan.width, *columns):
+        column[:] = column[order]
+    for derived in ("is_prefill", "is_sampled"):  # kept since they were computed
+        plan.rows.__dict__.pop(derived, None)
+    plan.snapshot_requests.row[:] = np.argsort(order)[plan.snapshot_requests.row]
 
 
 def one_rank(runner: Runner, epoch: int = 1) -> Step:

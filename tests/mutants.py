@@ -105,7 +105,7 @@ def mode_guessed_from_token_counts(patch: pytest.MonkeyPatch) -> None:
 
     def read_rows(original: Any, plan: pb.StepPlan) -> Rows:
         rows: Rows = original(plan)
-        width = np.maximum(rows.num_tokens, 1 + rows.k_cap)
+        width = np.maximum(rows.num_tokens, 1 + rows.max_drafts)
         guess = np.where(width == 1, pb.DECODE, np.where(width < 6, pb.VERIFY, rows.mode))
         return replace(rows, mode=guess)
 

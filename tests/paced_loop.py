@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from surestep_scheduler.commit import apply
-from surestep_scheduler.limits import Limits
-from surestep_scheduler.messages import Outcome, Plan, RankTimes
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Request, Sequence
-from surestep_scheduler.state import SchedulerState
+from surestep_common.plan_rows import ResultRows
+from surestep_scheduler.core.commit import commit_result
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.messages import Outcome, Plan, RankTimes
+from surestep_scheduler.core.sequence import Request, Sequence
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.policy.schedule import schedule
 
 VOCAB = 1000
 _STEP_S, _TOKEN_S = 0.002, 0.0001
@@ -82,7 +83,7 @@ class PacedLoop:
             return False
         plan, self.now = self._in_flight.popleft()
         self.steps += 1
-        for output in apply(self.state, self._outcome(plan)):
+        for output in commit_result(self.state, self._outcome(plan)):
             tenant = output.seq.request.tenant
             self.tokens[tenant] = self.tokens.get(tenant, 0) + len(output.token_ids)
         return True
@@ -104,27 +105,30 @@ class PacedLoop:
     def _outcome(self, plan: Plan) -> Outcome:
         for tenancy in plan.admissions:
             self._lengths[tenancy.slot] = tenancy.num_cached
-        slots, count = plan.slot.tolist(), len(plan.slot)
+        rows, count = plan.rows, len(plan.rows)
+        slots = rows.slot.tolist()
         before = np.array([self._lengths[slot] for slot in slots], dtype=np.int64)
-        accepted = np.array([self._rng.randint(0, k) for k in plan.k_cap.tolist()], dtype=np.int64)
-        emitted = np.where(plan.mode == 1, 0, accepted + 1)  # PREFILL samples nothing
-        after = before + np.where(plan.num_tokens > 0, plan.num_tokens, emitted)
+        accepted = np.array([self._rng.randint(0, k) for k in rows.max_drafts.tolist()], np.int64)
+        emitted = np.where(rows.mode == 1, 0, accepted + 1)  # PREFILL samples nothing
+        after = before + np.where(rows.num_tokens > 0, rows.num_tokens, emitted)
         self._lengths.update(zip(slots, after.tolist(), strict=True))
         return Outcome(
             epoch=plan.epoch,
             step=plan.step,
             digests=[0],
             times=[RankTimes(0, 0, 0, 0, 0, 0)],
-            slot=plan.slot,
-            slot_epoch=plan.slot_epoch,
-            ok=np.ones(count, dtype=np.bool_),
-            non_finite=np.zeros(count, dtype=np.bool_),
-            len_before=before,
-            n_drafts=plan.k_cap,
-            n_accepted=accepted,
-            n_emitted=emitted,
+            slot=rows.slot,
+            slot_epoch=rows.slot_epoch,
+            rows=ResultRows(
+                ok=np.ones(count, dtype=np.bool_),
+                non_finite=np.zeros(count, dtype=np.bool_),
+                len_before=before,
+                n_drafts=rows.max_drafts,
+                n_accepted=accepted,
+                n_emitted=emitted,
+                draft_upto=np.zeros(count, dtype=np.int64),
+            ),
             token_ids=np.full(int(emitted.sum()), 7, dtype=np.uint32),
-            draft_upto=np.zeros(count, dtype=np.int64),
             snapshot_ids_taken=np.zeros(0, dtype=np.int64),
             drafter_faults=0,
             drafter_skipped=False,

@@ -16,8 +16,8 @@ from poison import poison_idle
 from surestep_kernels import load_kernels
 from surestep_kernels.step_ops import StepOps
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.sequence import Request
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.sequence import Request
+from surestep_scheduler.core.state import SchedulerState
 from surestep_worker.build import Built, assemble
 from surestep_worker.config import WorkerSettings
 from surestep_worker.kv_cache import bytes_per_block

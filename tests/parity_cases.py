@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.sequence import Request
+from surestep_scheduler.core.sequence import Request
 
 SEED = 20
 VOCAB, EOS = 160, 2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels.slot_state import SlotState
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.state import SchedulerState
 from surestep_worker.device.step import DeviceStep
-from surestep_worker.kv_cache import NULL_BLOCK
 from surestep_worker.plan import IntArray
 from surestep_worker.runner import Runner
 

@@ -12,7 +12,7 @@ from drafters import TRUTH
 from local_engine import Answer
 from parity import BLOCK_SIZE, CALM, NEIGHBOURS, Conditions, serve, step_of
 from parity_cases import EOS, NEUTRAL, VOCAB, make_request, strangers
-from surestep_scheduler.sequence import Request
+from surestep_scheduler.core.sequence import Request
 from surestep_worker.build import Built, build_runner
 from surestep_worker.config import WorkerSettings
 from surestep_worker.runner import Runner

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from surestep_scheduler.messages import Plan
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.core.state import SchedulerState
 
 
 def check_reuse(state: SchedulerState, plan: Plan) -> None:
@@ -21,7 +21,7 @@ def _nothing_in_flight_is_reused(state: SchedulerState, plan: Plan) -> None:
         for block in extend.blocks[cached.get(extend.slot, 0) :]
     }
     for earlier in state.in_flight:
-        for tenancy in earlier.rows if earlier is not plan else ():
+        for tenancy in earlier.tenancies if earlier is not plan else ():
             assert tenancy.slot not in cached, "slot is still in use"
             foreign = [block for block in tenancy.blocks if block in given]
             running = state.slots.open[tenancy.slot]
@@ -33,11 +33,13 @@ def _no_snapshot_in_flight_is_reused(state: SchedulerState, plan: Plan) -> None:
     named = [
         (int(snapshot), int(slot), int(length))
         for other in state.in_flight
-        for slot, length, snapshot in zip(other.slot[other.arms.row], *other.arms[1:], strict=True)
+        for slot, length, snapshot in zip(
+            other.rows.slot[other.snapshot_requests.row], *other.snapshot_requests[1:], strict=True
+        )
     ]
     ids = [snapshot for snapshot, _, _ in set(named)]
     assert len(ids) == len(set(ids)), "one snapshot for two states"
-    armed = set(plan.arms.id.tolist())
+    armed = set(plan.snapshot_requests.id.tolist())
     for other in state.in_flight:
         for tenancy in other.admissions:
             assert tenancy.snapshot_id not in armed, "overwritten before it is restored"

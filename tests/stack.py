@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import httpx
 from ports import free_port
-from surestep_cli.http import call
+from surestep_cli.api.http import call
 
 START_S = 90.0
 STOP_S = 30.0

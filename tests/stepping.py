@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
+from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.recurrent import RecurrentRows
 from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
-from surestep_worker.kv_cache import NULL_BLOCK, KVCache
+from surestep_worker.kv_cache import KVCache
 from surestep_worker.models import Model
 from torch import Tensor
 

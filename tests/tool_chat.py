@@ -8,7 +8,7 @@ from typing import Any
 
 from fake_scheduler import replay
 from gateway_stack import Events, Stack, StartStack
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 from tiny_tokenizer import EOS_ID
 
 CHAT = "/v1/chat/completions"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.sequence import Request
+from surestep_scheduler.core.sequence import Request
 
 POOLINGS = {"last": pb.LAST_TOKEN, "mean": pb.MEAN}
 

@@ -13,9 +13,9 @@ import surestep_proto
 from rich.console import Console
 from surestep_common.errors import InvalidRequest, Unavailable
 
-from .http import api_root, call
-from .model_source import Source, resolve
-from .wiring import SECRET_BYTES
+from .api.http import api_root, call
+from .serve.model_source import Source, resolve
+from .serve.wiring import SECRET_BYTES
 
 _RESTART_S = 3600.0  # the server has time limits of its own, for each scheduler
 
@@ -44,7 +44,7 @@ def import_gguf(gguf: Path, folder: Path, console: Console) -> None:
 
 
 def restart_workers(url: str, admin_key: str, reason: str | None, console: Console) -> int:
-    """Have every worker replaced and say how it went. Raises Unavailable, Unauthenticated."""
+    """Have every worker replaced and print the result. Raise Unavailable, Unauthenticated."""
     try:
         answer = call(
             f"{api_root(url)}/admin/workers/restart",
@@ -68,9 +68,9 @@ def restart_workers(url: str, admin_key: str, reason: str | None, console: Conso
 
 
 def new_secret(path: Path) -> None:
-    """Fill a file with a fresh secret, unless it exists: several services may try at once.
+    """Write a new secret to a file unless it exists: several services may try at once.
 
-    Raises Unavailable when it cannot be written.
+    Raise Unavailable when it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,10 +33,13 @@ from surestep_common.config import (
 from surestep_common.errors import InvalidRequest, SurestepError
 from surestep_common.process import die_with
 
-from .client_commands import URL, URL_IS, Bench, Chat, Status, Top
-from .keys import one_key
-from .serve_settings import ServeSettings
-from .vllm_commands import elsewhere
+from .api.keys import one_key
+from .api.server_url import URL, URL_IS
+from .bench.command import Bench
+from .chat.command import Chat
+from .monitor.commands import Status, Top
+from .settings.serve_settings import ServeSettings
+from .settings.vllm_commands import hint_for
 
 _ERROR = 1  # exit status
 _INTERRUPTED = 130
@@ -50,8 +53,7 @@ class Serve(ServeSettings):
     """
 
     def run(self, console: Console) -> int:
-        """Exit status."""
-        from .launcher import launch
+        from .serve.launcher import launch
 
         return launch(self)
 
@@ -67,7 +69,6 @@ class ImportGguf(Settings):
     folder: CliPositionalArg[Path] = Field(description="folder to create")
 
     def run(self, console: Console) -> int:
-        """Exit status."""
         from .commands import import_gguf
 
         import_gguf(self.gguf, self.folder, console)
@@ -91,9 +92,8 @@ class Fetch(Settings):
     )
 
     def run(self, console: Console) -> int:
-        """Exit status."""
         from .commands import fetch
-        from .model_source import Source
+        from .serve.model_source import Source
 
         fetch(self.model, self.link, Source(self.revision), console, text_only=self.text_only)
         return 0
@@ -112,7 +112,7 @@ class RestartWorkers(Settings):
     reason: str | None = Field(default=None, description="for the server's log")
 
     def run(self, console: Console) -> int:
-        """Exit status: 0 when everything serves again."""
+        """Return the exit status: 0 when everything serves again."""
         from .commands import restart_workers
 
         key = one_key(self.admin_api_key, self.admin_api_key_file)
@@ -127,7 +127,6 @@ class NewSecret(Settings):
     file: CliPositionalArg[Path] = Field(description="file to create, for its owner's eyes only")
 
     def run(self, console: Console) -> int:
-        """Exit status."""
         from .commands import new_secret
 
         new_secret(self.file)
@@ -142,7 +141,6 @@ class Proto(Settings):
     )
 
     def run(self, console: Console) -> int:
-        """Exit status."""
         from .commands import proto
 
         proto(self.folder)
@@ -189,7 +187,7 @@ class Surestep(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Which command runs is said on the command line only."""
+        """Read the name of the command from the command line only."""
         return (init_settings,)
 
 
@@ -207,8 +205,8 @@ def run(arguments: list[str]) -> int:
         return _serve(arguments[1:], console)
     if arguments[:1] == ["verify"]:
         return _verify(arguments[1:], console)
-    if (told := elsewhere(arguments)) is not None:
-        console.print(f"surestep: {told}", soft_wrap=True)
+    if (hint := hint_for(arguments)) is not None:
+        console.print(f"surestep: {hint}", soft_wrap=True)
         return USAGE_ERROR
     top = load(Surestep, ["--version"] if arguments == ["-v"] else arguments)
     if top.version:
@@ -228,7 +226,7 @@ def run(arguments: list[str]) -> int:
 def _serve(arguments: list[str], console: Console) -> int:
     for word in arguments:
         if word in ("-h", "--help") or word.startswith("--help="):
-            from .help import help_text
+            from .settings.help import help_text
 
             topic = word.partition("=")[2] or None
             sys.stdout.write(help_text(Serve, topic, shutil.get_terminal_size().columns))
@@ -238,17 +236,17 @@ def _serve(arguments: list[str], console: Console) -> int:
 
 
 def _verify(arguments: list[str], console: Console) -> int:
-    from .verify.options import Asking, verify_help
+    from .verify.options import VerifyArguments, verify_help
 
     if {"-h", "--help"} & set(arguments):
         sys.stdout.write(verify_help())
         return 0
-    asking = Asking.of(arguments)
+    asking = VerifyArguments.of(arguments)
     try:
         from .verify.command import verify
     except ImportError as error:
-        told = f"surestep: `verify` needs {error.name}: pip install 'surestep[serve]'"
-        console.print(told, markup=False)
+        hint = f"surestep: `verify` needs {error.name}: pip install 'surestep[serve]'"
+        console.print(hint, markup=False)
         return _ERROR
     try:
         return verify(asking, console)

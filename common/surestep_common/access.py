@@ -1,4 +1,4 @@
-"""Who may call the gRPC services: whoever knows the secret that they share.
+"""Which calls the gRPC services take: those that carry the secret that all processes share.
 
 The secret travels as metadata, `authorization: Bearer ...`, with every call that a process makes,
 and every service demands it. A service may admit further keys to some of its methods. Health checks
@@ -53,7 +53,7 @@ class PeerSettings(TlsSettings):
         return self
 
     def read_grpc_secret(self) -> str | None:
-        """The secret, wherever it stands. Raises ValueError unless it is a good one."""
+        """Return the secret of its setting or file. Raises ValueError unless it is a good one."""
         if self.grpc_secret_file is not None:
             return _checked(_read(self.grpc_secret_file), str(self.grpc_secret_file))
         if self.grpc_secret is not None:
@@ -78,19 +78,19 @@ secret: ContextVar[str | None] = ContextVar("secret", default=None)  # None = ev
 
 
 def use(settings: PeerSettings) -> None:
-    """Once per process, before the first server or channel: TLS and the secret. Raises OSError."""
+    """Set TLS and the secret once, before the first server or channel. Raises OSError."""
     tls.use(settings)
     secret.set(settings.read_grpc_secret())
 
 
 def credentials() -> Metadata:
-    """What this process sends with its calls; empty without a secret."""
+    """Return the metadata of this process's calls; empty without a secret."""
     known = secret.get()
     return ((_KEY, f"Bearer {known}"),) if known is not None else ()
 
 
 class Gate:
-    """Who is let in by a server of this process.
+    """Decides which calls a server of this process takes.
 
     `guests` maps methods, `/package.Service/Method`, to keys that are as good as the secret there;
     those in `public` take calls from anybody.
@@ -104,7 +104,7 @@ class Gate:
 
     @property
     def open(self) -> bool:
-        """Whether everybody may call everything that takes no key of its own."""
+        """Whether every call is taken whose method needs no key of its own."""
         return not self._secret
 
     def admits(self, details: grpc.HandlerCallDetails) -> bool:
@@ -124,7 +124,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def bearer_index(header: bytes, keys: Sequence[bytes]) -> int | None:
-    """Which of the keys an Authorization header carries; takes as long for any wrong key."""
+    """Return which key an Authorization header carries, in the same time for any wrong key."""
     scheme, _, given = header.partition(b" ")
     matches = [hmac.compare_digest(given.strip(), key) for key in keys]
     known = scheme.lower() == _SCHEME.encode() and any(matches)
@@ -132,7 +132,7 @@ def bearer_index(header: bytes, keys: Sequence[bytes]) -> int | None:
 
 
 def warn_if_exposed(address: str) -> None:
-    """One line in the log for a server that anybody in its network may call."""
+    """Log a line for a server that takes calls from its whole network."""
     files = tls.current.get()
     mutual = files is not None and files.ca is not None
     if secret.get() is None and not mutual and not is_loopback(address.rpartition(":")[0]):

@@ -36,19 +36,15 @@ class BearerChannel(grpc.aio.Channel):
         return partial(_call, multi_callable, self._metadata)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any channel; likewise the others."""
         return self._with_metadata(self._channel.unary_unary(*args, **kwargs))
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """One request, many answers."""
         return self._with_metadata(self._channel.unary_stream(*args, **kwargs))
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """Many requests, one answer."""
         return self._with_metadata(self._channel.stream_unary(*args, **kwargs))
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """Many requests, many answers."""
         return self._with_metadata(self._channel.stream_stream(*args, **kwargs))
 
     async def close(self, grace: float | None = None) -> None:
@@ -56,15 +52,14 @@ class BearerChannel(grpc.aio.Channel):
         await self._channel.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Of the connection."""
         return self._channel.get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Until it is another one."""
+        """Wait until the connection's state is another one."""
         await self._channel.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """Until there is a connection."""
+        """Wait until there is a connection."""
         await self._channel.channel_ready()
 
     async def __aenter__(self) -> Self:

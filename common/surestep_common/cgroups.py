@@ -17,16 +17,16 @@ class Group(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """With the files of the group."""
+        """Folder with the files of the group."""
         return self.tree / self.inner
 
     def with_those_around(self) -> list[Path]:
-        """Folders of this group and of all that it is in, whose limits hold as well."""
+        """Return the folders of this group and of all that it is in: their limits hold as well."""
         return [self.tree / part for part in (self.inner, *self.inner.parents)]
 
 
 def own_groups(controller: str, root: Path = SYSTEM) -> list[Group]:
-    """Where the files of a controller ("memory", "pids") may be, if the system tells.
+    """Return where the files of a controller ("memory", "pids") may be, as far as known.
 
     Inside a container the groups may be named as the host names them, and then there is nothing.
     """

@@ -43,7 +43,7 @@ _DIGITS = re.compile(r"\d+(\.\d+)?")
 
 
 def split_names(value: Any) -> Any:
-    """A JSON list, or names separated by commas; anything that is no text stays as it is."""
+    """Split a JSON list, or names separated by commas; anything that is no text stays as it is."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -56,7 +56,7 @@ _SUFFIXES |= {letter: 1 << (10 * n) for n, letter in enumerate("KMGT", 1)}
 
 
 def human_int(text: str) -> int:
-    """A whole number as people write it: 32768, 32k (thousands), 32K (of 1024), 25.6k.
+    """Read a whole number as people write it: 32768, 32k (thousands), 32K (of 1024), 25.6k.
 
     Raises ValueError.
     """
@@ -96,7 +96,7 @@ def load(cls: type[S], argv: Sequence[str] | None = None) -> S:
 
 
 def or_exit(cls: type[BaseSettings], read: Callable[[], T]) -> T:
-    """What `read` returns; wrong settings end the process, with a line for each on stderr."""
+    """Return what `read` returns; wrong settings end the process, each with a line on stderr."""
     try:
         return read()
     except ValidationError as error:
@@ -158,11 +158,11 @@ class Settings(BaseSettings):
 
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Values by the names of fields, for the keys of a config file. Raises SettingsError."""
+        """Map the keys of a config file to the names of fields. Raises SettingsError."""
         return {str(key).replace("-", "_"): value for key, value in content.items()}
 
     def environ(self) -> dict[str, str]:
-        """The values that were set explicitly, as environment variables for a child process.
+        """Return values that were set explicitly, as environment variables for a child process.
 
         `config` is left out: what the file said is among the values.
         """
@@ -206,7 +206,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _describe(details: ErrorDetails) -> str:
-    """One validation error in one line that names flag and variable."""
+    """Describe a validation error in one line that names flag and variable."""
     field = next((str(part) for part in reversed(details["loc"]) if isinstance(part, str)), "")
     message = " ".join(details["msg"].removeprefix("Value error, ").split())
     if details["type"] == "extra_forbidden":
@@ -219,7 +219,7 @@ def _describe(details: ErrorDetails) -> str:
 
 
 def _is_secret(field: str) -> bool:
-    """Its value may not be shown; that of a field that names a file may."""
+    """Whether its value may not be shown; that of a field that names a file may."""
     return field.endswith(("_key", "_secret"))
 
 
@@ -236,9 +236,9 @@ def _as_text(value: object) -> str:
 
 
 def child_environ(values: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a child process: this one's, but with `values` as its only settings.
+    """Return the environment of a child process: this one's, with `values` as its only settings.
 
-    Whoever wants signs of life from this process does not want its children's.
+    Signs of life are wanted from this process, not from its children.
     """
     own = (ENV_PREFIX, NOTIFY_SOCKET)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(own)}
@@ -253,17 +253,17 @@ def hide_progress_bars() -> None:
 
 
 def variables(prefix: str) -> dict[str, str]:
-    """What the environment has under names that begin so."""
+    """Return what the environment has under names that begin so."""
     return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
 
 
 def notify_address() -> str | None:
-    """Where whoever started this process wants to hear how it is; None: nowhere. See notify.py."""
+    """Return the socket for signs of life (see notify.py); None where none are wanted."""
     return os.environ.get(NOTIFY_SOCKET)
 
 
 def without_cublas_workspace() -> dict[str, str]:
-    """Variables for a process whose cuBLAS is to have none; what somebody has set stays."""
+    """Return variables for a process whose cuBLAS is to have no workspace; set ones stay."""
     return {name: os.environ.get(name, value) for name, value in _NO_WORKSPACE.items()}
 
 
@@ -274,24 +274,24 @@ def gpus_are_hidden() -> bool:
 
 
 def traces_protocol() -> str:
-    """The protocol that spans are to be sent by, in the words of OpenTelemetry."""
+    """Return the protocol for sending spans, in the words of OpenTelemetry."""
     names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     return next(filter(None, map(os.environ.get, names)), "grpc")
 
 
 def parent_pid() -> int | None:
-    """The process that has started this one and does not want to be outlived; None: nobody."""
+    """Return the process that this one must not outlive; None where there is none."""
     value = os.environ.get(PARENT_PID)
     return int(value) if value is not None else None
 
 
 def cache_dir() -> Path:
-    """Where things are kept that can be fetched again."""
+    """Return the folder of what can be fetched again."""
     return _xdg("XDG_CACHE_HOME", ".cache")
 
 
 def state_dir() -> Path:
-    """Where logs are kept."""
+    """Return the folder of logs."""
     return _xdg("XDG_STATE_HOME", ".local/state")
 
 

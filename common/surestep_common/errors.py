@@ -19,7 +19,7 @@ SurestepError
 │   └── ClientTooSlow    the client did not send in time what it had begun to send
 ├── ModelFault           this request cannot be computed: unusable logits, or it ends what tries
 ├── Cancelled            the client went away
-├── Unimplemented        a method of somebody else's interface that is not served
+├── Unimplemented        a method of a foreign interface that is not served
 └── InternalError        our own fault; the message shown outside is generic
 
 Services raise these; `surestep_common.rpc` turns them into gRPC statuses and back, and the gateway
@@ -36,7 +36,7 @@ from grpc import StatusCode
 class SurestepError(Exception):
     """Base of every error that may cross a process border."""
 
-    rank: int | None = None  # of the worker that has told of it, if one has
+    rank: int | None = None  # of the worker that reported it, if one did
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after: float | None = None
@@ -203,7 +203,7 @@ INTERNAL_MESSAGE = "Internal error; the server's log has the details."
 
 
 def kind_of(error: BaseException) -> ErrorKind:
-    """Row of the table for an exception; anything unknown is an InternalError."""
+    """Return the table's row for an exception; anything unknown is an InternalError."""
     for cls in type(error).__mro__:
         if cls in _BY_ERROR:
             return _BY_ERROR[cls]
@@ -211,5 +211,5 @@ def kind_of(error: BaseException) -> ErrorKind:
 
 
 def kind_of_code(code: StatusCode) -> ErrorKind:
-    """Row of the table for a gRPC status code; anything unknown is an InternalError."""
+    """Return the table's row for a gRPC status code; anything unknown is an InternalError."""
     return _BY_CODE.get(code, _INTERNAL)

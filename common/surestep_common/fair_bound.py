@@ -6,7 +6,7 @@ _OVERFULL = 2  # times the bound that there may be, for clients below their shar
 
 
 def may_enter(held: float, more: float, total: float, bound: float, share: float) -> bool:
-    """Whether a client that has `held` of `total` may have `more` under this bound.
+    """Return whether a client that has `held` of `total` may have `more` under this bound.
 
     Where the bound is reached, `share` of it is still there for this client; and one request,
     whatever its size, for a client that has nothing. All five are counts of the same things.

@@ -13,7 +13,7 @@ _SILENCE = frozenset({grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAIL
 
 
 class HealthProbe:
-    """Asks the health service; with TLS, where `tls.use` has said so."""
+    """Asks the health service, with TLS where `tls.use` was called."""
 
     def __init__(self, address: str) -> None:
         self._channel = rpc.connect(address)
@@ -26,11 +26,11 @@ class HealthProbe:
         await self.close()
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Close the channel."""
         await self._channel.close(None)
 
     async def answers(self, timeout_s: float) -> bool:
-        """Whether an answer came in time, whatever it says."""
+        """Return whether an answer came in time, whatever it says."""
         try:
             await self._stub.Check(
                 health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True

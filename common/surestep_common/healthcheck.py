@@ -22,7 +22,7 @@ _MAX_BYTES = 4096  # of what a service says
 
 
 def trouble(target: str, name: str = "") -> str | None:
-    """What keeps the service behind `target` from serving; None if nothing does."""
+    """Return what keeps the service behind `target` from serving; None if nothing does."""
     return _http(target) if target.startswith("http") else _grpc(target, name)
 
 

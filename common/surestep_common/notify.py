@@ -1,4 +1,4 @@
-"""Signs of life between a process and whoever started it, by the protocol of sd_notify(3).
+"""Signs of life between a process and the one that started it, by the protocol of sd_notify(3).
 
 The starter puts the address of a datagram socket into NOTIFY_SOCKET; the process sends READY=1 once
 and WATCHDOG=1 again and again. systemd does so for services of Type=notify.
@@ -17,7 +17,7 @@ _MAX_READS = 100  # at a look
 
 
 class Notifier:
-    """The end of the process that is watched; does nothing where nobody asks."""
+    """The end of the process that is watched; does nothing where no signs of life are wanted."""
 
     def __init__(self) -> None:
         address = config.notify_address()
@@ -25,7 +25,7 @@ class Notifier:
         self._address = f"\0{address[1:]}" if abstract and address else address
 
     def tell(self, state: str) -> None:
-        """Send a state; whoever does not read in time misses it."""
+        """Send a state; a reader that is late misses it."""
         if self._address is None:
             return
         with contextlib.suppress(OSError), _datagrams() as sender:
@@ -42,15 +42,15 @@ class Listener:
         self.address = f"@{name[1:].decode()}"  # for NOTIFY_SOCKET
 
     def heard(self) -> bool:
-        """Whether anything came since the last look."""
+        """Return whether anything came since the last call."""
         came = False
         with contextlib.suppress(BlockingIOError):
-            for _ in range(_MAX_READS):  # whoever sends more than that keeps nobody busy
+            for _ in range(_MAX_READS):  # a sender of more than that keeps no process busy
                 came = bool(self._socket.recv(_MAX_BYTES)) or came
         return came
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the socket."""
         self._socket.close()
 
 

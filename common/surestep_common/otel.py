@@ -23,12 +23,12 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from .config import traces_protocol
 from .errors import InvalidRequest
-from .tracing import OVER_HTTP, TLS_SCHEMES, Headers, Kind, Span, Tracer, Value
+from .tracing import OVER_HTTP, TLS_SCHEMES, Headers, Span, SpanKind, Tracer, Value
 
 _KINDS = {
-    Kind.INTERNAL: trace.SpanKind.INTERNAL,
-    Kind.SERVER: trace.SpanKind.SERVER,
-    Kind.CLIENT: trace.SpanKind.CLIENT,
+    SpanKind.INTERNAL: trace.SpanKind.INTERNAL,
+    SpanKind.SERVER: trace.SpanKind.SERVER,
+    SpanKind.CLIENT: trace.SpanKind.CLIENT,
 }
 _W3C = TraceContextTextMapPropagator()
 _CLOSE_S = 2.0
@@ -39,13 +39,12 @@ _LONGEST_MESSAGE = 512  # characters, of an error
 class OtelSpan(Span):
     """A span that is sent when it ends."""
 
-    def __init__(self, tracer: trace.Tracer, span: trace.Span, kind: Kind) -> None:
+    def __init__(self, tracer: trace.Tracer, span: trace.Span, kind: SpanKind) -> None:
         self._tracer, self._span, self.kind = tracer, span, kind
         self.sent = span.is_recording()
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """See Span."""
         carrier: dict[str, str] = {}
         _W3C.inject(carrier, trace.set_span_in_context(self._span))
         return tuple(carrier.items())
@@ -53,13 +52,12 @@ class OtelSpan(Span):
     def child(
         self,
         name: str,
-        kind: Kind = Kind.INTERNAL,
+        kind: SpanKind = SpanKind.INTERNAL,
         *,
         attributes: Mapping[str, Value] | None = None,
         after: Span | None = None,
         began_ns: int | None = None,
     ) -> Span:
-        """See Span."""
         links = [trace.Link(after._span.get_span_context())] if isinstance(after, OtelSpan) else []
         span = self._tracer.start_span(
             name,
@@ -72,18 +70,15 @@ class OtelSpan(Span):
         return OtelSpan(self._tracer, span, kind)
 
     def set(self, attributes: Mapping[str, Value]) -> None:
-        """See Span."""
         self._span.set_attributes(attributes)
 
     def fail(self, error: str, message: str = "") -> None:
-        """See Span."""
         self._span.set_attribute("error.type", error)
         # A character that is none would cost all the spans that are sent together with this one.
         text = message[:_LONGEST_MESSAGE].encode(errors="replace").decode()
         self._span.set_status(trace.Status(trace.StatusCode.ERROR, text or None))
 
     def end(self, at_ns: int | None = None) -> None:
-        """See Span."""
         if self._span.is_recording():
             self._span.end(at_ns)
 
@@ -131,21 +126,20 @@ class OtelTracer(Tracer):
         *,
         attributes: Mapping[str, Value] | None = None,
     ) -> Span:
-        """See Tracer."""
         # What is passed on travels as metadata of a call, which has no room for more than this.
         carrier = {k: v for k, v in headers if isinstance(v, str) and len(v) <= _LONGEST_HEADER}
         span = self._tracer.start_span(
             name, _W3C.extract(carrier), trace.SpanKind.SERVER, attributes
         )
-        return OtelSpan(self._tracer, span, Kind.SERVER)
+        return OtelSpan(self._tracer, span, SpanKind.SERVER)
 
     async def close(self) -> None:
-        """See Tracer. The thread is left behind where the collector does not answer."""
+        """Send what is left; the thread is left behind where the collector does not answer."""
         loop, closed = asyncio.get_running_loop(), asyncio.Event()
 
         def close() -> None:
             self._provider.shutdown()
-            with contextlib.suppress(RuntimeError):  # nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the caller waits no more
                 loop.call_soon_threadsafe(closed.set)
 
         threading.Thread(target=close, daemon=True).start()

@@ -25,7 +25,7 @@ def dump_stacks_on_signal(*, and_end: bool = False) -> None:
     """Write the Python stacks of all threads to stderr on STACK_DUMP_SIGNAL, and on a crash.
 
     Works while the interpreter is blocked, because the handler is native code. With `and_end` the
-    signal's default action follows: whoever sent it need not guess when the dump is complete.
+    signal's default action follows, which shows the sender that the dump is complete.
     """
     faulthandler.enable()
     faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True, chain=and_end)
@@ -35,7 +35,7 @@ def end_on_sigterm() -> None:
     """Let SIGTERM end this process at once, until it has a handler that knows better.
 
     Called before the imports that take long: to process 1 of a container the kernel delivers no
-    signal that it has no handler for, and whoever stops it would wait out the grace period.
+    signal that it has no handler for, and stopping it would take the whole grace period.
     """
     signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
@@ -51,7 +51,7 @@ def die_with_parent() -> None:
 
 
 def die_with(parent: int | None) -> None:
-    """The same for processes that make sense alone, too, if `parent` has started this one."""
+    """Do the same for processes that make sense alone, too, if `parent` started this one."""
     if parent is None:
         return
     die_with_parent()
@@ -60,13 +60,13 @@ def die_with(parent: int | None) -> None:
 
 
 def prefer_as_victim(score: int) -> None:
-    """When memory runs out the kernel shall end this process rather than others; 0 to 1000."""
+    """Let the kernel end this process rather than others when memory runs out; 0 to 1000."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(score))
 
 
 def state_of(pid: int) -> str:
-    """One letter, as in proc(5). DEAD for a process that is gone, ENDING for one that will be."""
+    """Return a letter as in proc(5): DEAD if the process is gone, ENDING if it will be."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -77,7 +77,7 @@ def state_of(pid: int) -> str:
 
 
 def raise_file_limit() -> int:
-    """Let this process, and what it starts, open as many files as the system allows; how many.
+    """Let this process and its children open as many files as the system allows; return how many.
 
     The soft limit is often 1024 for the sake of programs that use select(2).
     """
@@ -90,12 +90,12 @@ def raise_file_limit() -> int:
 
 
 def clients_within(files: int) -> int:
-    """Connections of clients that a process may have which may open so many files."""
+    """Return how many client connections a process may have that may open so many files."""
     return max(files - _OTHER_FILES, files // 4, 1)
 
 
 def memory_bytes() -> int:
-    """Memory that this process may count on: the machine's, or its container's if that is less."""
+    """Return the memory for this process: the machine's, or its container's if that is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [_number(Path("/sys/fs/cgroup") / name) for name in _MEMORY_LIMITS]
     return min([machine, *(limit for limit in limits if limit)])

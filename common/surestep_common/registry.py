@@ -28,7 +28,7 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> Callable[..., T]:
-        """Factory of `name`. Raises InvalidRequest naming the choices."""
+        """Return the factory of `name`. Raises InvalidRequest naming the choices."""
         if name not in self._factories:
             raise InvalidRequest(
                 f"unknown {self._kind} '{name}'; known: {', '.join(self.names())}", param=self._kind
@@ -36,5 +36,5 @@ class Registry(Generic[T]):
         return self._factories[name]
 
     def names(self) -> list[str]:
-        """Registered names, sorted."""
+        """Return the registered names, sorted."""
         return sorted(self._factories)

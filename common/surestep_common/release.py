@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def package_version() -> str:
-    """Version of the installed distribution, or a stand-in for a source tree."""
+    """Return the version of the installed distribution, or a stand-in for a source tree."""
     try:
         return version("surestep")
     except PackageNotFoundError:

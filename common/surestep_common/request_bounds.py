@@ -54,7 +54,7 @@ _MOST = Entries(MAX_STOP_IDS, MAX_BIASES, MAX_BAD_WORD_IDS, MAX_ALLOWED_IDS)
 
 
 def check_entries(sampling: SamplingParams, num_sequences: int = 1) -> None:
-    """Raises InvalidRequest or RequestTooLarge, naming the parameter that asks for too much."""
+    """Raise InvalidRequest or RequestTooLarge naming the parameter that asks for too much."""
     entries = Entries.of(sampling)
     for name, count, most in zip(Entries._fields, entries, _MOST, strict=True):
         _require(name, count, most, "token ids")
@@ -68,12 +68,12 @@ def check_entries(sampling: SamplingParams, num_sequences: int = 1) -> None:
 
 
 def most_bad_word_ids(num_sequences: int) -> int:
-    """Token ids that the bad words of a request with so many sequences may have."""
+    """Return how many token ids the bad words of a request with so many sequences may have."""
     return min(MAX_BAD_WORD_IDS, MAX_ENTRIES // num_sequences)
 
 
 def check_prompt_logprobs(sampling: SamplingParams, prompt_len: int) -> None:
-    """Raises RequestTooLarge when they would be more than fit into an answer."""
+    """Raise RequestTooLarge when they would be more than fit into an answer."""
     if not sampling.want_prompt_logprobs:
         return
     count = prompt_len * (1 + sampling.num_top_prompt_logprobs)
@@ -86,14 +86,14 @@ def check_prompt_logprobs(sampling: SamplingParams, prompt_len: int) -> None:
 
 
 def check_name(param: str, name: str) -> None:
-    """Raises InvalidRequest for an id, a salt or a tenant that is too long."""
+    """Raise InvalidRequest for an id, a salt or a tenant that is too long."""
     _require(param, len(name.encode()), MAX_NAME_BYTES, "bytes")
 
 
 def admission_bytes(
     num_tokens: int, num_blocks: int, sampling_bytes: int, *, vocab_size: int, pool_size: int
 ) -> int:
-    """Bytes that the admission of a request takes in a plan, at most.
+    """Return the most bytes that the admission of a request takes in a plan.
 
     It has `num_tokens` known ids below `vocab_size`, and `num_blocks` blocks out of `pool_size`.
     """
@@ -102,7 +102,7 @@ def admission_bytes(
 
 
 def _varint_bytes(value: int) -> int:
-    """Bytes of a number on the wire (Protocol Buffers, "Base 128 Varints")."""
+    """Return the bytes of a number on the wire (Protocol Buffers, "Base 128 Varints")."""
     return max(1, -(-value.bit_length() // 7))
 
 

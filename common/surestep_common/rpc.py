@@ -176,7 +176,7 @@ def translate_errors() -> Iterator[None]:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError | grpc.RpcError) -> SurestepError:
-    """The SurestepError that a failed call stands for, with or without an event loop."""
+    """Return the SurestepError that a failed call stands for, with or without an event loop."""
     assert isinstance(error, grpc.aio.AioRpcError | grpc.Call)  # as all that come from a call
     metadata: dict[str, str | bytes] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]  # stubs
     if _ERROR_KEY not in metadata and error.code() in _LOST_CODES:
@@ -200,7 +200,7 @@ _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
 class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # stubs only
-    """Puts something in the place of handlers."""
+    """Replaces handlers."""
 
     async def intercept_service(
         self,
@@ -212,7 +212,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # stu
 
     @abstractmethod
     def _instead_of(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
-        """What serves this call."""
+        """Return the handler that serves this call."""
 
 
 class _AccessInterceptor(_Interceptor):
@@ -274,7 +274,7 @@ def _mapped(behaviour: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
-    """Code and message of the status that an exception becomes."""
+    """Return code and message of the status that an exception becomes."""
     kind = kind_of(error)
     shown = kind.error is not InternalError or isinstance(error, InternalError)
     return kind.code, str(error) if shown else INTERNAL_MESSAGE

@@ -17,7 +17,7 @@ MAX_LOGPROBS = 128  # alternatives per token
 
 
 def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
-    """Raises InvalidRequest or RequestTooLarge naming the parameter that is out of range."""
+    """Raise InvalidRequest or RequestTooLarge naming the parameter that is out of range."""
     check_entries(sampling)
     _check_numbers(sampling)
     _check_ids(sampling, vocab_size)
@@ -57,7 +57,7 @@ def _check_numbers(sampling: SamplingParams) -> None:
 
 
 def _single(bound: float) -> float:
-    """A bound as the wire carries it: 0.01 in single precision is a little less."""
+    """Return a bound as the wire carries it: 0.01 in single precision is a little less."""
     return float(np.float32(bound))
 
 
@@ -72,7 +72,7 @@ def _check_ids(sampling: SamplingParams, vocab_size: int) -> None:
 
 
 def check_vocab(param: str, ids: Sequence[int] | Any, vocab_size: int) -> None:
-    """Raises InvalidRequest when one of the ids is outside the vocabulary.
+    """Raise InvalidRequest when one of the ids is outside the vocabulary.
 
     `ids` are whatever numpy makes an array of: a message's column without a look at each.
     """

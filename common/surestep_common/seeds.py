@@ -7,7 +7,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def sibling_seed(seed: int, sibling: int) -> int:
-    """Seed of sequence `sibling` of a request: its own stream of noise.
+    """Return the seed of sequence `sibling` of a request: its own stream of noise.
 
     Sibling 0 has the request's seed, sibling i the i-th output of splitmix64 (Steele, Lea and
     Flood, "Fast splittable pseudorandom number generators", 2014) started there.

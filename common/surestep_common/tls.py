@@ -51,7 +51,7 @@ class Tls(NamedTuple):
     server_name: str | None
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For servers; with a CA, clients without a certificate are refused."""
+        """Return credentials of servers; with a CA, clients without a certificate are refused."""
         return grpc.ssl_server_credentials(
             [(self.key, self.cert)],
             root_certificates=self.ca,
@@ -59,7 +59,7 @@ class Tls(NamedTuple):
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For channels; without a CA, servers are judged by the system's."""
+        """Return credentials of channels; without a CA, servers are judged by the system's."""
         return grpc.ssl_channel_credentials(
             root_certificates=self.ca,
             private_key=self.key if self.ca else None,
@@ -67,7 +67,7 @@ class Tls(NamedTuple):
         )
 
     def channel_options(self) -> tuple[tuple[str, str], ...]:
-        """What goes with the credentials."""
+        """Return the channel options that go with the credentials."""
         if self.server_name is None:
             return ()
         return (("grpc.ssl_target_name_override", self.server_name),)
@@ -77,7 +77,7 @@ current: ContextVar[Tls | None] = ContextVar("tls", default=None)  # None = plai
 
 
 def use(settings: TlsSettings) -> None:
-    """Once per process, before the first server or channel. Raises OSError."""
+    """Read the files, once per process, before the first server or channel. Raises OSError."""
     if settings.grpc_tls_cert is None or settings.grpc_tls_key is None:
         return
     ca = settings.grpc_tls_ca
@@ -92,14 +92,14 @@ def use(settings: TlsSettings) -> None:
 
 
 def context_of_client(certificate: Path | None, *, verify: bool = True) -> ssl.SSLContext:
-    """For HTTPS to a server, which must show `certificate`, whatever the name in it.
+    """Make a context for HTTPS to a server that must show `certificate`, whatever the name in it.
 
-    Without one, servers are judged as usual; without `verify`, whoever answers will do.
+    Without one, servers are judged as usual; without `verify`, any server will do.
     """
     context = ssl.create_default_context(cafile=certificate)
     if not verify:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     elif certificate is not None:
         context.check_hostname = False
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # this one, whoever signed it
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # this one, by any issuer
     return context

@@ -1,4 +1,4 @@
-"""Traces of requests: spans that are told to a collector in the background, or to nobody.
+"""Traces of requests: spans that are sent to a collector in the background, or nowhere.
 
 Without `--otlp-traces-endpoint` nothing of OpenTelemetry is imported (see otel.py): every span is a
 `Span`, which does nothing. Callers need not know which kind they have.
@@ -32,7 +32,7 @@ SERVER_FAULT = 500  # the statuses of HTTP from here on
 
 
 def _endpoint(url: str) -> str:
-    """A URL that spans can be sent to. Raises ValueError."""
+    """Check a URL that spans can be sent to. Raises ValueError."""
     url, protocol = url if "://" in url else f"http://{url}", traces_protocol()
     if protocol not in _PROTOCOLS:
         known = " or ".join(_PROTOCOLS)
@@ -83,7 +83,7 @@ class TraceSettings(Settings):
     )
 
 
-class Kind(Enum):
+class SpanKind(Enum):
     """On which side of a call a span is."""
 
     INTERNAL = 0
@@ -92,36 +92,36 @@ class Kind(Enum):
 
 
 class Span:
-    """A span that nobody hears of, and what callers may do with any. Times are time.time_ns()."""
+    """A span that is not sent, and the interface of those that are. Times are time.time_ns()."""
 
-    sent: bool = False  # somebody hears of it, so that what it tells is worth computing
-    kind = Kind.INTERNAL
+    sent: bool = False  # it goes to a collector, so that its attributes are worth computing
+    kind = SpanKind.INTERNAL
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """What carries it to whoever is called: traceparent and tracestate (W3C)."""
+        """Return the headers that carry it to the callee: traceparent and tracestate (W3C)."""
         return ()
 
     def child(
         self,
         name: str,
-        kind: Kind = Kind.INTERNAL,
+        kind: SpanKind = SpanKind.INTERNAL,
         *,
         attributes: Mapping[str, Value] | None = None,
         after: Span | None = None,
         began_ns: int | None = None,
     ) -> Span:
-        """A part of this one. With `after`, a link to what it is another attempt at."""
+        """Begin a part of this span. With `after`, a link to what it is another attempt at."""
         return self
 
     def set(self, attributes: Mapping[str, Value]) -> None:
-        """Say more of it."""
+        """Add attributes."""
 
     def fail(self, error: str, message: str = "") -> None:
-        """It has failed for a reason of this kind."""
+        """Mark it as failed for a reason of this kind."""
 
     def end(self, at_ns: int | None = None) -> None:
-        """It is over; a second time has no effect."""
+        """End it; a second call has no effect."""
 
     def __enter__(self) -> Self:
         return self
@@ -137,13 +137,13 @@ class Span:
         self.end()
 
     def fail_by(self, error: Exception) -> None:
-        """It has failed by this one; a server has not where the request itself was wrong."""
-        if self.kind is not Kind.SERVER or kind_of(error).http_status >= SERVER_FAULT:
+        """Mark it as failed by an error; a server's has not where the request itself was wrong."""
+        if self.kind is not SpanKind.SERVER or kind_of(error).http_status >= SERVER_FAULT:
             self.fail(type(error).__name__, str(error))
 
 
 class Tracer:
-    """Makes the first span of a process for a request; this one makes none that anybody hears."""
+    """Makes the first span of a process for a request; this one's spans are not sent."""
 
     def begin(
         self,
@@ -152,7 +152,7 @@ class Tracer:
         *,
         attributes: Mapping[str, Value] | None = None,
     ) -> Span:
-        """A span of kind SERVER, part of the caller's if the headers of its call say so."""
+        """Begin a span of kind SERVER, part of the caller's if the headers of its call say so."""
         return NO_SPAN
 
     async def close(self) -> None:
@@ -164,7 +164,7 @@ current: ContextVar[Span] = ContextVar("span", default=NO_SPAN)
 
 
 def open_tracer(settings: TraceSettings, service: str) -> Tracer:
-    """As the settings say; `service` is the name of the process in traces."""
+    """Open the tracer of the settings; `service` is the name of the process in traces."""
     if settings.otlp_traces_endpoint is None:
         return Tracer()
     from .otel import OtelTracer

@@ -3,10 +3,10 @@
 A supervisor that starts what has ended does not see what hangs: stopped, or stuck in a call that
 holds the interpreter. The watchdog runs COMMAND as its child and asks the gRPC health service at
 HOST:PORT; any answer will do, because it takes a running event loop to give one. Once the service
-has answered, three seconds of silence are too many: a process that somebody has stopped is told to
-go on; of any other the stacks go to its log, and it is killed. The exit status is the child's,
-128 + N after signal N. SIGTERM and SIGINT are passed on. Whoever watches the watchdog gives it an
-address for signs of life: see notify.py.
+has answered, three seconds of silence are too many: a stopped process is made to go on; of any
+other the stacks go to its log, and it is killed. The exit status is the child's, 128 + N after
+signal N. SIGTERM and SIGINT are passed on. What watches the watchdog gives it an address for signs
+of life: see notify.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _USAGE_ERROR = 2
 
 
 async def watch(address: str, command: Sequence[str]) -> int:
-    """Run `command` to its end. The exit status for this process."""
+    """Run `command` to its end; return the exit status for this process."""
     process = await asyncio.create_subprocess_exec(*command, preexec_fn=die_with_parent)
     stopping = asyncio.Event()
 

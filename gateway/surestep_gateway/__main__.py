@@ -12,9 +12,9 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Exit status: 0 after a drain, 1 after a fatal error."""
+    """Return the exit status: 0 after a drain, 1 after a fatal error."""
     end_on_sigterm()
-    # A second of imports, in which it may be told to stop already.
+    # A second of imports, during which a signal may already come.
     import uvloop
     from surestep_common import access, log
     from surestep_common.config import parent_pid

@@ -1,4 +1,4 @@
-"""Settings of what the API answers and how chats become prompts, where requests leave it open."""
+"""Settings of the API's responses and chat rendering, where a request leaves them open."""
 
 from __future__ import annotations
 

@@ -11,30 +11,33 @@ from starlette.types import ASGIApp
 from surestep_common.errors import SurestepError
 from surestep_common.tracing import open_tracer
 
-from .admin import AdminRoutes
-from .admission import Admission
-from .answers import Answers
-from .bodies import Bodies, BodyLimits
-from .browsers import HostCheck, with_cors
+from .api.admin_routes import AdminRoutes
+from .api.middleware import RequestMiddleware, RootPath
+from .api.openai_routes import OpenAIRoutes
+from .api.operator_routes import OperatorRoutes
 from .config import GatewaySettings
 from .context import Gateway
 from .embedding_config import EmbeddingConfig, HfOverrides, PoolerConfig
-from .errors import on_http_exception, on_surestep_error, on_unexpected_error
-from .metrics import Metrics
-from .middleware import RequestMiddleware, RootPath
-from .ops import OperatorRoutes
-from .pool import SchedulerPool
-from .routes import OpenAIRoutes
-from .text import TextSide
-from .text_service import TextService
-from .vocabulary import check_vocabulary
+from .http.admission import Admission
+from .http.bodies import Bodies, BodyLimits
+from .http.browsers import HostCheck, with_cors
+from .http.errors import on_http_exception, on_surestep_error, on_unexpected_error
+from .observability.metrics import GatewayMetrics
+from .output.answers import Answers
+from .schedulers.pool import SchedulerPool
+from .text.text_processor import TextProcessor
+from .text.vocabulary import check_vocabulary
+from .text_processes.service import TextService
 
 
 def make_gateway(settings: GatewaySettings) -> Gateway:
-    """Load the text side of the model. Needs a running event loop. Raises InvalidRequest."""
-    side = TextSide.load(settings)
-    check_vocabulary(settings.model, side.tokenizer)
-    metrics = Metrics(settings.model_names()[0])
+    """Load tokenizer and templates and build a gateway. Raise InvalidRequest.
+
+    Needs a running event loop.
+    """
+    processor = TextProcessor.load(settings)
+    check_vocabulary(settings.model, processor.tokenizer)
+    metrics = GatewayMetrics(settings.model_names()[0])
     return Gateway(
         settings=settings,
         embedding=EmbeddingConfig.load(
@@ -42,8 +45,8 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
             PoolerConfig.model_validate(settings.pooler_config or {}),
             HfOverrides.model_validate(settings.hf_overrides or {}),
         ),
-        tokenizer=side.tokenizer,
-        text=TextService(side, metrics),
+        tokenizer=processor.tokenizer,
+        text=TextService(processor, metrics),
         pool=SchedulerPool(settings.scheduler_url),
         metrics=metrics,
         admission=Admission(settings),
@@ -54,12 +57,12 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
 
 
 def _seeds(seed: int | None) -> random.Random:
-    """Drawn by the system, unless they are to be the same in every run."""
+    """Return the generator of seeds: the system's, unless every run shall draw the same ones."""
     return random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311  # no secrets
 
 
 def make_app(gateway: Gateway, address: str) -> ASGIApp:
-    """All endpoints. `address` is host:port of this server, as `/status` shows it."""
+    """Build the ASGI application. `address` is host:port of this server, as `/status` shows it."""
     app: ASGIApp = Starlette(
         routes=[
             *OpenAIRoutes(gateway).routes(),

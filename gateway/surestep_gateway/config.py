@@ -24,13 +24,13 @@ from surestep_common.registry import Registry
 from surestep_common.tracing import TraceSettings
 
 from .api_settings import ApiSettings
-from .clients import ApiKeys, plain_keys, read_keys
+from .auth.api_keys import ApiKeys, plain_keys, read_keys
 from .embedding_config import HfOverrides, PoolerConfig, check_keys
 from .parsers import REASONING_PARSERS, TOOL_PARSERS
 
 
 def _address(url: str) -> str:
-    """host:port of a URL whose scheme, if it has one, is grpc."""
+    """Return host:port of a URL whose scheme, if it has one, is grpc."""
     address = url.removeprefix("grpc://").rstrip("/")
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
@@ -164,8 +164,13 @@ class GatewaySettings(ApiSettings, TraceSettings):
     )
     head_timeout_s: PositiveFloat = Field(
         10.0,
-        description="seconds for the head of a request, from the connection or the last answer, "
+        description="seconds for the head of a request, from the connection or its own first byte, "
         "and for a TLS handshake",
+    )
+    timeout_keep_alive: PositiveInt = Field(
+        75,
+        description="seconds an idle connection stays open after a response; keep it above the "
+        "idle timeout of load balancers, which is often 60",
     )
     body_timeout_s: PositiveFloat = Field(
         30.0, description="seconds in which a request body must arrive; see --min-body-rate"
@@ -257,24 +262,24 @@ class GatewaySettings(ApiSettings, TraceSettings):
         return given
 
     def api_keys(self) -> ApiKeys:
-        """What clients may show. Raises ValueError for a file that is not of this kind."""
+        """Return the keys of clients. Raise ValueError for a malformed file."""
         from_file = read_keys(self.api_key_file) if self.api_key_file is not None else []
         return ApiKeys([*plain_keys(self.api_key), *from_file])
 
     def admin_keys(self) -> ApiKeys:
-        """What operators may show. Raises ValueError for a file without a key."""
+        """Return the keys of administrators. Raise ValueError for a file without a key."""
         if self.admin_api_key_file is not None:
             return ApiKeys(read_keys(self.admin_api_key_file))
         key = self.admin_api_key
         return ApiKeys(plain_keys([key.get_secret_value()] if key is not None else []))
 
     def model_names(self) -> tuple[str, ...]:
-        """Names that requests may carry; the first is the one that responses carry."""
+        """Return the names that requests may use; responses carry the first."""
         return self.served_model_name or (_name_of(self.model.resolve()),)
 
 
 def _name_of(folder: Path) -> str:
-    """What clients call the model there: its hub id if it lies in a cache of the hub's library."""
+    """Return the name of a model folder: its hub id if it lies in a cache of the hub's library."""
     cache, snapshots = folder.parent.parent.name, folder.parent.name
     if snapshots == "snapshots" and cache.startswith("models--"):
         return cache.removeprefix("models--").replace("--", "/")

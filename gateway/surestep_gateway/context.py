@@ -1,4 +1,4 @@
-"""What the endpoints share."""
+"""The objects that all endpoints share."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ from dataclasses import dataclass
 
 from surestep_common.tracing import Tracer
 
-from .admission import Admission
-from .answers import Answers
 from .config import GatewaySettings
 from .embedding_config import EmbeddingConfig
-from .metrics import Metrics
-from .pool import SchedulerPool
-from .text_service import TextService
-from .tokenizer import Tokenizer
+from .http.admission import Admission
+from .observability.metrics import GatewayMetrics
+from .output.answers import Answers
+from .schedulers.pool import SchedulerPool
+from .text.tokenizer import Tokenizer
+from .text_processes.service import TextService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """The parts of one gateway."""
-
     settings: GatewaySettings
     embedding: EmbeddingConfig
     tokenizer: Tokenizer
     text: TextService
     pool: SchedulerPool
-    metrics: Metrics
+    metrics: GatewayMetrics
     admission: Admission
     answers: Answers
     seeds: random.Random  # of requests that bring none

@@ -1,8 +1,9 @@
-"""How a model's vectors are made: what its folder says, and what the operator says.
+"""How embeddings are made: from the model's folder and from the operator's settings.
 
-The folder of an embedding model is laid out by sentence-transformers: modules.json lists what a
-text goes through, and the folder of its Pooling module says how. A folder without that file is a
-model that writes text: its vector is the normalised hidden state of the last token.
+The folder of an embedding model is laid out by sentence-transformers: modules.json lists the
+modules that a text passes, and the folder of the Pooling module configures the pooling. A folder
+without that file holds a generative model: its embedding is the normalised hidden state of the last
+token.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class PoolerConfig(BaseModel):
-    """`--pooler-config`, with vLLM's key names. None: as the model's folder says."""
+    """`--pooler-config`, with vLLM's key names. None: the model's folder decides."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -40,7 +41,7 @@ class PoolerConfig(BaseModel):
 
 
 class HfOverrides(BaseModel):
-    """`--hf-overrides`: what config.json should have said, as far as vectors are concerned."""
+    """`--hf-overrides`: values that replace those of config.json, for embeddings only."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -49,7 +50,7 @@ class HfOverrides(BaseModel):
 
 
 def check_keys(known: type[BaseModel], given: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming each key that is wrong, and why."""
+    """Raise ValueError that names each wrong key and its problem."""
     try:
         known.model_validate(given)
     except ValidationError as error:
@@ -64,7 +65,7 @@ def check_keys(known: type[BaseModel], given: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingConfig:
-    """What becomes of hidden states."""
+    """How hidden states become embeddings."""
 
     pooling: Pooling
     normalize: bool
@@ -74,7 +75,9 @@ class EmbeddingConfig:
 
     @classmethod
     def load(cls, folder: Path, pooler: PoolerConfig, overrides: HfOverrides) -> EmbeddingConfig:
-        """Raises InvalidRequest, naming the file, for what is not served."""
+        """Read the configuration. Raise InvalidRequest naming the file that asks for the
+        unsupported.
+        """
         told = _told(folder, overrides)
         modules = _modules(folder)
         pooling = {"LAST": LAST_TOKEN, "MEAN": MEAN}.get(pooler.pooling_type or "")
@@ -98,7 +101,7 @@ class EmbeddingConfig:
         return made
 
     def check(self, wanted: int, hidden_size: int) -> None:
-        """Raise InvalidRequest unless vectors can have `wanted` dimensions."""
+        """Raise InvalidRequest unless embeddings can have `wanted` dimensions."""
         if wanted > hidden_size:
             message = f"at most {hidden_size}, got {wanted}"
         elif not self.is_matryoshka and wanted != hidden_size:
@@ -114,7 +117,9 @@ class EmbeddingConfig:
 
 
 def _told(folder: Path, overrides: HfOverrides) -> HfOverrides:
-    """What config.json says; what is wrong with the file otherwise, the worker tells."""
+    """Read the Matryoshka fields of config.json; the worker reports any other problem of the
+    file.
+    """
     path = folder / "config.json"
     config = _read(path) if path.exists() else {}
     config |= overrides.model_dump(exclude_none=True)
@@ -125,21 +130,21 @@ def _told(folder: Path, overrides: HfOverrides) -> HfOverrides:
 
 
 def _warn_of_prompts(path: Path) -> None:
-    """sentence-transformers puts a prompt before texts; our clients write their own."""
+    """Warn that the prompts sentence-transformers would prepend are left to the clients."""
     name = _read(path).get("default_prompt_name") if path.exists() else None
     if name:
         logger.warning("%s: the default prompt '%s' is not put before texts", path, name)
 
 
 def _warn_of_length(path: Path) -> None:
-    """sentence-transformers cuts texts there; here a longer one is served as the model allows."""
+    """Warn that longer texts than sentence-transformers allows are served, not cut."""
     length = _read(path).get("max_seq_length") if path.exists() else None
     if length:
         logger.warning("%s: max_seq_length %s is no bound here; --max-model-len is", path, length)
 
 
 def _modules(folder: Path) -> dict[str, str]:
-    """Kinds of module, and the folder of each; empty without modules.json."""
+    """Return the folder of each kind of module; empty without modules.json."""
     path = folder / "modules.json"
     if not path.exists():
         return {}

@@ -1,4 +1,4 @@
-"""Waiting for the model's folder: whoever fetches it may not be done when the gateway starts."""
+"""Waiting for the model's folder, whose download may not be finished when the gateway starts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _POLLS_PER_WORD = 120  # a minute
 
 
 async def until_there(folders: Sequence[Path], stopping: asyncio.Event) -> bool:
-    """Whether all of them are there; False when it is told to stop before they are.
+    """Wait for all folders; return False when stopped before they exist.
 
-    A link to nowhere is not there. What is wrong with a folder that is there is for others to say.
+    A dangling link does not count as existing. The content of a folder is checked elsewhere.
     """
     polls = 0
     while missing := [folder for folder in folders if not folder.exists()]:

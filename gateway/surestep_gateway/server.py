@@ -16,10 +16,10 @@ from surestep_common.process import clients_within, raise_file_limit
 
 from .app import make_app, make_gateway
 from .config import GatewaySettings
-from .connections import Connections
 from .context import Gateway
-from .http_protocol import HttpProtocol, Patience
-from .listener import Listener, bind, bind_path
+from .http.connections import Connections
+from .http.http_protocol import ClientTimeouts, HttpProtocol
+from .http.listener import HttpListener, bind, bind_path
 from .model_wait import until_there
 
 logger = logging.getLogger(__name__)
@@ -35,20 +35,24 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """The listener has tasks of its own."""
+        """Skip uvicorn's own listening; `HttpListener` accepts the connections."""
         self.servers = []
         self.started = True
 
 
 class GatewayServer:
-    """A gateway on its socket."""
+    """A gateway that listens on its socket."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        """Raises Unavailable when the address is taken, InvalidRequest for a bad model folder."""
+        """Raise Unavailable when the address is taken, InvalidRequest for a bad model folder."""
         self.gateway: Gateway = make_gateway(settings)
         listening, self.address, self.url = _listen(settings)
         self._connections = Connections(self.gateway.metrics)
-        self._patience = Patience(settings.head_timeout_s, settings.send_timeout_s)
+        self._timeouts = ClientTimeouts(
+            head_s=settings.head_timeout_s,
+            keep_alive_s=settings.timeout_keep_alive,
+            send_s=settings.send_timeout_s,
+        )
         config = uvicorn.Config(
             make_app(self.gateway, self.address),
             loop="none",  # runs inside ours
@@ -64,11 +68,12 @@ class GatewayServer:
             ssl_cert_reqs=min(settings.ssl_cert_reqs, ssl.CERT_OPTIONAL),
             ssl_ca_certs=str(settings.ssl_ca_certs) if settings.ssl_ca_certs else None,
             ssl_ciphers=settings.ssl_ciphers,
+            timeout_keep_alive=settings.timeout_keep_alive,
             timeout_graceful_shutdown=_CLOSE_S,
         )
         config.load()
         self._server = _Server(config)
-        self._listener = Listener(
+        self._listener = HttpListener(
             listening,
             self._new_protocol,
             self._connections,
@@ -82,7 +87,7 @@ class GatewayServer:
     def _new_protocol(self) -> HttpProtocol:
         return HttpProtocol(
             self._connections,
-            self._patience,
+            self._timeouts,
             config=self._server.config,
             server_state=self._server.server_state,
             app_state={},
@@ -95,7 +100,7 @@ class GatewayServer:
         self._stopping.set()
 
     async def serve(self) -> None:
-        """Until stopped."""
+        """Serve until stopped."""
         try:
             async with asyncio.TaskGroup() as group:
                 listening = group.create_task(self._listener.run())
@@ -126,7 +131,7 @@ class GatewayServer:
 
 
 def _listen(settings: GatewaySettings) -> tuple[socket.socket, str, str]:
-    """The socket, where it is in short, and as a URL. Raises Unavailable."""
+    """Return the socket, its address for display, and its URL. Raise Unavailable."""
     if settings.uds is not None:
         address = str(settings.uds)
         return bind_path(settings.uds), address, f"unix://{quote(address, safe='')}"
@@ -137,7 +142,7 @@ def _listen(settings: GatewaySettings) -> tuple[socket.socket, str, str]:
 
 
 def _most_connections(wanted: int) -> int:
-    """As many as wanted, if there are descriptors for them."""
+    """Return `wanted`, or fewer where there are not as many file descriptors."""
     possible = clients_within(raise_file_limit())
     if possible < wanted:
         logger.warning("the limit on open files allows %d connections, not %d", possible, wanted)
@@ -147,7 +152,7 @@ def _most_connections(wanted: int) -> int:
 async def run(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT; a second signal does not wait for open requests.
 
-    The model may be fetched still: the gateway waits for its folder.
+    The gateway waits for a model folder that is still being fetched.
     """
     stopping = asyncio.Event()
     _on_signals(stopping.set)

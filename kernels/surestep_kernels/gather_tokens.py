@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 import torch
+from surestep_common.invariants import NULL_BLOCK
 from torch import Tensor
 
-from .slot_state import NULL_BLOCK, OUT_OF_BOUNDS, SlotState
+from .slot_state import OUT_OF_BOUNDS, SlotState
 
 
 class TokenRuns(NamedTuple):

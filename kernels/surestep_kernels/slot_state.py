@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-NULL_BLOCK = 0
 OUT_OF_BOUNDS = 1  # bit of the error word: a slot, block or position that does not exist
 
 

@@ -12,7 +12,7 @@ from surestep_common.tracing import TraceSettings
 from surestep_proto import engine_pb2
 
 if TYPE_CHECKING:
-    from .limits import Limits
+    from .core.limits import Limits
 
 
 class SchedulerSettings(PeerSettings, TraceSettings):
@@ -104,9 +104,9 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         return self
 
     def limits(self, info: engine_pb2.WorkerInfo) -> Limits:
-        """These settings within the workers' sizes. Raises InvalidRequest where they do not fit."""
-        from .draft_length import StepCosts  # numpy, which settings alone do not need
-        from .limits import Limits
+        """Fit the settings into the workers' sizes. Raises InvalidRequest where they do not."""
+        from .core.limits import Limits
+        from .speculation.draft_length import StepCosts  # numpy, which settings alone do not need
 
         tokens = min(self.max_num_batched_tokens, info.max_step_tokens)
         chunk = max(1, info.prompt_chunk)

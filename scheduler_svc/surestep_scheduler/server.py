@@ -18,9 +18,9 @@ from surestep_proto.generate_pb2_grpc import add_SchedulerServicer_to_server
 from surestep_proto.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
 
 from .config import SchedulerSettings
-from .engine import Engine
-from .service import SchedulerService
-from .vllm_service import VllmService
+from .engine.engine import Engine
+from .service.service import SchedulerService
+from .vllm.service import VllmService
 
 _OURS = generate_pb2.DESCRIPTOR.services_by_name["Scheduler"]
 _VLLMS = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
@@ -56,7 +56,7 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
             yield service.address
         finally:
             await engine.drain()
-            # The port stays open meanwhile: whoever asks is told that this scheduler drains.
+            # The port stays open meanwhile, to answer that this scheduler drains.
             await service.wait_until_quiet(0 if loop.done() else settings.drain_timeout_s)
             engine.hand_back()
             await server.stop(_LAST_WORDS_S)
@@ -65,7 +65,7 @@ async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
 
 
 def _server(settings: SchedulerSettings) -> Server:
-    """With the doors that the settings open."""
+    """Make the server, with the services open that the settings open."""
     host, _, _ = settings.scheduler_listen.rpartition(":")
     if settings.vllm_grpc_public and not is_loopback(host):
         logger.warning(

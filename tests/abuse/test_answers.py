@@ -12,7 +12,7 @@ import pytest
 from fake_scheduler import default_info, start, tokens
 from gateway_stack import Stack, StartStack, stacks
 from slow_clients import connect, post, stop_reading
-from surestep_gateway import prepare
+from surestep_gateway.request import prepare
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 COMPLETIONS = "/v1/completions"

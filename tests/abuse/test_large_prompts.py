@@ -15,7 +15,7 @@ from fake_scheduler import FakeScheduler, running
 from gateway_process import gateway, until_ready
 from gateway_stack import StartStack, stacks
 from ports import free_port
-from surestep_gateway.tokenizer import Texts, Tokenizer
+from surestep_gateway.text.tokenizer import Texts, Tokenizer
 
 SIZE = 30 << 20
 MOST_S = 10  # without the check: half a minute and more
@@ -129,7 +129,7 @@ async def test_tokenizing_counts_as_an_open_request(start_stack: StartStack) -> 
     (text,) = [
         one
         for one in psutil.Process().children()
-        if "surestep_gateway.text_process" in one.cmdline()
+        if "surestep_gateway.text_processes.process" in one.cmdline()
     ]
     text.suspend()
     for path, body in (

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import tiny_tokenizer
 from gateway_stack import Stack, StartStack, stacks
-from surestep_gateway.tokenizer import Texts, Tokenizer
+from surestep_gateway.text.tokenizer import Texts, Tokenizer
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "hello"}

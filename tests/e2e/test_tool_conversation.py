@@ -16,7 +16,7 @@ from gateway_process import gateway, until_ready
 from openai import AsyncOpenAI
 from ports import free_port
 from pydantic import BaseModel
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 from tiny_tokenizer import EOS_ID
 
 pytestmark = pytest.mark.timeout(120)

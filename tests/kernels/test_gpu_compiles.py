@@ -72,8 +72,9 @@ LIMITS = (
     ("_linear_kernel", "", Limit(stack=0, shared=112 << 10, programs=1)),
     # A list of 4096 candidates lies in the registers of 16 warps; there is one program per row.
     ("_settle_kernel", "", SMALL._replace(programs=1)),
-    # Held to 128 registers, for which Triton 3.6 spills 6.
-    ("_gather_kernel", "", SMALL._replace(stack=32, programs=2)),
+    ("_gather_kernel", "", SMALL._replace(programs=2)),
+    # So do the groups of a row, of which there is one program too.
+    ("_collect_kernel", "", SMALL._replace(programs=2)),
     ("_draw_kernel", "", SMALL._replace(programs=2)),
     ("_experts_kernel", "", Limit(stack=0, shared=112 << 10, programs=1)),
     ("_chunk_matrices_kernel", "", Limit(stack=0, shared=72 << 10, programs=1)),

@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from surestep_kernels import choose as reference
 from surestep_kernels.choose import DrawParams, choose_reference
-from surestep_kernels.gpu import nucleus, vocab
+from surestep_kernels.gpu import candidates, nucleus, vocab
 from surestep_kernels.gpu.choose import choose
 from surestep_kernels.gpu.mass import mass_of as device_mass_of
+from surestep_kernels.gpu.rest import SLACK
 from surestep_kernels.mass import mass_of
 from torch import Tensor
 
@@ -44,7 +45,7 @@ class Ran(NamedTuple):
     """What a launch leaves."""
 
     ids: list[int]
-    lists: nucleus.Lists
+    lists: candidates.Lists
 
     @property
     def whole(self) -> list[int]:
@@ -59,28 +60,30 @@ class Sizes(NamedTuple):
     wanted: int = 100
     parts: int = 3
     row_block: int = 128
+    short: int = 64
 
 
 def run(gpu: str, z: Tensor, params: DrawParams, sizes: Sizes, first: int = 40) -> Ran:
     """Row n is drawn with the parameters of window n, at index first + n."""
-    made: list[nucleus.Lists] = []
+    made: list[candidates.Lists] = []
 
-    class Kept(nucleus.Lists):
+    class Kept(candidates.Lists):
         @classmethod
-        def for_rows(cls, *args: Any, **options: Any) -> nucleus.Lists:
-            made.append(nucleus.Lists.for_rows(*args, **options))
+        def for_rows(cls, *args: Any, **options: Any) -> candidates.Lists:
+            made.append(candidates.Lists.for_rows(*args, **options))
             return made[-1]
 
     window = torch.arange(len(z), dtype=torch.int32)
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
-        patch.setattr(nucleus, "CAPACITY", sizes.capacity)
-        patch.setattr(nucleus, "WANTED", sizes.wanted)
+        patch.setattr(candidates, "CAPACITY", sizes.capacity)
+        patch.setattr(nucleus, "SHORT", sizes.short)
+        patch.setattr(candidates, "WANTED", sizes.wanted)
         patch.setattr(nucleus, "ROW_BLOCK", sizes.row_block)
         patch.setattr(vocab, "MAX_PARTS", sizes.parts)
         patch.setattr("surestep_kernels.gpu.choose.Lists", Kept)
         inputs = z.to(gpu), window.to(gpu), (first + window).to(gpu), to(params, gpu)
         chosen = choose(*inputs, random=True, truncated=True)
-    lists = nucleus.Lists(*(column.cpu() for column in made[0]))
+    lists = candidates.Lists(*(column.cpu() for column in made[0]))
     return Ran(chosen.ids.tolist(), lists)
 
 
@@ -95,7 +98,7 @@ def check(z: Tensor, params: DrawParams, ran: Ran) -> None:
     assert ran.ids == expected.ids.tolist()
     gap = gaps_of(z, params)
     bits, ids = gap.view(torch.int32).long(), torch.arange(z.shape[1])
-    kept = (bits << nucleus.id_bits_of(z.shape[1]) | ids) <= ran.lists.limit.unsqueeze(1)
+    kept = (bits << vocab.id_bits_of(z.shape[1]) | ids) <= ran.lists.limit.unsqueeze(1)
     draws = (params.temperature > 0) & z.amax(dim=1).isfinite()
     may = reference._kept(gap, params) & gap.isfinite()
     assert torch.equal((kept & gap.isfinite())[draws], may[draws])
@@ -111,6 +114,7 @@ def check(z: Tensor, params: DrawParams, ran: Ran) -> None:
         wanted=st.sampled_from([1, 4, 50]),
         parts=st.integers(1, 2),
         row_block=st.sampled_from([64, 128]),
+        short=st.sampled_from([1, 8, 64]),
     ),
     values=st.lists(LOGITS, min_size=50, max_size=50),
     seed=st.integers(0, 99),
@@ -144,19 +148,19 @@ PEAKED = {
 
 @pytest.mark.parametrize("ties", [False, True])
 def test_peaked_rows_are_settled_by_their_lists(gpu: str, ties: bool) -> None:
-    """Among many tokens, with several to a lane, and with forbidden ones."""
-    sizes = Sizes(capacity=256, wanted=40)
-    params = make_params([(0.8, rule) for rule in PEAKED.values()], 1500)
-    z = torch.randn(len(PEAKED), 1500, generator=torch.Generator().manual_seed(5))
+    """Among many tokens, with several to a group, and with forbidden ones."""
+    sizes = Sizes(capacity=256, wanted=100)
+    params = make_params([(0.8, rule) for rule in PEAKED.values()], 6000)
+    z = torch.randn(len(PEAKED), 6000, generator=torch.Generator().manual_seed(5))
     z = (z * 8).round() / 8 if ties else z
-    z[:, [3, 700, 701, 1499]] += torch.tensor([9.0, 8.0, 8.0, 7.5])
+    z[:, [3, 700, 701, 5999]] += torch.tensor([9.0, 8.0, 8.0, 7.5])
     z[:, 100:200] = -torch.inf
     ran = run(gpu, z, params, sizes)
     check(z, params, ran)
     assert ran.whole == []
     top_k, top_p, *_ = ran.lists.listed.tolist()
-    assert 20 <= top_k <= 60
-    assert 40 <= top_p <= 120
+    assert candidates.FEWEST <= top_k <= 120
+    assert 100 <= top_p <= 200
 
 
 def test_flat_rows_are_searched_themselves(gpu: str) -> None:
@@ -179,7 +183,7 @@ def test_equals_that_overflow_the_list_are_told_apart_by_their_ids(gpu: str) -> 
     params = make_params([(1.0, rule) for rule in rules], 200)
     ran = run(gpu, torch.zeros(3, 200), params, Sizes(capacity=16, wanted=4))
     check(torch.zeros(3, 200), params, ran)
-    last = ran.lists.limit & ((1 << nucleus.id_bits_of(200)) - 1)
+    last = ran.lists.limit & ((1 << vocab.id_bits_of(200)) - 1)
     assert last[:2].tolist() == [69, 99]
     assert ran.whole == [0, 1, 2]
 
@@ -192,7 +196,7 @@ def test_few_allowed_tokens_fit_any_list(gpu: str) -> None:
     ran = run(gpu, z, params, Sizes(capacity=4, wanted=100))
     check(z, params, ran)
     assert ran.whole == []
-    assert ran.lists.listed.tolist() == [3, 2]
+    assert ran.lists.listed.tolist() == [3, 3]
 
 
 def test_rows_of_all_kinds_stand_beside_each_other(gpu: str) -> None:
@@ -209,6 +213,44 @@ def test_rows_of_all_kinds_stand_beside_each_other(gpu: str) -> None:
     expected = choose_reference(z, window, 40 + window, params, random=True, truncated=True)
     assert ran.ids == expected.ids.tolist()
     assert ran.ids[0] == int(z[0].argmax())
+
+
+def edges(z: Tensor, count: int) -> list[float]:
+    """top_p f32 at which a nucleus of so many tokens just reaches as far, and the next ones."""
+    mass = mass_of((z.max() - z).sort().values)
+    edge = (mass[:count].sum().double() / mass.sum().double()).float()
+    towards = torch.tensor((0.0, 1.0))
+    return [float(edge), *edge.nextafter(towards).tolist()]
+
+
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+def test_a_nucleus_that_ends_at_its_very_edge_is_measured_exactly(gpu: str, spread: float) -> None:
+    """The weight of what is not listed leaves it open there."""
+    z = torch.randn(1, 3000, generator=torch.Generator().manual_seed(9)) * spread
+    shares = [share for count in (1, 7) for share in edges(z[0], count)]
+    z[0, z.argmax()] += 2.0  # or nobody's nucleus is as small as its list
+    shares += [share for count in (1, 7) for share in edges(z[0], count)]
+    z = z.expand(len(shares), -1).contiguous()
+    params = make_params([(1.0, {**OFF, "top_p": share}) for share in shares], 3000)
+    ran = run(gpu, z, params, Sizes(capacity=512, wanted=80))
+    check(z, params, ran)
+    assert ran.whole == []
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 3.0])
+def test_what_is_not_listed_weighs_what_its_bounds_say(gpu: str, temperature: float) -> None:
+    rules = [{**OFF, "top_p": share} for share in (0.05, 0.6, 0.9)]
+    params = make_params([(temperature, rule) for rule in rules], 9000)
+    z = torch.randn(3, 9000, generator=torch.Generator().manual_seed(3)) * 4
+    z[2, 50:] = -torch.inf
+    ran = run(gpu, z, params, Sizes(capacity=2048, wanted=150))
+    lists, gap = ran.lists, gaps_of(z, params)
+    used = torch.arange(lists.rests.shape[1]) * vocab.GROUPS < lists.chosen.unsqueeze(1)
+    weight = lists.rest + torch.where(used, lists.rests, 0.0).sum(dim=1)
+    exact = torch.where(gap.view(torch.int32) > lists.near.unsqueeze(1), mass_of(gap), 0).sum(dim=1)
+    assert (exact > 0).tolist() == [True, True, False]
+    off = (weight.double() * 2**40 - exact).abs()
+    assert (off <= exact * SLACK / 4 + z.shape[1]).all()
 
 
 @pytest.mark.parametrize("capacity", [1, 64])

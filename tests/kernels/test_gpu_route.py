@@ -32,6 +32,21 @@ def test_experts_differ_and_exist_whatever_the_logits(gpu: str, value: float) ->
     assert route(logits, 4, normalize=True)[1].tolist() == [[0, 1, 2, 3]]
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy, as interpreter
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_no_number_is_not_hidden(
+    gpu: str, reference: KernelSet, value: float, normalize: bool
+) -> None:
+    """A router that computes none would else look like one that trusts no expert."""
+    logits = torch.randn(2, 6)
+    logits[0, 3] = value
+    weights, _ = route(logits.to(gpu), 4, normalize=normalize)
+    expected, _ = reference.route(logits, 4, normalize=normalize)
+    assert weights.isnan().any(dim=1).tolist() == [True, False]
+    assert expected.isnan().any(dim=1).tolist() == [True, False]
+
+
 def test_no_tokens(gpu: str) -> None:
     weights, experts = route(torch.empty(0, 6, device=gpu), 4, normalize=True)
     assert weights.shape == experts.shape == (0, 4)

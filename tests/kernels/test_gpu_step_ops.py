@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels.choose import Chosen, RowStatus
 from surestep_kernels.commit_step import Report, StopIds
 from surestep_kernels.gpu.step_ops import STEP_OPS
 from surestep_kernels.shape_logits import Biases, Forbidden, Penalties, Positions, Shaping
-from surestep_kernels.slot_state import NULL_BLOCK, DraftIds, SlotState, StepRows
+from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
 from surestep_kernels.step_ops import STEP_REFERENCE, StepOps
 from surestep_kernels.write_runs import Runs
 from torch import Tensor

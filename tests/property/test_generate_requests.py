@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from surestep_common.errors import InvalidRequest
 from surestep_proto.engine_pb2 import SamplingParams, TokenSequence
 from surestep_proto.generate_pb2 import GenerateRequest
-from surestep_scheduler.requests import ended, parse_request
-from surestep_scheduler.sequence import Request
+from surestep_scheduler.core.sequence import Request
+from surestep_scheduler.service.requests import ended, parse_request
 
 VOCAB = 300
 UINT32 = st.integers(0, (1 << 32) - 1)

@@ -28,20 +28,13 @@ _NO_TORCH = {
     "surestep",
 }
 # The policy core decides from its arguments alone: no I/O, no clock, no tensors.
-_PURE = {
-    f"scheduler_svc/surestep_scheduler/{name}.py"
-    for name in (
-        "policy",
-        "blocks",
-        "prefix",
-        "ledger",
-        "sequence",
-        "slots",
-        "state",
-        "plan",
-        "commit",
+_PURE = tuple(
+    f"scheduler_svc/surestep_scheduler/{path}"
+    for path in (
+        *("core/", "cache/", "policy/", "engine/wire.py", "speculation/draft_length.py"),
+        *("recovery/poison.py", "recovery/non_finite.py"),
     )
-}
+)
 _IMPURE = {"torch", "grpc", "asyncio", "time", "socket", "os", "threading", "logging", "random"}
 
 
@@ -73,8 +66,8 @@ def test_torch_stays_with_the_tensors() -> None:
 
 
 def test_the_policy_core_is_pure() -> None:
-    core = [source for source in product() if source.name in _PURE]
-    assert {source.name for source in core} == _PURE
+    core = [source for source in product() if source.name.startswith(_PURE)]
+    assert all(any(s.name.startswith(path) for s in core) for path in _PURE)
     wrong = [
         f"{source.name} {name}"
         for source in core

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from surestep_cli.bench_picture import in_characters, to_svg
-from surestep_cli.load import LoadReport, make_prompt, run_load
+from surestep_cli.bench.load import LoadReport, make_prompt, run_load
+from surestep_cli.bench.picture import in_characters, to_svg
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -133,7 +133,7 @@ class Drafting:
         if not len(verify_rows):
             return result
         slot = rows.slot[verify_rows]
-        packed = self._proposal(slot, rows.k_cap[verify_rows])
+        packed = self._proposal(slot, rows.max_drafts[verify_rows])
         ids, counts, marks = packed[:, :-2], packed[:, -2], packed[:, -1]
         self._failed |= bool((marks == _Mark.FAILED).any())
         result.drafts.ids[verify_rows], result.drafts.counts[verify_rows] = ids, counts

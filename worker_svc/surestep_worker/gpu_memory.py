@@ -93,12 +93,12 @@ def limit_of(part: Part, start: Look) -> int:
             param="gpu_memory_utilization",
         )
     kept = start.total - int(part.fraction * start.total)  # for nobody
-    if share > start.free:
+    if share * part.sharers > start.free:
         logger.warning(
             "only %s of the %s of the GPU are free: this engine takes what leaves %s of them",
             *map(gib, (start.free, start.total, kept)),
         )
-    return max(0, min(share, start.free - kept))
+    return max(0, min(share, (start.free - kept) // part.sharers))
 
 
 def taken(before: Look, after: Look) -> int:

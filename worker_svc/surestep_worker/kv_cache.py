@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 from surestep_common.errors import InvalidRequest
+from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels import KernelSet
 from surestep_kernels.kv_cache import FP8, LayerCache
 
 from .pages import zero_pages
 
-NULL_BLOCK = 0  # never allocated: padding of block tables points here
 # By the setting `kv_cache_dtype`. None: the model's.
 CACHE_DTYPES: Mapping[str, torch.dtype | None] = {"auto": None, "fp8": FP8, "fp8_e4m3": FP8}
 

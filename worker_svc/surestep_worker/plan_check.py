@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from surestep_common.invariants import VERIFY, check_plan_rows, require
+from surestep_common.invariants import VERIFY, require
+from surestep_common.plan_rows import KnownSlots, check_plan_rows
 from surestep_proto import engine_pb2 as pb
 
 from .plan import Rows
@@ -14,28 +15,20 @@ def check_rows(rows: Rows, slots: Slots, max_draft_tokens: int) -> None:
     slot = rows.slot
     held = slots.occupied[slot] & (slots.tenancy[slot] == rows.slot_epoch)
     require(held, slot, "it does not hold tenancy {}", rows.slot_epoch)
-    require(
-        rows.k_cap <= max_draft_tokens, slot, f"k_cap {{}} exceeds {max_draft_tokens}", rows.k_cap
-    )
-    check_plan_rows(
-        slot=slot,
-        mode=rows.mode,
-        num_tokens=rows.num_tokens,
-        len_lo=rows.len_lo,
-        len_hi=rows.len_hi,
-        k_cap=rows.k_cap,
-        accepted=rows.accepted,
-        depends_on_step=rows.depends_on_step,
+    message = f"k_cap {{}} exceeds {max_draft_tokens}"
+    require(rows.max_drafts <= max_draft_tokens, slot, message, rows.max_drafts)
+    known = KnownSlots(
         length=slots.committed[slot],
         capacity=slots.num_blocks[slot] * slots.block_size,
         prefill_len=slots.admitted_len[slot],
         max_len=slots.max_len[slot],
         prompt_len=slots.prompt_len[slot],
-        chunk=slots.prompt_chunk,
         pools=slots.pooling[slot] != pb.NO_POOLING,
         logged_accepted=slots.accepted_at(slot, rows.accepted_step),
         last_step=slots.last_step[slot],
+        prompt_chunk=slots.prompt_chunk,
     )
+    check_plan_rows(rows, known)
 
 
 def check_caught_up(rows: Rows, slots: Slots) -> None:

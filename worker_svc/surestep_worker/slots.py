@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 from surestep_common.errors import InternalError
-from surestep_common.invariants import chunked_length
+from surestep_common.invariants import NULL_BLOCK, chunked_length
 from surestep_proto import engine_pb2 as pb
 
 from .pages import zero_pages
 from .plan import IntArray
 
-NULL_BLOCK = 0
 _LOG_DEPTH = 8  # steps with a row of a slot; more than any pipelining depth
 
 

@@ -1,0 +1,1 @@
+"""`surestep verify`: the cases, the faults, the comparison and its report."""

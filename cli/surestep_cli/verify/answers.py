@@ -1,4 +1,4 @@
-"""One answer: the tokens as they arrive, and whatever went wrong."""
+"""One answer: its tokens as they arrive, and its failure if there is one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 from surestep_common.errors import Unavailable
 
-from surestep_cli.served import DONE, payload_of
+from surestep_cli.api.responses import DONE, payload_of
 
 from .prompts import Prompt
 
@@ -23,7 +23,9 @@ _OUTPUT = ("content", "reasoning", "reasoning_content", "tool_calls")  # of the 
 
 @dataclass(slots=True)
 class Choice:
-    """One sequence. `alternatives`: of each token, the best tokens and their log-probabilities."""
+    """One sequence. `alternatives`: the best tokens at each position and their
+    log-probabilities.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
@@ -32,7 +34,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Answer:
-    """All sequences of a request by their indices. Times are those of time.monotonic."""
+    """All sequences of a request by index. Times are those of time.monotonic."""
 
     choices: dict[int, Choice] = field(default_factory=lambda: defaultdict(Choice))
     arrivals: list[tuple[float, int]] = field(default_factory=list)  # time, tokens
@@ -42,22 +44,22 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        """Of all sequences."""
+        """Number of tokens of all sequences."""
         return sum(len(choice.token_ids) for choice in self.choices.values())
 
     @property
     def longest_pause_s(self) -> float:
-        """Between two arrivals; 0 where there are no two."""
+        """Seconds between two arrivals; 0 where there are fewer than two."""
         times = [moment for moment, _ in self.arrivals]
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
     def fail(self, reason: str) -> None:
-        """The first failure counts."""
+        """Record a failure; the first one counts."""
         if self.failure is None:
             self.failure = reason[:_FAILURE_CHARACTERS]
 
     def feed(self, line: bytes) -> int:
-        """Take one line of the stream; returns how many tokens it brought. Raises ValueError."""
+        """Parse one line of the stream and return its number of tokens. Raise ValueError."""
         payload = payload_of(line)
         if payload is None:
             return 0
@@ -89,7 +91,7 @@ async def ask(
     options: Mapping[str, Any],
     heard: Callable[[int], None] = lambda tokens: None,
 ) -> Answer:
-    """Ask and read to the end. Whatever goes wrong is told in the answer."""
+    """Send a request and read the answer to its end. Failures are recorded in the answer."""
     answer = Answer()
     body = {**prompt.body, **options, "stream": True, "return_token_ids": True}
     try:
@@ -112,7 +114,7 @@ async def ask(
 
 
 async def get(session: aiohttp.ClientSession, path: str) -> Any:
-    """JSON of a GET. Raises Unavailable."""
+    """Return the JSON of a GET. Raise Unavailable."""
     text = await get_text(session, path)
     try:
         return json.loads(text)
@@ -121,7 +123,7 @@ async def get(session: aiohttp.ClientSession, path: str) -> Any:
 
 
 async def get_text(session: aiohttp.ClientSession, path: str) -> str:
-    """Body of a GET. Raises Unavailable."""
+    """Return the body of a GET. Raise Unavailable."""
     try:
         async with session.get(path) as response:
             text = await response.text()
@@ -134,7 +136,7 @@ async def get_text(session: aiohttp.ClientSession, path: str) -> str:
 
 
 def message_of(body: Any) -> str:
-    """Of an error as OpenAI's API words it, with the parameter it is about."""
+    """Return the message of an OpenAI API error, with its parameter."""
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict):
         return str(error or body)
@@ -150,7 +152,7 @@ def _message_in(text: str) -> str:
 
 
 def _alternatives(logprobs: Any) -> list[list[tuple[str, float]]]:
-    """Of each token of a chunk, in either of the two shapes of OpenAI's API."""
+    """Return the alternatives of each token, from either format of the OpenAI API."""
     if not logprobs:
         return []
     if "content" in logprobs:

@@ -1,4 +1,4 @@
-"""The cases, and what came out of each. Nothing here talks to a server."""
+"""The cases and their results. Nothing here calls a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SEED = 20260101  # any will do, as long as it is always the same
 
 
 class Sampling(StrEnum):
-    """How tokens are chosen."""
+    """How tokens are sampled."""
 
     GREEDY = "greedy"
     SAMPLED = "sampled"
@@ -34,7 +34,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DifferencePosition:
     """The first difference between two answers. None for a token: that answer was over."""
 
     choice: int
@@ -45,10 +45,12 @@ class Place:
 
 @dataclass(slots=True)
 class Difference:
-    """An answer that is not the reference's. Of the gap see `gaps.py`."""
+    """An answer that differs from the reference. See `gaps.py` for the gap."""
 
     prompt: str
-    place: Place | None  # None: the tokens are equal, and the answers ended for other reasons
+    place: (
+        DifferencePosition | None
+    )  # None: the tokens are equal, and the answers ended for other reasons
     what: str
     gap: float | None = None
     best: list[tuple[str, float]] = field(default_factory=list)
@@ -57,7 +59,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """What a case showed. `output_tok_s` is None where a fault makes it meaningless."""
+    """The result of a case. `output_tok_s` is None where a fault makes it meaningless."""
 
     case: Case
     num_answers: int
@@ -69,14 +71,14 @@ class CaseResult:
 
     @property
     def good(self) -> bool:
-        """Whether every request was answered with the reference's tokens."""
+        """Whether every answer has the reference's tokens."""
         return self.num_equal == self.num_answers
 
 
 def options_of(
     prompt: Prompt, index: int, sampling: Sampling, *, speculation: bool, temperature: float
 ) -> dict[str, Any]:
-    """What a case puts into the body of a prompt."""
+    """Return the fields that a case adds to the body of a prompt."""
     options: dict[str, Any] = {}
     if sampling is Sampling.GREEDY:
         options["temperature"] = 0
@@ -89,7 +91,7 @@ def options_of(
 
 
 def compare(prompt: Prompt, reference: Answer, answer: Answer) -> Difference | None:
-    """The first difference, if there is one."""
+    """Return the first difference, None if there is none."""
     for choice in sorted(reference.choices.keys() | answer.choices.keys()):
         old, new = reference.choices[choice], answer.choices[choice]
         place = _first(choice, old.token_ids, new.token_ids)
@@ -101,17 +103,22 @@ def compare(prompt: Prompt, reference: Answer, answer: Answer) -> Difference | N
     return None
 
 
-def _first(choice: int, expected: Sequence[int], got: Sequence[int]) -> Place | None:
+def _first(choice: int, expected: Sequence[int], got: Sequence[int]) -> DifferencePosition | None:
     pairs = itertools.zip_longest(expected, got)
     return next(
-        (Place(choice, i, old, new) for i, (old, new) in enumerate(pairs) if old != new), None
+        (
+            DifferencePosition(choice, i, old, new)
+            for i, (old, new) in enumerate(pairs)
+            if old != new
+        ),
+        None,
     )
 
 
 def judge(
     case: Case, prompts: Sequence[Prompt], references: Sequence[Answer], answers: Sequence[Answer]
 ) -> CaseResult:
-    """The answers of a case beside those that they should be."""
+    """Compare the answers of a case with their references."""
     differences, failures = [], []
     for index, (prompt, old, new) in enumerate(zip(prompts, references, answers, strict=True)):
         if new.failure is not None:
@@ -131,7 +138,9 @@ def judge(
 
 
 def speed(answers: Sequence[Answer], *, together: bool) -> float | None:
-    """Tokens per second behind the first arrival of each answer: prompts take time of their own."""
+    """Return tokens per second after each answer's first arrival, as prompts take time of their
+    own.
+    """
     streams = [answer.arrivals for answer in answers if answer.arrivals]
     tokens = sum(count for stream in streams for _, count in stream[1:])
     if together:

@@ -1,4 +1,4 @@
-"""`surestep verify`: starts a server, asks, compares, reports."""
+"""`surestep verify`: starts a server, sends the requests, compares, reports."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from surestep_common.errors import SurestepError
 
-from surestep_cli.http import api_root
-from surestep_cli.output import write_file
-from surestep_cli.sections import SECTIONS
-from surestep_cli.serve_settings import ServeSettings
-from surestep_cli.sessions import open_session
+from surestep_cli.api.http import api_root
+from surestep_cli.api.sessions import open_session
+from surestep_cli.settings.sections import SECTIONS
+from surestep_cli.settings.serve_settings import ServeSettings
+from surestep_cli.terminal.output import write_file
 
 from .cases import Sampling
-from .disaster import Victims
+from .fault_injection import LocalWorkers
 from .html import to_html
-from .options import Asking
+from .options import VerifyArguments
 from .prompts import built_in, read_prompts
 from .report import Question, Report, Verdict
-from .run import About, Found, Tell, Verification, about, prepared
+from .run import About, CaseResults, Tell, Verification, about, prepared
 from .server import Server, key_of, started
 from .table import show
 
@@ -44,8 +44,10 @@ _FLAGS = {
 } - {"hf_token"}
 
 
-def verify(asking: Asking, console: Console) -> int:
-    """Exit status: 0 equal, 1 different, 2 not found out. KeyboardInterrupt when it is stopped."""
+def verify(asking: VerifyArguments, console: Console) -> int:
+    """Return the exit status: 0 equal, 1 different, 2 inconclusive. Raise KeyboardInterrupt when
+    stopped.
+    """
     try:
         report = asyncio.run(_interruptible(_verify(asking, console)))
     except asyncio.CancelledError:
@@ -66,7 +68,7 @@ def verify(asking: Asking, console: Console) -> int:
 
 
 async def _interruptible(work: Any) -> Report:
-    """Whatever signal ends this command ends the server that it has started first."""
+    """Run `work`; a signal that ends this command first ends the server that it has started."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -76,7 +78,7 @@ async def _interruptible(work: Any) -> Report:
     return report
 
 
-async def _verify(asking: Asking, console: Console) -> Report:
+async def _verify(asking: VerifyArguments, console: Console) -> Report:
     options = asking.options
     prompts = built_in() if options.prompts is None else read_prompts(options.prompts)
     speculative_config = _speculative_config(asking)
@@ -93,7 +95,7 @@ async def _verify(asking: Asking, console: Console) -> Report:
         known = await about(session, asking.serve.model if options.url is not None else None)
         temperature = options.temperature or known.temperature or 1.0
         ready = prepared(prompts, known.model, options.max_tokens)
-        victims = Victims(session, server.pid) if server.pid is not None else None
+        victims = LocalWorkers(session, server.pid) if server.pid is not None else None
         with _progress(console) as (bar, tell):
             verification = Verification(
                 *(session, ready),
@@ -126,7 +128,7 @@ async def _verify(asking: Asking, console: Console) -> Report:
 
 
 @contextlib.asynccontextmanager
-async def _server(asking: Asking) -> AsyncIterator[Server]:
+async def _server(asking: VerifyArguments) -> AsyncIterator[Server]:
     if asking.options.url is not None:
         yield Server(asking.options.url, key_of(asking.serve))
         return
@@ -135,12 +137,12 @@ async def _server(asking: Asking) -> AsyncIterator[Server]:
 
 
 def _speculates(config: dict[str, Any] | None) -> bool:
-    """Whether answers with speculation can differ from those without."""
+    """Return whether answers with speculation can differ from those without."""
     return config is None or config.get("num_speculative_tokens") != 0
 
 
-def _speculative_config(asking: Asking) -> dict[str, Any] | None:
-    """None of a server that is not ours."""
+def _speculative_config(asking: VerifyArguments) -> dict[str, Any] | None:
+    """Return the configuration; None for a server that this command has not started."""
     if asking.options.url is not None:
         return None
     return ServeSettings.of_flags(asking.arguments).speculative_config
@@ -151,8 +153,10 @@ def _flags(settings: ServeSettings) -> dict[str, Any]:
     return dict(sorted(document.items()))
 
 
-def _notes(asking: Asking, known: About, found: Found, *, speculates: bool) -> Iterator[str]:
-    """What a reader of the figures has to know."""
+def _notes(
+    asking: VerifyArguments, known: About, found: CaseResults, *, speculates: bool
+) -> Iterator[str]:
+    """Yield remarks that a reader of the figures needs."""
     if asking.adds_drafts:
         yield (
             "No speculation was asked for: n-gram drafts (num_speculative_tokens 4) were added. "
@@ -179,7 +183,7 @@ def _notes(asking: Asking, known: About, found: Found, *, speculates: bool) -> I
 
 @contextlib.contextmanager
 def _progress(console: Console) -> Iterator[tuple[Progress, Tell]]:
-    """A bar in a terminal, a line for each stage elsewhere."""
+    """Show a bar in a terminal, a line for each stage elsewhere."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""What is done to a worker in mid-stream: to one that this command has started, and no other."""
+"""Faults for workers in mid-stream, limited to processes that this command has started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST = 1  # the process that is everybody's ancestor
 
 
 class Rank(NamedTuple):
-    """A worker process, and which one it is."""
+    """The process of a worker rank."""
 
     scheduler: str
     rank: int
@@ -24,7 +24,7 @@ class Rank(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """How the server took it, in its own words."""
+    """A lost epoch as the server reports it."""
 
     cause: str
     reason: str
@@ -34,7 +34,7 @@ class Incident(NamedTuple):
 
 
 def ranks_of(status: Mapping[str, Any]) -> list[Rank]:
-    """The workers that run, by the /status document."""
+    """Return the running workers of the /status document."""
     return [
         Rank(scheduler["url"], supervisor["rank"], supervisor["rank_pid"])
         for scheduler in status["schedulers"]
@@ -45,13 +45,13 @@ def ranks_of(status: Mapping[str, Any]) -> list[Rank]:
 
 
 def epoch_of(status: Mapping[str, Any]) -> int:
-    """The highest epoch; 0 where nobody tells."""
+    """Return the highest epoch; 0 where none is reported."""
     known = [each["status"]["epoch"] for each in status["schedulers"] if each["status"]]
     return max(map(int, known), default=0)
 
 
 def incidents_since(status: Mapping[str, Any], epoch: int) -> list[Incident]:
-    """Those that ended this epoch or a later one, the newest first."""
+    """Return the incidents that ended this epoch or a later one, the newest first."""
     return [
         Incident(**{name: incident[name] for name in Incident._fields})
         for scheduler in status["schedulers"]
@@ -62,7 +62,7 @@ def incidents_since(status: Mapping[str, Any], epoch: int) -> list[Incident]:
 
 
 def strike(rank: Rank, number: signal.Signals, ancestor: int) -> None:
-    """Send the signal. Raises Unavailable if the process is not below `ancestor`, or is gone."""
+    """Send the signal. Raise Unavailable if the process is not below `ancestor`, or is gone."""
     if not descends(rank.pid, ancestor):
         raise Unavailable(f"worker {rank.pid} is no process that this command has started")
     try:
@@ -72,7 +72,7 @@ def strike(rank: Rank, number: signal.Signals, ancestor: int) -> None:
 
 
 def descends(pid: int, ancestor: int) -> bool:
-    """Whether a process was started by another one, or by one that was, and so on (Linux)."""
+    """Return whether a process is a descendant of another one (Linux)."""
     while pid > _FIRST and pid != ancestor:
         pid = _parent(pid)
     return pid == ancestor

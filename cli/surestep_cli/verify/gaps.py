@@ -1,4 +1,4 @@
-"""What stands behind a difference: how far apart the two best tokens were there."""
+"""The cause of a difference: the gap between the two best tokens there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 
 from .answers import Answer, ask
-from .cases import Difference, Place
+from .cases import Difference, DifferencePosition
 from .prompts import Prompt
 
 _NEAR_TIE = 0.07  # one unit in the last place of a bfloat16 logit around 10
@@ -22,7 +22,7 @@ async def explain(
     reference: Answer,
     difference: Difference,
 ) -> None:
-    """Ask once more as for the reference, with log-probabilities, and say what they mean."""
+    """Repeat the reference's request with log-probabilities and record the gap and its meaning."""
     place = difference.place
     if place is None:
         difference.meaning = "the tokens are equal, the reason to end is not"
@@ -45,8 +45,8 @@ async def explain(
         difference.gap, difference.meaning = _judged(best, greedy=options["temperature"] == 0)
 
 
-def _wanted(prompt: Prompt, place: Place) -> dict[str, Any]:
-    """Log-probabilities as far as the place of the difference."""
+def _wanted(prompt: Prompt, place: DifferencePosition) -> dict[str, Any]:
+    """Return the options for log-probabilities up to the position of the difference."""
     tokens = place.position + 1
     limits: dict[str, Any] = {"max_tokens": tokens}
     if prompt.body.get("max_completion_tokens"):
@@ -59,7 +59,7 @@ def _wanted(prompt: Prompt, place: Place) -> dict[str, Any]:
 
 
 def _judged(best: Sequence[tuple[str, float]], *, greedy: bool) -> tuple[float | None, str]:
-    """The gap and its meaning."""
+    """Return the gap and its meaning."""
     if len(best) < _ALTERNATIVES:
         return None, "there was one candidate alone"
     gap = best[0][1] - best[1][1]
@@ -79,13 +79,13 @@ def _judged(best: Sequence[tuple[str, float]], *, greedy: bool) -> tuple[float |
     )
 
 
-async def _in_words(session: aiohttp.ClientSession, place: Place) -> str:
+async def _in_words(session: aiohttp.ClientSession, place: DifferencePosition) -> str:
     expected, got = [await _spelled(session, each) for each in (place.expected, place.got)]
     return f"{expected} became {got}"
 
 
 async def _spelled(session: aiohttp.ClientSession, token: int | None) -> str:
-    """A token with its text, if the server tells it."""
+    """Return a token with its text, if the server can detokenise it."""
     if token is None:
         return "the end"
     try:

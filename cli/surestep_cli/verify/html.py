@@ -1,4 +1,4 @@
-"""The report as one HTML file: no script, nothing from elsewhere."""
+"""The report as one HTML file, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ _HOW = (
 
 
 def to_html(report: Report) -> str:
-    """The whole file."""
     title = f"surestep verify: {report.model}"
     body = "".join(_body(report))
     return (

@@ -12,17 +12,17 @@ from pydantic import Field, FilePath, field_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict, SettingsError
 from surestep_common.config import Names, Settings, load, or_exit
 
-from surestep_cli.client_commands import URL
-from surestep_cli.flags import Asked
-from surestep_cli.help import declared, entry
-from surestep_cli.output import writable
-from surestep_cli.serve_settings import ServeSettings
+from surestep_cli.api.server_url import URL
+from surestep_cli.settings.flags import FlagReader
+from surestep_cli.settings.help import declared, entry
+from surestep_cli.settings.serve_settings import ServeSettings
+from surestep_cli.terminal.output import writable
 
 from .faults import FAULTS
 
 _PROGRAM = "surestep verify"
 _REPORTS = (".json", ".html")
-# A running server has its settings; all that can be said of it here is who asks and for what.
+# A running server has its settings; only the model and the key can be given here.
 _WITH_URL = {"model", "api_key", "api_key_file"}
 _DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}')
 _INTRODUCTION = """\
@@ -43,7 +43,7 @@ the model) and --api-key or --api-key-file may stand beside these.
 
 
 class VerifyOptions(Settings):
-    """What `verify` wants to know beyond the server it starts."""
+    """The settings of `verify` besides those of the server it starts."""
 
     model_config = SettingsConfigDict(cli_prog_name=_PROGRAM)
 
@@ -90,8 +90,8 @@ class VerifyOptions(Settings):
         return None if path is None else writable(path, _REPORTS)
 
 
-class Asking(NamedTuple):
-    """What the command line asks for."""
+class VerifyArguments(NamedTuple):
+    """The parsed command line."""
 
     options: VerifyOptions
     serve: ServeSettings
@@ -99,7 +99,7 @@ class Asking(NamedTuple):
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> Self:
-        """Read the command line. Wrong settings end the process with status 2."""
+        """Parse the command line. Wrong settings end the process with status 2."""
         own, rest = split(arguments)
         options = load(VerifyOptions, own)
         serve = or_exit(VerifyOptions, lambda: ServeSettings.of_flags(rest))
@@ -111,12 +111,12 @@ class Asking(NamedTuple):
 
     @property
     def adds_drafts(self) -> bool:
-        """Whether speculation is verified that nobody has asked for."""
+        """Whether drafts are added because no speculation is configured."""
         return self.options.url is None and self.serve.speculative_config is None
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The flags of VerifyOptions and, as they stand, all other words."""
+    """Return the flags of VerifyOptions and, unchanged, all other words."""
     own: list[str] = []
     rest: list[str] = []
     switches, flags = _own_flags()
@@ -135,7 +135,6 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def verify_help() -> str:
-    """The text of --help."""
     width = max(shutil.get_terminal_size().columns, 60)
     names = VerifyOptions.model_fields.keys() - Settings.model_fields.keys()
     fields = {n: f for n, f in VerifyOptions.model_fields.items() if n in names}
@@ -144,7 +143,7 @@ def verify_help() -> str:
 
 
 def _own_flags() -> tuple[set[str], set[str]]:
-    """Switches, and flags with a value."""
+    """Return the switches, and the flags with a value."""
     switches: set[str] = set()
     flags: set[str] = set()
     for name, field in VerifyOptions.model_fields.items():
@@ -155,7 +154,7 @@ def _own_flags() -> tuple[set[str], set[str]]:
 
 
 def _refuse_settings(rest: Sequence[str]) -> None:
-    asked = Asked(ServeSettings.model_fields)
+    asked = FlagReader(ServeSettings.model_fields)
     asked.read_arguments(rest)
     given = [*asked.values.keys() - _WITH_URL, *(n.lstrip("-") for n in asked.without_effect)]
     if given:

@@ -1,4 +1,4 @@
-"""What is asked: the built-in prompts, or those of a file."""
+"""The prompts: the built-in ones, or those of a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN = 40  # characters of a prompt that stand for it
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request without what a case decides: how it samples, and whether there are drafts."""
+    """A request without what a case decides: its sampling and its speculation."""
 
     name: str
     path: str  # of the endpoint
@@ -35,12 +35,12 @@ class Prompt:
 
     @property
     def is_chat(self) -> bool:
-        """Whether it goes to the endpoint for chats."""
+        """Whether it is sent to the chat endpoint."""
         return self.path == CHATS
 
 
 def built_in() -> list[Prompt]:
-    """The set that serves every model that writes text."""
+    """Return the set that suits every generative model."""
     return [
         Prompt(name, COMPLETIONS, {"prompt": text, "ignore_eos": True})
         for name, text in _BUILT_IN.items()
@@ -48,10 +48,10 @@ def built_in() -> list[Prompt]:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """A file's prompts, one a line: text, or JSON objects if its name ends in .jsonl.
+    """Return a file's prompts, one a line: text, or JSON objects if its name ends in .jsonl.
 
-    An object is the body of a request as OpenAI's API takes it, or a line of its batches, which has
-    the body under `body`. Raises InvalidRequest with the line at fault.
+    An object is the body of a request as OpenAI's API accepts it, or a line of its batches, which
+    has the body under `body`. Raise InvalidRequest with the line at fault.
     """
     lines = _lines(path)
     as_json = path.suffix.lower() in (".jsonl", ".ndjson")
@@ -97,7 +97,7 @@ def _from_json(line: str, where: str) -> Prompt:
 
 
 def _last_said(messages: Any) -> Any:
-    """Of the last message; whatever it is, for the server says what is wrong with it."""
+    """Return the content of the last message, of any type; the server validates it."""
     last = messages[-1] if isinstance(messages, list) and messages else None
     return last.get("content") if isinstance(last, dict) else last
 

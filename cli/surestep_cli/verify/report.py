@@ -1,4 +1,4 @@
-"""What `verify` found out, as one value that table, JSON and HTML show."""
+"""The result of `verify`, as one value that table, JSON and HTML show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from surestep_cli.drafts import Drafts
+from surestep_cli.api.draft_stats import DraftStats
 
 from .cases import ALONE, TOGETHER, CaseResult, Sampling
 from .faults import Incident
@@ -17,21 +17,19 @@ _COMPANIES = (ALONE, TOGETHER)
 
 
 class Verdict(StrEnum):
-    """What it comes to."""
-
     EQUAL = "equal"
     DIFFERENT = "different"  # or a request was lost
     NOT_SHOWN = "not shown"  # no difference, but a fault did not happen as it was to
 
     @property
     def exit_status(self) -> int:
-        """Of the command."""
+        """Exit status of the command."""
         return {Verdict.EQUAL: 0, Verdict.DIFFERENT: 1, Verdict.NOT_SHOWN: 2}[self]
 
 
 @dataclass(slots=True)
 class FaultResult:
-    """One fault. `problem` says why it shows nothing, if so."""
+    """One fault. `problem` is the reason why it was inconclusive, if it was."""
 
     name: str
     rank: int | None = None
@@ -43,7 +41,7 @@ class FaultResult:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt, and how long its answers are."""
+    """A prompt and the length of its answers."""
 
     name: str
     tokens: dict[Sampling, int]
@@ -51,25 +49,22 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything."""
-
     version: str
     started: str  # ISO 8601
     took_s: float
     model: str
     url: str | None  # of a server that ran already
-    flags: dict[str, Any]  # settings that say what is computed; no secrets
+    flags: dict[str, Any]  # settings that affect results; no secrets
     speculative_config: dict[str, Any] | None
     temperature: float
     questions: list[Question]
     results: list[CaseResult]
     faults: list[FaultResult]
-    drafts: Drafts  # of all cases together
+    drafts: DraftStats  # of all cases together
     notes: list[str]
 
     @property
     def verdict(self) -> Verdict:
-        """What it comes to."""
         if not all(result.good for result in self.results):
             return Verdict.DIFFERENT
         shown = all(fault.problem is None for fault in self.faults)
@@ -88,23 +83,22 @@ class Report:
         return f"DIFFERENT: of {answers} answers {answers - equal - lost} differ, {lost} were lost"
 
     def companies(self) -> list[str]:
-        """Of the cases, in their order."""
+        """The companies of the cases, in their order."""
         return list(dict.fromkeys(result.case.company for result in self.results))
 
     def find(self, sampling: Sampling, company: str, *, speculation: bool) -> CaseResult | None:
-        """The result of a case."""
         wanted = sampling, company, speculation
         cases = ((r, (r.case.sampling, r.case.company, r.case.speculation)) for r in self.results)
         return next((result for result, case in cases if case == wanted), None)
 
     def speedup(self, sampling: Sampling, company: str) -> float | None:
-        """Tokens per second with speculation over those without."""
+        """Return tokens per second with speculation divided by those without."""
         pair = [self.find(sampling, company, speculation=on) for on in (True, False)]
         speeds = [result.output_tok_s if result is not None else None for result in pair]
         return speeds[0] / speeds[1] if speeds[0] and speeds[1] else None
 
     def to_json(self) -> str:
-        """The report for programs; docs/verify.md names the keys."""
+        """Return the report for programs; docs/verify.md names the keys."""
         results = []
         for result in self.results:
             shown = asdict(result)
@@ -140,7 +134,7 @@ def _fault(fault: FaultResult) -> dict[str, Any]:
 
 
 def differences_of(results: Sequence[CaseResult]) -> list[tuple[CaseResult, str]]:
-    """A few lines for each thing that is not as it should be, with the case it belongs to."""
+    """Return a few lines for each failure, with the case it belongs to."""
     lines = []
     for result in results:
         lines += [(result, f"lost: {failure}") for failure in result.failures]

@@ -1,4 +1,4 @@
-"""Asking a server the same things in every way, and comparing."""
+"""Sends the same requests to a server in every way and compares the answers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import aiohttp
 from surestep_common.errors import InvalidRequest, SurestepError
 
-from surestep_cli.drafts import Drafts, drafts_of
-from surestep_cli.metrics import Metrics
-from surestep_cli.served import model_card
+from surestep_cli.api.draft_stats import DraftStats, draft_stats
+from surestep_cli.api.metrics import Metrics
+from surestep_cli.api.responses import model_card
 
 from .answers import Answer, ask, get, get_text
 from .cases import ALONE, TOGETHER, Case, CaseResult, Sampling, judge, options_of
-from .disaster import Disaster, Victims
+from .fault_injection import FaultInjection, LocalWorkers
 from .gaps import explain
 from .prompts import Prompt
 from .report import FaultResult
@@ -28,17 +28,17 @@ _MOST_EXPLAINED = 5  # differences of a case
 Tell = Callable[[str, int], None]  # what is done now, and how many answers have come
 
 
-class Found(NamedTuple):
-    """What the cases showed."""
+class CaseResults(NamedTuple):
+    """The results of all cases."""
 
     references: dict[Sampling, list[Answer]]
     results: list[CaseResult]
     faults: list[FaultResult]
-    drafts: Drafts
+    drafts: DraftStats
 
 
 class Verification:
-    """Asks one server, `at_once` things at a time at most.
+    """Verifies one server with at most `at_once` concurrent requests.
 
     `speculation`: whether there is any to compare with none.
     """
@@ -62,11 +62,11 @@ class Verification:
         self._references: dict[Sampling, list[Answer]] = {}
 
     def num_answers(self, num_faults: int) -> int:
-        """That will be asked for."""
+        """Return the number of answers that will be requested."""
         return len(self._prompts) * len(Sampling) * len(self._modes) * (2 + num_faults)
 
-    async def run(self, faults: Sequence[str], victims: Victims | None) -> Found:
-        """All cases. Raises SurestepError when there is nothing to compare with."""
+    async def run(self, faults: Sequence[str], victims: LocalWorkers | None) -> CaseResults:
+        """Run all cases. Raise SurestepError when there is no reference to compare with."""
         await self._warm_up()
         before = await self.drafts()
         results = [r for sampling in Sampling for r in await self._alone(sampling)]
@@ -80,17 +80,17 @@ class Verification:
                 results += hurt
         drafts = (await self.drafts()).since(before)
         await self._explain(results)
-        return Found(self._references, results, struck, drafts)
+        return CaseResults(self._references, results, struck, drafts)
 
-    async def drafts(self) -> Drafts:
-        """So far; none where the server has no metrics."""
+    async def drafts(self) -> DraftStats:
+        """Return the statistics so far; zeros where the server has no metrics."""
         try:
-            return drafts_of(Metrics(await get_text(self._session, "metrics")))
+            return draft_stats(Metrics(await get_text(self._session, "metrics")))
         except SurestepError:
-            return Drafts()
+            return DraftStats()
 
     async def _warm_up(self) -> None:
-        """The first steps of a server are slow; and a prompt that is refused is told at once."""
+        """Run the slow first steps of a server and find prompts that it refuses."""
         self._tell("asking for the first time", 0)
         for index in range(len(self._prompts)):
             short: dict[str, Any] = {"max_tokens": _WARM_UP_TOKENS, "max_completion_tokens": None}
@@ -102,7 +102,7 @@ class Verification:
                 raise InvalidRequest(f"prompt {name!r}: {answer.failure}")
 
     async def _alone(self, sampling: Sampling) -> list[CaseResult]:
-        """One prompt after the other, with and without in turn: machines change their speed."""
+        """Run one prompt after the other, with and without in turn, as a machine's speed drifts."""
         self._tell(f"{sampling}, alone", 0)
         answers: dict[bool, list[Answer]] = {mode: [] for mode in self._modes}
         for index in range(len(self._prompts)):
@@ -123,15 +123,15 @@ class Verification:
             ]
         return self._judge(case, [task.result() for task in asked])
 
-    async def _hurt(self, name: str, victims: Victims) -> tuple[FaultResult, list[CaseResult]]:
-        """Every prompt in every way at once, and a fault in the middle of it."""
+    async def _hurt(self, name: str, victims: LocalWorkers) -> tuple[FaultResult, list[CaseResult]]:
+        """Run every prompt in every way at once, with a fault in the middle."""
         self._tell(f"a worker is {name}", 0)
         company = f"worker {name}"
         cases = [Case(s, company, mode) for s in Sampling for mode in self._modes]
         expected = len(self._modes) * sum(
             answer.num_tokens for answers in self._references.values() for answer in answers
         )
-        disaster = Disaster(name, victims, expected)
+        disaster = FaultInjection(name, victims, expected)
         async with asyncio.TaskGroup() as tasks:
             watcher = tasks.create_task(disaster.wait_and_strike())
             answers = await self._in_every_way(cases, disaster)
@@ -139,8 +139,8 @@ class Verification:
             fault = await watcher
         return fault, [self._judge(case, answers[i :: len(cases)]) for i, case in enumerate(cases)]
 
-    async def _in_every_way(self, cases: Sequence[Case], disaster: Disaster) -> list[Answer]:
-        """By prompt, then by case."""
+    async def _in_every_way(self, cases: Sequence[Case], disaster: FaultInjection) -> list[Answer]:
+        """Return the answers by prompt, then by case."""
         async with asyncio.TaskGroup() as tasks:
             asked = [
                 tasks.create_task(
@@ -192,15 +192,15 @@ class Verification:
 
 
 class About(NamedTuple):
-    """What a server says of itself."""
+    """The server's facts about itself."""
 
     model: str
-    temperature: float | None  # of requests that do not say, None if that is 0 or unknown
+    temperature: float | None  # default of requests, None if that is 0 or unknown
     is_surestep: bool
 
 
 async def about(session: aiohttp.ClientSession, name: str | None) -> About:
-    """The model called `name`, or the first one. Raises Unavailable and InvalidRequest."""
+    """Describe the model called `name`, or the first one. Raise Unavailable and InvalidRequest."""
     card = model_card(await get(session, "v1/models"), name)
     defaults = card.get("default_sampling_params") or {}
     try:
@@ -211,7 +211,7 @@ async def about(session: aiohttp.ClientSession, name: str | None) -> About:
 
 
 def prepared(prompts: Sequence[Prompt], model: str, max_tokens: int) -> list[Prompt]:
-    """The prompts for a model, each with an end."""
+    """Return the prompts for a model, each with a maximum length."""
     limits = ("max_tokens", "max_completion_tokens")
     return [
         replace(

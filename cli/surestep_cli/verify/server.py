@@ -1,4 +1,4 @@
-"""The server under test: one that is started as `serve` would start it, or one that runs."""
+"""The server under test: one started as `serve` would start it, or a running one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import NamedTuple
 from surestep_common.config import PARENT_PID, child_environ, variables
 from surestep_common.errors import InvalidRequest, Unavailable
 
-from surestep_cli.http import call
-from surestep_cli.keys import one_key
-from surestep_cli.ports import free_addresses
-from surestep_cli.serve_settings import ServeSettings
-from surestep_cli.wiring import public_url
+from surestep_cli.api.http import call
+from surestep_cli.api.keys import one_key
+from surestep_cli.serve.ports import free_addresses
+from surestep_cli.serve.wiring import public_url
+from surestep_cli.settings.serve_settings import ServeSettings
 
-from .options import Asking
+from .options import VerifyArguments
 
 _LOOK_S = 0.1
 _STOP_S = 20.0
@@ -28,7 +28,7 @@ _CLIENT_CERTIFICATES_NEEDED = 2  # of --ssl-cert-reqs
 
 
 class Server(NamedTuple):
-    """Where it is; `pid` of the launcher, None for a server that is somebody else's."""
+    """The server's URL; `pid` is the launcher's, None for a server not started here."""
 
     url: str
     api_key: str | None
@@ -37,15 +37,15 @@ class Server(NamedTuple):
 
 
 def key_of(settings: ServeSettings) -> str | None:
-    """The first of the keys that the server asks for, or that a running one is shown."""
+    """Return the first of the server's keys, or the key for a running server."""
     return settings.api_key[0] if settings.api_key else one_key(None, settings.api_key_file)
 
 
 @contextlib.asynccontextmanager
-async def started(asking: Asking) -> AsyncIterator[Server]:
-    """`surestep serve` with these arguments in a process of its own, ended with the context.
+async def started(asking: VerifyArguments) -> AsyncIterator[Server]:
+    """Run `surestep serve` with these arguments in its own process, ended with the context.
 
-    The console is the server's until it is ready. Raises Unavailable, InvalidRequest.
+    The server owns the console until it is ready. Raise Unavailable, InvalidRequest.
     """
     settings, arguments = asking.serve, asking.arguments
     if settings.ssl_cert_reqs >= _CLIENT_CERTIFICATES_NEEDED:
@@ -64,13 +64,13 @@ async def started(asking: Asking) -> AsyncIterator[Server]:
 
 
 async def _spawn(arguments: Sequence[str]) -> asyncio.subprocess.Process:
-    """Ends with this process, however that ends."""
+    """Start the process, which ends with this one in any case."""
     environ = {**child_environ(variables("SURESTEP_")), PARENT_PID: str(os.getpid())}
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "surestep_cli", "serve", *arguments),
         env=environ,
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,  # how to connect is nobody's business here
+        stdout=asyncio.subprocess.DEVNULL,  # the announcement is not needed here
         start_new_session=True,  # Ctrl-C reaches this process alone
     )
 

@@ -12,7 +12,7 @@ from .cases import ALONE, CaseResult, Sampling
 from .report import FaultResult, Report, Verdict, differences_of
 
 _NONE = "-"
-_NAMES = 2  # columns that say which case it is
+_NAMES = 2  # columns that identify the case
 _STYLES = {Verdict.EQUAL: "bold green", Verdict.DIFFERENT: "bold red"}
 HEADINGS = (
     *("answers", "company", "equal without", "equal with", "tok/s without", "tok/s with"),
@@ -22,8 +22,6 @@ BAR_WIDTH = 30
 
 
 def show(report: Report, out: Console) -> None:
-    """Print it."""
-
     def say(line: str, style: str = "") -> None:
         out.print(Text(line, style=style), soft_wrap=True)
 
@@ -46,7 +44,7 @@ def show(report: Report, out: Console) -> None:
 
 
 def rows(report: Report) -> Iterator[tuple[str, ...]]:
-    """A row for each way to sample in each company, with and without speculation beside another."""
+    """Yield a row per sampling and company, with and without speculation side by side."""
     for sampling in Sampling:
         for company in report.companies():
             without, with_drafts = (
@@ -64,7 +62,7 @@ def rows(report: Report) -> Iterator[tuple[str, ...]]:
 
 
 def remarks(report: Report) -> Iterator[str]:
-    """Drafts and faults, a line each."""
+    """Yield a line for each fact about drafts and faults."""
     drafts = report.drafts
     if drafts.windows:
         share = 100 * drafts.accepted / max(1, drafts.drafted)
@@ -80,7 +78,7 @@ def remarks(report: Report) -> Iterator[str]:
 
 
 def fault_line(fault: FaultResult) -> str:
-    """What happened and how the server took it."""
+    """Return a line about a fault and the server's recovery."""
     if fault.problem is not None:
         return f"Worker {fault.name}: not shown: {fault.problem}"
     line = f"Worker {fault.name}: rank {fault.rank}, {fault.num_open} streams in the middle"
@@ -93,7 +91,7 @@ def fault_line(fault: FaultResult) -> str:
 
 
 def label(result: CaseResult) -> str:
-    """A case in words."""
+    """Return the name of a case."""
     case = result.case
     drafts = "with" if case.speculation else "without"
     return f"{case.sampling}, {case.company}, {drafts} speculation"

@@ -33,7 +33,7 @@ class AsyncClient:
         tls: Tls | None = None,
         retry_for_s: float = 60.0,
     ) -> None:
-        """As `Client`; needs a running event loop."""
+        """Connect as `Client` does; needs a running event loop."""
         self._metadata = connection.metadata(api_key)
         self._retry_for_s = retry_for_s
         where, options = connection.target(address), connection.options(tls)
@@ -49,7 +49,7 @@ class AsyncClient:
         sampling: SamplingParams | None = None,
         **options: Unpack[Options],
     ) -> AsyncGenerator[GenerateChunk, None]:
-        """As `Client.stream`. Cancelling the task that reads, or closing the iterator, aborts."""
+        """Yield chunks as `Client.stream` does. Cancelling the reading task, or closing, aborts."""
         begin, retry_for_s = time.monotonic(), self._retry_for_s
         request = ResumableRequest(
             prompt_ids, sampling, options, retry_for_s=retry_for_s, now=begin
@@ -81,7 +81,7 @@ class AsyncClient:
         sampling: SamplingParams | None = None,
         **options: Unpack[Options],
     ) -> Completion:
-        """The whole answer. Raises the SurestepError that the request ends with."""
+        """Return the whole output. Raise the SurestepError that the request ends with."""
         completion = Completion()
         async with aclosing(self.stream(prompt_ids, sampling, **options)) as chunks:
             async for chunk in chunks:
@@ -89,7 +89,7 @@ class AsyncClient:
         return completion
 
     async def info(self, timeout_s: float = 5.0) -> SchedulerInfo:
-        """Facts of the served model. Raises Unavailable while none is served, and others."""
+        """Return facts of the served model. Raise Unavailable while none is served, and others."""
         with translate_errors():
             info: SchedulerInfo = await self._stub.Info(
                 SchedulerInfoRequest(), timeout=timeout_s, metadata=self._metadata

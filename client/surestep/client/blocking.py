@@ -34,8 +34,8 @@ class Client:
     ) -> None:
         """`address` is host:port, `api_key` one of the server's --grpc-api-key.
 
-        Requests go on across losses of the server for `retry_for_s` without a token; 0 = never.
-        Raises InvalidRequest for an address or a key that is none, and OSError for certificates
+        Requests are resumed after losses of the server for `retry_for_s` without a token; 0 =
+        never. Raise InvalidRequest for a malformed address or key, and OSError for certificates
         that cannot be read.
         """
         self._metadata = connection.metadata(api_key)
@@ -53,9 +53,9 @@ class Client:
         sampling: SamplingParams | None = None,
         **options: Unpack[Options],
     ) -> Generator[GenerateChunk, None, None]:
-        """Chunks as they come: the first has `start`, the last `finish_reason` and `end`.
+        """Yield chunks as they come: the first has `start`, the last `finish_reason` and `end`.
 
-        Closing the iterator aborts the request. Raises the SurestepError that ends it.
+        Closing the iterator aborts the request. Raise the SurestepError that ends it.
         """
         begin, retry_for_s = time.monotonic(), self._retry_for_s
         request = ResumableRequest(
@@ -91,14 +91,14 @@ class Client:
         sampling: SamplingParams | None = None,
         **options: Unpack[Options],
     ) -> Completion:
-        """The whole answer. Raises the SurestepError that the request ends with."""
+        """Return the whole output. Raise the SurestepError that the request ends with."""
         completion = Completion()
         for chunk in self.stream(prompt_ids, sampling, **options):
             completion.add(chunk)
         return completion
 
     def info(self, timeout_s: float = 5.0) -> SchedulerInfo:
-        """Facts of the served model. Raises Unavailable while none is served, and others."""
+        """Return facts of the served model. Raise Unavailable while none is served, and others."""
         try:
             info: SchedulerInfo = self._stub.Info(
                 SchedulerInfoRequest(), timeout=timeout_s, metadata=self._metadata

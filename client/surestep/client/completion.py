@@ -1,4 +1,4 @@
-"""A whole answer, put together from its chunks."""
+"""The whole output of a request, accumulated from its chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, RequestEnd, Reque
 
 @dataclass(slots=True)
 class Completion:
-    """What a request got."""
+    """The output of a request."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: Literal["stop", "length", ""] = ""  # empty while it is not complete
@@ -21,7 +21,7 @@ class Completion:
     end: RequestEnd = field(default_factory=RequestEnd)  # of the call that ended it
 
     def add(self, chunk: GenerateChunk) -> None:
-        """The next chunk."""
+        """Append the next chunk."""
         if chunk.HasField("start"):
             self.start.CopyFrom(chunk.start)
             self.prompt_logprobs.CopyFrom(chunk.prompt_logprobs)

@@ -1,4 +1,4 @@
-"""How a client reaches its server: address, key, certificates."""
+"""The connection of a client to its server: address, key, certificates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Options = Sequence[tuple[str, str | int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """PEM files."""
+    """Paths of PEM files."""
 
     ca: Path | str | None = None  # that signed the server's certificate; None = the system's
     cert: Path | str | None = None  # of this client, where the server asks for one
@@ -24,7 +24,7 @@ class Tls:
     server_name: str | None = None  # in the server's certificate, where it is not the host called
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For a channel. Raises OSError."""
+        """Return credentials for a channel. Raise OSError."""
         return grpc.ssl_channel_credentials(
             root_certificates=_read(self.ca),
             private_key=_read(self.key),
@@ -37,9 +37,9 @@ def _read(path: Path | str | None) -> bytes | None:
 
 
 def target(address: str) -> str:
-    """`host:port`, with or without `grpc://`. Raises InvalidRequest for anything else.
+    """Return `host:port` without `grpc://`. Raise InvalidRequest for any other form.
 
-    gRPC would look for it under every name service it knows, and calls would be tried again.
+    gRPC would resolve another form with every name service it knows, and retry calls.
     """
     where = address.removeprefix("grpc://")
     host, _, port = where.rpartition(":")
@@ -49,14 +49,14 @@ def target(address: str) -> str:
 
 
 def options(tls: Tls | None) -> Options:
-    """Of a channel: keepalive that notices a server that hangs, room for large messages."""
+    """Return channel options: keepalive that detects a hanging server, and large messages."""
     if tls is None or tls.server_name is None:
         return CHANNEL_OPTIONS
     return (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", tls.server_name))
 
 
 def metadata(api_key: str | None) -> Metadata:
-    """What goes with every call. Raises InvalidRequest for a key that cannot be sent."""
+    """Return the metadata of every call. Raise InvalidRequest for a key that cannot be sent."""
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise InvalidRequest("must be one line of printable ASCII characters", param="api_key")
     return (("authorization", f"Bearer {api_key}"),) if api_key is not None else ()

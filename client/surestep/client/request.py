@@ -1,4 +1,4 @@
-"""One request across as many calls as it takes. No I/O: both clients drive it."""
+"""One request across as many calls as it takes. Without I/O: both clients drive it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class Options(TypedDict, total=False):
-    """What a request may say besides its prompt and sampling parameters; see GenerateRequest."""
+    """Optional fields of a request besides prompt and sampling parameters; see GenerateRequest."""
 
     max_tokens: int | None  # None = the model's default, else what fits
     ignore_eos: bool
@@ -34,7 +34,7 @@ class Options(TypedDict, total=False):
 
 
 class ResumableRequest:
-    """What to send next, and for how long to try.
+    """Decides what to send next, and for how long to retry.
 
     Times are in seconds on one clock, which only goes forward.
     """
@@ -62,7 +62,7 @@ class ResumableRequest:
         self.num_resumes = 0  # calls that went on from tokens
 
     def next_call(self, now: float) -> tuple[GenerateRequest, float | None]:
-        """Message and time limit of the next call. Raises DeadlineExceeded."""
+        """Return message and time limit of the next call. Raise DeadlineExceeded."""
         timeout_s = None if self._deadline is None else self._deadline - now
         if timeout_s is not None and timeout_s <= 0:
             raise DeadlineExceeded("the request did not finish in time")
@@ -73,7 +73,7 @@ class ResumableRequest:
         return self._request, timeout_s
 
     def record(self, chunk: GenerateChunk, now: float) -> GenerateChunk:
-        """Note what a chunk delivers; returns it without what an earlier call has told already."""
+        """Record a chunk and return it without what an earlier call has delivered already."""
         request = self._request
         if chunk.HasField("start"):
             if self._started:
@@ -91,7 +91,7 @@ class ResumableRequest:
         return chunk
 
     def pause_s(self, error: SurestepError, now: float) -> float:
-        """How long to wait before the next call. Raises the error when there should be none."""
+        """Return the pause before the next call. Raise the error when there must be none."""
         full = isinstance(error, QueueFull) and self._started  # others may have come in between
         if not (isinstance(error, Unavailable) or full):
             raise error
@@ -105,6 +105,6 @@ class ResumableRequest:
         return pause_s
 
     def check_ended(self, chunk: GenerateChunk | None) -> None:
-        """After the last chunk of a call. Raises ConnectionLost when it was not the request's."""
+        """Check the end of a call. Raise ConnectionLost when it was not the request's."""
         if chunk is None or not chunk.finish_reason:
             raise ConnectionLost("the server ended the stream early")

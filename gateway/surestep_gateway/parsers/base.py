@@ -1,7 +1,7 @@
-"""What a parser is: text goes in, in pieces of any size, and events come out.
+"""The interface of parsers: text goes in, in pieces of any size, and events come out.
 
-The events, once coalesced, depend on the text alone and not on the pieces. Text is never lost:
-what turns out to be no reasoning and no call is content.
+The events, once coalesced, depend on the text alone and not on the pieces. Text is never lost: what
+turns out to be neither reasoning nor a call is content.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ MAX_LAYOUT = 1024
 
 
 class Parser(Protocol):
-    """Reads one output from its first piece to its end."""
+    """Parses one output from its first piece to its end."""
 
     markers: ClassVar[tuple[str, ...]]  # read even where they are special tokens
 
     def push(self, text: str) -> list[Event]:
-        """Events that `text` decides."""
+        """Return the events that `text` decides."""
 
     def finish(self) -> list[Event]:
-        """Events of what was still undecided, and the ends of what is still open."""
+        """Return the events of text that was still undecided, and the ends of what is still
+        open.
+        """
 
 
 class ReasoningParser(Parser, Protocol):
-    """Tells reasoning from content. A tool parser reads the content."""
+    """Separates reasoning from content. A tool parser reads the content."""
 
     @property
     def reasoning(self) -> bool:
@@ -36,7 +38,7 @@ class ReasoningParser(Parser, Protocol):
 
 
 class PlainText:
-    """All text is content."""
+    """Treats all text as content."""
 
     markers: ClassVar[tuple[str, ...]] = ()
     reasoning = False

@@ -1,4 +1,4 @@
-"""What the text of a model means, piece by piece."""
+"""The events into which a model's text is parsed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from itertools import groupby
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model thinks."""
+    """Text of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text that the model answers."""
+    """Text of the model's answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """The model calls a function; `index` counts the calls of one output from 0."""
+    """A function call begins; `index` counts the calls of one output from 0."""
 
     index: int
     name: str
@@ -39,7 +39,7 @@ class ToolArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """Nothing more comes for this call."""
+    """The call is complete."""
 
     index: int
 
@@ -49,7 +49,7 @@ _TEXTS = (Reasoning, Content, ToolArguments)
 
 
 def coalesce(events: Iterable[Event]) -> list[Event]:
-    """The same events with neighbouring texts of one kind joined, and empty ones left out."""
+    """Join neighbouring texts of one kind and drop empty ones."""
     present = [event for event in events if not isinstance(event, _TEXTS) or event.text]
     if len(present) < 2:
         return present
@@ -64,7 +64,7 @@ def coalesce(events: Iterable[Event]) -> list[Event]:
 
 
 def content_of(events: Iterable[Event]) -> str:
-    """The content among them."""
+    """Return the content among the events."""
     return "".join(event.text for event in events if isinstance(event, Content))
 
 

@@ -15,8 +15,6 @@ _LAYOUT = "} \t\r\n"  # between the arguments and the closing marker
 
 
 class HermesToolParser(MarkedToolParser):
-    """The grammar of one call."""
-
     def _grammar(self) -> Steps[None]:
         yield from literal("{")
         key = yield from _key()
@@ -25,7 +23,7 @@ class HermesToolParser(MarkedToolParser):
         yield from self._skip_to(CLOSE, layout=_LAYOUT, begin=begin)
 
     def _name_first(self) -> Steps[str]:
-        """Returns what was read too much."""
+        """Return what was read too much."""
         name = yield from _name()
         char = yield from nonspace()
         if char == "}":
@@ -38,7 +36,7 @@ class HermesToolParser(MarkedToolParser):
         return (yield from _object(self._argue))
 
     def _arguments_first(self) -> Steps[str]:
-        """Returns what was read too much."""
+        """Return what was read too much."""
         yield from literal("{")
         arguments: list[str] = []
         require((yield from _object(arguments.append)) == "")
@@ -78,8 +76,8 @@ def _string() -> Steps[str]:
 def _object(take: Callable[[str], None]) -> Steps[str]:
     """Pass on the characters of an object whose brace was read, up to the one that closes it.
 
-    Brackets are counted and nothing more is checked: clients may know how to mend what a model got
-    wrong. A `<` outside of strings cannot be JSON, so it ends the object too and is returned.
+    Brackets are counted and nothing more is checked: clients may be able to repair a model's
+    mistake. A `<` outside of strings cannot be JSON, so it ends the object too and is returned.
     """
     take("{")
     depth, in_string, escaped = 1, False, False

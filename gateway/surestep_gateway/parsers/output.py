@@ -1,4 +1,4 @@
-"""One output through both parsers: reasoning is set aside, calls are looked for in the content."""
+"""One output through both parsers: reasoning is separated, then calls are parsed in the content."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
 
 
 class OutputParser:
-    """State of one output. Without parsers all text is content."""
+    """The state of one output. Without parsers all text is content."""
 
     def __init__(
         self,
@@ -30,11 +30,11 @@ class OutputParser:
         return self._reasoning.reasoning
 
     def push(self, text: str) -> list[Event]:
-        """Events that `text` decides; `coalesce` makes a stretch of them readable."""
+        """Return the events that `text` decides; `coalesce` joins those of a stretch of text."""
         return self._with_calls(self._reasoning.push(text))
 
     def finish(self) -> list[Event]:
-        """Events that the end of the output decides."""
+        """Return the events that the end of the output decides."""
         events = self._with_calls(self._reasoning.finish())
         return events if self._tools is None else events + self._allowed(self._tools.finish())
 

@@ -2,7 +2,7 @@
 
 Qwen3 writes `<think>` itself. The templates of its successors put it into the prompt, so that the
 output begins inside the reasoning; with `enable_thinking` off they put an empty pair there, so that
-it begins after it. The end of the prompt tells which. Newlines beside a marker are layout, as they
+it begins after it. The end of the prompt shows which. Newlines beside a marker are layout, as they
 are for the templates.
 """
 
@@ -11,10 +11,9 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import ClassVar
 
-from surestep_gateway.scan import MarkerScanner
-
 from .base import MAX_LAYOUT
 from .events import Content, Event, Reasoning
+from .stop_strings import MarkerScanner
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -26,7 +25,7 @@ class _State(Enum):
 
 
 class Qwen3ReasoningParser:
-    """Begins where `prompt` ends."""
+    """Starts in the state in which `prompt` ends."""
 
     markers: ClassVar[tuple[str, ...]] = (_OPEN, _CLOSE)
 

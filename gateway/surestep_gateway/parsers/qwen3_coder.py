@@ -18,9 +18,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from surestep_gateway.scan import MarkerScanner
-
 from .schema import json_text, json_types
+from .stop_strings import MarkerScanner
 from .tools import CLOSE, MarkedToolParser, Steps, literal, require
 
 _FUNCTION, _PARAMETER = "<function=", "<parameter="
@@ -31,8 +30,6 @@ Schemas = Mapping[str, Mapping[str, Any]]  # of the parameters, by the name of t
 
 
 class Qwen3CoderToolParser(MarkedToolParser):
-    """The grammar of one call."""
-
     def __init__(self, schemas: Schemas) -> None:
         super().__init__()
         self._schemas = schemas
@@ -74,12 +71,12 @@ class Qwen3CoderToolParser(MarkedToolParser):
             self._argue(json_text("".join(parts), types))
 
     def _argue_string(self, text: str) -> None:
-        """Part of a JSON string."""
+        """Emit part of a JSON string."""
         self._argue(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
 def _until_bracket(take: Callable[[str], None]) -> Steps[str]:
-    """Pass on what comes before the next `>`, and return it."""
+    """Pass on the text before the next `>` and return it."""
     text: list[str] = []
     while (char := (yield)) != ">":
         take(char)

@@ -1,4 +1,4 @@
-"""Parsers, by the names that `--reasoning-parser` and `--tool-call-parser` take."""
+"""The parsers that `--reasoning-parser` and `--tool-call-parser` select by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters as JSON, by what the schema of a tool says about their types."""
+"""Parameters as JSON, typed by the schema of a tool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}  # templates print 
 
 
 def json_types(schema: Mapping[str, Any], key: str) -> Types:
-    """Types that the schema of an object allows for the property `key`."""
+    """Return the types that the schema of an object allows for the property `key`."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return frozenset()
@@ -23,7 +23,7 @@ def json_types(schema: Mapping[str, Any], key: str) -> Types:
 
 
 def _types(schema: Any, root: Mapping[str, Any]) -> Types:
-    """Of all alternatives, references followed once; anything where there are very many."""
+    """Return the types of all alternatives, references followed once; any type for very many."""
     found: set[str] = set()
     followed: set[str] = set()
     left = [schema]
@@ -51,7 +51,7 @@ def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _resolve(reference: str, root: Any) -> Any:
-    """The target of a local reference such as `#/$defs/Address`."""
+    """Return the target of a local reference such as `#/$defs/Address`."""
     found = root
     for part in reference.removeprefix("#/").split("/", _DEEPEST)[:_DEEPEST]:
         found = found.get(part) if isinstance(found, dict) else None
@@ -59,7 +59,7 @@ def _resolve(reference: str, root: Any) -> Any:
 
 
 def json_text(text: str, types: Types) -> str:
-    """`text` as it is where it is JSON of one of `types`, or else as a JSON string."""
+    """Return `text` unchanged where it is JSON of one of `types`, else as a JSON string."""
     candidate = text.strip()
     candidate = _PYTHON.get(candidate, candidate)
     try:

@@ -1,9 +1,9 @@
 """Tool calls between `<tool_call>` and `</tool_call>`, among text.
 
-What stands between the markers is read by a grammar: a generator that is sent one character at a
-time and returns after the closing marker. So it cannot matter how the text was cut into pieces.
-Until a call is announced it may turn out to be none; its text is then content. Once announced, the
-call stands, and whatever its grammar has no place for is content beside it.
+The text between the markers is read by a grammar: a generator that is sent one character at a time
+and returns after the closing marker. So it cannot matter how the text was cut into pieces. Until a
+call is announced it may turn out to be none; its text is then content. Once announced, the call
+stands, and text that its grammar does not accept is content beside it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import ClassVar, TypeVar
 
-from surestep_gateway.scan import MarkerScanner
-
 from .base import MAX_LAYOUT
 from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
+from .stop_strings import MarkerScanner
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _T = TypeVar("_T")
@@ -23,18 +22,18 @@ Steps = Generator[None, str, _T]
 
 
 class Malformed(Exception):
-    """The text is no call. Grammars raise it before they announce, never after."""
+    """The text is no call. Grammars raise it before they announce a call, never after."""
 
 
 class MarkedToolParser(ABC):
-    """Finds calls; subclasses read them. White space around calls is layout."""
+    """Finds calls; subclasses parse them. White space around calls is layout."""
 
     markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
 
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._scanner = MarkerScanner(OPEN)
-        self._space = ""  # last of the content so far, or layout: what follows tells
+        self._space = ""  # end of the content so far, or layout: the next text decides
         self._after_call = False
         self._call: Steps[None] | None = None
         self._call_text: list[str] = []  # of the open call so far
@@ -50,7 +49,7 @@ class MarkedToolParser(ABC):
         if self._call is None:
             self._add_content(self._scanner.flush())
         elif self._announced:
-            self._call.close()  # a grammar may still have something to tell
+            self._call.close()  # a grammar may still emit events
             self._end_call()
         else:
             self._give_up()
@@ -60,7 +59,7 @@ class MarkedToolParser(ABC):
 
     @abstractmethod
     def _grammar(self) -> Steps[None]:
-        """Reads one call, from behind the opening marker to behind the closing one."""
+        """Read one call, from behind the opening marker to behind the closing one."""
 
     def _announce(self, name: str) -> None:
         self._announced = True
@@ -84,7 +83,7 @@ class MarkedToolParser(ABC):
         return found.marker
 
     def _read_content(self, text: str) -> str:
-        """Returns what is left to read."""
+        """Return the text left to read."""
         found = self._scanner.push(text)
         self._add_content(found.before)
         if found.marker is not None:
@@ -103,7 +102,7 @@ class MarkedToolParser(ABC):
             self._events.append(Content(body))
 
     def _read_call(self, text: str) -> str:
-        """Returns what is left to read."""
+        """Return the text left to read."""
         assert self._call is not None
         for at, char in enumerate(text):
             try:
@@ -133,20 +132,20 @@ class MarkedToolParser(ABC):
 
 
 def require(condition: bool) -> None:
-    """Raises Malformed."""
+    """Raise Malformed unless the condition holds."""
     if not condition:
         raise Malformed
 
 
 def nonspace() -> Steps[str]:
-    """The next character that is no white space."""
+    """Return the next character that is not white space."""
     while (char := (yield)).isspace():
         pass
     return char
 
 
 def literal(text: str) -> Steps[None]:
-    """Exactly `text`, after white space. Raises Malformed."""
+    """Read exactly `text`, after white space. Raise Malformed."""
     require((yield from nonspace()) == text[0])
     for expected in text[1:]:
         require((yield) == expected)

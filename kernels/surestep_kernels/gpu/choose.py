@@ -4,9 +4,9 @@ Rows are long and few, so a pass over the vocabulary is shared out among program
 leaves a partial result. Order and rounding are those of the reference: noise bit for bit, one
 division per token, the lowest id of equals.
 
-    peak     all rows        their maxima, by part, and by lane where rows are restricted
-    collect  all rows        which rows draw, and how
-    gather   restricted ones, see nucleus.py
+    peak     all rows        their maxima, by part, and by group where rows are restricted
+    collect  all rows        which rows draw, and how; groups with candidates of restricted ones
+    gather   restricted ones, see candidates.py
     settle   restricted ones
     draw     the other rows that draw, and restricted ones that no list could settle
     finish   all rows
@@ -23,18 +23,25 @@ from torch import Tensor
 
 from surestep_kernels.choose import SATURATED, Chosen, DrawParams, RowStatus
 
-from . import nucleus
+from . import candidates
+from .candidates import Lists, choose_groups, last_gap
 from .gumbel import gumbel, row_key
-from .nucleus import Lists, draw_restricted, id_bits_of, last_gap, near
+from .nucleus import draw_restricted
+from .rest import weigh, weighs_all, weight_scale
 from .vocab import (
+    GROUPS,
     LANES,
     LINES,
+    RUN,
+    RUNS,
     append,
     best_of,
     best_of_parts,
     better,
     gap_bits,
+    id_bits_of,
     ids_of,
+    ids_of_group,
     is_finite,
     key_of,
     parts_of,
@@ -47,32 +54,45 @@ _SHAPING_OVERFLOW: tl.constexpr = tl.constexpr(int(RowStatus.SHAPING_OVERFLOW))
 _SATURATED: tl.constexpr = tl.constexpr(SATURATED)
 _NO_ID: tl.constexpr = tl.constexpr(2147483647)
 _NO_LIMIT: tl.constexpr = tl.constexpr(9223372036854775807)
-_LANES: tl.constexpr = tl.constexpr(LANES)
-_LINES: tl.constexpr = tl.constexpr(LINES)
+_GROUPS: tl.constexpr = tl.constexpr(GROUPS)
+_PLACES: tl.constexpr = tl.constexpr(RUN * RUNS)
 _TILE: tl.constexpr = tl.constexpr(LANES * LINES)
 
 
 @triton.jit
 def _peak_kernel(
     z_ptr,  # f32[N, V]
-    value_ptr, id_ptr, group_ptr,  # f32[N, parts], i32[N, parts], f32[N, parts * LANES]
+    window_ptr,  # i32[N]
+    temperature_ptr, top_k_ptr, top_p_ptr,  # [V]
+    value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
+    best_ptr, weight_ptr,  # f32[N, parts * GROUPS]; CUTS only
     counts_ptr,  # i32[2]
     V, parts,
     CUTS: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    best = tl.full((_LANES,), float("-inf"), tl.float32)
-    best_id = tl.full((_LANES,), _NO_ID, tl.int32)
-    for first in range(0, V, parts * _TILE):
-        ids = ids_of(first, part, parts)
-        z = tl.load(z_ptr + row * V + ids, mask=ids < V, other=float("-inf"))
-        lines = tl.reshape(z, (_LINES, _LANES)), tl.reshape(ids, (_LINES, _LANES))
-        value, lowest = best_of(lines[0], lines[1])
-        best, best_id = better(best, best_id, value, lowest)
+    value, lowest = tl.full((), float("-inf"), tl.float32), tl.full((), _NO_ID, tl.int32)
+    group, place = part * _GROUPS + tl.arange(0, _GROUPS), tl.arange(0, _PLACES)
+    best = tl.full((_GROUPS,), float("-inf"), tl.float32)
+    weight = tl.zeros((_GROUPS,), tl.float32)
     if CUTS:
-        lane = tl.arange(0, _LANES)
-        tl.store(group_ptr + (row * parts + part) * _LANES + lane, best)
-    value, lowest = best_of(best, best_id)
+        window = tl.load(window_ptr + row)
+        temperature = tl.load(temperature_ptr + window)
+        weighs = (temperature > 0) & weighs_all(top_k_ptr, top_p_ptr, window, V)
+    for first in range(0, V, parts * _TILE):
+        ids = ids_of_group(first, group[:, None], place[None, :], parts)
+        z = tl.load(z_ptr + row * V + ids, mask=ids < V, other=float("-inf"))
+        tile_value, tile_id = best_of(z, ids)
+        value, lowest = better(value, lowest, tile_value, tile_id)
+        if CUTS:
+            greatest = tl.maximum(best, tl.max(z, axis=1))
+            if weighs:
+                weight = weigh(weight, best, greatest, z, weight_scale(temperature))
+            best = greatest
+    if CUTS:
+        tl.store(best_ptr + row * parts * _GROUPS + group, best)
+        if weighs:
+            tl.store(weight_ptr + row * parts * _GROUPS + group, weight)
     tl.store(value_ptr + row * parts + part, value)
     tl.store(id_ptr + row * parts + part, lowest)
     if (row == 0) & (part == 0):
@@ -81,10 +101,12 @@ def _peak_kernel(
 
 @triton.jit
 def _collect_kernel(
-    value_ptr, id_ptr, group_ptr,  # f32[N, parts], i32[N, parts], f32[N, parts * LANES]
+    value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
+    best_ptr, weight_ptr,  # f32[N, parts * GROUPS]; CUTS only
     peak_ptr, greedy_ptr, window_ptr,  # f32[N], i32[N]
     temperature_ptr, max_gap_ptr, top_k_ptr, top_p_ptr,  # [V]
-    counts_ptr, restricted_ptr, whole_ptr, limit_ptr, near_ptr, listed_ptr,  # see Lists
+    counts_ptr, restricted_ptr, whole_ptr, limit_ptr,  # see Lists
+    near_ptr, listed_ptr, chosen_ptr, groups_ptr, rest_ptr,
     V, parts, wanted,
     DRAWS: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
@@ -99,14 +121,16 @@ def _collect_kernel(
         if (temperature > 0) & is_finite(peak):
             cuts = False
             if CUTS:
-                top_k, max_gap = tl.load(top_k_ptr + window), last_gap(max_gap_ptr, window)
-                top_p = tl.load(top_p_ptr + window)
+                top_k, top_p = tl.load(top_k_ptr + window), tl.load(top_p_ptr + window)
                 cuts = (top_k < V) | (top_p < float("inf"))
                 cuts = cuts | (tl.load(max_gap_ptr + window) < float("inf"))
                 if cuts:
-                    rank = tl.minimum(top_k, wanted)
-                    bits = near(group_ptr, row, parts, peak, temperature, rank, GROUPS)
-                    tl.store(near_ptr + row, tl.minimum(bits, max_gap))
+                    at = row * parts * _GROUPS
+                    choose_groups(
+                        best_ptr + at, weight_ptr + at, parts * _GROUPS, peak, temperature,
+                        last_gap(max_gap_ptr, window), top_k, top_p, V, wanted,
+                        near_ptr + row, chosen_ptr + row, groups_ptr + at, rest_ptr + row, GROUPS,
+                    )  # fmt: skip
                     tl.store(listed_ptr + row, 0)
                     append(restricted_ptr, counts_ptr, row)
             if not cuts:
@@ -185,27 +209,32 @@ def choose(
     parts, cuts = parts_of(vocab), random and truncated
     block = triton.next_power_of_2(parts)
     value, peak = z.new_empty(rows, parts), z.new_empty(rows)
-    groups = z.new_empty(rows if cuts else 0, parts * LANES)
+    best, weight = z.new_empty(2, rows if cuts else 0, parts * GROUPS).unbind()
     part_ids, greedy, ids, status = (
         torch.empty(shape, dtype=torch.int32, device=z.device)
         for shape in ((rows, parts), rows, rows, rows)
     )
     lists = Lists.for_rows(rows, parts, truncated=cuts, device=z.device)
-    _peak_kernel[rows, parts](z, value, part_ids, groups, lists.counts, vocab, parts, CUTS=cuts)
+    _peak_kernel[rows, parts](
+        z, window, params.temperature, params.top_k, params.top_p,
+        value, part_ids, best, weight, lists.counts, vocab, parts, CUTS=cuts,
+    )  # fmt: skip
     _collect_kernel[(rows,)](
-        value, part_ids, groups, peak, greedy, window,
+        value, part_ids, best, weight, peak, greedy, window,
         params.temperature, params.max_gap, params.top_k, params.top_p,
-        lists.counts, lists.restricted, lists.whole, lists.limit, lists.near, lists.listed,
-        vocab, parts, nucleus.WANTED,
-        DRAWS=random, CUTS=cuts, BLOCK=block, GROUPS=block * LANES,
+        lists.counts, lists.restricted, lists.whole, lists.limit,
+        lists.near, lists.listed, lists.chosen, lists.groups, lists.rest,
+        vocab, parts, candidates.WANTED,
+        DRAWS=random, CUTS=cuts, BLOCK=block, GROUPS=block * GROUPS, num_warps=8 if cuts else 4,
     )  # fmt: skip
     if cuts:
         draw_restricted(z, peak, window, length, params, lists, value, part_ids)
     if random:
-        _draw_kernel[(min(rows * parts, nucleus.PROGRAMS),)](
+        _draw_kernel[(min(rows * parts, candidates.PROGRAMS),)](
             z, peak, window, length, params.temperature, params.seed_low, params.seed_high,
             lists.counts, lists.whole, lists.limit, value, part_ids,
-            vocab, parts, id_bits_of(vocab), num_warps=nucleus.PART_WARPS, enable_fp_fusion=False,
+            vocab, parts, id_bits_of(vocab),
+            num_warps=candidates.PART_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     _finish_kernel[(rows,)](
         peak, greedy, value, part_ids, window, params.temperature, ids, status, parts,

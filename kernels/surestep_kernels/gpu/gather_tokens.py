@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from surestep_common.invariants import NULL_BLOCK
 from torch import Tensor
 
 from surestep_kernels.gather_tokens import TokenInputs, TokenRuns
-from surestep_kernels.slot_state import NULL_BLOCK, OUT_OF_BOUNDS, SlotState
+from surestep_kernels.slot_state import OUT_OF_BOUNDS, SlotState
 
 _BLOCK = 256
 _BAD: tl.constexpr = tl.constexpr(OUT_OF_BOUNDS)

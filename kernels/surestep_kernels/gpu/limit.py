@@ -22,6 +22,10 @@ def _in_front(
     LISTED: tl.constexpr, WEIGHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Of the tokens in front of each of three keys, the sum of measures i64: 1 or the mass."""
+    if LISTED and not WEIGHED:  # lists are short: three counts are added up as one number
+        one = (keys < a).to(tl.int64) + ((keys < b).to(tl.int64) << 20)
+        counts = tl.sum(one + ((keys < c).to(tl.int64) << 40), axis=0)
+        return counts & 0xFFFFF, (counts >> 20) & 0xFFFFF, counts >> 40
     if LISTED:
         before_a = tl.where(keys < a, measures, 0)
         before_b = tl.where(keys < b, measures, 0)
@@ -66,27 +70,59 @@ def _last_before(
 
 
 @triton.jit
-def limit_of(
-    keys, masses, row_ptr, V, peak, temperature, id_bits, bound, top_k, top_p, total,
-    LISTED: tl.constexpr, BLOCK: tl.constexpr,
+def listed_limit(
+    keys, masses, row_ptr, V, peak, temperature, id_bits, bound, top_k, top_p, least, most,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Key of the last token that top_k and top_p leave of those up to `bound`, whose mass is
-    `total`, known where top_k is off."""
+    """Key of the last token that top_k and top_p leave of those up to `bound`, which is listed.
+
+    Where top_k is off, the mass that top_p measures by lies between `least` and `most`: should they
+    disagree about the end, it is added up, which takes a look at the whole row.
+    """
     limit = bound
     if top_k < V:
-        ones = (masses * 0 + 1) if LISTED else masses
         limit = _last_before(
-            keys, ones, row_ptr, V, peak, temperature, id_bits, top_k.to(tl.int64), limit,
-            LISTED, False, BLOCK,
+            keys, masses, row_ptr, V, peak, temperature, id_bits, top_k.to(tl.int64), limit,
+            True, False, BLOCK,
         )  # fmt: skip
-        if top_p < float("inf"):
-            total, _, _ = _in_front(
-                keys, masses, row_ptr, V, peak, temperature, id_bits, limit + 1, limit, limit,
-                LISTED, True, BLOCK,
-            )  # fmt: skip
+        least = tl.sum(tl.where(keys <= limit, masses, 0), axis=0)
+        most = least
     if top_p < float("inf"):
+        reach, unsure = limit, True
+        while unsure:
+            limit = _last_before(
+                keys, masses, row_ptr, V, peak, temperature, id_bits, mass_wanted(top_p, least),
+                reach, True, True, BLOCK,
+            )  # fmt: skip
+            through = tl.sum(tl.where(keys <= limit, masses, 0), axis=0)
+            unsure = (least < most) & (through < mass_wanted(top_p, most))
+            if unsure:
+                least, _, _ = _in_front(
+                    keys, masses, row_ptr, V, peak, temperature, id_bits, reach + 1, reach, reach,
+                    False, True, BLOCK,
+                )  # fmt: skip
+                most = least
+    return limit
+
+
+@triton.jit
+def whole_limit(
+    row_ptr, V, peak, temperature, id_bits, bound, top_k, top_p, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Key of the last token that top_k and top_p leave of those up to `bound`, in a whole row."""
+    limit = bound
+    if top_k < V:
         limit = _last_before(
-            keys, masses, row_ptr, V, peak, temperature, id_bits, mass_wanted(top_p, total), limit,
-            LISTED, True, BLOCK,
+            bound, bound, row_ptr, V, peak, temperature, id_bits, top_k.to(tl.int64), limit,
+            False, False, BLOCK,
+        )  # fmt: skip
+    if top_p < float("inf"):
+        total, _, _ = _in_front(
+            bound, bound, row_ptr, V, peak, temperature, id_bits, limit + 1, limit, limit,
+            False, True, BLOCK,
+        )  # fmt: skip
+        limit = _last_before(
+            bound, bound, row_ptr, V, peak, temperature, id_bits, mass_wanted(top_p, total), limit,
+            False, True, BLOCK,
         )  # fmt: skip
     return limit

@@ -16,7 +16,8 @@ def choose_experts(
     """Store what a token with these logits takes; they are -inf from E on."""
     expert, choice = tl.arange(0, logits.shape[0]), tl.arange(0, BLOCK_K)
     powers = tl.exp(logits - tl.max(logits, axis=0))
-    left = powers / tl.sum(powers, axis=0)
+    total = tl.sum(powers, axis=0)
+    left = powers / total
     left = tl.where(expert < E, tl.where(left == left, left, 0.0), -1.0)  # no NaN to compare with
     weights, experts = tl.zeros((BLOCK_K,), tl.float32), tl.zeros((BLOCK_K,), tl.int64)
     for i in range(K):
@@ -25,6 +26,7 @@ def choose_experts(
         weights = tl.where(choice == i, greatest, weights)
         experts = tl.where(choice == i, best.to(tl.int64), experts)
         left = tl.where(expert == best, -1.0, left)
+    weights = tl.where(total == total, weights, float("nan"))  # what is no number is not hidden
     if NORMALIZE:
         weights = weights / tl.sum(weights, axis=0)
     tl.store(weights_ptr + token * K + choice, weights, mask=choice < K)

@@ -8,8 +8,15 @@ import triton.language as tl
 LANES = 64  # tokens behind each other that a program reads together
 LINES = 32  # times that it does so at once
 MAX_PARTS = 64  # programs that share a row
+RUN = 8  # tokens behind each other in a group: a sector of memory
+RUNS = 4  # of them that a group has at once
+GROUPS = LANES * LINES // (RUN * RUNS)  # of a part
 _LANES: tl.constexpr = tl.constexpr(LANES)
 _LINES: tl.constexpr = tl.constexpr(LINES)
+_RUN: tl.constexpr = tl.constexpr(RUN)
+_RUNS: tl.constexpr = tl.constexpr(RUNS)
+_GROUPS: tl.constexpr = tl.constexpr(GROUPS)
+_ABREAST: tl.constexpr = tl.constexpr(LANES // RUN)
 _NO_ID: tl.constexpr = tl.constexpr(2147483647)
 
 
@@ -19,11 +26,26 @@ def parts_of(vocab: int) -> int:
     return min(-(-vocab // LANES), MAX_PARTS)
 
 
+def id_bits_of(vocab: int) -> int:
+    """How many bits ids take in a key."""
+    return max(1, (vocab - 1).bit_length())
+
+
 @triton.jit
 def ids_of(first, part, parts):
     """Token ids i32[LINES * LANES] that a part has from `first` on."""
     place = tl.arange(0, _LINES * _LANES)
     return first + part * _LANES + place % _LANES + (place // _LANES) * (parts * _LANES)
+
+
+@triton.jit
+def ids_of_group(first, group, place, parts):
+    """Token ids that groups have from `first` on at places below RUN * RUNS, of which one warp of
+    a program for their part has all: its runs lie `parts * LANES` apart."""
+    part, at = group // _GROUPS, group % _GROUPS
+    column = part * _LANES + at % _ABREAST * _RUN + place % _RUN
+    line = at // _ABREAST * _RUNS + place // _RUN
+    return first + column + line * (parts * _LANES)
 
 
 @triton.jit
@@ -47,10 +69,10 @@ def key_of(bits, ids, id_bits):
 
 @triton.jit
 def best_of(values, ids):
-    """The greatest along the first axis, NaN if there is any, and its lowest id."""
-    top = tl.max(tl.where(values == values, values, float("-inf")), axis=0)
-    best_id = tl.min(tl.where(values == top, ids, _NO_ID), axis=0)
-    nan = tl.max((values != values).to(tl.int32), axis=0) > 0
+    """The greatest of all, NaN if there is any, and its lowest id."""
+    top = tl.max(tl.where(values == values, values, float("-inf")))
+    best_id = tl.min(tl.where(values == top, ids, _NO_ID))
+    nan = tl.max((values != values).to(tl.int32)) > 0
     return tl.where(nan, float("nan"), top), best_id
 
 

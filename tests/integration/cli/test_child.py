@@ -12,7 +12,7 @@ from dataclasses import replace
 import psutil
 import pytest
 from launcher_bench import ENVIRON, SCRIPT, Bench
-from surestep_cli.child import BackOff, Child
+from surestep_cli.serve.child import BackOff, Child
 
 
 async def test_a_service_that_keeps_dying_ends_nothing(
@@ -42,7 +42,7 @@ def test_pauses_grow_and_are_short_again_after_good_service() -> None:
 async def test_a_flapping_service_is_told_of_once_a_minute(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surestep_cli.child._LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr("surestep_cli.serve.child._LONGEST_PAUSE_S", 0.1)
     child = bench.child("talker", "fail")
     child.proven = True
     async with asyncio.TaskGroup() as tasks:
@@ -108,7 +108,7 @@ async def test_a_deaf_service_is_killed_after_its_grace(bench: Bench) -> None:
 def test_no_orphan_outlives_a_killed_launcher(bench: Bench) -> None:
     code = (
         "import asyncio, sys; from pathlib import Path; sys.path[:0] = {path!r};"
-        "from surestep_cli.child import Child, Command;"
+        "from surestep_cli.serve.child import Child, Command;"
         "asyncio.run(Child(Command(name='x', argv={argv!r}, environ={environ!r},"
         " log_path=Path({log!r}))).keep())"
     )

@@ -17,7 +17,7 @@ from fake_scheduler import default_info
 from fake_scheduler import running as fake_scheduler
 from fake_worker import FakeSupervisor, FakeWorker
 from launcher_bench import Bench
-from surestep_cli.launcher import Service
+from surestep_cli.serve.launcher import Service
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_proto import engine_pb2 as pb
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 import trustme
 from ports import free_address
-from surestep_cli.http import call
-from surestep_cli.vigil import Answer
+from surestep_cli.api.http import call
+from surestep_cli.serve.liveness import HttpProbe
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n"
 
@@ -49,7 +49,7 @@ async def server(answer: bytes | None, tls: ssl.SSLContext | None = None) -> Asy
 )
 async def test_whatever_is_said_is_a_sign(answer: bytes) -> None:
     async with server(answer) as address:
-        assert await Answer(f"http://{address}/health").seen()
+        assert await HttpProbe(f"http://{address}/health").seen()
 
 
 @pytest.mark.parametrize("answer", [HEAD + b"{", b"SSH-2.0-OpenSSH_9.6\r\n", b""])
@@ -60,13 +60,13 @@ async def test_what_is_no_answer_is_an_os_error(answer: bytes) -> None:
 
 
 async def test_silence_is_none() -> None:
-    assert not await Answer(f"http://{free_address()}/health").seen()
+    assert not await HttpProbe(f"http://{free_address()}/health").seen()
     async with server(None) as address:
-        assert not await Answer(f"http://{address}/health").seen()
+        assert not await HttpProbe(f"http://{address}/health").seen()
 
 
 async def test_a_name_that_is_not_found_is_nobodys_silence() -> None:
-    assert await Answer("http://name.invalid:8000/health").seen()
+    assert await HttpProbe("http://name.invalid:8000/health").seen()
 
 
 async def test_a_certificate_may_be_any() -> None:
@@ -75,11 +75,11 @@ async def test_a_certificate_may_be_any() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     issued.configure_cert(context)
     async with server(HEAD + b"{}", context) as address:
-        assert await Answer(f"https://{address}/health").seen()
+        assert await HttpProbe(f"https://{address}/health").seen()
         with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
             await asyncio.to_thread(call, f"https://{address}/health")
 
 
 async def test_tls_that_is_refused_is_a_sign() -> None:
     async with server(b"") as address:  # as for a connection too many
-        assert await Answer(f"https://{address}/health").seen()
+        assert await HttpProbe(f"https://{address}/health").seen()

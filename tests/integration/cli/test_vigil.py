@@ -17,8 +17,15 @@ import stand_in_service
 from hypothesis import given
 from hypothesis import strategies as st
 from ports import free_address
-from surestep_cli.child import Child, Command
-from surestep_cli.vigil import Answer, Beats, Health, Sign, Vigil, watch
+from surestep_cli.serve.child import Child, Command
+from surestep_cli.serve.liveness import (
+    GrpcProbe,
+    HeartbeatProbe,
+    HttpProbe,
+    LivenessCheck,
+    Probe,
+    watch,
+)
 from surestep_common.notify import ALIVE, Listener, Notifier
 
 LOOK_S = 0.2
@@ -26,10 +33,10 @@ LOOK_S = 0.2
 
 @asynccontextmanager
 async def watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: Sign, script: str, *arguments: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: Probe, script: str, *arguments: str
 ) -> AsyncIterator[Child]:
-    monkeypatch.setattr("surestep_cli.vigil._LOOK_S", LOOK_S)
-    monkeypatch.setattr("surestep_cli.vigil._END", 8)
+    monkeypatch.setattr("surestep_cli.serve.liveness._LOOK_S", LOOK_S)
+    monkeypatch.setattr("surestep_cli.serve.liveness._END", 8)
     environ = {"PYTHONPATH": os.pathsep.join(sys.path)}
     argv = (sys.executable, script, *arguments)
     child = Child(Command(name="it", argv=argv, environ=environ, log_path=tmp_path / "it.log"))
@@ -57,7 +64,7 @@ async def test_a_stopped_child_is_told_to_go_on(
 ) -> None:
     address = free_address()
     arguments = hanging_service.__file__, address.rpartition(":")[2]
-    async with watched(tmp_path, monkeypatch, Health(address), *arguments) as child:
+    async with watched(tmp_path, monkeypatch, GrpcProbe(address), *arguments) as child:
         process = psutil.Process(child.pid)
         process.suspend()
         await until(lambda: caplog.messages)
@@ -71,7 +78,7 @@ async def test_a_child_that_hangs_shows_its_stacks_and_is_replaced(
 ) -> None:
     address = free_address()
     arguments = hanging_service.__file__, address.rpartition(":")[2]
-    async with watched(tmp_path, monkeypatch, Health(address), *arguments) as child:
+    async with watched(tmp_path, monkeypatch, GrpcProbe(address), *arguments) as child:
         first = child.pid
         assert first is not None
         os.kill(first, signal.SIGUSR2)  # blocks its loop
@@ -86,7 +93,7 @@ async def test_a_gateway_is_asked_over_http(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_address().rpartition(":")[2]
-    sign = Answer(f"http://127.0.0.1:{port}/health")
+    sign = HttpProbe(f"http://127.0.0.1:{port}/health")
     arguments = stand_in_service.__file__, "serve", "gateway", str(tmp_path / "journal"), port
     async with watched(tmp_path, monkeypatch, sign, *arguments) as child:
         process = psutil.Process(child.pid)
@@ -97,7 +104,7 @@ async def test_a_gateway_is_asked_over_http(
 
 async def test_beats_are_heard_while_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = Listener()
-    beats = Beats(listener)
+    beats = HeartbeatProbe(listener)
     monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
     notifier = Notifier()
     assert not await beats.seen()
@@ -134,7 +141,7 @@ looks = st.sampled_from(["sign", "none", "none", "none", "another process", "no 
 @given(st.lists(looks, max_size=80))
 async def test_only_silence_in_a_row_counts_and_only_of_one_process(history: list[str]) -> None:
     child = Recorded()
-    vigil = Vigil(child)
+    vigil = LivenessCheck(child)
     silent, known = 0, False
     for number, look in enumerate(history):
         if look == "another process":
@@ -156,7 +163,7 @@ async def test_only_silence_in_a_row_counts_and_only_of_one_process(history: lis
 
 async def test_a_child_that_never_starts_to_live_is_ended_at_last() -> None:
     child = Recorded()
-    vigil = Vigil(child)
+    vigil = LivenessCheck(child)
     for _ in range(119):
         await vigil.looked(alive=False)
     assert child.done == []
@@ -166,7 +173,7 @@ async def test_a_child_that_never_starts_to_live_is_ended_at_last() -> None:
 
 async def test_a_child_that_is_told_to_stop_may_be_silent() -> None:
     child = Recorded()
-    vigil = Vigil(child)
+    vigil = LivenessCheck(child)
     await vigil.looked(alive=True)
     child.kill()
     for _ in range(200):

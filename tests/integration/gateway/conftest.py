@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tiny_tokenizer
 from gateway_stack import Stack, StartStack, stacks
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

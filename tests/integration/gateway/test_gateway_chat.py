@@ -6,7 +6,7 @@ import pytest
 from fake_scheduler import emulated, replay
 from gateway_stack import Stack
 from surestep_common.seeds import sibling_seed
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_proto.generate_pb2 import STOP
 
 USER = [{"role": "user", "content": "hello"}]

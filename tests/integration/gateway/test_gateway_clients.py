@@ -12,8 +12,8 @@ from gateway_stack import Stack, StartStack
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from surestep_common.errors import ModelFault, QueueFull
-from surestep_gateway.protocol import ChatRequest, CompletionRequest
-from surestep_gateway.unsupported import UNSUPPORTED, WITHOUT_EFFECT
+from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
+from surestep_gateway.request.unsupported import UNSUPPORTED, WITHOUT_EFFECT
 
 USER: Any = [{"role": "user", "content": "hello"}]
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fake_scheduler import emulated
 from gateway_stack import Stack
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 
 COMPLETIONS = "/v1/completions"
 

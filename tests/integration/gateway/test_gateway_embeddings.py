@@ -18,7 +18,7 @@ from embedders import end_texts, write_modules
 from fake_scheduler import default_info, emulated_vector, emulating, failing
 from gateway_stack import Stack, StartStack, stacks
 from surestep_common.errors import ConnectionLost, InvalidRequest, ModelFault, QueueFull
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_proto.engine_pb2 import LAST_TOKEN, MEAN
 from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest
 

@@ -12,7 +12,7 @@ import pytest
 import trustme
 from gateway_stack import StartStack
 from pydantic import ValidationError
-from surestep_cli.http import call
+from surestep_cli.api.http import call
 from surestep_gateway.config import GatewaySettings
 
 

@@ -11,7 +11,7 @@ import pytest
 from fake_scheduler import emulated, emulating, start, tokens
 from gateway_stack import Stack, StartStack
 from surestep_common.errors import ConnectionLost, ModelFault
-from surestep_gateway.losses import Record, Trials
+from surestep_gateway.schedulers.losses import IsolationQueue, LossHistory
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 BODY: dict[str, Any] = {"max_tokens": 6, "seed": 3, "return_token_ids": True}
@@ -146,13 +146,13 @@ async def test_an_operator_may_allow_no_losses(start_stack: StartStack, most: in
     assert fragile.deaths == 1 + most
 
 
-async def lose(record: Record, *, alone: bool = True) -> None:
+async def lose(record: LossHistory, *, alone: bool = True) -> None:
     await record.turn()
     record.lost(ConnectionLost("gone"), alone=alone)
 
 
 async def test_losses_in_company_of_newcomers_prove_nothing() -> None:
-    record = Record(Trials(), "r", max_losses=5)
+    record = LossHistory(IsolationQueue(), "r", max_losses=5)
     for _ in range(2):
         await lose(record)
     for _ in range(20):
@@ -163,7 +163,7 @@ async def test_losses_in_company_of_newcomers_prove_nothing() -> None:
 
 
 async def test_a_token_clears_of_everything() -> None:
-    record = Record(Trials(), "r", max_losses=5)
+    record = LossHistory(IsolationQueue(), "r", max_losses=5)
     for _ in range(10):
         for _ in range(3):
             await lose(record)
@@ -172,8 +172,8 @@ async def test_a_token_clears_of_everything() -> None:
 
 
 async def test_one_is_tried_at_a_time_behind_all_others() -> None:
-    trials = Trials()
-    first, second, other = (Record(trials, name, max_losses=5) for name in "abc")
+    trials = IsolationQueue()
+    first, second, other = (LossHistory(trials, name, max_losses=5) for name in "abc")
     for record in (first, second):
         for _ in range(2):
             await lose(record)
@@ -192,8 +192,8 @@ async def test_one_is_tried_at_a_time_behind_all_others() -> None:
 
 
 async def test_who_leaves_keeps_nobody_waiting() -> None:
-    trials = Trials()
-    gone, waiting, suspect = (Record(trials, name, max_losses=5) for name in "abc")
+    trials = IsolationQueue()
+    gone, waiting, suspect = (LossHistory(trials, name, max_losses=5) for name in "abc")
     for record in (waiting, suspect):
         for _ in range(2):
             await lose(record)

@@ -4,7 +4,7 @@ import os
 
 from gateway_stack import Stack, StartStack
 from prometheus_client.parser import text_string_to_metric_families
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_proto.generate_pb2 import SchedulerStats
 
 SCHEDULER_NAMES = {
@@ -147,7 +147,7 @@ async def test_every_scheduler_has_its_numbers(start_stack: StartStack) -> None:
 
 async def test_not_ready_when_requests_run_and_no_token_comes(start_stack: StartStack) -> None:
     stack = await start_stack(first_token_timeout_s=5)
-    (link,) = stack.server.gateway.pool.links
+    (link,) = stack.server.gateway.pool.schedulers
     for stats, status in (
         (SchedulerStats(num_running=1, last_token_age_s=6), 503),
         (SchedulerStats(num_running=1, last_token_age_s=4), 200),

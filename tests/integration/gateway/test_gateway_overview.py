@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gateway_stack import Stack, StartStack
-from surestep_gateway.overview_model import Overview
+from surestep_gateway.ui.overview_model import Overview
 from surestep_proto import engine_pb2
 from surestep_proto.generate_pb2 import (
     RECOVERING,
@@ -160,7 +160,7 @@ async def test_a_scheduler_that_goes_and_comes_back(start_stack: StartStack) -> 
 async def test_a_scheduler_that_hangs_holds_up_nobody_for_long(stack: Stack) -> None:
     stack.scheduler.hanging = True
     async with asyncio.timeout(15):
-        while not stack.server.gateway.pool.links[0].silent:
+        while not stack.server.gateway.pool.schedulers[0].silent:
             await asyncio.sleep(0.05)
     await asyncio.sleep(1)  # the last document is not fresh any more
     began = time.monotonic()

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 from gateway_stack import Stack, StartStack
-from surestep_gateway.protocol import ChatRequest, CompletionRequest
+from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
 
 PAGES = ("/", "/docs")
 

@@ -10,7 +10,7 @@ import pytest
 from fake_scheduler import FakeScheduler, emulated, emulating, failing, start, tokens
 from gateway_stack import Stack, StartStack
 from surestep_common.errors import InternalError, InvalidRequest, QueueFull, Unavailable
-from surestep_gateway.breaker import BreakerState
+from surestep_gateway.schedulers.circuit_breaker import BreakerState
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 CHAT = "/v1/chat/completions"
@@ -152,7 +152,7 @@ async def test_what_clients_do_wrong_opens_no_breaker(
     stack.scheduler.script = failing(error)
     for _ in range(10):
         assert (await stack.complete()).status_code == status
-    (link,) = stack.server.gateway.pool.links
+    (link,) = stack.server.gateway.pool.schedulers
     assert link.breaker.state(0) is BreakerState.CLOSED
 
 

@@ -15,15 +15,15 @@ from openai.types.chat import chat_completion_stream_options_param as stream_opt
 from openai.types.chat import completion_create_params as chat
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from pydantic import BaseModel
-from surestep_gateway.embedding_body import EmbeddingRequest
-from surestep_gateway.protocol import (
+from surestep_gateway.request.embedding_body import EmbeddingRequest
+from surestep_gateway.request.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeBody,
     TokenizeBody,
     TokenizeChatBody,
 )
-from surestep_gateway.unsupported import NOT_EMBEDDED, UNSUPPORTED, WITHOUT_EFFECT
+from surestep_gateway.request.unsupported import NOT_EMBEDDED, UNSUPPORTED, WITHOUT_EFFECT
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PAGE = (Path(__file__).parents[3] / "docs" / "openai.md").read_text()

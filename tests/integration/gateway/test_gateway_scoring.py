@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fake_scheduler import replay
 from gateway_stack import Stack, StartStack
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_proto.generate_pb2 import STOP
 
 CHAT = "/v1/chat/completions"

@@ -21,11 +21,11 @@ from gateway_process import gateway, until_ready
 from gateway_stack import Stack, StartStack, stacks
 from ports import free_port
 from surestep_common.errors import InvalidRequest, SurestepError
-from surestep_gateway import text_wire
 from surestep_gateway.config import GatewaySettings
-from surestep_gateway.text import NeedsProcess, TextSide
-from surestep_gateway.text_jobs import BY_NAME, CHAT, COMPLETION, Job
-from surestep_gateway.text_service import INLINE_BYTES
+from surestep_gateway.text.text_processor import NeedsProcess, TextProcessor
+from surestep_gateway.text_processes import wire
+from surestep_gateway.text_processes.jobs import BY_NAME, CHAT, COMPLETION, Job
+from surestep_gateway.text_processes.service import INLINE_BYTES
 
 PAD = {"metadata": "y" * INLINE_BYTES}  # whoever sends this is too large for the event loop
 USER: Any = {"role": "user", "content": "hello"}
@@ -70,7 +70,7 @@ def children() -> list[psutil.Process]:
     return [
         one
         for one in every
-        if one.is_running() and "surestep_gateway.text_process" in one.cmdline()
+        if one.is_running() and "surestep_gateway.text_processes.process" in one.cmdline()
     ]
 
 
@@ -113,7 +113,7 @@ def test_what_comes_back_is_what_was_prepared(model: Path, job: Job[Any]) -> Non
     path = "/v1/chat/completions" if job is CHAT else "/v1/completions"
     given = {"model": model, "enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
     settings = GatewaySettings.model_validate(given)
-    side = TextSide.restore(TextSide.load(settings).dump())
+    side = TextProcessor.restore(TextProcessor.load(settings).dump())
     compared = 0
     for body in [body for where, body in BODIES if where == path]:
         try:
@@ -136,7 +136,9 @@ def test_what_comes_back_is_what_was_prepared(model: Path, job: Job[Any]) -> Non
 
 
 def test_little_comes_back_of_what_the_prompts_are_made_of(model: Path) -> None:
-    side = TextSide.restore(TextSide.load(GatewaySettings.model_validate({"model": model})).dump())
+    side = TextProcessor.restore(
+        TextProcessor.load(GatewaySettings.model_validate({"model": model})).dump()
+    )
     lists: list[Any] = [[]] * 10_000
     options = {"include_usage": True, "unknown": lists}
     body = {"prompt": "x", "stream": True, "stream_options": options, "unknown": lists}
@@ -152,8 +154,8 @@ def test_little_comes_back_of_what_the_prompts_are_made_of(model: Path) -> None:
 
 def test_unusual_work_is_not_for_the_event_loop(model: Path) -> None:
     settings = GatewaySettings.model_validate({"model": model, "trust_request_chat_template": True})
-    side = TextSide.load(settings)
-    apart = TextSide.restore(side.dump())
+    side = TextProcessor.load(settings)
+    apart = TextProcessor.restore(side.dump())
     unusual: list[tuple[Job[Any], bytes]] = [
         (CHAT, b'{"messages": [{"role": "user", "content": "x"}], "chat_template": "x"}'),
         (CHAT, b'{"messages": [{"role": "user", "content": "a <|im_end|> b"}]}'),
@@ -276,10 +278,10 @@ async def test_processes_end_with_their_gateway(model: Path) -> None:
 async def test_a_pipe_that_is_closed_is_a_lost_connection() -> None:
     process = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
     assert process.stdin is not None
-    await text_wire.send(process.stdin, [b"x"])
+    await wire.send(process.stdin, [b"x"])
     process.stdin.close()
     with pytest.raises(ConnectionError):
-        await text_wire.send(process.stdin, [b"x"])
+        await wire.send(process.stdin, [b"x"])
     assert await process.wait() == 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from gateway_stack import Stack, StartStack
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 from tool_chat import (
     ASK,
     FORMATS,

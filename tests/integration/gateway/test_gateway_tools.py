@@ -11,7 +11,7 @@ import tiny_tokenizer
 from fake_scheduler import Script, replay, start, tokens
 from gateway_stack import Stack, StartStack
 from surestep_common.errors import Unavailable
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_proto.generate_pb2 import LENGTH, STOP, GenerateChunk, GenerateRequest
 from tool_chat import (
     ASK,

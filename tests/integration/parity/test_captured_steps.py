@@ -16,7 +16,7 @@ from surestep_common.errors import InternalError, SurestepError
 from surestep_kernels.gather_step import StepInputs, gather_step_reference
 from surestep_kernels.slot_state import OUT_OF_BOUNDS, DraftIds, SlotState, StepRows
 from surestep_kernels.step_ops import STEP_REFERENCE
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.state import SchedulerState
 from surestep_worker.device import graphs as graphs_module
 from surestep_worker.device.buckets import Need, make_buckets
 from surestep_worker.device.download import Packed, Words

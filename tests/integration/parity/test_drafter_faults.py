@@ -8,8 +8,8 @@ import pytest
 from faulty_drafters import FAILURES
 from parity import CALM, NEIGHBOURS, Conditions, ParityBench
 from surestep_kernels.step_ops import STEP_REFERENCE
-from surestep_scheduler.speculation import Alarm
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.speculation.speculation import Alarm
 
 KINDS = {
     "faulty": ("raised", "wrong id", "too many"),

@@ -16,7 +16,7 @@ from parity import Conditions, Neighbours, ParityBench, serve
 from parity_cases import EOS, NEUTRAL, VOCAB
 from ports import free_address
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.sequence import Finish, Request
+from surestep_scheduler.core.sequence import Finish, Request
 from two_ranks import RankSetup, two_ranks
 
 SEED = 41

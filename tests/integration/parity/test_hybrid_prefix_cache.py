@@ -10,7 +10,7 @@ from local_engine import LocalEngine, one_rank
 from parity import BLOCK_SIZE, Neighbours, ParityBench, build_runner, load
 from parity_cases import VOCAB
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.sequence import Request
+from surestep_scheduler.core.sequence import Request
 from surestep_worker.build import Built
 from surestep_worker.tp import TensorParallel
 

@@ -14,7 +14,7 @@ from parity_cases import make_request
 from safetensors.torch import load_file, save_file
 from surestep_common.errors import ModelFault
 from surestep_kernels.step_ops import STEP_REFERENCE, StepOps
-from surestep_scheduler.sequence import Request
+from surestep_scheduler.core.sequence import Request
 from surestep_worker.tp import TensorParallel
 from vector_requests import for_vectors
 

@@ -29,8 +29,8 @@ from poison import poison_idle
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.sequence import Finish, Request
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.sequence import Finish, Request
+from surestep_scheduler.core.state import SchedulerState
 from surestep_worker.models import Model
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint

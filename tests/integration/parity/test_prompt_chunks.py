@@ -22,7 +22,7 @@ from parity_cases import EOS, VOCAB
 from surestep_kernels import KernelSet, load_kernels
 from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.sequence import Request
+from surestep_scheduler.core.sequence import Request
 from surestep_worker.build import Built, assemble
 from surestep_worker.config import WorkerSettings
 from surestep_worker.models import ModelSource, load_model

@@ -17,7 +17,7 @@ from surestep_common.errors import RequestTooLarge
 from surestep_common.rpc import from_rpc_error
 from surestep_proto import engine_pb2
 from surestep_proto import generate_pb2 as pb
-from surestep_scheduler.prefix import PrefixChain
+from surestep_scheduler.cache.prefix import PrefixChain
 
 MODEL = FakeModel()
 

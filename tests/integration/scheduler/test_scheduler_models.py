@@ -26,7 +26,7 @@ from scheduler_harness import (
     trailing,
 )
 from surestep_proto import generate_pb2 as pb
-from surestep_scheduler.prefix import PrefixChain
+from surestep_scheduler.cache.prefix import PrefixChain
 
 MODEL = FakeModel()
 OTHER = FakeModel(fingerprint="other", salt=1)

@@ -9,7 +9,7 @@ import pytest
 from fake_worker import fake_worker
 from surestep_common.errors import ConnectionLost, InternalError, SurestepError
 from surestep_proto import engine_pb2
-from surestep_scheduler.workers import WorkerGroup
+from surestep_scheduler.engine.workers import WorkerGroup
 
 
 class Hidden:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.sequence import Request
+from surestep_scheduler.core.sequence import Request
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.spec import Drafts
 from surestep_worker.spec.mtp import MtpDrafter

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Message
 from surestep_common.errors import Cancelled, RequestTooLarge, SurestepError, Unavailable
-from surestep_gateway.bodies import SMALL_BYTES, Bodies, Body, BodyLimits
+from surestep_gateway.http.bodies import SMALL_BYTES, Bodies, BodyLimits, BodyReader
 
 PIECE = 50_000
 LIMITS = BodyLimits(body_bytes=6 * PIECE, total_bytes=5 * PIECE, timeout_s=60, bytes_per_s=1 << 16)
@@ -21,7 +21,7 @@ class Sender:
 
     def __init__(self, bodies: Bodies) -> None:
         self.messages: asyncio.Queue[Message] = asyncio.Queue()
-        self.body = Body(bodies, self.messages.get, HEADERS)
+        self.body = BodyReader(bodies, self.messages.get, HEADERS)
         self.reading = asyncio.ensure_future(self._read())
         self.error: SurestepError | None = None
         self.sent = 0

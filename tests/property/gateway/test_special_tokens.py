@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surestep_gateway.chat import ChatTemplate
-from surestep_gateway.special_tokens import Hidden
-from surestep_gateway.tokenizer import Texts, Tokenizer
+from surestep_gateway.text.chat_template import ChatTemplate
+from surestep_gateway.text.special_tokens import Hidden
+from surestep_gateway.text.tokenizer import Texts, Tokenizer
 from tokenizer_kinds import KINDS, PLAIN, SPECIAL
 from tokenizers import AddedToken, normalizers
 

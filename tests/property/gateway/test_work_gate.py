@@ -6,7 +6,7 @@ import asyncio
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surestep_gateway.work_gate import WorkGate
+from surestep_gateway.text_processes.work_gate import WorkGate
 
 LARGE = 100
 SIZES = st.sampled_from([0, 1, LARGE, LARGE + 1, 10**9])

@@ -8,12 +8,12 @@ from fake_loop import FakeLoop
 from fake_model import FakeModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surestep_scheduler.deadline import Kind, StepClass, StepTimer, classify
-from surestep_scheduler.messages import Plan
-from surestep_scheduler.steps import StepMonitor
+from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.engine.steps import StepMonitor, classify
+from surestep_scheduler.recovery.deadline import StepClass, StepKind, StepTimer
 
 FLOOR_S, CEILING_S, WARMUP_S = 3.0, 30.0, 60.0
-CLASSES = st.builds(StepClass, st.sampled_from(Kind), st.integers(1, 12))
+CLASSES = st.builds(StepClass, st.sampled_from(StepKind), st.integers(1, 12))
 DURATIONS = st.floats(1e-4, 40.0)
 
 
@@ -28,7 +28,7 @@ def plans() -> list[Plan]:
     loop.add([2] * 5, 4, draft_cap=0)
     loop.run()
     loop.complete([3] * 5, 5, draft_cap=0)
-    assert {classify(plan).kind for plan in loop.plans} == set(Kind)
+    assert {classify(plan).kind for plan in loop.plans} == set(StepKind)
     return loop.plans
 
 
@@ -57,14 +57,14 @@ def test_budgets_keep_their_bounds(seen: list[tuple[StepClass, float]], asked: S
 
 def test_larger_steps_get_more_time() -> None:
     steps = timer()
-    steps.observe(StepClass(Kind.PROMPT, 5), 0.5)
-    budgets = [steps.budget_s(StepClass(Kind.PROMPT, size)) for size in range(1, 9)]
+    steps.observe(StepClass(StepKind.PROMPT, 5), 0.5)
+    budgets = [steps.budget_s(StepClass(StepKind.PROMPT, size)) for size in range(1, 9)]
     assert budgets == [4, 4, 4, 4, 4, 8, 16, 30]
-    assert steps.budget_s(StepClass(Kind.DECODE, 1)) == WARMUP_S
+    assert steps.budget_s(StepClass(StepKind.DECODE, 1)) == WARMUP_S
 
 
 def test_budgets_double_while_nothing_comes_back_at_all() -> None:
-    steps, step = timer(), StepClass(Kind.DECODE, 1)
+    steps, step = timer(), StepClass(StepKind.DECODE, 1)
     steps.observe(step, 0.01)
     budgets = []
     for _ in range(6):
@@ -105,6 +105,6 @@ def test_a_hang_is_found_within_its_deadline(
     sent_at, budget_s, _ = in_flight[0]
     assert math.isclose(monitor.due_at, max(sent_at, ended) + budget_s)
     assert math.isclose(monitor.silent_s(monitor.due_at), budget_s)
-    assert monitor.pardon(monitor.due_at + 1)
+    assert monitor.extend_deadline(monitor.due_at + 1)
     assert monitor.due_at > max(sent_at, ended) + budget_s + 0.99
-    assert not monitor.pardon(monitor.due_at + 1)
+    assert not monitor.extend_deadline(monitor.due_at + 1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paced_loop import PacedLoop
-from surestep_scheduler.sequence import Sequence
+from surestep_scheduler.core.sequence import Sequence
 
 SLOTS, BUDGET = 16, 512
 

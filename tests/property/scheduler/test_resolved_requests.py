@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from surestep_common.sampling_defaults import SHAPING
 from surestep_proto.engine_pb2 import SamplingDefaults, SamplingParams, WorkerInfo
 from surestep_proto.generate_pb2 import GenerateRequest
-from surestep_scheduler.resolve import resolve
+from surestep_scheduler.service.resolve import resolve
 
 UNIT = st.floats(0.125, 1, width=32)
 SHAPES: dict[str, st.SearchStrategy[Any]] = {

@@ -12,10 +12,11 @@ from hypothesis import settings
 from lifecycle import MODEL, PREFIXES, Lifecycle
 from surestep_common.invariants import LedgerError
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.messages import Plan
-from surestep_scheduler.sequence import Sequence, Tenancy
-from surestep_scheduler.snapshots import SnapshotCache
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.cache.snapshots import SnapshotCache
+from surestep_scheduler.core.lookup import Lookup
+from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.core.sequence import Sequence, Tenancy
+from surestep_scheduler.core.state import SchedulerState
 
 TestLifecycle = Lifecycle.TestCase
 TestLifecycle.settings = settings(
@@ -159,26 +160,29 @@ class RestoredWithoutHold(SchedulerState):
 
     def _reset_workers(self) -> None:
         super()._reset_workers()
-        self.snapshots = _HoldsNothing(self.limits, self.counters)
+        self.snapshots = _HoldsNothing(self.limits.usable_snapshots)
+
+    def acknowledge(self, plan: Plan) -> None:
+        self.in_flight[0] = without_holds = replace(plan, admissions=[])
+        super().acknowledge(without_holds)
 
 
 class _HoldsNothing(SnapshotCache):
     def restore(self, snapshot: int, num_blocks: int) -> None:
         pass
 
-    def acknowledge(self, plan: Plan) -> None:
-        super().acknowledge(replace(plan, admissions=[]))
-
-    def check(self, in_flight: Iterable[Plan]) -> None:
+    def check(self, holders: Iterable[Iterable[int]]) -> None:
         pass
 
 
 class SnapshotOfAnotherLength(SchedulerState):
-    """Goes on from all cached blocks, whatever state there is."""
+    """Goes on from all cached blocks but one, whatever state there is."""
 
-    def _match(self, seq: Sequence) -> tuple[list[int], int]:
-        blocks, snapshot_id = super()._match(seq)
-        return (blocks[:-1], snapshot_id) if len(blocks) > 1 else (blocks, snapshot_id)
+    def lookup(self, seq: Sequence) -> Lookup:
+        found = super().lookup(seq)
+        if len(found.cached) < 2:
+            return found
+        return found._replace(cached=found.cached[:-1], fresh=found.fresh + 1)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,15 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surestep_scheduler.sequence import CANARY
-from surestep_scheduler.suspicion import OUTSIDE_LOSS, WHOLE_LOSS, Suspicion, Window
+from surestep_scheduler.recovery.poison import (
+    CANARY,
+    OUTSIDE_LOSS,
+    WHOLE_LOSS,
+    PoisonSearch,
+    Window,
+)
 
-_PATIENCE = 24  # losses in vain, after which suspects are tried one by one
+_FRUITLESS_LOSSES = 24  # losses in vain, after which suspects are tried one by one
 _CHUNK = 8  # tokens of a prompt that one step takes
 
 
@@ -47,7 +52,7 @@ class Plant:
     spot: int = 0
     strikes: int = 0  # so many times
     broken_after: int | None = None  # executed steps of an epoch after which the machine fails
-    suspicion: Suspicion = field(default_factory=Suspicion)
+    poison: PoisonSearch = field(default_factory=PoisonSearch)
     failed: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     step: int = 0
@@ -79,17 +84,17 @@ class Plant:
                 self.losses += not killed
                 under_way = {name for plan in plans for name in plan if name in self.jobs}
                 windows = {n: Window(self.jobs[n].committed, running[n]) for n in sorted(under_way)}
-                self.suspicion.lost(windows, OUTSIDE_LOSS if killed else WHOLE_LOSS)
+                self.poison.lost(windows, OUTSIDE_LOSS if killed else WHOLE_LOSS)
                 return
             self.apply(plans.popleft(), running)
         raise AssertionError("a request starves")
 
     def admit(self, running: dict[str, int]) -> None:
-        if self.suspicion.needs_canary:
+        if self.poison.needs_canary:
             self.jobs.setdefault(CANARY, Job(self.step, 1, 16, None))
         for name, job in self.jobs.items():
             free = len(running) < self.num_slots and name not in running
-            if free and job.arrives <= self.step and self.suspicion.allows(name):
+            if free and job.arrives <= self.step and self.poison.allows(name):
                 running[name] = 0
 
     def plan(self, running: dict[str, int]) -> dict[str, int]:
@@ -97,7 +102,7 @@ class Plant:
         plan = {}
         for name, upto in running.items():
             job = self.jobs[name]
-            chunk = _CHUNK // 3 if self.suspicion.reshapes(name) else _CHUNK
+            chunk = _CHUNK // 3 if self.poison.reshapes(name) else _CHUNK
             end = min(upto + chunk, job.known) if upto < job.known else upto + 1
             if end <= job.length:
                 plan[name] = running[name] = end
@@ -115,7 +120,7 @@ class Plant:
 
     def is_fatal(self, name: str, end: int) -> bool:
         job = self.jobs[name]
-        harmless = job.by_shape and self.suspicion.reshapes(name)
+        harmless = job.by_shape and self.poison.reshapes(name)
         return job.fatal is not None and job.committed < job.fatal <= end and not harmless
 
     def apply(self, plan: dict[str, int], running: dict[str, int]) -> None:
@@ -126,16 +131,16 @@ class Plant:
             job.committed, job.known = end, max(job.known, end + 1)
             if end >= job.length:
                 self.close(name, self.finished, running)
-        guilty = self.suspicion.applied({name: self.jobs[name].committed for name in running})
-        if guilty is not None:
-            self.close(guilty, self.failed, running)
+        culprit = self.poison.applied({name: self.jobs[name].committed for name in running})
+        if culprit is not None:
+            self.close(culprit, self.failed, running)
 
     def close(self, name: str, where: list[str], running: dict[str, int]) -> None:
         del self.jobs[name]
         running.pop(name, None)
-        self.suspicion.close(name)
+        self.poison.close(name)
         if name == CANARY:
-            self.suspicion.canary_lived()
+            self.poison.canary_lived()
         else:
             where.append(name)
 
@@ -177,7 +182,7 @@ def test_only_fatal_requests_fail(
     assert sorted(plant.failed) == fatal
     assert len(plant.finished) == num - len(fatal)
     most = 2 * each(num, num_slots) * max(len(fatal), 1)
-    hiding = _PATIENCE + 4 * len(fatal) if len(fatal) > 1 else 0
+    hiding = _FRUITLESS_LOSSES + 4 * len(fatal) if len(fatal) > 1 else 0
     assert plant.losses <= most + hiding + 2 * (death is not None)
 
 
@@ -198,7 +203,9 @@ def test_those_that_hide_each_other_are_found(
     plant = Plant(jobs(random.Random(seed), num, num_fatal, 0), num_slots, depth, set())
     plant.run(max_losses=1000)
     assert sorted(plant.failed) == [f"r{i}" for i in range(num_fatal)]
-    assert _PATIENCE < plant.losses <= _PATIENCE + 4 * num_fatal + each(num, num_slots)
+    assert (
+        _FRUITLESS_LOSSES < plant.losses <= _FRUITLESS_LOSSES + 4 * num_fatal + each(num, num_slots)
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))

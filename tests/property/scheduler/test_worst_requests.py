@@ -18,12 +18,12 @@ from surestep_common import request_bounds as bounds
 from surestep_common.errors import InvalidRequest, RequestTooLarge, SurestepError
 from surestep_proto import engine_pb2 as pb
 from surestep_proto.generate_pb2 import GenerateRequest
-from surestep_scheduler import prefix
-from surestep_scheduler.limits import Limits
-from surestep_scheduler.plan import to_proto
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.requests import parse_request
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.cache import prefix
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.engine.wire import to_proto
+from surestep_scheduler.policy.schedule import schedule
+from surestep_scheduler.service.requests import parse_request
 
 VOCAB, LONGEST, BLOCK = 1 << 18, 1 << 20, 16
 LOOP_S = 0.05  # of a machine that nobody else uses,

@@ -32,6 +32,7 @@ def test_all_of_it_is_within_the_part_and_within_what_is_free(
     assert caches >= 0
     assert not caches or caches + usage.total <= limit <= start.free
     assert limit <= fraction * start.total / num
+    assert limit * num <= start.free  # those beside it have looked at the same moment
 
 
 @given(starts(), fractions, fractions, sharers, usages, st.booleans())

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 from pydantic_settings import SettingsError
-from surestep_cli.flags import Asked
 from surestep_cli.main import Serve
+from surestep_cli.settings.flags import FlagReader
 
 
-def ask(*arguments: str) -> Asked:
-    asked = Asked(Serve.model_fields)
+def ask(*arguments: str) -> FlagReader:
+    asked = FlagReader(Serve.model_fields)
     asked.read_arguments(arguments)
     return asked
 
 
-def refusals(asked: Asked) -> str:
+def refusals(asked: FlagReader) -> str:
     with pytest.raises(SettingsError) as raised:
         asked.check()
     return str(raised.value)
@@ -183,10 +183,12 @@ def test_variables_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_USE_V1", "1")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
     monkeypatch.setenv("VLLM_MAX_N_SEQUENCES", "64")
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "30")
     settings = Serve.load(["m"])
     assert settings.api_key == ("key",)
     assert settings.log_level == "DEBUG"
     assert (settings.kv_cache_memory, settings.max_n) == (40.0, 64)
+    assert settings.timeout_keep_alive == 30
     assert list(settings.without_effect) == ["VLLM_USE_V1"]
     monkeypatch.setenv("SURESTEP_API_KEY", "another")
     assert Serve.load(["m"]).api_key == ("another",)

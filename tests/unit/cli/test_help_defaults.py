@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import Field
 from pydantic.fields import FieldInfo
-from surestep_cli.help import declared, typed_default
 from surestep_cli.main import Serve
-from surestep_cli.serve_settings import ServeSettings
+from surestep_cli.settings.help import declared, typed_default
+from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_common.config import Settings
 
 _TYPED = {

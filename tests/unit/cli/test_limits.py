@@ -7,7 +7,7 @@ import resource
 from pathlib import Path
 
 import pytest
-from surestep_cli.limits import shortages
+from surestep_cli.serve.system_limits import shortages
 
 FREE = resource.RLIM_INFINITY, resource.RLIM_INFINITY
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 from surestep_cli.commands import fetch
-from surestep_cli.fetch import fetch as fetch_all
 from surestep_cli.main import Serve
-from surestep_cli.model_source import (
+from surestep_cli.serve.fetch import fetch as fetch_all
+from surestep_cli.serve.model_source import (
     DEFAULT_MODEL,
     Source,
     check_quantization,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from surestep_cli.output import unbreakable
+from surestep_cli.terminal.output import unbreakable
 
 
 def test_what_can_be_written_is_written_at_once(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
-from surestep_cli.bench_picture import in_characters, to_svg
-from surestep_cli.load import LoadReport, Percentiles
-from surestep_cli.pictures import bar, sparkline
+from surestep_cli.bench.load import LoadReport, Percentiles
+from surestep_cli.bench.picture import in_characters, to_svg
+from surestep_cli.terminal.pictures import bar, sparkline
 
 
 def test_the_greatest_value_fills_a_block() -> None:

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from surestep_cli.launcher import _remarks
 from surestep_cli.main import Serve
-from surestep_cli.wiring import public_url
+from surestep_cli.serve.launcher import _remarks
+from surestep_cli.serve.wiring import public_url
 
 
 def test_one_line_for_all_that_does_nothing() -> None:

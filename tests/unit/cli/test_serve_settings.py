@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from surestep_cli.main import Serve
-from surestep_cli.model_source import ModelFolder
-from surestep_cli.wiring import wiring
+from surestep_cli.serve.model_source import ModelFolder
+from surestep_cli.serve.wiring import wiring
 from surestep_gateway.config import GatewaySettings
 from surestep_scheduler.config import SchedulerSettings
 from surestep_worker.config import WorkerSettings

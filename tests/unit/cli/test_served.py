@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from surestep_cli.served import DONE, model_card, payload_of
+from surestep_cli.api.responses import DONE, model_card, payload_of
 from surestep_common.errors import InvalidRequest
 
 

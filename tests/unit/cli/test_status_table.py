@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from surestep_cli.status import remarks, rows
-from surestep_gateway.ops import as_json
+from surestep_cli.monitor.status import remarks, rows
+from surestep_gateway.api.operator_routes import as_json
 from surestep_proto.engine_pb2 import (
     HUNG,
     READY,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from surestep_cli.figures import Moment, Rates
-from surestep_cli.metrics import Metrics
-from surestep_cli.top import Screen, line, lines
+from surestep_cli.api.metrics import Metrics
+from surestep_cli.monitor.figures import Moment, Rates
+from surestep_cli.monitor.top import Screen, line, lines
 from surestep_common.errors import Unavailable
 
 _TEXT = """# TYPE surestep:generation_tokens counter

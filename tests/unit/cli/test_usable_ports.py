@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from surestep_cli.ports import check_address, check_socket
+from surestep_cli.serve.ports import check_address, check_socket
 from surestep_common.errors import Unavailable
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from surestep_cli.main import run
-from surestep_cli.serve_settings import ServeSettings
-from surestep_cli.verify.options import Asking, VerifyOptions, split
-from surestep_cli.vllm_flags import vllm_flags
+from surestep_cli.settings.serve_settings import ServeSettings
+from surestep_cli.settings.vllm_flags import vllm_flags
+from surestep_cli.verify.options import VerifyArguments, VerifyOptions, split
 from surestep_common.config import Settings
 
 
@@ -33,20 +33,20 @@ def test_no_flag_means_two_things() -> None:
 
 
 def test_drafts_are_added_where_nobody_asks_for_any() -> None:
-    added = Asking.of(["m"])
+    added = VerifyArguments.of(["m"])
     assert added.adds_drafts
     assert added.arguments[:2] == ["m", "--speculative-config"]
     config = ServeSettings.of_flags(added.arguments).speculative_config
     assert config == {"method": "ngram", "num_speculative_tokens": 4}
-    own = Asking.of(["m", "-sc.method", "mtp", "-sc.num_speculative_tokens", "1"])
+    own = VerifyArguments.of(["m", "-sc.method", "mtp", "-sc.num_speculative_tokens", "1"])
     assert not own.adds_drafts
     assert own.arguments[0:2] == ["m", "-sc.method"]
 
 
 def test_faults() -> None:
-    assert Asking.of(["m"]).options.faults == ("killed", "stopped")
-    assert Asking.of(["m", "--faults", "none"]).options.faults == ()
-    assert Asking.of(["m", "--faults", "stopped,stopped"]).options.faults == ("stopped",)
+    assert VerifyArguments.of(["m"]).options.faults == ("killed", "stopped")
+    assert VerifyArguments.of(["m", "--faults", "none"]).options.faults == ()
+    assert VerifyArguments.of(["m", "--faults", "stopped,stopped"]).options.faults == ("stopped",)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_what_cannot_be_had_is_told(
 
 
 def test_a_running_server_may_want_a_key_and_a_name() -> None:
-    asking = Asking.of(["name", "--url", "http://x", "--api-key", "k"])
+    asking = VerifyArguments.of(["name", "--url", "http://x", "--api-key", "k"])
     assert (asking.serve.model, asking.serve.api_key) == ("name", ("k",))
     assert not asking.adds_drafts
 

@@ -10,9 +10,18 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from surestep_cli.drafts import Drafts
+from surestep_cli.api.draft_stats import DraftStats
 from surestep_cli.verify.answers import Answer, Choice
-from surestep_cli.verify.cases import ALONE, TOGETHER, Case, Place, Sampling, compare, judge, speed
+from surestep_cli.verify.cases import (
+    ALONE,
+    TOGETHER,
+    Case,
+    DifferencePosition,
+    Sampling,
+    compare,
+    judge,
+    speed,
+)
 from surestep_cli.verify.faults import Incident, Rank, descends, strike
 from surestep_cli.verify.html import to_html
 from surestep_cli.verify.prompts import COMPLETIONS, Prompt
@@ -34,15 +43,15 @@ def answer(*choices: list[int], times: list[float] | None = None, reason: str = 
     ("got", "place"),
     [
         (answer([1, 2, 3], [4]), None),
-        (answer([1, 9, 3], [4]), Place(0, 1, 2, 9)),
-        (answer([1, 2], [4]), Place(0, 2, 3, None)),
-        (answer([1, 2, 3, 4], [4]), Place(0, 3, None, 4)),
-        (answer([1, 2, 3], [5]), Place(1, 0, 4, 5)),
-        (answer([1, 2, 3]), Place(1, 0, 4, None)),
-        (answer([], []), Place(0, 0, 1, None)),
+        (answer([1, 9, 3], [4]), DifferencePosition(0, 1, 2, 9)),
+        (answer([1, 2], [4]), DifferencePosition(0, 2, 3, None)),
+        (answer([1, 2, 3, 4], [4]), DifferencePosition(0, 3, None, 4)),
+        (answer([1, 2, 3], [5]), DifferencePosition(1, 0, 4, 5)),
+        (answer([1, 2, 3]), DifferencePosition(1, 0, 4, None)),
+        (answer([], []), DifferencePosition(0, 0, 1, None)),
     ],
 )
-def test_the_first_difference(got: Answer, place: Place | None) -> None:
+def test_the_first_difference(got: Answer, place: DifferencePosition | None) -> None:
     difference = compare(PROMPT, answer([1, 2, 3], [4]), got)
     assert (difference and difference.place) == place
 
@@ -94,7 +103,7 @@ def report(*, problem: str | None = None, wrong: bool = False) -> Report:
         questions=[Question("a prompt", {Sampling.GREEDY: 3, Sampling.SAMPLED: 0})],
         results=results,
         faults=[fault],
-        drafts=Drafts(2, 8, 4, (2, 1, 1, 0)),
+        drafts=DraftStats(2, 8, 4, (2, 1, 1, 0)),
         notes=["a note"],
     )
 
@@ -158,5 +167,7 @@ def test_only_processes_of_its_own_are_struck() -> None:
 
 
 def test_acceptance_of_nothing() -> None:
-    assert Drafts().rates() == []
-    assert Drafts(4, 8, 4, (3, 1)).since(Drafts(2, 4, 1, (1,))) == Drafts(2, 4, 3, (2, 1))
+    assert DraftStats().rates() == []
+    assert DraftStats(4, 8, 4, (3, 1)).since(DraftStats(2, 4, 1, (1,))) == DraftStats(
+        2, 4, 3, (2, 1)
+    )

@@ -6,32 +6,32 @@ from typing import Any
 
 import pytest
 from pydantic_settings import SettingsError
-from surestep_cli.flag_values import Kind, kind_of_field, kind_of_flag
-from surestep_cli.flags import Asked
-from surestep_cli.help import help_text
 from surestep_cli.main import Serve
-from surestep_cli.sections import SECTIONS
-from surestep_cli.vllm_flags import Verdict, VllmFlag, vllm_flags
+from surestep_cli.settings.flag_values import FlagKind, kind_of_field, kind_of_flag
+from surestep_cli.settings.flags import FlagReader
+from surestep_cli.settings.help import help_text
+from surestep_cli.settings.sections import SECTIONS
+from surestep_cli.settings.vllm_flags import FlagSupport, VllmFlag, vllm_flags
 
 FLAGS = [flag for flag in vllm_flags().by_name.values() if "." not in flag.name]
 KEYS = [flag for flag in vllm_flags().by_name.values() if "." in flag.name]
 # Named in the table ahead of their settings.
 SAMPLES = {
-    Kind.ONE: ["17"],
-    Kind.OPTIONAL: ["17"],
-    Kind.MANY: ["17", "18"],
-    Kind.REPEATED: ["17"],
-    Kind.MAPPING: ['{"some": 17}'],
+    FlagKind.ONE: ["17"],
+    FlagKind.OPTIONAL: ["17"],
+    FlagKind.MANY: ["17", "18"],
+    FlagKind.REPEATED: ["17"],
+    FlagKind.MAPPING: ['{"some": 17}'],
 }
 
 
-def ask(*arguments: str) -> Asked:
-    asked = Asked(Serve.model_fields)
+def ask(*arguments: str) -> FlagReader:
+    asked = FlagReader(Serve.model_fields)
     asked.read_arguments(arguments)
     return asked
 
 
-def refusals(asked: Asked) -> str:
+def refusals(asked: FlagReader) -> str:
     with pytest.raises(SettingsError) as raised:
         asked.check()
     return str(raised.value)
@@ -65,7 +65,7 @@ def test_what_is_not_acted_on_is_told_by_name(flag: VllmFlag) -> None:
     (name, *values) = typed(flag)
     asked = ask(name, *values)
     assert asked.values == {}
-    if flag.verdict is Verdict.NO_EFFECT:
+    if flag.verdict is FlagSupport.NO_EFFECT:
         asked.check()
         assert asked.without_effect == {name: flag.why}
     else:
@@ -88,7 +88,7 @@ def test_keys_of_mappings_have_a_fate_too(flag: VllmFlag) -> None:
     name, _, key = flag.name.partition(".")
     asked = ask(f"--{name}", f'{{"method": "ngram", "{key}": true}}')
     assert asked.values == {name.replace("-", "_"): {"method": "ngram"}}
-    if flag.verdict is Verdict.NO_EFFECT:
+    if flag.verdict is FlagSupport.NO_EFFECT:
         assert asked.without_effect == {f"--{flag.name}": flag.why}
     else:
         assert f"--{flag.name} is not supported" in refusals(asked)
@@ -118,11 +118,12 @@ def test_kinds_are_those_of_the_settings() -> None:
     wrong = {
         flag.name: (flag.kind, kind)
         for flag in FLAGS
-        if flag.verdict is Verdict.SAME and (field := Serve.model_fields.get(_field(flag)))
+        if flag.verdict is FlagSupport.SAME and (field := Serve.model_fields.get(_field(flag)))
         if (kind := kind_of_field(field)) is not kind_of_flag(flag)
-        if {kind, kind_of_flag(flag)} not in ({Kind.REPEATED, Kind.ONE}, {Kind.REPEATED, Kind.MANY})
+        if {kind, kind_of_flag(flag)}
+        not in ({FlagKind.REPEATED, FlagKind.ONE}, {FlagKind.REPEATED, FlagKind.MANY})
     }
-    assert wrong == {"hf-token": ("[NAME]", Kind.ONE)}
+    assert wrong == {"hf-token": ("[NAME]", FlagKind.ONE)}
 
 
 def _field(flag: VllmFlag) -> str:
@@ -130,7 +131,7 @@ def _field(flag: VllmFlag) -> str:
 
 
 def test_no_setting_of_ours_has_another_fate_in_the_table() -> None:
-    other = {f.name for f in FLAGS if f.verdict is not Verdict.SAME}
+    other = {f.name for f in FLAGS if f.verdict is not FlagSupport.SAME}
     assert {name for name in Serve.model_fields if name.replace("_", "-") in other} == set()
 
 
@@ -144,7 +145,9 @@ def test_help_names_everything() -> None:
     assert max(map(len, text.splitlines())) <= 100
     assert [name for name in Serve.model_fields if name.replace("_", "-") not in text] == []
     assert [
-        flag.name for flag in FLAGS if flag.name not in text and flag.verdict is not Verdict.SAME
+        flag.name
+        for flag in FLAGS
+        if flag.name not in text and flag.verdict is not FlagSupport.SAME
     ] == []
     assert "--swap-space" not in help_text(Serve, None, 80)
 

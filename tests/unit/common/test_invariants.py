@@ -15,6 +15,11 @@ from surestep_common.invariants import (
     VERIFY,
     IntArray,
     LedgerError,
+)
+from surestep_common.plan_rows import (
+    KnownSlots,
+    PlanRows,
+    ResultRows,
     check_plan_rows,
     check_result_rows,
 )
@@ -26,7 +31,7 @@ PLAN: dict[str, list[int]] = {
     "num_tokens": [4, 6, 0, 0],
     "len_lo": [0, 4, 10, 12],
     "len_hi": [0, 4, 12, 12],
-    "k_cap": [0, 0, 0, 3],
+    "max_drafts": [0, 0, 0, 3],
     "accepted": [0, 0, 1, 2],
     "depends_on_step": [0, 3, 4, 4],
     "length": [0, 4, 11, 12],
@@ -42,7 +47,7 @@ RESULT: dict[str, list[int]] = {
     "slot": [7, 5, 8, 6],
     "mode": [PREFILL, PREFILL_LAST, DECODE, VERIFY],
     "num_tokens": [4, 6, 0, 0],
-    "k_cap": [0, 0, 0, 3],
+    "max_drafts": [0, 0, 0, 3],
     "ok": [True, True, True, True],
     "len_before": [0, 4, 11, 12],
     "n_drafts": [0, 0, 0, 3],
@@ -61,15 +66,31 @@ def columns(rows: dict[str, list[int]], row: int = 0, **changes: Any) -> dict[st
     return arrays
 
 
+def check_plan(arrays: dict[str, Any], chunk: int = 1) -> None:
+    """A row's columns are the plan's, or what the checking side knows."""
+    nothing = np.zeros_like(arrays["slot"])
+    rows = PlanRows(**{name: arrays.get(name, nothing) for name in PlanRows.names()})
+    known = {name: array for name, array in arrays.items() if name not in set(PlanRows.names())}
+    check_plan_rows(rows, KnownSlots(prompt_chunk=chunk, **known))
+
+
+def check_result(arrays: dict[str, Any]) -> IntArray:
+    nothing = np.zeros_like(arrays["slot"])
+    planned = PlanRows(**{name: arrays.get(name, nothing) for name in PlanRows.names()})
+    result = ResultRows(**{name: arrays.get(name, nothing) for name in ResultRows.names()})
+    known = {name: arrays[name] for name in ("committed", "ends_with_stop")}
+    return check_result_rows(planned, result, **known)
+
+
 def advance(row: int = 0, **changes: Any) -> IntArray:
-    return check_result_rows(**columns(RESULT, row, **changes))
+    return check_result(columns(RESULT, row, **changes))
 
 
 def test_a_right_plan_passes() -> None:
-    check_plan_rows(chunk=1, **columns(PLAN))
-    check_plan_rows(chunk=1, **columns(PLAN, 0, pools=True))
-    check_plan_rows(chunk=1, **columns(PLAN, 1, mode=POOL, pools=True))
-    check_plan_rows(chunk=1, **{name: array[:0] for name, array in columns(PLAN).items()})
+    check_plan(columns(PLAN))
+    check_plan(columns(PLAN, 0, pools=True))
+    check_plan(columns(PLAN, 1, mode=POOL, pools=True))
+    check_plan({name: array[:0] for name, array in columns(PLAN).items()})
 
 
 @pytest.mark.parametrize(
@@ -88,11 +109,11 @@ def test_a_right_plan_passes() -> None:
         (3, {"pools": True}, "slot 6: mode 4 cannot be planned here"),
         (0, {"mode": POOL, "pools": True}, "slot 7: mode 6 with 4 known tokens and k_cap 0, 0 of"),
         (2, {"num_tokens": 1}, "slot 8: mode 3 with 1 known tokens"),
-        (2, {"k_cap": 1}, "slot 8: mode 3 with 0 known tokens and k_cap 1"),
-        (3, {"k_cap": 0}, "slot 6: mode 4 with 0 known tokens and k_cap 0"),
+        (2, {"max_drafts": 1}, "slot 8: mode 3 with 0 known tokens and k_cap 1"),
+        (3, {"max_drafts": 0}, "slot 6: mode 4 with 0 known tokens and k_cap 0"),
         (3, {"prefill_len": 13}, "slot 6: mode 4 with 0 known tokens and k_cap 3, 12 of 13"),
         (0, {"num_tokens": 0}, "slot 7: mode 1 with 0 known tokens"),
-        (0, {"k_cap": 2}, "slot 7: mode 1 with 4 known tokens and k_cap 2"),
+        (0, {"max_drafts": 2}, "slot 7: mode 1 with 4 known tokens and k_cap 2"),
         (0, {"num_tokens": 10}, "slot 7: mode 1 with 10 known tokens and k_cap 0, 0 of 10"),
         (1, {"num_tokens": 5}, "slot 5: mode 2 with 5 known tokens and k_cap 0, 4 of 10"),
         (0, {"num_tokens": 11}, "slot 7: mode 1 could end at token 11 of at most 10"),
@@ -103,7 +124,7 @@ def test_a_right_plan_passes() -> None:
 )
 def test_a_wrong_plan_is_refused(row: int, changes: dict[str, int], message: str) -> None:
     with pytest.raises(LedgerError, match=re.escape(message)):
-        check_plan_rows(chunk=1, **columns(PLAN, row, **changes))
+        check_plan(columns(PLAN, row, **changes))
 
 
 @pytest.mark.parametrize(
@@ -123,10 +144,10 @@ def test_a_plan_cuts_no_chunk_of_a_prompt(
     row: int, changes: dict[str, int], cut: str | None
 ) -> None:
     if cut is None:
-        check_plan_rows(chunk=4, **columns(PLAN, row, **changes))
+        check_plan(columns(PLAN, row, **changes), chunk=4)
         return
     with pytest.raises(LedgerError, match=re.escape(cut)):
-        check_plan_rows(chunk=4, **columns(PLAN, row, **changes))
+        check_plan(columns(PLAN, row, **changes), chunk=4)
 
 
 def test_slots_advance_by_what_was_consumed() -> None:
@@ -163,4 +184,4 @@ def test_the_first_wrong_row_is_named() -> None:
     wrong = columns(RESULT, 3, len_before=0)
     wrong["len_before"][1] = 1
     with pytest.raises(LedgerError, match="slot 5: row ran from length 1, committed are 4"):
-        check_result_rows(**wrong)
+        check_result(wrong)

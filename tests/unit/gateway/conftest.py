@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import tiny_tokenizer
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

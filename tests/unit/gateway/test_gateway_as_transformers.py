@@ -13,8 +13,8 @@ import tokenizer_kinds
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from surestep_common.config import cache_dir
-from surestep_gateway.chat import ChatTemplate
-from surestep_gateway.tokenizer import Texts, Tokenizer
+from surestep_gateway.text.chat_template import ChatTemplate
+from surestep_gateway.text.tokenizer import Texts, Tokenizer
 from transformers import AutoTokenizer
 
 HYBRID = Path(__file__).resolve().parents[2] / "data" / "tiny-hybrid"

@@ -6,14 +6,14 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from surestep_gateway.choice import Candidate, choose, prefix_key
+from surestep_gateway.schedulers.routing import RoutingCandidate, choose, prefix_key
 
 IDS = st.lists(st.integers(0, 300_000), max_size=300)
 LOADS = st.lists(st.integers(0, 1000), min_size=1, max_size=8)
 
 
-def candidates(loads: list[int]) -> list[Candidate]:
-    return [Candidate(f"host{i}:50051", load) for i, load in enumerate(loads)]
+def candidates(loads: list[int]) -> list[RoutingCandidate]:
+    return [RoutingCandidate(f"host{i}:50051", load) for i, load in enumerate(loads)]
 
 
 @given(IDS, IDS, IDS)

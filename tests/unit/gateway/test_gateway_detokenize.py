@@ -7,9 +7,9 @@ import tiny_tokenizer
 from fake_scheduler import partitions
 from hypothesis import example, given
 from hypothesis import strategies as st
-from surestep_gateway.detokenize import Detokenizer, StopMatch, StopScanner, TextAssembler
+from surestep_gateway.output.detokenize import Detokenizer, StopMatch, StopScanner, TextAssembler
 from surestep_gateway.parsers import OutputParser, content_of
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(tiny_tokenizer.build())
 SMILE = TOKENIZER.encode_now("a🙂b", add_special_tokens=False)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from surestep_gateway.clients import Client, read_keys
+from surestep_gateway.auth.api_keys import ApiClient, read_keys
 from surestep_gateway.config import GatewaySettings
 
 
@@ -20,9 +20,9 @@ def test_a_file_says_whose_keys_they_are(keys: Path) -> None:
     keys.write_text("# ours\n\nk1\n  k2 weight=2.5 name=batch\tpriority=yes  \n")
     first, second = read_keys(keys)
     assert first.key == "k1"
-    assert first.client == Client(first.client.name, 1.0, may_prioritise=False)
+    assert first.client == ApiClient(first.client.name, 1.0, may_prioritise=False)
     assert "k1" not in first.client.name
-    assert second == ("k2", Client("batch", 2.5, may_prioritise=True))
+    assert second == ("k2", ApiClient("batch", 2.5, may_prioritise=True))
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,24 @@
 from __future__ import annotations
 
 from fake_scheduler import logprob_columns
-from surestep_gateway.detokenize import Detokenizer
-from surestep_gateway.logprobs import (
-    Candidate,
+from surestep_gateway.output.detokenize import Detokenizer
+from surestep_gateway.output.logprobs import (
     CompletionLogprobs,
     Position,
     TextOfTokens,
+    TokenLogprob,
     TokenSpeller,
     chat_logprobs,
     positions,
     prompt_logprobs,
 )
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 
 
 def test_columns_become_positions() -> None:
     assert positions(logprob_columns([7, 9], num_top=2)) == [
-        Position(Candidate(7, -0.5), 1, [Candidate(7, -0.5), Candidate(8, -1.5)]),
-        Position(Candidate(9, -0.5), 1, [Candidate(9, -0.5), Candidate(10, -1.5)]),
+        Position(TokenLogprob(7, -0.5), 1, [TokenLogprob(7, -0.5), TokenLogprob(8, -1.5)]),
+        Position(TokenLogprob(9, -0.5), 1, [TokenLogprob(9, -0.5), TokenLogprob(10, -1.5)]),
     ]
     assert positions(logprob_columns([7], num_top=0))[0].top == []
 
@@ -58,7 +58,7 @@ def test_completion_offsets_go_on_between_calls(tokenizer: Tokenizer) -> None:
 
 
 def test_the_chosen_token_is_always_among_the_top(tokenizer: Tokenizer) -> None:
-    position = Position(Candidate(40, -3.0), 9, [Candidate(41, -0.5)])
+    position = Position(TokenLogprob(40, -3.0), 9, [TokenLogprob(41, -0.5)])
     speller = TokenSpeller(tokenizer, as_ids=True)
     text = Detokenizer(tokenizer, skip_special_tokens=True)
     shape = CompletionLogprobs(speller, TextOfTokens(text))

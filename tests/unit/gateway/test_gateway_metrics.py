@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from prometheus_client import CollectorRegistry
-from surestep_gateway.metrics import EventLoopMetrics
+from surestep_gateway.observability.metrics import EventLoopMetrics
 
 
 async def test_a_loop_that_stands_still_is_seen() -> None:

@@ -12,9 +12,9 @@ from fake_scheduler import partitions
 from hypothesis import given
 from hypothesis import strategies as st
 from parser_cases import all_partitions, output_parser, parse
-from surestep_gateway.detokenize import Detokenizer, StopScanner, TextAssembler
+from surestep_gateway.output.detokenize import Detokenizer, StopScanner, TextAssembler
 from surestep_gateway.parsers import Event, Reasoning, ToolArguments, ToolCallStart, coalesce
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.text.tokenizer import Tokenizer
 
 HERMES = [
     *("thought", "\n", "</think>", "\n\n", "look:", "\n<tool", "_call>", '\n{"name": "we'),

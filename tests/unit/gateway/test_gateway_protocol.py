@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 from surestep_common.errors import InvalidRequest
-from surestep_gateway.parse import parse
-from surestep_gateway.protocol import Body, ChatRequest, CompletionRequest
-from surestep_gateway.unsupported import refuse_unsupported
+from surestep_gateway.request.parse import parse
+from surestep_gateway.request.protocol import Body, ChatRequest, CompletionRequest
+from surestep_gateway.request.unsupported import refuse_unsupported
 
 
 @pytest.mark.parametrize(

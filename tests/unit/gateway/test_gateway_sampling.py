@@ -8,10 +8,10 @@ from fake_scheduler import default_info
 from surestep_common.errors import ContextOverflow, InvalidRequest
 from surestep_common.sampling_defaults import SHAPING, neutral
 from surestep_common.seeds import sibling_seed
-from surestep_gateway.bad_words import bad_words
-from surestep_gateway.protocol import ChatBody, CompletionBody, GenerationBody
-from surestep_gateway.sampling import fit_prompt, max_tokens, sampling_params
-from surestep_gateway.tokenizer import Tokenizer
+from surestep_gateway.request.bad_words import bad_words
+from surestep_gateway.request.protocol import ChatBody, CompletionBody, GenerationBody
+from surestep_gateway.request.sampling import fit_prompt, max_tokens, sampling_params
+from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_proto.engine_pb2 import SamplingParams
 
 INFO = default_info()

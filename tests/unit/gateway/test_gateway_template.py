@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tiny_tokenizer
 from surestep_common.errors import InvalidRequest
-from surestep_gateway.chat import ChatTemplate
+from surestep_gateway.text.chat_template import ChatTemplate
 
 USER = {"role": "user", "content": "hi"}
 

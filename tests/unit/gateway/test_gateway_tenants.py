@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from surestep_common.errors import PermissionDenied, kind_of
-from surestep_gateway.clients import Client
-from surestep_gateway.tenants import Caller, may_open
+from surestep_gateway.auth.api_keys import ApiClient
+from surestep_gateway.auth.tenants import Caller, may_open
 
 CALLERS = st.sampled_from("abcdefgh")
 
 
-def caller(client: Client | None = None, host: str = "10.0.0.1") -> Caller:
+def caller(client: ApiClient | None = None, host: str = "10.0.0.1") -> Caller:
     return Caller.of({"client": (host, 5000), "state": {"client": client}})
 
 
 def test_a_key_is_its_owners_whoever_it_says_it_asks_for() -> None:
-    owner = caller(Client("team", weight=3.0))
+    owner = caller(ApiClient("team", weight=3.0))
     assert owner.tenant("alice") == owner.tenant(None)
     assert owner.tenant(None).weight == 3.0
-    assert owner.tenant(None) == caller(Client("team", 3.0), "10.9.9.9").tenant(None)
-    assert owner.tenant(None) != caller(Client("other", 3.0)).tenant(None)
+    assert owner.tenant(None) == caller(ApiClient("team", 3.0), "10.9.9.9").tenant(None)
+    assert owner.tenant(None) != caller(ApiClient("other", 3.0)).tenant(None)
 
 
 def test_without_keys_users_are_told_apart_and_then_addresses() -> None:
@@ -34,7 +34,7 @@ def test_without_keys_users_are_told_apart_and_then_addresses() -> None:
 
 def test_nobody_poses_as_another() -> None:
     names = [
-        caller(Client("10.0.0.1")).tenant(None),
+        caller(ApiClient("10.0.0.1")).tenant(None),
         caller().tenant("10.0.0.1"),
         caller().tenant(None),
         caller().tenant("key 10.0.0.1"),
@@ -44,9 +44,9 @@ def test_nobody_poses_as_another() -> None:
 
 
 def test_priorities_are_for_keys_that_may() -> None:
-    for may in (caller(), caller(Client("a")), caller(Client("a", may_prioritise=True))):
+    for may in (caller(), caller(ApiClient("a")), caller(ApiClient("a", may_prioritise=True))):
         may.check_priority(-5)
-    barred = caller(Client("a", may_prioritise=False))
+    barred = caller(ApiClient("a", may_prioritise=False))
     barred.check_priority(None)
     barred.check_priority(0)
     with pytest.raises(PermissionDenied) as refusal:

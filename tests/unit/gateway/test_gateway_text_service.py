@@ -6,25 +6,25 @@ from typing import Any
 import tiny_tokenizer
 from fake_scheduler import default_info
 from surestep_common.errors import InvalidRequest
-from surestep_gateway.chat import ChatTemplate
 from surestep_gateway.config import GatewaySettings
-from surestep_gateway.metrics import Metrics
-from surestep_gateway.prepare import Draft
-from surestep_gateway.text import TextSide
-from surestep_gateway.text_jobs import TOKENIZE, Job
-from surestep_gateway.text_service import TextService
-from surestep_gateway.tokenizer import Texts, Tokenizer
+from surestep_gateway.observability.metrics import GatewayMetrics
+from surestep_gateway.request.prepare import Draft
+from surestep_gateway.text.chat_template import ChatTemplate
+from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.tokenizer import Texts, Tokenizer
+from surestep_gateway.text_processes.jobs import TOKENIZE, Job
+from surestep_gateway.text_processes.service import TextService
 
 BODY = bytearray(b'{"prompt": "%b"}' % (b"x" * 10_000))
 
 
 def service() -> TextService:
-    side = TextSide(
+    side = TextProcessor(
         settings=GatewaySettings.model_validate({"model": "tiny"}),
         tokenizer=Tokenizer(tiny_tokenizer.build()),
         template=ChatTemplate(None, {}),
     )
-    return TextService(side, Metrics("tiny"))
+    return TextService(side, GatewayMetrics("tiny"))
 
 
 async def test_drafts_of_many_requests_share_no_iteration_of_the_loop() -> None:
@@ -39,7 +39,7 @@ async def test_drafts_of_many_requests_share_no_iteration_of_the_loop() -> None:
             iterations += 1
             await asyncio.sleep(0)
 
-    def draft(side: TextSide, raw: bytes | bytearray, info: Any) -> Draft[bytes]:
+    def draft(side: TextProcessor, raw: bytes | bytearray, info: Any) -> Draft[bytes]:
         seen.append(iterations)
         if len(seen) % 3 == 0:
             raise InvalidRequest("wrong")

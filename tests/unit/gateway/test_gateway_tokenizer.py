@@ -7,7 +7,7 @@ import tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from surestep_common.errors import InvalidRequest
-from surestep_gateway.tokenizer import Texts, Tokenizer
+from surestep_gateway.text.tokenizer import Texts, Tokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 

@@ -14,7 +14,7 @@ from fake_loop import FakeLoop, hopeless, perfect
 from fake_model import FakeModel
 from surestep_common.errors import InvalidRequest
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.sequence import Sequence
+from surestep_scheduler.core.sequence import Sequence
 
 CHUNK = 8
 MODEL = FakeModel(
@@ -109,7 +109,7 @@ def test_preemptions_and_faults_change_nothing() -> None:
 def test_what_is_decoded_takes_no_snapshots() -> None:
     loop = FakeLoop(MODEL)
     loop.complete(prompt(CHUNK + 1), 60)
-    lengths = {int(n) for plan in loop.plans for n in plan.arms.length}
+    lengths = {int(n) for plan in loop.plans for n in plan.snapshot_requests.length}
     assert lengths == {CHUNK}
 
 

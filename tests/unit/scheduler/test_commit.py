@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from surestep_common.invariants import LedgerError
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.commit import apply
-from surestep_scheduler.incidents import Replay
-from surestep_scheduler.limits import Limits
-from surestep_scheduler.messages import Outcome
-from surestep_scheduler.plan import from_proto
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Finish, Request
-from surestep_scheduler.state import SchedulerState
+from surestep_scheduler.core.commit import commit_result
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.messages import Outcome
+from surestep_scheduler.core.sequence import Finish, Request
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.engine.wire import from_proto
+from surestep_scheduler.policy.schedule import schedule
+from surestep_scheduler.recovery.incidents import Replay
 
 STOP = 9
 VOCAB = 50
@@ -57,11 +57,11 @@ def answer(
     result = pb.StepResult(
         epoch=plan.epoch,
         step=plan.step,
-        slot=plan.slot.tolist(),
-        slot_epoch=plan.slot_epoch.tolist(),
+        slot=plan.rows.slot.tolist(),
+        slot_epoch=plan.rows.slot_epoch.tolist(),
         status=[pb.OK] * len(windows),
-        len_before=state.slots.committed[plan.slot].tolist(),
-        n_drafts=np.minimum(plan.k_cap, drafts).tolist(),
+        len_before=state.slots.committed[plan.rows.slot].tolist(),
+        n_drafts=np.minimum(plan.rows.max_drafts, drafts).tolist(),
         n_accepted=accepted,
         n_emitted=map(len, windows),
         token_ids=[token for window in windows for token in window],
@@ -84,10 +84,10 @@ def emitted(state: SchedulerState) -> list[list[int]]:
 def test_nothing_is_committed(
     state: SchedulerState, second: list[int], accepted: int, message: str
 ) -> None:
-    apply(state, answer(state, [[6], [7]], [0, 0]))
+    commit_result(state, answer(state, [[6], [7]], [0, 0]))
     assert schedule(state, now=0.0)
     with pytest.raises(LedgerError, match=message):
-        apply(state, answer(state, [[10, 11], second], [1, accepted]))
+        commit_result(state, answer(state, [[10, 11], second], [1, accepted]))
     assert emitted(state) == [[6], [7]]
     state.check()
     assert state.fence() == Replay(2, 12)
@@ -95,9 +95,9 @@ def test_nothing_is_committed(
 
 
 def test_only_the_request_that_stops_ends(state: SchedulerState) -> None:
-    apply(state, answer(state, [[6], [7]], [0, 0]))
+    commit_result(state, answer(state, [[6], [7]], [0, 0]))
     assert schedule(state, now=0.0)
-    outputs = apply(state, answer(state, [[10, 11, STOP], [12]], [3, 0]))
+    outputs = commit_result(state, answer(state, [[10, 11, STOP], [12]], [3, 0]))
     assert [list(output.token_ids) for output in outputs] == [[10, 11, STOP], [12]]
     assert [output.finish for output in outputs] == [Finish.STOP, None]
     assert list(state.open) == ["b"]

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from surestep_scheduler.draft_length import Choice, StepCosts, draft_lengths
+from surestep_scheduler.speculation.draft_length import DraftChoice, StepCosts, draft_lengths
 
 ROWS, CAP = 3, 3
 
@@ -23,7 +23,9 @@ def costs(step: list[float], draft: list[float], per_context_token: float = 0.0)
     return measured
 
 
-def choose(acceptance: list[float], table: StepCosts, cap: int = CAP, context: int = 100) -> Choice:
+def choose(
+    acceptance: list[float], table: StepCosts, cap: int = CAP, context: int = 100
+) -> DraftChoice:
     rows = len(acceptance)
     return draft_lengths(
         np.array(acceptance),

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from fake_loop import FakeLoop
 from fake_model import FakeModel
-from surestep_common.invariants import DECODE, VERIFY, LedgerError, drafter_watermark
-from surestep_scheduler.commit import apply
-from surestep_scheduler.plan import from_proto, to_proto
-from surestep_scheduler.policy import schedule
+from surestep_common.invariants import DECODE, VERIFY, LedgerError
+from surestep_common.plan_rows import PlanRows, drafter_watermark
+from surestep_scheduler.core.commit import commit_result
+from surestep_scheduler.engine.wire import from_proto, to_proto
+from surestep_scheduler.policy.schedule import schedule
 
 MODEL = FakeModel(drafter_has_state=True, max_step_tokens=32)
 PROMPT = [i % 100 for i in range(70)]
@@ -20,13 +21,13 @@ PROMPT = [i % 100 for i in range(70)]
 
 def modes_and_catch_up(loop: FakeLoop) -> list[tuple[int, int]]:
     """Of the first row of each plan."""
-    return [(int(plan.mode[0]), int(plan.catch_up[0])) for plan in loop.plans]
+    return [(int(plan.rows.mode[0]), int(plan.rows.catch_up[0])) for plan in loop.plans]
 
 
 def test_each_chunk_makes_up_for_the_one_before() -> None:
     loop = FakeLoop(MODEL)
     loop.complete(PROMPT, 8)
-    chunks = [int(plan.num_tokens[0]) for plan in loop.plans]
+    chunks = [int(plan.rows.num_tokens[0]) for plan in loop.plans]
     assert chunks[:3] == [32, 32, 6]
     # The first window makes up for the last chunk.
     assert modes_and_catch_up(loop)[:4] == [(1, 0), (1, 32), (2, 32), (VERIFY, 6)]
@@ -77,9 +78,9 @@ def test_one_that_lags_far_does_not_keep_others_from_drafting() -> None:
     for _ in range(3):
         plan = loop.step()
         assert plan is not None
-        assert plan.mode[0] == VERIFY
-        assert plan.rows[0] is quick.tenancy
-        assert plan.catch_up.sum() <= 32
+        assert plan.rows.mode[0] == VERIFY
+        assert plan.tenancies[0] is quick.tenancy
+        assert plan.rows.catch_up.sum() <= 32
     loop.run()
     assert late.num_accepted > 0
 
@@ -94,19 +95,15 @@ def test_a_wrong_watermark_is_refused() -> None:
     result = loop.engine.execute(to_proto(plan, 1000))
     result.draft_upto[0] -= 1
     with pytest.raises(LedgerError, match="covers 64 tokens, reported are 63"):
-        apply(loop.state, from_proto([result]))
+        commit_result(loop.state, from_proto([result]))
 
 
 def test_a_window_that_is_not_caught_up_is_refused() -> None:
     def watermark(catch_up: int) -> int:
-        column = {
-            name: np.array([value])
-            for name, value in (
-                *(("slot", 0), ("mode", VERIFY), ("catch_up", catch_up)),
-                *(("len_before", 10), ("draft_upto", 6)),
-            )
-        }
-        return int(drafter_watermark(**column)[0])
+        told = {"mode": VERIFY, "catch_up": catch_up}
+        rows = PlanRows(**{name: np.array([told.get(name, 0)]) for name in PlanRows.names()})
+        after = drafter_watermark(rows, len_before=np.array([10]), draft_upto=np.array([6]))
+        return int(after[0])
 
     assert watermark(4) == watermark(9) == 10
     with pytest.raises(LedgerError, match="drafts from a state of 9 tokens at length 10"):

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paced_loop import PacedLoop
 from surestep_common.errors import InvalidRequest, QueueFull
-from surestep_scheduler.fairness import entitlements, fair_shares
-from surestep_scheduler.tenants import Tenants
+from surestep_scheduler.core.tenants import Tenants
+from surestep_scheduler.policy.fairness import entitlements, fair_shares
 
 AMOUNTS = st.floats(0, 1000)
 CLAIMS = st.lists(st.tuples(AMOUNTS, st.sampled_from([0.5, 1.0, 3.0])), min_size=1, max_size=12)

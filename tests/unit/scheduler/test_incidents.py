@@ -13,9 +13,9 @@ from surestep_common.errors import (
 )
 from surestep_common.invariants import DigestError, LedgerError
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.diagnosis import Diagnosis, OperatorRestart, diagnose
-from surestep_scheduler.incidents import Cause, Incident, IncidentLog, Replay
-from surestep_scheduler.non_finite import NonFiniteLogits
+from surestep_scheduler.recovery.diagnosis import Diagnosis, OperatorRestart, diagnose
+from surestep_scheduler.recovery.incidents import Cause, Incident, IncidentLog, Replay
+from surestep_scheduler.recovery.non_finite import NonFiniteLogits
 
 
 def incident(epoch: int, at: float = 0.0) -> Incident:

@@ -9,8 +9,8 @@ from fake_loop import FakeLoop
 from fake_model import FakeModel
 from surestep_common.errors import InvalidRequest, ModelFault
 from surestep_proto import engine_pb2 as pb
-from surestep_scheduler.non_finite import NonFiniteLogits
-from surestep_scheduler.sequence import Sequence
+from surestep_scheduler.core.sequence import Sequence
+from surestep_scheduler.recovery.non_finite import NonFiniteLogits
 
 MODEL = FakeModel()
 PROMPT = [*range(30)]

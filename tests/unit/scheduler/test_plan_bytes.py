@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paced_loop import PacedLoop
 from surestep_common.request_bounds import ROWS_BYTES, admission_bytes
-from surestep_scheduler.plan import to_proto
+from surestep_scheduler.engine.wire import to_proto
 
 BLOCK = 16
 

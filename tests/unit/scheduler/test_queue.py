@@ -6,7 +6,8 @@ import pytest
 from fake_loop import FakeLoop
 from fake_model import FakeModel
 from surestep_common.errors import QueueFull
-from surestep_scheduler.sequence import CANARY, Request
+from surestep_scheduler.core.sequence import Request
+from surestep_scheduler.recovery.poison import CANARY
 
 MODEL = FakeModel(
     num_slots=2, max_step_tokens=16, max_draft_tokens=0, max_model_len=1024, num_blocks=512
@@ -93,7 +94,7 @@ def test_new_requests_get_tokens_while_long_ones_are_computed_again() -> None:
         loop.step()
     assert len(loop.plans) <= 2
     assert sum(seq.is_replaying for seq in long) == 8
-    shares = [plan.num_tokens[plan.slot == 0].sum() for plan in loop.plans]
+    shares = [plan.rows.num_tokens[plan.rows.slot == 0].sum() for plan in loop.plans]
     assert min(shares) >= 256  # the first in the order goes on meanwhile
     loop.run()
     done = [output.seq for output in loop.outputs if output.finish is not None]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from surestep_common.invariants import DECODE, PREFILL, VERIFY
-from surestep_scheduler.counters import STEP_TOKENS, Counters
+from surestep_scheduler.core.counters import STEP_TOKENS, Counters
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from surestep_scheduler.counters import STEP_TOKENS, Counters
 def test_steps_are_counted_by_their_tokens(tokens: list[int], bound: int) -> None:
     counters = Counters()
     none = np.zeros(len(tokens), dtype=np.int64)
-    counters.count(np.array(tokens), none, none, none, mode=none + DECODE, k_cap=none)
+    counters.count(np.array(tokens), none, none, none, mode=none + DECODE, max_drafts=none)
     assert counters.steps_by_tokens == dict.fromkeys(STEP_TOKENS, 0) | {bound: 1}
     assert counters.step_tokens == sum(tokens)
     assert counters.steps == 1
@@ -27,7 +27,7 @@ def test_rows_and_windows_are_told_apart() -> None:
         "drafts": [0, 0, 0, 4, 1],  # of the third row the drafter found nothing
         "accepted": [0, 0, 0, 2, 1],
         "mode": [PREFILL, DECODE, VERIFY, VERIFY, VERIFY],
-        "k_cap": [0, 0, 4, 4, 2],
+        "max_drafts": [0, 0, 4, 4, 2],
     }
     for _ in range(2):
         counters.count(**{name: np.array(values) for name, values in columns.items()})

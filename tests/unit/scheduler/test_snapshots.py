@@ -9,10 +9,10 @@ import pytest
 from fake_loop import FakeLoop, hopeless
 from fake_model import FakeModel, ragged
 from surestep_common.invariants import LedgerError
-from surestep_scheduler.commit import apply
-from surestep_scheduler.plan import from_proto, to_proto
-from surestep_scheduler.policy import schedule
-from surestep_scheduler.sequence import Tenancy
+from surestep_scheduler.core.commit import commit_result
+from surestep_scheduler.core.sequence import Tenancy
+from surestep_scheduler.engine.wire import from_proto, to_proto
+from surestep_scheduler.policy.schedule import schedule
 
 MODEL = FakeModel(recurrent=True, num_snapshots=12, max_step_tokens=32)
 SIZE = MODEL.block_size
@@ -70,7 +70,7 @@ def test_one_snapshot_is_kept_of_a_request_that_decodes() -> None:
 def test_snapshots_while_decoding_keep_their_distance() -> None:
     loop = FakeLoop(MODEL, snapshot_interval=4 * SIZE - 1)
     loop.complete(prompt(10), 100)
-    lengths = sorted({int(n) for plan in loop.plans[1:] for n in plan.arms.length})
+    lengths = sorted({int(n) for plan in loop.plans[1:] for n in plan.snapshot_requests.length})
     assert lengths == [16, 32, 48, 64, 80, 96]
 
 
@@ -80,9 +80,11 @@ def test_ids_that_may_be_taken_by_either_of_two_plans_are_shared(depth: int) -> 
     loop.complete(prompt(30), 60)
     by_length: dict[int, set[int]] = {}
     for plan in loop.plans:
-        for length, snapshot in zip(plan.arms.length.tolist(), plan.arms.id.tolist(), strict=True):
+        for length, snapshot in zip(
+            plan.snapshot_requests.length.tolist(), plan.snapshot_requests.id.tolist(), strict=True
+        ):
             by_length.setdefault(length, set()).add(snapshot)
-    assert sum(len(plan.arms.id) for plan in loop.plans) > len(by_length)
+    assert sum(len(plan.snapshot_requests.id) for plan in loop.plans) > len(by_length)
     assert all(len(ids) == 1 for ids in by_length.values())
     assert len(by_length) - loop.state.counters.snapshots_taken in (0, 1)
 
@@ -106,7 +108,7 @@ def test_no_snapshots_no_hits(changes: dict[str, Any]) -> None:
     for _ in range(2):
         loop.complete(prompt(20), 5)
         assert (cached(loop), admitted(loop).snapshot_id) == (0, 0)
-    assert not any(len(plan.arms.id) for plan in loop.plans)
+    assert not any(len(plan.snapshot_requests.id) for plan in loop.plans)
 
 
 def test_figures() -> None:
@@ -127,10 +129,10 @@ def test_a_restored_id_is_not_reused_before_the_admission_is_answered() -> None:
     loop.state.abort(loop.state.running[0].seq)
     assert plans[0] is not None
     assert plans[0].admissions[0].snapshot_id == 1
-    assert not any(len(plan.arms.id) for plan in plans if plan is not None)
+    assert not any(len(plan.snapshot_requests.id) for plan in plans if plan is not None)
     loop.state.check()
     assert loop.state.snapshots.pool.num_available == 0
-    apply(loop.state, from_proto([loop.engine.execute(to_proto(plans[0], 1000))]))
+    commit_result(loop.state, from_proto([loop.engine.execute(to_proto(plans[0], 1000))]))
     assert loop.state.snapshots.pool.num_available == 1
 
 
@@ -140,9 +142,9 @@ def test_a_report_that_differs_is_refused(denied: bool) -> None:
     loop.add(prompt(9), 60)
     loop.step()
     plan, result = loop.unanswered[0]
-    while not len(plan.arms.id) or bool(result.snapshot_ids_taken) != denied:
+    while not len(plan.snapshot_requests.id) or bool(result.snapshot_ids_taken) != denied:
         loop.step()
         plan, result = loop.unanswered[0]
-    result.snapshot_ids_taken[:] = [] if denied else plan.arms.id.tolist()
+    result.snapshot_ids_taken[:] = [] if denied else plan.snapshot_requests.id.tolist()
     with pytest.raises(LedgerError, match="snapshot"):
-        apply(loop.state, from_proto([result]))
+        commit_result(loop.state, from_proto([result]))

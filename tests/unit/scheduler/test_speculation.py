@@ -10,8 +10,8 @@ import pytest
 from fake_loop import FakeLoop, hopeless, perfect
 from fake_model import Drafter, FakeModel
 from surestep_common.invariants import DECODE, VERIFY
-from surestep_scheduler.draft_length import StepCosts
-from surestep_scheduler.speculation import Alarm, Overhead
+from surestep_scheduler.speculation.draft_length import StepCosts
+from surestep_scheduler.speculation.speculation import Alarm, Overhead
 
 MODEL = FakeModel(max_model_len=2000, num_blocks=2000, drafter_has_state=True)
 CHEAP = StepCosts.measured(([1, 64], [1000, 1100]), ([1, 16], [20, 30]), 0.0, 256)
@@ -27,8 +27,8 @@ def loop(drafter: Drafter, costs: StepCosts | None, **changes: Any) -> FakeLoop:
 
 
 def windows(loop: FakeLoop) -> list[list[int]]:
-    """k_cap of the decoding rows of each step."""
-    return [plan.k_cap[plan.mode >= DECODE].tolist() for plan in loop.plans]
+    """max_drafts of the decoding rows of each step."""
+    return [plan.rows.max_drafts[plan.rows.mode >= DECODE].tolist() for plan in loop.plans]
 
 
 def test_good_drafts_are_taken_to_the_cap() -> None:
@@ -76,22 +76,22 @@ def test_between_probes_a_step_is_that_of_speculation_off() -> None:
     busy = loop(hopeless, CHEAP)
     for _ in range(300):
         busy.step()
-    quiet = [plan for plan in busy.plans[50:] if not plan.k_cap.any()]
+    quiet = [plan for plan in busy.plans[50:] if not plan.rows.max_drafts.any()]
     assert len(quiet) > 150
-    assert all((plan.mode == DECODE).all() and not plan.catch_up.any() for plan in quiet)
+    assert all((plan.rows.mode == DECODE).all() and not plan.rows.catch_up.any() for plan in quiet)
 
 
 def test_requests_that_begin_then_are_not_caught_up_in_vain() -> None:
     busy = loop(hopeless, CHEAP)
     for _ in range(70):
         busy.step()
-    while busy.plans[-1].k_cap.any():
+    while busy.plans[-1].rows.max_drafts.any():
         busy.step()
     seq = busy.add(list(range(20)), 50)
     plan = busy.step()
     assert plan is not None
-    assert seq.tenancy in plan.rows
-    assert not plan.catch_up.any()
+    assert seq.tenancy in plan.tenancies
+    assert not plan.rows.catch_up.any()
 
 
 def test_a_drafter_that_recovers_is_used_again() -> None:
@@ -126,7 +126,7 @@ def test_what_is_known_of_a_request_outlives_its_tenancy() -> None:
         busy.step()
     tenancy = busy.state.running[0]
     busy.state.preempt(tenancy)
-    known = tenancy.seq.experience
+    known = tenancy.seq.acceptance_stats
     assert known.trials > 1
     assert known.hits == 0
     busy.step()
@@ -163,7 +163,7 @@ def test_collapse_suspends_and_is_told_once(caplog: pytest.LogCaptureFixture) ->
     assert alarm.num_suspensions == 1
     (record,) = caplog.records
     assert "suspended" in record.message
-    drafting = [VERIFY in plan.mode for plan in busy.plans]
+    drafting = [VERIFY in plan.rows.mode for plan in busy.plans]
     first_pause = drafting[100:1000]
     assert drafting[50]
     assert not any(first_pause)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from surestep_common.errors import NotFound, RequestTooLarge
-from surestep_scheduler.tokenizer_files import MAX_BYTES, Bundles, archive
+from surestep_scheduler.vllm.tokenizer_files import MAX_BYTES, Bundles, archive
 
 _OTHERS = ("model.safetensors", "README.md", "modeling.py", "secrets.env")
 

@@ -31,7 +31,7 @@ def rows_of(k_caps: list[int], prompts: list[int]) -> Rows:
     told = {
         "slot": np.arange(count)[::-1],
         "mode": np.array([pb.VERIFY] * len(k_caps) + [pb.PREFILL_LAST] * len(prompts)),
-        "k_cap": np.array([*k_caps, *[0] * len(prompts)]),
+        "max_drafts": np.array([*k_caps, *[0] * len(prompts)]),
         "num_tokens": np.array([*[0] * len(k_caps), *prompts]),
     }
     nothing = np.zeros(count, dtype=np.int64)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from surestep_common.errors import InternalError
+from surestep_common.invariants import NULL_BLOCK
 from surestep_proto import engine_pb2 as pb
 from surestep_worker.plan import IntArray
-from surestep_worker.slots import NULL_BLOCK, Slots
+from surestep_worker.slots import Slots
 
 
 def I(*values: int) -> IntArray:  # noqa: E743

@@ -49,10 +49,10 @@ class Geometry:
         armed: ArmedSnapshots,
     ) -> Geometry:
         """A window has room for the newest token and as many drafts as its row may have."""
-        width = tokens_consumed(rows, rows.k_cap)
+        width = tokens_consumed(rows, rows.max_drafts)
         cu = offsets(width)
         token_row = np.repeat(np.arange(len(rows)), width)
-        sampled = sampled_positions(rows, cu, rows.k_cap)
+        sampled = sampled_positions(rows, cu, rows.max_drafts)
         window = np.full(len(rows), -1)
         window[sampled.row] = np.arange(len(sampled.row))
         length, line = np.zeros((2, slots.num_slots + 1), dtype=np.int64)
@@ -77,7 +77,7 @@ class Geometry:
         return cls(
             rows=columns,
             width=width,
-            k_cap=_words(rows.k_cap),
+            k_cap=_words(rows.max_drafts),
             window_row=sampled.row,
             window_slot=rows.slot[sampled.row],
             position_window=_words(sampled.window),

@@ -223,8 +223,8 @@ class DeviceStep:
 
 
 def _without_drafts(rows: Rows) -> Rows:
-    nothing = np.zeros_like(rows.k_cap)
-    return dataclasses.replace(rows, k_cap=nothing, catch_up=nothing)
+    nothing = np.zeros_like(rows.max_drafts)
+    return dataclasses.replace(rows, max_drafts=nothing, catch_up=nothing)
 
 
 def _shape(geometry: Geometry, asked: Asked) -> PassShape:

@@ -56,7 +56,7 @@ def _rows(
     slot: int, count: int, mode: pb.DecodeMode, *, k_cap: int = 0, num_tokens: int = 0
 ) -> Rows:
     """A drafter with state catches up with as many positions as each row has tokens, if any."""
-    told = {"slot": slot, "mode": mode, "num_tokens": num_tokens, "k_cap": k_cap}
+    told = {"slot": slot, "mode": mode, "num_tokens": num_tokens, "max_drafts": k_cap}
     told["catch_up"] = 1 + k_cap if mode == pb.VERIFY else num_tokens
     names = (name for name, _ in Rows.none().columns())
     return Rows(**{name: np.full(count, told.get(name, 0)) for name in names})

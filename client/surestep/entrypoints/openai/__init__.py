@@ -1,1 +1,1 @@
-"""See the package around this one."""
+"""vLLM's module names of its OpenAI server."""

@@ -1,0 +1,1 @@
+"""The HTTP API of a running server, as the commands call it."""

@@ -1,0 +1,141 @@
+"""Small HTTP calls, so that the commands need no client library."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import urllib.request
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from surestep_common.tls import context_of_client
+
+
+class Answer(NamedTuple):
+    """Status and parsed JSON body (None when it is no JSON object)."""
+
+    status: int
+    body: dict[str, Any] | None
+
+
+def call(
+    url: str,
+    body: dict[str, Any] | None = None,
+    *,
+    api_key: str | None = None,
+    timeout_s: float = 2.0,
+    certificate: Path | None = None,
+    verify: bool = True,
+) -> Answer:
+    """GET, or POST with a JSON body. Every HTTP status is returned; OSError without a response.
+
+    `certificate` is the one that the server must present, whatever name it contains; without it,
+    servers are verified as usual. Without `verify`, any server is accepted. The URL of a Unix
+    socket is unix://PATH/..., with %2F for / in its path.
+    """
+    tls = context_of_client(certificate, verify=verify) if url.startswith("https") else None
+    with _opened(url, body, api_key, timeout_s, tls) as response:
+        return Answer(response.status, _parse(response.read()))
+
+
+def read_text(url: str, *, api_key: str | None = None, timeout_s: float = 2.0) -> str:
+    """Return the body of a GET. Raise OSError without a response, or for a status other than
+    200.
+    """
+    with _opened(url, None, api_key, timeout_s) as response:
+        if response.status != HTTPStatus.OK:
+            raise ConnectionError(f"{urlsplit(url).path} answered with HTTP {response.status}")
+        return response.read().decode(errors="replace")
+
+
+def posted(
+    url: str, body: dict[str, Any], *, api_key: str | None = None, timeout_s: float
+) -> contextlib.AbstractContextManager[http.client.HTTPResponse]:
+    """Return the response to a POST, to be read as it comes. Errors as in `call`.
+
+    `timeout_s` limits the silence between two pieces.
+    """
+    return _opened(url, body, api_key, timeout_s)
+
+
+@contextlib.contextmanager
+def _opened(
+    url: str,
+    body: dict[str, Any] | None,
+    api_key: str | None,
+    timeout_s: float,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[http.client.HTTPResponse]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data)  # noqa: S310  # the scheme is checked in the settings
+    request.add_header("Content-Type", "application/json")
+    if api_key:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    handlers: list[urllib.request.BaseHandler] = [
+        urllib.request.ProxyHandler({}),  # it is near
+        _UnixHandler(),
+        urllib.request.HTTPSHandler(context=tls),
+        _EveryStatus(),
+    ]
+    opener = urllib.request.build_opener(*handlers)
+    try:
+        with opener.open(request, timeout=timeout_s) as response:
+            yield response
+    except http.client.HTTPException as error:  # no HTTP, or cut off
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error
+
+
+def api_root(url: str) -> str:
+    """Return the URL to which paths are added, without the /v1 of OpenAI clients' base URLs."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def unix_socket(url: str) -> str | None:
+    """Return the socket path of a unix:// URL; None for other URLs."""
+    parts = urlsplit(url)
+    return unquote(parts.netloc) if parts.scheme == "unix" else None
+
+
+class _EveryStatus(urllib.request.HTTPErrorProcessor):
+    """Returns responses of every status; redirections are followed."""
+
+    def http_response(self, request: Any, response: Any) -> Any:
+        return super().http_response(request, response) if response.code // 100 == 3 else response
+
+    https_response = http_response
+
+
+class _UnixHandler(urllib.request.AbstractHTTPHandler):
+    """Opens unix://PATH/...; urllib.request finds the two methods by their names."""
+
+    def unix_request(self, request: urllib.request.Request) -> urllib.request.Request:
+        request.add_unredirected_header("Host", "localhost")
+        return self.do_request_(request)
+
+    def unix_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_UnixConnection, request)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, **options: Any) -> None:
+        super().__init__("localhost", **options)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _parse(body: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,1 @@
+"""`surestep bench`: the load generator and its report."""

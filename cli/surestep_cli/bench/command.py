@@ -1,0 +1,51 @@
+"""`surestep bench`: its flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+from pydantic_settings import CliImplicitFlag
+from rich.console import Console
+
+from surestep_cli.api.server_url import ServerUrl
+from surestep_cli.terminal.output import writable
+
+
+class Bench(ServerUrl):
+    """Send requests to a running server and report throughput and latencies."""
+
+    model: str | None = Field(
+        default=None, description="name of the model; none = the server's first"
+    )
+    concurrency: int = Field(default=8, ge=1, description="requests open at once")
+    num_requests: int = Field(default=32, ge=1, description="requests in all")
+    num_warmup: int = Field(default=0, ge=0, description="requests sent first and not counted")
+    max_tokens: int = Field(default=128, ge=1, description="tokens generated per request")
+    prompt_tokens: int = Field(
+        default=64, ge=1, description="length of the prompts, about, in tokens"
+    )
+    prompt_kind: str = Field(
+        default="random", pattern="^(random|repeat)$", description="random, or repeat: drafts well"
+    )
+    seed: int = Field(default=0, description="another seed = other prompts")
+    extra: dict[str, object] = Field(
+        default_factory=dict, description="JSON merged into every request body"
+    )
+    json_output: CliImplicitFlag[bool] = Field(
+        default=False, alias="json", description="print one JSON object"
+    )
+    picture: Path | None = Field(
+        default=None, description="file to draw speed and latencies into, .svg"
+    )
+
+    @field_validator("picture")
+    @classmethod
+    def _can_be_written(cls, path: Path | None) -> Path | None:
+        return None if path is None else writable(path, (".svg",))
+
+    def run(self, console: Console) -> int:
+        """Return the exit status: 0 when no request failed."""
+        from .bench import bench
+
+        return bench(self, console)

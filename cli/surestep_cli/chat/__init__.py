@@ -1,0 +1,1 @@
+"""`surestep chat`."""

@@ -1,0 +1,140 @@
+"""A conversation over the chat API: its messages, and the answer as it streams."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
+
+from surestep_cli.api.http import api_root, call, posted
+from surestep_cli.api.responses import DONE, model_card, payload_of
+
+_MODELS_TIMEOUT_S = 10.0
+_MOST_ERROR_BYTES = 64 << 10
+
+
+@dataclass(slots=True)
+class Reply:
+    """An answer as far as it has arrived. Times are of time.monotonic."""
+
+    content: str = ""
+    reasoning: str = ""
+    asked: float = 0.0
+    first: float | None = None
+    last: float = 0.0
+    chunks: int = 0
+    tokens: int | None = None  # as the server counts
+    finish_reason: str | None = None
+
+    def speed(self) -> str:
+        if self.first is None:
+            return "no answer"
+        tokens = self.tokens if self.tokens is not None else self.chunks
+        seconds = self.last - self.first
+        rate = f", {(tokens - 1) / seconds:.1f} tok/s" if tokens > 1 and seconds > 0 else ""
+        end = f", ended by {self.finish_reason}" if self.finish_reason not in (None, "stop") else ""
+        return f"{tokens} tokens{rate}, first after {self.first - self.asked:.2f} s{end}"
+
+
+class OnPiece(Protocol):
+    """Callback for the pieces of an answer."""
+
+    def __call__(self, text: str, *, reasoning: bool) -> None: ...
+
+
+@dataclass(slots=True)
+class Conversation:
+    """A conversation. `fields` go into every request."""
+
+    url: str
+    api_key: str | None
+    fields: dict[str, Any]
+    timeout_s: float
+    system: str | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def body(self) -> dict[str, Any]:
+        """Return the request for the next answer."""
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        return {**self.fields, "messages": [*first, *self.messages], **streamed}
+
+    def answer(self, piece: OnPiece) -> Reply:
+        """Request an answer and read it to its end, or to Ctrl-C. Raise SurestepError."""
+        heard = Reply(asked=time.monotonic())
+        url = f"{api_root(self.url)}/v1/chat/completions"
+        try:
+            with posted(url, self.body(), api_key=self.api_key, timeout_s=self.timeout_s) as stream:
+                if stream.status != 200:
+                    raise _refusal(stream.status, stream.read(_MOST_ERROR_BYTES))
+                with contextlib.suppress(KeyboardInterrupt):
+                    for chunk in _events(stream):
+                        _take(heard, chunk, piece)
+        except OSError as error:
+            raise Unavailable(f"no answer from {self.url}: {error}") from error
+        self.messages.append({"role": "assistant", "content": heard.content})
+        return heard
+
+
+def first_model(url: str, api_key: str | None) -> str:
+    """Return the name of the server's first model. Raise Unavailable and InvalidRequest."""
+    try:
+        answer = call(f"{api_root(url)}/v1/models", api_key=api_key, timeout_s=_MODELS_TIMEOUT_S)
+    except OSError as error:
+        raise Unavailable(f"no answer from {url}: {error}") from error
+    if answer.status != 200:
+        message = (answer.body or {}).get("error", {}).get("message", f"HTTP {answer.status}")
+        raise Unavailable(f"{url} names no model: {message}")
+    return str(model_card(answer.body)["id"])
+
+
+def _events(stream: Any) -> Iterator[dict[str, Any]]:
+    """Yield the chunks of a stream. Raise Unavailable when it ends early."""
+    for line in stream:
+        payload = payload_of(line)
+        if payload is None:
+            continue
+        if payload == DONE:
+            return
+        try:
+            chunk = json.loads(payload)
+        except ValueError as error:
+            raise Unavailable(f"no stream of a chat: {error}") from error
+        if chunk.get("error"):
+            raise Unavailable(str(chunk["error"].get("message", chunk["error"])))
+        yield chunk
+    raise Unavailable("the answer broke off")
+
+
+def _take(heard: Reply, chunk: dict[str, Any], piece: OnPiece) -> None:
+    if usage := chunk.get("usage"):
+        heard.tokens = usage.get("completion_tokens")
+    for choice in chunk.get("choices") or ():
+        delta = choice.get("delta") or {}
+        heard.finish_reason = choice.get("finish_reason") or heard.finish_reason
+        reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
+        content = delta.get("content") or ""
+        if reasoning or content:
+            heard.last = time.monotonic()
+            heard.first = heard.first if heard.first is not None else heard.last
+            heard.chunks += 1
+        if reasoning:
+            heard.reasoning += reasoning
+            piece(reasoning, reasoning=True)
+        if content:
+            heard.content += content
+            piece(content, reasoning=False)
+
+
+def _refusal(status: int, body: bytes) -> SurestepError:
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = body.decode(errors="replace").strip()
+    kind = InvalidRequest if status < 500 else Unavailable
+    return kind(f"HTTP {status}: {message}")

@@ -1,0 +1,1 @@
+"""`surestep status` and `surestep top`."""

@@ -1,0 +1,1 @@
+"""`surestep serve`: models, ports, service processes and their supervision."""

@@ -1,0 +1,281 @@
+"""`surestep serve`: starts gateway, scheduler and worker supervisors, and keeps them running.
+
+All processes start at once, because most of the start-up is imports that can happen in parallel.
+Settings travel in the environment: every service gets the same variables and reads its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from surestep_common import access, log
+from surestep_common.config import ENV_PREFIX, child_environ, state_dir
+from surestep_common.errors import SurestepError, Unavailable
+from surestep_common.notify import ALIVE, READY, STOPPING, Listener, Notifier
+from surestep_common.process import raise_file_limit
+from surestep_worker.config import gpu_is_here, torch_has_cuda
+
+from surestep_cli.settings.serve_settings import ServeSettings
+from surestep_cli.terminal.output import unbreakable
+
+from .child import Child, ChildFailedError, Command
+from .fetch import fetch
+from .liveness import GrpcProbe, HeartbeatProbe, HttpProbe, Probe, watch, watch_logs
+from .ports import check_address, check_socket
+from .startup import Startup, Worker
+from .system_limits import shortages
+from .wiring import public_url, wiring, with_secret
+
+logger = logging.getLogger(__name__)
+
+# Logs appear as they are written.
+_PROCESS = {"PYTHONUNBUFFERED": "1"}
+_STOP_GRACE_S = 10.0  # for scheduler and workers, which have nothing to do once the gateway is done
+_BEAT_S = 1.0
+_INTERRUPTED = 130  # exit status after a second Ctrl-C
+
+
+def launch(settings: ServeSettings) -> int:
+    """Serve until SIGINT or SIGTERM. Return the exit status. Raise SurestepError."""
+    console = Console(file=unbreakable(sys.stderr), highlight=False)
+    log.configure("launcher", level=settings.log_level, as_json=settings.log_json)
+    settings = with_secret(settings)
+    access.use(settings)
+    raise_file_limit()  # of the services too
+    if settings.uds is not None:
+        check_socket(settings.uds)
+    else:
+        check_address(settings.host, settings.port)
+    for line in (*shortages(settings.tensor_parallel_size), *_remarks(settings)):
+        console.print(f"Warning: {line}", markup=False, soft_wrap=True)
+    model, tokenizer = fetch(settings, console)
+    log_dir = log_folder(settings.log_dir)
+    environ = wiring(settings, model, tokenizer)
+    if sys.version_info < (3, 12):  # later ones need no telling: a thread less for each child
+        asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
+    return asyncio.run(_serve(settings, environ, log_dir, console))
+
+
+def _remarks(settings: ServeSettings) -> Iterator[str]:
+    """Yield warnings about the settings: one line for all flags without effect, by reason."""
+    if "device" not in settings.model_fields_set and gpu_is_here() and not torch_has_cuda():
+        yield "the model runs on CPUs, although there is a GPU: the torch here knows no CUDA"
+    reasons: dict[str, list[str]] = {}
+    for name, why in settings.without_effect.items():
+        reasons.setdefault(why, []).append(name)
+    if reasons:
+        told = "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
+        yield f"without effect here: {told}"
+    if "api_key" in settings.model_fields_set and not settings.api_keys():
+        yield "--api-key is empty: whoever reaches the server may use it"
+
+
+async def _serve(
+    settings: ServeSettings, environ: Mapping[str, str], log_dir: Path, console: Console
+) -> int:
+    services = _services(settings, environ, log_dir)
+    supervisors = json.loads(environ[f"{ENV_PREFIX}SUPERVISOR_ADDRESSES"])
+    logs = [worker.child.command.log_path for worker in services.workers]
+    startup = Startup(
+        public_url(settings, environ[f"{ENV_PREFIX}PORT"]),
+        environ[f"{ENV_PREFIX}SERVED_MODEL_NAME"].split(",")[0],
+        list(map(Worker, supervisors, logs)),
+        console,
+        scheduler=environ[f"{ENV_PREFIX}SCHEDULER_URL"].split(",")[0],
+        certificate=settings.ssl_certfile,
+        must_write=settings.runner == "generate",
+        has_page=settings.ui,
+    )
+    launcher = Launcher(
+        services,
+        startup,
+        needs_key=bool(settings.api_keys()),
+        startup_timeout_s=settings.startup_timeout_s,
+        drain_s=settings.shutdown_delay_s + settings.drain_timeout_s,
+    )
+    return await launcher.run()
+
+
+def log_folder(wanted: Path | None) -> Path:
+    """Make and return the folder for logs: `wanted`, or a new one for this start alone.
+
+    Raises Unavailable when `wanted` cannot be made.
+    """
+    if wanted is None:
+        return _new_folder(state_dir() / "logs", f"{datetime.now():%Y%m%d-%H%M%S}")
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unavailable(f"--log-dir: {error}") from error
+    return wanted
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    """Make `name` below `parent`, with a number where another start was as quick."""
+    folder = parent / name
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(2):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                break
+            folder = parent / f"{name}-{number}"
+    except OSError as error:
+        # A child that cannot open its log has an output nevertheless: see Child.
+        logger.warning("no folder for logs: %s", error)
+    return folder
+
+
+class Service(NamedTuple):
+    """A child and the probes of its liveness."""
+
+    child: Child
+    probes: Sequence[Probe]
+
+
+class Services(NamedTuple):
+    """All services, in the order in which they are stopped."""
+
+    gateway: Service
+    scheduler: Service
+    workers: tuple[Service, ...]
+
+    @property
+    def all(self) -> tuple[Service, ...]:
+        return (self.gateway, self.scheduler, *self.workers)
+
+    @property
+    def children(self) -> tuple[Child, ...]:
+        return tuple(service.child for service in self.all)
+
+
+def _services(settings: ServeSettings, environ: Mapping[str, str], log_dir: Path) -> Services:
+    """Create the services. Needs a running event loop."""
+    inherited = child_environ({**environ, **_PROCESS})
+
+    def child(name: str, *module: str, **extra: str) -> Child:
+        argv = (sys.executable, "-m", *module)
+        path = log_dir / f"{name}.log"
+        return Child(Command(name=name, argv=argv, environ={**inherited, **extra}, log_path=path))
+
+    def worker(rank: int, supervisor: str) -> Service:
+        started = child(f"worker{rank}", "surestep_worker", SURESTEP_RANK=str(rank))
+        return Service(started, [GrpcProbe(supervisor)])
+
+    # Ranks have supervisors; a scheduler that hangs should not wait for the launcher's patience.
+    url = public_url(settings, environ[f"{ENV_PREFIX}PORT"])
+    scheduler = environ[f"{ENV_PREFIX}SCHEDULER_LISTEN"]
+    watched = ("surestep_common.watchdog", scheduler, "--", sys.executable, "-m")
+    beats = Listener()
+    supervisors: list[str] = json.loads(environ[f"{ENV_PREFIX}SUPERVISOR_ADDRESSES"])
+    return Services(
+        Service(child("gateway", "surestep_gateway"), [HttpProbe(f"{url}/health")]),
+        Service(
+            child("scheduler", *watched, "surestep_scheduler", NOTIFY_SOCKET=beats.address),
+            [GrpcProbe(scheduler), HeartbeatProbe(beats)],
+        ),
+        tuple(itertools.starmap(worker, enumerate(supervisors))),
+    )
+
+
+class Launcher:
+    """Owns the children and handles Ctrl-C."""
+
+    def __init__(
+        self,
+        services: Services,
+        startup: Startup,
+        *,
+        needs_key: bool,
+        startup_timeout_s: float,
+        drain_s: float,
+    ) -> None:
+        self._services = services
+        self._startup = startup
+        self._needs_key = needs_key
+        self._startup_timeout_s = startup_timeout_s
+        self._drain_s = drain_s
+        self._stop = asyncio.Event()
+        self._killed = False
+        self._notifier = Notifier()
+
+    async def run(self) -> int:
+        """Start, serve until a signal comes, drain. Return the exit status. Raise SurestepError."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for child in self._services.children:
+                    tasks.create_task(child.keep())
+                if await self._started():
+                    self._startup.announce(needs_key=self._needs_key)
+                    checks = [tasks.create_task(watch(*each)) for each in self._services.all]
+                    logs = self._services.gateway.child.command.log_path.parent
+                    checks.append(tasks.create_task(watch_logs(logs)))
+                    checks.append(tasks.create_task(self._beat()))
+                    await self._stop.wait()
+                    self._notifier.tell(STOPPING)
+                    for check in checks:
+                        check.cancel()
+                await self._drain()
+        except* ChildFailedError as group:
+            raise Unavailable(str(group.exceptions[0])) from None
+        except* SurestepError as group:
+            raise group.exceptions[0] from None
+        return _INTERRUPTED if self._killed else 0
+
+    async def _beat(self) -> None:
+        """Send heartbeats to the process that has started this launcher, until cancelled."""
+        self._notifier.tell(READY)
+        while True:
+            self._notifier.tell(ALIVE)
+            await asyncio.sleep(_BEAT_S)
+
+    async def _started(self) -> bool:
+        """Wait until the model is served. Return False when a signal came first. Raise
+        Unavailable.
+        """
+        try:
+            async with asyncio.timeout(self._startup_timeout_s):
+                if not await self._startup.wait(self._stop):
+                    return False
+        except TimeoutError:
+            raise Unavailable(self._too_late()) from None
+        for child in self._services.children:
+            child.proven = True
+        return True
+
+    def _too_late(self) -> str:
+        logs = [f"{child.command.name}:\n{child.tail()}" for child in self._services.children]
+        first = f"not ready after {self._startup_timeout_s:g} s: {self._startup.missing}"
+        return "\n".join([first, *logs])
+
+    async def _drain(self) -> None:
+        """Let open requests finish, then stop the services in the order of their dependencies."""
+        gateway, scheduler, *workers = self._services.children
+        await gateway.stop(self._drain_s + _STOP_GRACE_S)
+        await scheduler.stop(_STOP_GRACE_S)
+        async with asyncio.TaskGroup() as tasks:
+            for worker in workers:
+                tasks.create_task(worker.stop(_STOP_GRACE_S))
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._killed = True
+            for child in self._services.children:
+                child.kill()
+        else:
+            self._startup.say("Stopping when the open requests are done; Ctrl-C stops at once")
+        self._stop.set()

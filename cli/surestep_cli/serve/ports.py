@@ -1,0 +1,75 @@
+"""Free ports for the services of one machine, and checks of the API's address."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import random
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from surestep_common.errors import Unavailable
+
+_LOOPBACK = "127.0.0.1"
+_RANGE = range(20_000, 32_000)  # below the ports that Linux hands out to outgoing connections
+_ATTEMPTS = 100
+_PATIENCE_S = 1.0
+
+
+def free_addresses(widths: Mapping[str, int]) -> dict[str, str]:
+    """Return for each name a `host:port` followed by as many free ports as needed. Raise
+    Unavailable.
+    """
+    total = sum(widths.values())
+    rng = random.SystemRandom()
+    for _ in range(_ATTEMPTS):
+        first = rng.randrange(_RANGE.start, _RANGE.stop - total)
+        if all(is_free(_LOOPBACK, first + i) for i in range(total)):
+            starts = itertools.accumulate(widths.values(), initial=first)
+            return {
+                name: f"{_LOOPBACK}:{start}" for name, start in zip(widths, starts, strict=False)
+            }
+    raise Unavailable(f"found no {total} free ports in {_RANGE.start}-{_RANGE.stop}")
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise Unavailable unless a server could listen there; port 0 is any."""
+    try:
+        _bind(host, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise Unavailable(
+                f"cannot listen on port {port} of {host}: {error.strerror}"
+            ) from error
+        taken = f"port {port} of {host} is taken; --port takes another, 0 any"
+        raise Unavailable(taken) from error
+
+
+def check_socket(path: Path) -> None:
+    """Raise Unavailable for a Unix socket that another server listens on."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PATIENCE_S)
+        try:
+            probe.connect(str(path))
+        except TimeoutError:
+            pass  # a server listens, but is too busy to accept
+        except OSError:
+            return  # the gateway reports other problems
+    raise Unavailable(f"{path} is taken: a server listens on it; --uds takes another")
+
+
+def is_free(host: str, port: int) -> bool:
+    """Return whether a server could listen there now."""
+    try:
+        _bind(host, port)
+    except OSError:
+        return False
+    return True
+
+
+def _bind(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))

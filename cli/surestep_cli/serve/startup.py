@@ -1,0 +1,197 @@
+"""The start as the user sees it: a progress bar, then how to connect."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_common.rpc import connect
+from surestep_proto import engine_pb2 as pb
+from surestep_proto.engine_pb2_grpc import SupervisorStub
+from surestep_proto.generate_pb2 import SchedulerInfoRequest
+from surestep_proto.generate_pb2_grpc import SchedulerStub
+
+from surestep_cli.api.http import call, unix_socket
+from surestep_cli.terminal.output import unbreakable
+
+_POLL_S = 0.1
+_STATUS_TIMEOUT_S = 1.0
+_EMBEDDER = "modules.json"  # in a model's folder: it was made for sentence-transformers
+_LOADED = re.compile(rb"loading weights: (\d+) of (\d+) MB")  # written by the rank
+_WARNING = re.compile(rb' WARNING |"level": "WARNING"')
+_MAX_WARNINGS = 5  # shown of each rank
+_MAX_DEATHS = 2  # of one rank before the model is up: it will not get better
+
+
+class Worker(NamedTuple):
+    """A supervisor and the log that it shares with its rank."""
+
+    address: str
+    log: Path
+
+
+class Startup:
+    """Watches the services start. `name` is the model's.
+
+    `scheduler` is the address of one that serves it. `certificate` is the one that a gateway with
+    HTTPS presents. `must_write`: refuse a model that only makes embeddings. `has_page`: there is a
+    status page.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        workers: Sequence[Worker],
+        console: Console,
+        *,
+        scheduler: str,
+        certificate: Path | None = None,
+        must_write: bool = False,
+        has_page: bool = True,
+    ) -> None:
+        self._url = url
+        self._name = name
+        self._workers = workers
+        self._skip = {worker.log: _size(worker.log) for worker in workers}  # of earlier runs
+        self._console = console
+        self._scheduler = scheduler
+        self._certificate = certificate
+        self._must_write = must_write
+        self._has_page = has_page
+        self._embeds = False  # what people ask of it is embeddings
+        self.missing = "nobody answers yet"  # the reason, as the gateway reports it
+
+    async def wait(self, stop: asyncio.Event) -> bool:
+        """Wait until the gateway is ready. Return False when `stop` is set first.
+
+        Raise Unavailable, and InvalidRequest for a model of the wrong kind.
+        """
+        bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        began = time.monotonic()
+        async with contextlib.AsyncExitStack() as stack:
+            channels = [connect(worker.address) for worker in self._workers]
+            for channel in channels:
+                stack.push_async_callback(channel.close, None)
+            stubs = [SupervisorStub(channel) for channel in channels]
+            stack.enter_context(bar)
+            task = bar.add_task(f"Starting {self._name}", total=None)
+            while not await asyncio.to_thread(self._ready):
+                await self._check_workers(stubs)
+                if (loaded := self._loaded()) is not None:
+                    bar.update(task, description=f"Loading {self._name}", total=1, completed=loaded)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), _POLL_S)
+                if stop.is_set():
+                    return False
+        await self._ask_about_model()
+        for line in self._warnings():
+            self.say(line)
+        self.say(f"Ready after {time.monotonic() - began:.1f} s")
+        return True
+
+    def say(self, line: str) -> None:
+        """Print a line beside the progress bar."""
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    def announce(self, *, needs_key: bool) -> None:
+        """Print the URL, a command to try and where the logs are; never a key."""
+        body: dict[str, Any] = {"model": self._name}
+        if self._embeds:
+            path, body["input"] = "embeddings", "Say hello."
+        else:
+            path = "chat/completions"
+            body["messages"] = [{"role": "user", "content": "Say hello."}]
+        data = shlex.quote(json.dumps(body))
+        flags = "-H 'Content-Type: application/json'"
+        flags += ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
+        root, socket = self._url, unix_socket(self._url)
+        if socket is not None:
+            root, flags = "http://localhost", f"--unix-socket {shlex.quote(socket)} {flags}"
+        out = Console(file=unbreakable(sys.stdout), highlight=False, soft_wrap=True)
+        page = (f"Look: {self._url}/ui",) if self._has_page and socket is None else ()
+        for line in (
+            f"Serving {self._name} at {self._url}/v1",
+            f"Try:  curl {shlex.quote(f'{root}/v1/{path}')} {flags} -d {data}",
+            *page,
+            f"Logs: {self._workers[0].log.parent}",
+            "Stop: Ctrl-C",
+        ):
+            out.print(line, markup=False)
+
+    def _ready(self) -> bool:
+        try:
+            ready = call(f"{self._url}/health/ready", certificate=self._certificate)
+        except OSError:
+            return False
+        with contextlib.suppress(KeyError, TypeError):
+            self.missing = (ready.body or {})["error"]["message"]
+        return ready.status == 200
+
+    async def _ask_about_model(self) -> None:
+        try:
+            async with connect(self._scheduler) as channel:
+                info = await SchedulerStub(channel).Info(
+                    SchedulerInfoRequest(), timeout=_STATUS_TIMEOUT_S
+                )
+        except grpc.aio.AioRpcError:
+            return  # it has just gone again; a hint is not worth a wait
+        if info.headless and self._must_write:
+            raise InvalidRequest(
+                f"--runner generate: {self._name} writes no text, it makes embeddings",
+                param="runner",
+            )
+        self._embeds = info.headless or (Path(info.model_path) / _EMBEDDER).exists()
+
+    async def _check_workers(self, stubs: Sequence[Any]) -> None:
+        """Raise Unavailable when a rank cannot start, with its reason."""
+        for worker, stub in zip(self._workers, stubs, strict=True):
+            try:
+                status = await stub.Status(pb.SupervisorStatusRequest(), timeout=_STATUS_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                continue  # the supervisor starts
+            hopeless = status.failure_is_permanent or status.restarts >= _MAX_DEATHS
+            if status.failure and hopeless:
+                where = f"rank {status.rank} cannot start"
+                raise Unavailable(f"{where}: {status.failure}\nFull log: {worker.log}")
+
+    def _loaded(self) -> float | None:
+        """Return the share of the weights that the slowest rank has loaded, if known."""
+        found = [_LOADED.findall(text)[-1:] for text in self._read_logs()]
+        return min((int(done) / int(total) for each in found for done, total in each), default=None)
+
+    def _warnings(self) -> Iterator[str]:
+        """Yield the warnings of the workers' logs."""
+        for text in self._read_logs():
+            lines = [line for line in text.splitlines() if _WARNING.search(line)]
+            yield from (line.decode(errors="replace") for line in lines[:_MAX_WARNINGS])
+
+    def _read_logs(self) -> Iterator[bytes]:
+        """Yield what the workers have logged in this run."""
+        for log, skip in self._skip.items():
+            with contextlib.suppress(OSError), log.open("rb") as file:
+                file.seek(skip)
+                yield file.read()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,1 @@
+"""Flags, their values, their help, and those of vLLM."""

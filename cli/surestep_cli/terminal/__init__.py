@@ -1,0 +1,1 @@
+"""Output to terminals, pipes and files."""

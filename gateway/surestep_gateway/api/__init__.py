@@ -1,0 +1,1 @@
+"""The endpoints, by topic, and the middleware around them."""

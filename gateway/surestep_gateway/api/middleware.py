@@ -1,0 +1,129 @@
+"""The steps around every request: id, API key, limits, body, and the count of open requests."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from surestep_common import tracing
+from surestep_common.errors import SurestepError
+from surestep_common.tracing import Tracer
+
+from surestep_gateway.auth.tenants import Caller
+from surestep_gateway.http.admission import COUNTED, PROBES, Admission
+from surestep_gateway.http.bodies import Bodies, BodyReader
+from surestep_gateway.http.browsers import HostCheck
+from surestep_gateway.http.errors import error_response
+from surestep_gateway.observability.metrics import GatewayMetrics
+from surestep_gateway.serving import request_spans
+
+_LAST_ANSWER = ((b"connection", b"close"),)  # the next request should find another server
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+
+
+class RequestMiddleware:
+    """Check, count and number each request.
+
+    Plain ASGI, because the framework's own middleware class would sit in every stream. A request
+    counts as open once its whole body has arrived.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        bodies: Bodies,
+        hosts: HostCheck,
+        admission: Admission,
+        metrics: GatewayMetrics,
+        tracer: Tracer,
+    ) -> None:
+        self._app = app
+        self._bodies = bodies
+        self._hosts = hosts
+        self._admission = admission
+        self._metrics = metrics
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, headers = scope["path"].rstrip("/") or "/", dict(scope["headers"])
+        scope["path"] = path  # clients put slashes behind their base URL
+        with request_spans.begin(self._tracer, scope, headers) as span:
+            tracing.current.set(span)
+            await self._serve(scope, headers, receive, send)
+
+    async def _serve(
+        self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        path = scope["path"]
+        given = headers.get(b"x-request-id", b"")
+        known = bool(_REQUEST_ID.fullmatch(given))
+        request_id = given.decode() if known else uuid.uuid4().hex
+        state = scope.setdefault("state", {})
+        state.update(request_id=request_id, request_id_given=known)
+        answer = self._numbered(send, request_id, path)
+        try:
+            self._hosts.check(headers)
+            self._admission.check_certificate(path, certified=state.get("certified", False))
+            state["client"] = self._admission.identify(path, headers)
+            caller = Caller.of(scope).name
+            self._admission.check(path, caller)
+            body = BodyReader(self._bodies, receive, headers)
+            if path in COUNTED:
+                await body.read()
+                self._admission.check(path, caller)  # much may have happened since
+        except SurestepError as error:
+            await error_response(error)(scope, receive, answer)
+            return
+        state["body"] = body
+        try:
+            await self._run(scope, receive, answer, caller)
+        finally:
+            body.release()
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send, caller: str) -> None:
+        if scope["path"] not in COUNTED:
+            await self._app(scope, receive, send)
+            return
+        with self._admission.opened(caller), self._metrics.open_requests.track_inprogress():
+            await self._app(scope, receive, send)
+
+    def _numbered(self, send: Send, request_id: str, path: str) -> Send:
+        async def numbered(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if path not in PROBES:  # there are many, and 503 is a good answer to one
+                    self._metrics.responses.labels(str(message["status"])).inc()
+                request_spans.answered(tracing.current.get(), message["status"])
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id.encode()),
+                    *(_LAST_ANSWER if self._admission.leaving else ()),
+                ]
+            await send(message)
+
+        return numbered
+
+
+class RootPath:
+    """Strip the path under which a proxy serves the API; requests may come with or without it."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == self._root or path.startswith(f"{self._root}/"):
+            scope = {**scope, "path": path.removeprefix(self._root) or "/"}
+        await self._app(scope, receive, send)
+
+
+def body_of(request: Request) -> BodyReader:
+    body: BodyReader = request.scope["state"]["body"]
+    return body

@@ -1,0 +1,1 @@
+"""API keys, and the tenants that requests count for."""

@@ -1,0 +1,89 @@
+"""API keys, and the rights of each key's owner."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from surestep_common.access import bearer_index
+
+_ANSWERS = {"yes": True, "no": False}
+
+
+class ApiClient(NamedTuple):
+    """The owner of a key, as far as requests of different owners are treated differently."""
+
+    name: str  # never the key
+    weight: float = 1.0  # its share of a busy server, compared with others
+    may_prioritise: bool = True
+
+
+class ApiKey(NamedTuple):
+    key: str
+    client: ApiClient
+
+
+class ApiKeys:
+    """The keys that a server accepts; without any key it accepts every request."""
+
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
+        self._keys = [key.key.encode() for key in keys]
+        self._clients = [key.client for key in keys]
+
+    def __bool__(self) -> bool:
+        """Return whether a key is needed."""
+        return bool(self._keys)
+
+    def client(self, header: bytes) -> ApiClient | None:
+        """Return the owner of the key in an Authorization header, None for an unknown key."""
+        index = bearer_index(header, self._keys)
+        return None if index is None else self._clients[index]
+
+
+def plain_keys(keys: Sequence[str]) -> list[ApiKey]:
+    """Return keys without owner details, which are all treated alike."""
+    return [ApiKey(key, ApiClient(_name(key))) for key in keys]
+
+
+def read_keys(path: Path) -> list[ApiKey]:
+    """Read one key per line, optionally followed by `name=`, `weight=` and `priority=yes|no`.
+
+    The default priority is no. Empty lines and lines that begin with # do not count. Raise
+    ValueError naming the line, never the key.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    keys = list(_parse(path, lines))
+    if not keys:
+        raise ValueError(f"{path} holds no key")
+    return keys
+
+
+def _parse(path: Path, lines: Sequence[str]) -> Iterator[ApiKey]:
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            yield _api_key(*words)
+        except (ValueError, TypeError, KeyError) as error:
+            expected = "KEY [name=NAME] [weight=NUMBER] [priority=yes|no]"
+            raise ValueError(f"{path}, line {number}: expected {expected}") from error
+
+
+def _api_key(key: str, *options: str) -> ApiKey:
+    given = dict(option.split("=") for option in options)
+    name, weight = given.pop("name", _name(key)), float(given.pop("weight", 1))
+    may_prioritise = _ANSWERS[given.pop("priority", "no")]
+    if given or not name or not 0.01 <= weight <= 100:
+        raise ValueError
+    return ApiKey(key, ApiClient(name, weight, may_prioritise))
+
+
+def _name(key: str) -> str:
+    """Return a name that distinguishes keys in logs without revealing them."""
+    return f"key-{hashlib.blake2b(key.encode(), digest_size=4).hexdigest()}"

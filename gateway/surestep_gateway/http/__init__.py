@@ -1,0 +1,1 @@
+"""HTTP on sockets: connections, bodies, admission, errors."""

@@ -1,0 +1,139 @@
+"""Request bodies, bounded in size, in time of arrival, and in their total memory.
+
+A body must arrive at a minimum rate. When a new body does not fit into the memory for all of them,
+the one that has been arriving for longest is given up: slow senders lose, honest ones win.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from starlette.types import Receive
+from surestep_common.errors import Cancelled, ClientTooSlow, RequestTooLarge, Unavailable
+from surestep_common.process import memory_bytes
+
+from surestep_gateway.config import GatewaySettings
+
+from .browsers import check_json
+
+SMALL_BYTES = 64 << 10  # of every body: always have room, as the number of connections is bounded
+
+
+class BodyLimits(NamedTuple):
+    body_bytes: int  # of one body
+    total_bytes: int  # of all, less SMALL_BYTES for each
+    timeout_s: float  # for a body to arrive, and longer by what has come
+    bytes_per_s: int  # divided by this
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> BodyLimits:
+        total = settings.max_total_body_bytes or min(1 << 30, memory_bytes() // 4)
+        largest = min(settings.max_body_bytes, total + SMALL_BYTES)
+        return cls(largest, total, settings.body_timeout_s, settings.min_body_rate)
+
+
+class Bodies:
+    """The bodies in memory of one gateway."""
+
+    def __init__(self, limits: BodyLimits) -> None:
+        self.limits = limits
+        self.num_bytes = 0  # in memory that count
+        self.arriving: dict[BodyReader, None] = {}  # the longest arriving first
+
+    def make_room(self, asking: BodyReader, size: int) -> bool:
+        """Return whether `size` more bytes of a body fit, after giving up slower bodies if
+        needed.
+        """
+        while self.num_bytes + size > self.limits.total_bytes:
+            slowest = next((body for body in self.arriving if body.counted), asking)
+            if slowest is asking:
+                return False
+            slowest.give_up()
+        self.num_bytes += size
+        return True
+
+
+class BodyReader:
+    """One body. Its bytes count among those in memory from `read` until `release`."""
+
+    def __init__(self, bodies: Bodies, receive: Receive, headers: Mapping[bytes, bytes]) -> None:
+        """Raise RequestTooLarge when the headers announce too large a body."""
+        self._bodies = bodies
+        self._receive = receive
+        self._headers = headers
+        self._deadline: asyncio.Timeout | None = None
+        self._given_up = False
+        self.data = bytearray()  # empty again once it is released
+        self.counted = 0  # of its bytes, among those in memory
+        limit = bodies.limits.body_bytes
+        declared = headers.get(b"content-length", b"")[:20]
+        if declared.isdigit() and int(declared) > limit:
+            raise RequestTooLarge(f"the body must have at most {limit} bytes, got {int(declared)}")
+
+    async def read(self) -> None:
+        """Wait for the whole body, which must be JSON.
+
+        Raise UnsupportedMediaType, RequestTooLarge, ClientTooSlow, Unavailable when there is no
+        memory for it, and Cancelled when its sender has disconnected.
+        """
+        check_json(self._headers)
+        self._bodies.arriving[self] = None
+        try:
+            await self._read()
+        except BaseException:
+            self.release()
+            raise
+        finally:
+            del self._bodies.arriving[self]
+
+    async def _read(self) -> None:
+        limits = self._bodies.limits
+        began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(began + limits.timeout_s) as self._deadline:
+                while await self._more():
+                    due = began + limits.timeout_s + len(self.data) / limits.bytes_per_s
+                    self._deadline.reschedule(due)
+        except TimeoutError:
+            if self._given_up:
+                raise _no_memory() from None
+            raise ClientTooSlow("the body did not arrive in time") from None
+
+    async def _more(self) -> bool:
+        """Receive one chunk and return whether more follow."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise Cancelled("the client went away")
+        self._add(message.get("body", b""))
+        return bool(message.get("more_body", False))
+
+    def _add(self, piece: bytes) -> None:
+        limits = self._bodies.limits
+        size = len(self.data) + len(piece)
+        if size > limits.body_bytes:
+            raise RequestTooLarge(f"the body must have at most {limits.body_bytes} bytes")
+        more = max(0, size - SMALL_BYTES) - self.counted
+        if self._given_up or (more and not self._bodies.make_room(self, more)):
+            raise _no_memory()
+        self.counted += more
+        self.data += piece
+
+    def give_up(self) -> None:
+        """End `read` with an error, to make room."""
+        self._given_up = True
+        self.release()
+        assert self._deadline is not None, "only a body that arrives has bytes"
+        with contextlib.suppress(RuntimeError):  # it is over already
+            self._deadline.reschedule(0)
+
+    def release(self) -> None:
+        self.data = bytearray()
+        self._bodies.num_bytes -= self.counted
+        self.counted = 0
+
+
+def _no_memory() -> Unavailable:
+    return Unavailable("the memory for request bodies is full", retry_after=1.0)

@@ -1,0 +1,257 @@
+"""The schedulers' statistics as Prometheus metrics.
+
+Under our names there is one sample per scheduler: `engine` numbers them, `scheduler` names them.
+Under vLLM's names there is one sample for all: `vllm_metrics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from surestep_proto.generate_pb2 import SchedulerInfo, SchedulerStats, SchedulerStatus
+
+from surestep_gateway.schedulers.circuit_breaker import BreakerState
+
+from .metric_families import LABELS, Field, Labelled, Labels, Split, family, split_family
+from .rank_metrics import rank_families
+from .step_metrics import step_families
+from .vllm_metrics import EngineMetrics, StatsReply
+
+
+class SchedulerReading(NamedTuple):
+    """The statistics of one scheduler at one moment."""
+
+    address: str
+    breaker: BreakerState
+    stats: SchedulerStats | None  # None: no answer
+    info: SchedulerInfo | None  # None: it has never served
+    status: SchedulerStatus | None  # None: no answer
+
+
+_GAUGES: tuple[Field[SchedulerStats], ...] = (
+    Field("surestep:requests_running", "Requests in slots.", lambda s: s.num_running),
+    Field("surestep:requests_waiting", "Requests queued.", lambda s: s.num_waiting),
+    Field(
+        "surestep:kv_cache_usage",
+        "Share of KV blocks in use, 0 to 1.",
+        lambda s: s.num_blocks_used / max(1, s.num_blocks_total),
+    ),
+    Field(
+        "surestep:speculation_suspended",
+        "1 while drafts are suspended because acceptance has collapsed.",
+        lambda s: s.speculation_suspended,
+    ),
+    Field(
+        "surestep:queued_tokens", "Tokens of the requests that wait.", lambda s: s.num_queued_tokens
+    ),
+    Field(
+        "surestep:last_token_age_seconds",
+        "Since a token was emitted, by a canary if nobody else; 0 before the first.",
+        lambda s: s.last_token_age_s,
+    ),
+    Field("surestep:tenants", "Tenants with open requests.", lambda s: s.num_tenants),
+    Field(
+        "surestep:slots", "Slots: most requests that can run at once.", lambda s: s.num_slots_total
+    ),
+    Field(
+        "surestep:snapshots",
+        "Snapshots of recurrent state that there is room for.",
+        lambda s: s.num_snapshots_total,
+    ),
+    Field(
+        "surestep:snapshots_held",
+        "Snapshots of recurrent state that have content.",
+        lambda s: s.num_snapshots_held,
+    ),
+    Field("surestep:slots_used", "Slots held by requests.", lambda s: s.num_slots_used),
+    Field(
+        "surestep:step_time_p50_seconds",
+        "Median duration of recent steps.",
+        lambda s: s.step_time_p50_s,
+    ),
+    Field(
+        "surestep:step_time_p99_seconds",
+        "99th percentile of the duration of recent steps.",
+        lambda s: s.step_time_p99_s,
+    ),
+    Field(
+        "surestep:step_gap_p50_seconds",
+        "Median time between two steps in which workers with work to do waited.",
+        lambda s: s.step_gap_p50_s,
+    ),
+    Field(
+        "surestep:step_gap_p99_seconds", "99th percentile of that time.", lambda s: s.step_gap_p99_s
+    ),
+    Field(
+        "surestep:drafter_check_acceptance",
+        "Share of drafts accepted in the drafter's check at start-up, 0 to 1.",
+        lambda s: s.num_check_accepted_tokens / max(1, s.num_check_draft_tokens),
+    ),
+)
+_COUNTERS: tuple[Field[SchedulerStats], ...] = (
+    Field("surestep:prompt_tokens", "Prompt tokens admitted.", lambda s: s.prompt_tokens),
+    Field("surestep:generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
+    Field(
+        "surestep:snapshot_queries",
+        "Admissions that looked for a snapshot of recurrent state.",
+        lambda s: s.num_snapshot_queries,
+    ),
+    Field(
+        "surestep:snapshot_hits", "Admissions that started from one.", lambda s: s.num_snapshot_hits
+    ),
+    Field("surestep:snapshots_taken", "Snapshots taken.", lambda s: s.num_snapshots_taken),
+    Field(
+        "surestep:snapshot_evictions",
+        "Snapshots given up for newer ones.",
+        lambda s: s.num_snapshot_evictions,
+    ),
+    Field(
+        "surestep:speculation_suspensions",
+        "Times that speculation was suspended because acceptance had collapsed.",
+        lambda s: s.num_speculation_suspensions,
+    ),
+    Field(
+        "surestep:preemptions",
+        "Times that a request gave up its slot for lack of room.",
+        lambda s: s.num_preemptions,
+    ),
+    Field(
+        "surestep:displacements",
+        "Preemptions that made room for another tenant.",
+        lambda s: s.num_displacements,
+    ),
+    Field("surestep:steps", "Steps.", lambda s: s.num_steps),
+    Field("surestep:epochs", "Epochs opened.", lambda s: s.num_epochs),
+    Field(
+        "surestep:replayed_requests",
+        "Requests admitted again after an epoch was lost.",
+        lambda s: s.num_replayed_requests,
+    ),
+    Field(
+        "surestep:replayed_tokens",
+        "Tokens computed again after an epoch was lost, prompts included.",
+        lambda s: s.num_replayed_tokens,
+    ),
+    Field(
+        "surestep:fenced_messages",
+        "Results dropped because their epoch was over.",
+        lambda s: s.num_fenced_messages,
+    ),
+    Field(
+        "surestep:drafter_faults",
+        "Steps that went on without their drafter.",
+        lambda s: s.num_drafter_faults,
+    ),
+    Field(
+        "surestep:poisoned_requests",
+        "Requests given up because they ended the workers.",
+        lambda s: s.num_poisoned_requests,
+    ),
+    Field(
+        "surestep:canaries",
+        "Steps only to see whether workers live.",
+        lambda s: s.num_canaries,
+    ),
+    Field(
+        "surestep:step_deadlines_exceeded",
+        "Steps given up for hung.",
+        lambda s: s.num_step_deadlines_exceeded,
+    ),
+    Field("surestep:aborted_requests", "Requests aborted.", lambda s: s.num_aborted_requests),
+)
+_RESTARTS: Split[SchedulerStats] = Split(
+    "surestep:worker_restarts",
+    "Epochs that were lost and their workers replaced, by cause.",
+    ("cause",),
+    lambda s: (((cause,), count) for cause, count in sorted(s.num_incidents.items())),
+)
+
+
+class SchedulerCollector(Collector):
+    """Collects the latest statistics of all schedulers."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._readings: Sequence[SchedulerReading] = ()
+        self._answers: Sequence[StatsReply] = ()
+        self._engine = EngineMetrics(model_name)
+
+    def update(self, readings: Sequence[SchedulerReading]) -> None:
+        """Replace the content of the next scrape. Readings must come in the order they were made
+        in.
+        """
+        self._readings = readings
+        self._answers = [
+            StatsReply(reading.address, reading.stats, reading.info)
+            for reading in readings
+            if reading.stats is not None
+        ]
+        self._engine.update(self._answers)
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield nothing: names are fixed and never clash."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield families in a stable order; only the first two include unreachable schedulers."""
+        yield self._gauge(
+            "surestep:scheduler_up",
+            "Whether the scheduler answers.",
+            lambda reading: reading.stats is not None,
+        )
+        yield self._gauge(
+            "surestep:circuit_breaker_state",
+            "0 = closed, 1 = half open, 2 = open: no requests for now.",
+            lambda reading: reading.breaker,
+        )
+        if not self._answers:
+            return
+        yield from self._engine.families(self._answers)
+        labelled = [(self._labels(answer.address), answer.stats) for answer in self._answers]
+        for gauge in _GAUGES:
+            yield family(GaugeMetricFamily, gauge, labelled)
+        for counter in _COUNTERS:
+            yield family(CounterMetricFamily, counter, labelled)
+        yield split_family(CounterMetricFamily, _RESTARTS, labelled)
+        yield from _fault_durations(labelled)
+        yield from step_families(labelled)
+        yield from rank_families(
+            [
+                (self._labels(reading.address), reading.status)
+                for reading in self._readings
+                if reading.status is not None
+            ]
+        )
+
+    def _labels(self, address: str) -> Labels:
+        addresses = [reading.address for reading in self._readings]
+        return self._model_name, str(addresses.index(address)), address
+
+    def _gauge(self, name: str, text: str, value: Callable[[SchedulerReading], float]) -> Metric:
+        """Return a gauge of what is known without the scheduler's reply."""
+        metric = GaugeMetricFamily(name, text, labels=("scheduler",))
+        for reading in self._readings:
+            metric.add_metric((reading.address,), float(value(reading)))
+        return metric
+
+
+def _fault_durations(labelled: Labelled[SchedulerStats]) -> Iterator[Metric]:
+    detection = SummaryMetricFamily(
+        "surestep:fault_detection_seconds",
+        "From the last sign of life of a worker to the end of its epoch.",
+        labels=LABELS,
+    )
+    recovery = SummaryMetricFamily(
+        "surestep:fault_recovery_seconds",
+        "From the end of an epoch to the first step of the next.",
+        labels=LABELS,
+    )
+    for labels, stats in labelled:
+        detection.add_metric(labels, sum(stats.num_incidents.values()), stats.detect_s_sum)
+        recovery.add_metric(labels, stats.num_recoveries, stats.recover_s_sum)
+    yield detection
+    yield recovery

@@ -1,0 +1,1 @@
+"""Output of sequences: detokenisation, log-probabilities, deltas and whole messages."""

@@ -1,0 +1,153 @@
+"""From token ids to events, one token at a time: whole characters only, cut at stop strings.
+
+Tokens are processed one by one whatever the chunks they arrive in, so the text and the place where
+it ends do not depend on how many tokens a step happened to yield.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from surestep_gateway.parsers import Event, OutputParser, coalesce
+from surestep_gateway.parsers.stop_strings import MarkerScanner
+from surestep_gateway.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Turns bytes of tokens into characters; a partial character waits for its remaining bytes."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, shown: Iterable[str] = ()
+    ) -> None:
+        """`shown` are special tokens that are never skipped."""
+        self._tokenizer = tokenizer
+        self._skipped = frozenset[int]()
+        if skip_special_tokens:
+            self._skipped = tokenizer.special_ids.difference(map(tokenizer.id, shown))
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at_start = tokenizer.strips_first_space
+
+    def push(self, token_id: int) -> str:
+        """Return the characters that this token completes."""
+        if token_id in self._skipped:
+            return ""
+        text = self._utf8.decode(self._tokenizer.piece(token_id))
+        if self._at_start and text:
+            self._at_start = False
+            return text.removeprefix(" ")
+        return text
+
+    def flush(self) -> str:
+        """Return the rest at the end: a partial character becomes U+FFFD."""
+        return self._utf8.decode(b"", final=True)
+
+
+class StopMatch(NamedTuple):
+    """Text up to the end of the output, and the stop string that ended it."""
+
+    text: str
+    stop: str
+
+
+class StopScanner:
+    """Finds the first stop string in a growing text.
+
+    Text that may be the start of a stop string is held back until that is decided.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:
+        self._scanner = MarkerScanner(*stops)
+        self._include_stop = include_stop
+
+    def push(self, text: str) -> str | StopMatch:
+        """Return text that is safe to deliver, or the match that ends the output."""
+        found = self._scanner.push(text)
+        if found.marker is None:
+            return found.before
+        shown = found.marker if self._include_stop else ""
+        return StopMatch(found.before + shown, found.marker)
+
+    def flush(self) -> str:
+        """Return the text held back for a stop string that never came."""
+        return self._scanner.flush()
+
+
+class Piece(NamedTuple):
+    """What a run of tokens added to the output of one sequence."""
+
+    events: Sequence[Event]
+    token_ids: Sequence[int]  # shorter than the run when a stop string ended the output
+    stop: str | None  # the stop string that ended the output
+
+
+class TextAssembler:
+    """Turns the tokens of one sequence into events.
+
+    Stop strings are matched in the whole text, including reasoning and calls, but only behind the
+    first `min_tokens` tokens.
+    """
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        scanner: StopScanner,
+        parser: OutputParser,
+        *,
+        min_tokens: int,
+        include_stop: bool,
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._scanner = scanner
+        self._parser = parser
+        self._min_tokens = min_tokens
+        self._include_stop = include_stop
+        self._num_tokens = 0
+        self._num_reasoning = 0
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Tokens between the markers of reasoning; None where reasoning is not parsed."""
+        return self._num_reasoning if self._parser.sets_reasoning_apart else None
+
+    @property
+    def called(self) -> bool:
+        """Whether the output calls a tool."""
+        return self._parser.called
+
+    def push(self, token_ids: Sequence[int], *, ended: bool, stop_token: bool) -> Piece:
+        """Add committed tokens: with `ended` the last ones, with `stop_token` a stop id last."""
+        events: list[Event] = []
+        for count, token_id in enumerate(token_ids, start=1):
+            hidden = stop_token and count == len(token_ids) and not self._include_stop
+            stop = self._push_one(token_id, events, hidden=hidden)
+            if stop is not None:
+                return Piece(coalesce(events), token_ids[:count], stop)
+        stop = self._push_end(events) if ended else None
+        return Piece(coalesce(events), token_ids, stop)
+
+    def _push_one(self, token_id: int, events: list[Event], *, hidden: bool) -> str | None:
+        """Return the stop string that the token completes."""
+        self._num_tokens += 1
+        text = "" if hidden else self._detokenizer.push(token_id)
+        checked = text if self._num_tokens <= self._min_tokens else self._scanner.push(text)
+        before = self._parser.reasoning
+        stop = self._parse(checked, events)
+        self._num_reasoning += before and self._parser.reasoning
+        return stop
+
+    def _push_end(self, events: list[Event]) -> str | None:
+        stop = self._parse(self._scanner.push(self._detokenizer.flush()), events)
+        if stop is None:
+            events += self._parser.push(self._scanner.flush())
+            events += self._parser.finish()
+        return stop
+
+    def _parse(self, checked: str | StopMatch, events: list[Event]) -> str | None:
+        if isinstance(checked, str):
+            events += self._parser.push(checked)
+            return None
+        events += self._parser.push(checked.text)
+        events += self._parser.finish()
+        return checked.stop

@@ -1,0 +1,1 @@
+"""Requests: their fields, their validation, their prompts and sampling parameters."""

@@ -1,0 +1,58 @@
+"""The bodies of requests for embeddings: OpenAI's fields and vLLM's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from .protocol import (
+    UNSUPPORTED_KIND,
+    Positive,
+    RequestId,
+    TokenIds,
+    Truncation,
+    User,
+    kind_of_prompt,
+)
+
+MAX_INPUTS = 2048  # as at OpenAI
+
+
+def _refused_chat(value: Any) -> None:
+    if value:
+        raise PydanticCustomError(UNSUPPORTED_KIND, "write them into 'input'")
+
+
+class EmbeddingBody(Truncation):
+    """The options of an embedding request besides its inputs. None means the default."""
+
+    default_side: ClassVar[Literal["left", "right"]] = "right"
+
+    model: str | None = None
+    messages: Annotated[None, BeforeValidator(_refused_chat)] = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Positive | None = None
+    user: User | None = None
+
+    add_special_tokens: bool | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None  # the same, by its newer name
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    request_id: RequestId | None = None
+
+
+class EmbeddingRequest(EmbeddingBody):
+    """POST /v1/embeddings"""
+
+    input: Annotated[
+        Annotated[str, Tag("str")]
+        | Annotated[TokenIds, Tag("list[int]")]
+        | Annotated[list[str], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("list[str]")]
+        | Annotated[
+            list[TokenIds], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("list[list[int]]")
+        ],
+        Discriminator(kind_of_prompt),
+    ]

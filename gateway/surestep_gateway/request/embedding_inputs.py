@@ -1,0 +1,87 @@
+"""Inputs of embeddings: from text or token ids to the ids that the model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from surestep_common.errors import InvalidRequest
+from surestep_proto.generate_pb2 import SchedulerInfo
+
+from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.tokenizer import Texts
+
+from .embedding_body import EmbeddingBody, EmbeddingRequest
+from .parse import parse
+from .prepare import INLINE_PROMPTS, MAX_SENT_IDS, Draft, check_model
+from .prompts import bounded_text, ids_and_texts, packed
+from .sampling import beyond_context, check_vocab, kept_part
+from .unsupported import refuse_for_embeddings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedInputs:
+    """An embedding request that has passed every check of text and ids."""
+
+    body: EmbeddingBody  # without inputs
+    inputs: Sequence[Sequence[int]]  # packed ids, in the order of the request
+
+
+def draft_embedding(
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[PreparedInputs]:
+    """POST /v1/embeddings. Raises SurestepError."""
+    request = parse(EmbeddingRequest, raw)
+    check_model(processor.settings, request.model)
+    refuse_for_embeddings(request)
+    given, texts = ids_and_texts(request.input, "input")
+    processor.only_apart(len(given) + len(texts) > INLINE_PROMPTS)
+    most = info.max_pooled_len
+    bounded = [bounded_text(text, processor.tokenizer, request, most, "input") for text in texts]
+    special = request.add_special_tokens is not False
+
+    def finish(encoded: Sequence[list[int]]) -> PreparedInputs:
+        ending = processor.tokenizer.ending if special else ()
+        fitted = [
+            *(_fit(ids, (), request, info) for ids in given),
+            *(_fit(ids, ending, request, info) for ids in encoded),
+        ]
+        total = sum(map(len, fitted))
+        if total > max(MAX_SENT_IDS, most):
+            raise InvalidRequest(
+                f"input: all texts have {total} tokens, more than {MAX_SENT_IDS}", param="input"
+            )
+        return PreparedInputs(body=request, inputs=[packed(ids) for ids in fitted])
+
+    return Draft(Texts(bounded, special), finish)
+
+
+def _fit(
+    ids: list[int], ending: Sequence[int], body: EmbeddingBody, info: SchedulerInfo
+) -> list[int]:
+    """Return ids that can be pooled, truncated as requested. Raise InvalidRequest.
+
+    Truncation at the end keeps the `ending` that the tokenizer puts there: a model that pools the
+    last token was trained with that ending.
+    """
+    most, keep = info.max_pooled_len, body.truncate_prompt_tokens
+    if keep is not None:
+        if keep > most:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens must be at most {most}, got {keep}",
+                param="truncate_prompt_tokens",
+            )
+        ids = _cut(ids, ending, most if keep < 0 else keep, body)
+    if not ids:
+        raise InvalidRequest("an input has no tokens", param="input")
+    if len(ids) > most:
+        raise beyond_context(most, f"an input has {len(ids)} tokens", "input")
+    check_vocab(ids, "input", info.vocab_size)
+    return ids
+
+
+def _cut(ids: list[int], ending: Sequence[int], keep: int, body: EmbeddingBody) -> list[int]:
+    if len(ids) <= keep:
+        return ids
+    kept, inner = ids[kept_part(keep, body)], keep - len(ending)
+    return [*kept[:inner], *ending] if inner > 0 else kept

@@ -1,0 +1,252 @@
+"""Preparing requests: from the bytes of a body to calls of schedulers, or to a response.
+
+Plain functions of the body, the text processor and the facts of the model, in two steps with the
+encoding of text between them. They run on the gateway's event loop for small bodies and in a text
+process for the others; work too heavy for the loop raises NeedsProcess there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import orjson
+from surestep_common.errors import InvalidRequest, ModelNotFound, RequestTooLarge
+from surestep_common.request_bounds import check_prompt_logprobs
+from surestep_proto.engine_pb2 import SamplingParams
+from surestep_proto.generate_pb2 import SchedulerInfo
+
+from surestep_gateway.config import GatewaySettings
+from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.tokenizer import Texts
+
+from .bad_words import bad_words, total_chars
+from .output_format import check_tool_choice
+from .parse import parse, parse_tokenize
+from .prompts import PreparedRequest, Prompt, bounded_text, completion_prompt, ids_and_texts, packed
+from .protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeBody,
+    GenerationBody,
+    TokenizeChatBody,
+)
+from .render import answering_role, begun, echoed, render_chat
+from .sampling import check_vocab, fit_prompt, kept_part, sampling_params
+from .unsupported import refuse_unsupported, refuse_unsupported_in_prompt
+
+INLINE_PROMPTS = 64  # in a body that is prepared on the event loop
+INLINE_BAD_WORD_CHARS = 1024  # of all of them
+MAX_SEQUENCES = 1024  # in one request
+MAX_SENT_IDS = 1 << 23  # of prompts, once for each sequence
+MAX_ALL_PROMPT_LOGPROBS = 1 << 22  # in the answer to one request
+MAX_TOOLS_BYTES = 1 << 20  # of their JSON
+MIN_TOKENIZE_CHARS = 1 << 20  # are counted by /tokenize whatever fits into a prompt
+_TAIL_CHARS = 256  # of a prompt; what reasoning it begins is seen there
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft(Generic[T]):
+    """The work left once the texts have been encoded."""
+
+    texts: Texts
+    finish: Callable[[Sequence[list[int]]], T]  # takes the ids of each text
+
+
+Kind = Callable[[TextProcessor, bytes | bytearray, SchedulerInfo], Draft[T]]
+
+
+def draft_chat(
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[PreparedRequest]:
+    """POST /v1/chat/completions. Raises SurestepError."""
+    request = parse(ChatRequest, raw)
+    _check_common(processor, request, info)
+    check_tool_choice(processor.settings, request)
+    schemas = _schemas(request)
+    chat = render_chat(processor, request)
+    text = bounded_text(chat.text, processor.tokenizer, request, info.max_model_len, "messages")
+    cut = len(text) < len(chat.text)
+    if cut and request.echo:  # of any size, once for each choice
+        raise InvalidRequest("'echo' is not available for a chat of this size", param="echo")
+    kept = kept_part(len(text), request) if cut else slice(None)
+    texts = chat.texts(processor, kept, add_special_tokens=bool(request.add_special_tokens))
+
+    def finish(encoded: Sequence[list[int]]) -> PreparedRequest:
+        answered = begun(request)
+        opening = chat.text.rstrip().removesuffix(answered.rstrip()).rstrip()
+        ids = packed(fit_prompt(encoded[0], request, info, "messages"))
+        prompt = Prompt(token_ids=ids, text=echoed(request))
+        return PreparedRequest(
+            body=request,
+            prompts=[prompt],
+            sampling=_sampling(processor, request, [prompt], info),
+            schemas=schemas,
+            opening=opening[-_TAIL_CHARS:],
+            begun=answered,
+            role=answering_role(processor.settings, request),
+        )
+
+    return Draft(texts, finish)
+
+
+def draft_completion(
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[PreparedRequest]:
+    """POST /v1/completions. Raises SurestepError."""
+    request = parse(CompletionRequest, raw)
+    _check_common(processor, request, info)
+    given, texts = ids_and_texts(request.prompt, "prompt")
+    most = info.max_model_len
+    bounded = [bounded_text(text, processor.tokenizer, request, most, "prompt") for text in texts]
+    _check_number(request, len(given) + len(texts))
+    processor.only_apart(len(given) + len(texts) > INLINE_PROMPTS)
+
+    def finish(encoded: Sequence[list[int]]) -> PreparedRequest:
+        pairs = [*((ids, None) for ids in given), *zip(encoded, bounded, strict=True)]
+        prompts = [completion_prompt(*pair, request, processor.tokenizer, info) for pair in pairs]
+        sampling = _sampling(processor, request, prompts, info)
+        return PreparedRequest(body=request, prompts=prompts, sampling=sampling)
+
+    return Draft(Texts(bounded, request.add_special_tokens is not False), finish)
+
+
+def draft_tokenize(
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[bytes]:
+    """POST /tokenize, to the JSON of the response. Raise SurestepError."""
+    body = parse_tokenize(raw)
+    check_model(processor.settings, body.model)
+    refuse_unsupported_in_prompt(body)
+    if isinstance(body, TokenizeChatBody):
+        chat = render_chat(processor, body)
+        _check_countable(chat.text, "messages", processor, info)
+        texts = chat.texts(processor, slice(None), add_special_tokens=bool(body.add_special_tokens))
+    else:
+        _check_countable(body.prompt, "prompt", processor, info)
+        texts = Texts([body.prompt], body.add_special_tokens is not False)
+
+    def finish(encoded: Sequence[list[int]]) -> bytes:
+        ids, tokenizer = encoded[0], processor.tokenizer
+        answer = {
+            "count": len(ids),
+            "max_model_len": info.max_model_len,
+            "tokens": ids,
+            "token_strs": list(map(tokenizer.token, ids)) if body.return_token_strs else None,
+        }
+        return _answer(processor, answer)
+
+    return Draft(texts, finish)
+
+
+def draft_detokenize(
+    processor: TextProcessor, raw: bytes | bytearray, info: SchedulerInfo
+) -> Draft[bytes]:
+    """POST /detokenize, to the JSON of the response. Raise SurestepError."""
+    body = parse(DetokenizeBody, raw)
+    check_model(processor.settings, body.model)
+    check_vocab(body.tokens, "tokens", info.vocab_size)
+
+    def finish(encoded: Sequence[list[int]]) -> bytes:
+        text = processor.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return _answer(processor, {"prompt": text})
+
+    return Draft(Texts([], add_special_tokens=False), finish)
+
+
+def _answer(processor: TextProcessor, content: dict[str, Any]) -> bytes:
+    """Return JSON text. Raise InvalidRequest for a response over the size limit."""
+    answer, most = orjson.dumps(content), processor.settings.max_answer_bytes
+    if len(answer) > most:
+        raise InvalidRequest(f"the answer is larger than {most} bytes: ask for less")
+    return answer
+
+
+def _check_countable(text: str, param: str, processor: TextProcessor, info: SchedulerInfo) -> None:
+    """Raise InvalidRequest for a text that takes too long to tokenise."""
+    most = processor.tokenizer.most_chars(info.max_model_len)
+    if most is not None and len(text) > max(most, MIN_TOKENIZE_CHARS):
+        raise InvalidRequest(
+            f"the text has {len(text)} characters, more than a prompt of {info.max_model_len} "
+            f"tokens can have and more than the {MIN_TOKENIZE_CHARS} that are counted in any case",
+            param=param,
+        )
+
+
+def check_model(settings: GatewaySettings, name: str | None) -> None:
+    """Raise NotFound for a model that is not served."""
+    if name is not None and name not in settings.model_names():
+        raise ModelNotFound(f"the model '{name}' does not exist", param="model")
+
+
+def _check_common(processor: TextProcessor, request: GenerationBody, info: SchedulerInfo) -> None:
+    check_model(processor.settings, request.model)
+    if info.headless:
+        raise InvalidRequest("the model writes no text, it makes embeddings", param="model")
+    n, most = request.n or 1, processor.settings.max_n
+    if n > most:
+        raise InvalidRequest(f"n must be at most {most}, got {n}", param="n")
+    refuse_unsupported(request)
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("'stream_options' needs 'stream': true", param="stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "'prompt_logprobs' are not available with 'stream'", param="prompt_logprobs"
+        )
+    processor.only_apart(total_chars(request.bad_words or ()) > INLINE_BAD_WORD_CHARS)
+
+
+def _check_number(request: CompletionRequest, num_prompts: int) -> None:
+    if num_prompts * (request.n or 1) > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with n={request.n} are more than {MAX_SEQUENCES} sequences",
+            param="n",
+        )
+
+
+def _schemas(request: ChatRequest) -> dict[str, dict[str, Any]]:
+    """Return the parameters of the tools that may be called. Raise RequestTooLarge."""
+    tools = request.tools or ()
+    size = sum(len(tool.model_dump_json()) for tool in tools)
+    if size > MAX_TOOLS_BYTES:
+        raise RequestTooLarge(
+            f"tools must have at most {MAX_TOOLS_BYTES} bytes, got {size}", param="tools"
+        )
+    if request.tool_choice == "none":
+        return {}
+    return {tool.function.name: tool.function.parameters or {} for tool in tools}
+
+
+def _sampling(
+    processor: TextProcessor,
+    request: GenerationBody,
+    prompts: Sequence[Prompt],
+    info: SchedulerInfo,
+) -> SamplingParams:
+    """Return the parameters of every sequence. Raise InvalidRequest, also for their total."""
+    num_sequences = len(prompts) * (request.n or 1)
+    params = sampling_params(
+        request,
+        info,
+        processor.settings.max_logprobs,
+        bad_words=bad_words(request.bad_words or (), processor.tokenizer, num_sequences),
+        num_sequences=num_sequences,
+    )
+    check_prompt_logprobs(params, max(len(prompt.token_ids) for prompt in prompts))
+    ids = sum(len(prompt.token_ids) for prompt in prompts) * (request.n or 1)
+    if ids > max(MAX_SENT_IDS, info.max_model_len):
+        raise InvalidRequest(
+            f"n: the prompts of all sequences have {ids} tokens, more than {MAX_SENT_IDS}",
+            param="n",
+        )
+    entries = ids * (1 + params.num_top_prompt_logprobs)
+    if params.want_prompt_logprobs and entries > MAX_ALL_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"the answer would have {entries} log-probabilities of prompts, more than "
+            f"{MAX_ALL_PROMPT_LOGPROBS}",
+            param="prompt_logprobs" if request.prompt_logprobs is not None else "logprobs",
+        )
+    return params

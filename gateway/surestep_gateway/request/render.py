@@ -1,0 +1,209 @@
+"""Chats: from messages to the text that the model reads."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+from pydantic_core import from_json
+from surestep_common.errors import InvalidRequest, UnsupportedParameter
+
+from surestep_gateway.api_settings import ApiSettings
+from surestep_gateway.text.process_limits import template_limits
+from surestep_gateway.text.special_tokens import Hidden
+from surestep_gateway.text.text_processor import TextProcessor
+from surestep_gateway.text.tokenizer import Texts
+
+from .protocol import ChatBody, ChatMessage, ChatRequest, TemplateFields, ToolCall
+
+INLINE_MESSAGES = 128  # in a chat that is rendered on the event loop
+_UNSUPPORTED = frozenset({"audio", "function_call"})  # in messages; the latter before tool calls
+_TEXT_PARTS = {  # types of parts, and where their text is; the last two are those of Responses
+    "text": "text",
+    "refusal": "refusal",
+    "input_text": "text",
+    "output_text": "text",
+}
+_TYPE_CHARS = 32  # shown of an unknown type
+
+
+class RenderedChat(NamedTuple):
+    """A chat as text."""
+
+    text: str  # as the model is to read it
+    stand_ins: str  # the same while special tokens of users and tools are hidden in it
+    hidden: Hidden | None  # None when there are none
+
+    def texts(self, processor: TextProcessor, kept: slice, *, add_special_tokens: bool) -> Texts:
+        """Return what to encode of the `kept` part."""
+        text = (self.text if self.hidden is None else self.stand_ins)[kept]
+        if self.hidden is None:
+            return Texts([text], add_special_tokens)
+        return Texts(
+            [processor.tokenizer.named.text(text, self.hidden)], add_special_tokens, named=True
+        )
+
+
+def render_chat(processor: TextProcessor, body: TemplateFields) -> RenderedChat:
+    """Return the prompt text of messages. Raise InvalidRequest naming the parameter."""
+    if body.chat_template is not None and not processor.settings.trust_request_chat_template:
+        raise InvalidRequest(
+            "'chat_template' is refused: the server does not trust templates of requests",
+            param="chat_template",
+        )
+    go_on = bool(body.continue_final_message)
+    if go_on and body.add_generation_prompt:
+        raise InvalidRequest(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other",
+            param="continue_final_message",
+        )
+    processor.only_apart(body.chat_template is not None or len(body.messages) > INLINE_MESSAGES)
+    variables = _variables(processor.settings, body)
+    tools = _tools(processor.settings, body)
+    messages = [_template_message(body, index) for index in range(len(body.messages))]
+    if _takes_parts(processor, body, with_tools=tools is not None):
+        for index, message in enumerate(messages):
+            message["content"] = _parts(body.messages[index], index)
+    messages.append({"role": "documents", "content": body.documents})  # trusted no more than users
+    hidden, special = None, processor.tokenizer.special
+    if not processor.settings.allow_special_tokens_in_content and special.untrusted(messages):
+        processor.only_apart(True)
+        hidden = special.hide(messages, tools, variables, body.chat_template)
+        messages = hidden.messages
+    documents = messages.pop()["content"]
+    if documents is not None:
+        variables["documents"] = documents
+    with _limits(processor):
+        text = processor.template.render(
+            messages,
+            add_generation_prompt=body.add_generation_prompt is not False and not go_on,
+            continue_final_message=go_on,
+            tools=tools,
+            variables=variables,
+            source=body.chat_template,
+        )
+    if hidden is None:
+        return RenderedChat(text, text, None)
+    return RenderedChat(hidden.shown(text), text, hidden)
+
+
+def _variables(settings: ApiSettings, body: TemplateFields) -> dict[str, Any]:
+    """Return the template's variables besides the messages."""
+    variables = {**(settings.default_chat_template_kwargs or {})}
+    if (effort := body.reasoning_effort) is not None:
+        variables["reasoning_effort"] = (settings.reasoning_effort_map or {}).get(effort, effort)
+        variables["enable_thinking"] = effort != "none"  # what most templates know of efforts
+    if body.verbosity is not None:
+        variables["verbosity"] = body.verbosity
+    return variables | (body.chat_template_kwargs or {})
+
+
+def _tools(settings: ApiSettings, body: TemplateFields) -> list[dict[str, Any]] | None:
+    left_out = isinstance(body, ChatBody) and body.tool_choice == "none"
+    if left_out and settings.exclude_tools_when_tool_choice_none:
+        return None
+    return [tool.model_dump(exclude_unset=True) for tool in body.tools or ()] or None
+
+
+def _takes_parts(processor: TextProcessor, body: TemplateFields, *, with_tools: bool) -> bool:
+    wanted = processor.settings.chat_template_content_format
+    if wanted != "auto":
+        return wanted == "openai"
+    return processor.template.takes_parts(tools=with_tools, source=body.chat_template)
+
+
+def _parts(message: ChatMessage, index: int) -> str | list[dict[str, Any]]:
+    """Return the content as a list, for templates that iterate over it; None stays None."""
+    if isinstance(message.content, list):
+        texts = [
+            _text_part(part, f"messages[{index}].content[{n}]")
+            for n, part in enumerate(message.content)
+        ]
+    else:
+        text = _content(message, index)
+        texts = [text] if text else []
+    return [{"type": "text", "text": text} for text in texts] or ""
+
+
+def _limits(processor: TextProcessor) -> contextlib.AbstractContextManager[None]:
+    """Return the limits of a template; none on the event loop, which renders small chats only."""
+    if not processor.apart:
+        return contextlib.nullcontext()
+    settings = processor.settings
+    return template_limits(settings.chat_template_timeout_s, settings.text_memory_bytes // 2)
+
+
+def begun(body: TemplateFields) -> str:
+    """Return the part of the response with which the prompt ends."""
+    if not body.continue_final_message:
+        return ""
+    return _content(body.messages[-1], len(body.messages) - 1)
+
+
+def echoed(body: ChatRequest) -> str | None:
+    """Return the text that begins the response, if the last message is to be part of it."""
+    if not body.echo or body.messages[-1].role != "assistant":
+        return None
+    return _content(body.messages[-1], len(body.messages) - 1)
+
+
+def answering_role(settings: ApiSettings, body: TemplateFields) -> str:
+    """Return the role of the response; a continued message keeps its role."""
+    goes_on = body.continue_final_message or body.add_generation_prompt is False
+    return body.messages[-1].role if goes_on else settings.response_role
+
+
+def _template_message(body: TemplateFields, index: int) -> dict[str, Any]:
+    """Return a message in the form that templates expect."""
+    given = body.messages[index]
+    for name in _UNSUPPORTED & (given.model_extra or {}).keys():
+        if (given.model_extra or {})[name]:
+            param = f"messages[{index}].{name}"
+            raise UnsupportedParameter(f"'{param}' is not supported", param=param)
+    message = given.model_dump(exclude_none=True, exclude={"refusal", "tool_calls"})
+    message["content"] = _content(given, index)
+    if given.reasoning is not None:
+        message.setdefault("reasoning_content", given.reasoning)
+    if given.tool_calls:  # an empty list would look like calls to some templates
+        message["tool_calls"] = [_template_call(call) for call in given.tool_calls]
+    return message
+
+
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    """Return a call whose arguments are an object, which templates iterate over.
+
+    Text that is not an object becomes an empty one: it came from an earlier response of a model,
+    and a refusal would end the conversation for good.
+    """
+    arguments = call.function.arguments or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = from_json(arguments)  # as bodies are read: neither deep nor half characters
+        except ValueError:
+            arguments = {}
+    shown = call.model_dump(exclude_unset=True)
+    shown["function"]["arguments"] = arguments if isinstance(arguments, dict) else {}
+    return shown
+
+
+def _content(message: ChatMessage, index: int) -> str:
+    if not isinstance(message.content, list):
+        return message.content or message.refusal or ""
+    return "\n".join(
+        _text_part(part, f"messages[{index}].content[{n}]")
+        for n, part in enumerate(message.content)
+    )
+
+
+def _text_part(part: dict[str, Any], param: str) -> str:
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
+        raise UnsupportedParameter(
+            f"{param}: only parts of type 'text' are supported, not {str(kind)[:_TYPE_CHARS]!r}",
+            param=param,
+        )
+    field = _TEXT_PARTS[kind]
+    text = part.get(field)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{param}.{field} must be a string", param=f"{param}.{field}")
+    return text

@@ -1,0 +1,176 @@
+"""Checks of a request against the served model, and its sampling parameters on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from surestep_common.errors import ContextOverflow, InvalidRequest
+from surestep_common.request_bounds import check_entries
+from surestep_proto.engine_pb2 import SamplingParams, TokenSequence
+from surestep_proto.generate_pb2 import SchedulerInfo
+
+from .protocol import ChatBody, GenerationBody, Truncation
+
+_COMPLETION_TOKENS = 16  # OpenAI's default for completions
+_SHOWN_CHARS = 32  # of a key that is no token id
+_SHOWN_IDS = 1024  # that are outside the vocabulary
+
+
+def sampling_params(
+    body: GenerationBody,
+    info: SchedulerInfo,
+    max_logprobs: int,
+    *,
+    bad_words: Sequence[TokenSequence] = (),
+    num_sequences: int = 1,
+) -> SamplingParams:
+    """Return all parameters but the seed, for every sequence; those not given stay unset.
+
+    Raise InvalidRequest or RequestTooLarge naming the parameter.
+    """
+    params = SamplingParams(
+        temperature=body.temperature,
+        top_k=None if body.top_k is None else max(0, body.top_k),
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        min_tokens=body.min_tokens,
+        stop_token_ids=sorted({*_ids(body.stop_token_ids, "stop_token_ids", info.vocab_size)}),
+        logit_bias=_logit_bias(body, info.vocab_size),
+        allowed_token_ids=_ids(body.allowed_token_ids, "allowed_token_ids", info.vocab_size),
+        bad_words=bad_words,
+    )
+    _set_logprobs(params, body, max_logprobs)
+    check_entries(params, num_sequences)
+    return params
+
+
+def _ids(ids: Iterable[int] | None, param: str, vocab_size: int) -> list[int]:
+    checked = list(ids or ())
+    check_vocab(checked, param, vocab_size)
+    return checked
+
+
+def check_vocab(ids: list[int], param: str, vocab_size: int) -> None:
+    """Raise InvalidRequest when ids are outside the model's vocabulary."""
+    if ids and max(ids) >= vocab_size:
+        wrong = list(dict.fromkeys(i for i in ids if i >= vocab_size))
+        named = ", ".join(map(str, wrong[:_SHOWN_IDS])) + ", ..." * (len(wrong) > _SHOWN_IDS)
+        raise InvalidRequest(
+            f"{param}: not in the vocabulary of {vocab_size} ids: {named}", param=param
+        )
+
+
+def _logit_bias(body: GenerationBody, vocab_size: int) -> dict[int, float]:
+    given = body.logit_bias or {}
+    wrong = [key for key in given if not (key.isascii() and key.isdigit() and len(key) < 10)]
+    if wrong:
+        named = ", ".join(f"'{key[:_SHOWN_CHARS]}'" for key in wrong)
+        raise InvalidRequest(f"logit_bias: not a token id: {named}", param="logit_bias")
+    bias = {int(key): value for key, value in given.items()}
+    check_vocab(list(bias), "logit_bias", vocab_size)
+    return bias
+
+
+def _set_logprobs(params: SamplingParams, body: GenerationBody, max_logprobs: int) -> None:
+    top = num_logprobs(body)
+    if top is not None:
+        param = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
+        _check_logprobs(top, param, max_logprobs)
+        params.want_logprobs = True
+        params.num_top_logprobs = top
+    prompt = num_prompt_logprobs(body)
+    if prompt is not None:
+        _check_logprobs(prompt, "prompt_logprobs", max_logprobs)
+        params.want_prompt_logprobs = True
+        params.num_top_prompt_logprobs = prompt
+
+
+def num_logprobs(body: GenerationBody) -> int | None:
+    """Return the alternatives per emitted token; None for no log-probabilities."""
+    if not isinstance(body, ChatBody):
+        logprobs: int | None = getattr(body, "logprobs", None)
+        return logprobs
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequest("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
+    return None
+
+
+def num_prompt_logprobs(body: GenerationBody) -> int | None:
+    """Return the alternatives per prompt token: explicit, or implied by an echo with logprobs."""
+    if body.prompt_logprobs is None and getattr(body, "echo", None):
+        return num_logprobs(body)
+    return body.prompt_logprobs
+
+
+def _check_logprobs(count: int, param: str, limit: int) -> None:
+    if count > limit:
+        raise InvalidRequest(f"{param} must be at most {limit}, got {count}", param=param)
+
+
+def fit_prompt(ids: list[int], body: GenerationBody, info: SchedulerInfo, param: str) -> list[int]:
+    """Return the prompt, truncated as requested. Raise InvalidRequest if it cannot be served."""
+    keep = body.truncate_prompt_tokens
+    if keep is not None:
+        if keep > info.max_model_len:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens must be at most {info.max_model_len}, got {keep}",
+                param="truncate_prompt_tokens",
+            )
+        keep = info.max_model_len - 1 if keep < 0 else keep
+        ids = ids[kept_part(keep, body)] if len(ids) > keep else ids
+    if not ids:
+        raise InvalidRequest("the prompt has no tokens", param=param)
+    if len(ids) >= info.max_model_len:
+        raise beyond_context(
+            info.max_model_len,
+            f"the prompt is too long: its {len(ids)} tokens leave no room for output",
+            param,
+        )
+    check_vocab(ids, param, info.vocab_size)
+    return ids
+
+
+def kept_part(count: int, body: Truncation) -> slice:
+    """Return the slice that truncation keeps of a longer prompt: its beginning, or its end."""
+    if (body.truncation_side or body.default_side) == "right":
+        return slice(count)
+    return slice(-count, None) if count else slice(0)
+
+
+def beyond_context(most: int, problem: str, param: str) -> ContextOverflow:
+    """Return the error for a prompt of more than `most` tokens.
+
+    Clients shorten their chat when they see its code, its first words, or "prompt is too long".
+    """
+    return ContextOverflow(
+        f"This model's maximum context length is {most} tokens. However, {problem}.", param=param
+    )
+
+
+def max_tokens(body: GenerationBody, prompt_len: int, info: SchedulerInfo) -> int | None:
+    """Return the number of tokens to emit at most, as far as there is room.
+
+    None means the model's default. Raise InvalidRequest when the model's context is too short.
+    """
+    room = info.max_model_len - prompt_len
+    param, asked = "max_tokens", body.max_tokens
+    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+        param, asked = "max_completion_tokens", body.max_completion_tokens
+    if asked is None:
+        if isinstance(body, ChatBody):
+            return None
+        asked = _COMPLETION_TOKENS
+    if asked > info.max_model_len:
+        total = f"{prompt_len} tokens of the prompt and {param}={asked} are {prompt_len + asked}"
+        raise beyond_context(info.max_model_len, total, param)
+    asked = min(asked, room)
+    if (body.min_tokens or 0) > asked:
+        raise InvalidRequest(
+            f"min_tokens={body.min_tokens} exceeds {param}={asked}", param="min_tokens"
+        )
+    return asked

@@ -1,0 +1,133 @@
+"""Parameters that other servers implement and this one does not: refused by name, never ignored.
+
+A value without effect (null, an empty list, the neutral value) is accepted. A parameter that cannot
+affect our responses is accepted with any value; docs/openai.md lists those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from surestep_common.errors import UnsupportedParameter
+
+from .protocol import Body, GenerationBody
+
+_NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
+# Values that mean "off" in place of these; null does in any case.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "function_call": ("none",),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "length_penalty": (1,),
+    "modalities": ([], ["text"]),
+    "padding": ("do_not_pad",),
+    "response_format": ({}, {"type": "text"}),
+    "thinking_token_budget": (-1,),
+    "tool_choice": ("none", "auto"),
+}
+_OF_PROMPTS = frozenset(
+    {
+        "documents",
+        "functions",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+        "prompt_embeds",
+        "suffix",
+    }
+)
+# Where a body has a field of such a name it is served: these are looked for among the others.
+UNSUPPORTED = _OF_PROMPTS | {
+    "audio",
+    "early_stopping",
+    "ec_transfer_params",
+    "function_call",
+    "guided_choice",
+    "guided_decoding_backend",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "guided_whitespace_pattern",
+    "kv_transfer_params",
+    "length_penalty",
+    "logits_processors",
+    "logprob_token_ids",
+    "modalities",
+    "moderation",
+    "repetition_detection",
+    "response_format",
+    "return_prompt_text",
+    "routed_experts_prompt_start",
+    "structural_tag",
+    "structured_outputs",
+    "thinking_token_budget",
+    "tool_choice",
+    "use_beam_search",
+    "verbosity",
+    "vllm_xargs",
+    "watermarking",
+    "web_search_options",
+}
+NOT_EMBEDDED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "embed_dtype",
+        "endianness",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+        "padding",
+        "prompt_embeds",
+        "stream",
+    }
+)
+WITHOUT_EFFECT = frozenset(
+    {
+        "metadata",
+        "mm_payload",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "return_mm_kwargs",
+        "return_token_offsets",
+        "service_tier",
+        "session_id",
+        "store",
+        "stream_interval",
+    }
+)
+
+
+def refuse_unsupported(body: GenerationBody) -> None:
+    """Raise UnsupportedParameter for the first parameter whose effect is not implemented."""
+    _refuse(body, UNSUPPORTED)
+    extra, n = body.model_extra or {}, body.n or 1
+    if extra.get("tools") and extra.get("tool_choice") != "none":
+        raise UnsupportedParameter(
+            "'tools' are not supported unless 'tool_choice' is \"none\"", param="tools"
+        )
+    if extra.get("best_of") not in (None, n):
+        raise UnsupportedParameter(
+            f"'best_of' is not supported unless equal to n={n}", param="best_of"
+        )
+
+
+def refuse_for_embeddings(body: Body) -> None:
+    """Raise UnsupportedParameter for an embedding request, where chats are not served either."""
+    _refuse(body, NOT_EMBEDDED)
+
+
+def refuse_unsupported_in_prompt(body: Body) -> None:
+    """Raise UnsupportedParameter for what would change the prompt of a body without output."""
+    _refuse(body, _OF_PROMPTS)
+
+
+def _refuse(body: Body, names: frozenset[str]) -> None:
+    extra = body.model_extra or {}
+    for name in sorted(names & extra.keys()):
+        value = extra[name]
+        if value is not None and value not in _NEUTRAL.get(name, _NOTHING):
+            raise UnsupportedParameter(f"'{name}' is not supported", param=name)

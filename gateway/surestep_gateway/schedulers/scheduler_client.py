@@ -1,0 +1,290 @@
+"""The gRPC client of one scheduler, and the scheduler's state as far as it is known."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from surestep_common.access import Metadata
+from surestep_common.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    InternalError,
+    SurestepError,
+)
+from surestep_common.rpc import connect, translate_errors
+from surestep_proto import generate_pb2 as pb
+from surestep_proto import generate_pb2_grpc
+
+from .circuit_breaker import CircuitBreaker
+from .history import History
+
+logger = logging.getLogger(__name__)
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
+GENERATE = f"{SERVICE}/Generate"
+RETRY_AFTER_S = 1.0  # for clients, without a better estimate
+_RETRY_S = 0.1
+_QUERY_TIMEOUT_S = 2.0
+_PROBE_S = 1.0  # between two probes, and for the answer to one
+_PROBES = 2  # missed in a row: silent
+
+_Stream: TypeAlias = "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateChunk]"
+
+
+class _Loss(NamedTuple):
+    """The calls, by number, that were open when the scheduler was lost."""
+
+    upto: int  # the latest of them
+    silent: frozenset[int]  # without tokens
+
+
+class GenerateCall:
+    """One call of Generate, made by `SchedulerClient.generate`."""
+
+    def __init__(self, scheduler: SchedulerClient, stream: _Stream, number: int) -> None:
+        self._scheduler = scheduler
+        self._stream = stream
+        self.number = number
+        self.has_tokens = False
+        self.lost_alone = False  # no other call without tokens was open when this one was lost
+        self._given_up = False
+
+    async def read(self) -> pb.GenerateChunk:
+        """Return the next chunk. Raise the scheduler's error, or ConnectionLost."""
+        try:
+            chunk = await self._read()
+        except (ConnectionLost, InternalError) as error:
+            if isinstance(error, ConnectionLost):
+                self.lost_alone = self._scheduler.is_lost_alone(self)
+            self._scheduler.breaker.failed(self.number, time.monotonic())
+            raise
+        self._scheduler.heard()
+        if chunk.token_ids or chunk.pooled:
+            self.has_tokens = True
+            self._scheduler.breaker.worked(self.number)
+        return chunk
+
+    async def _read(self) -> pb.GenerateChunk:
+        try:
+            with translate_errors():
+                chunk = await self._stream.read()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._given_up or (task is not None and task.cancelling()):
+                raise
+            raise ConnectionLost("the scheduler does not answer") from None
+        if not isinstance(chunk, pb.GenerateChunk):  # end of the stream
+            raise ConnectionLost("the scheduler ended the stream early")
+        return chunk
+
+    def give_up(self) -> None:
+        """Cancel the call, so that `read` raises ConnectionLost."""
+        self._given_up = True
+        self._stream.cancel()
+
+    def close(self) -> None:
+        """Abort the request unless it is over."""
+        self._stream.cancel()
+        self._scheduler.breaker.ended(self.number)
+
+
+class SchedulerClient:
+    """One channel, its open calls, and whether the scheduler behind it serves.
+
+    `run` must be running. `on_change` is called whenever the scheduler may have become able to
+    accept requests.
+    """
+
+    def __init__(self, address: str, on_change: Callable[[], None]) -> None:
+        self.address = address
+        self.breaker = CircuitBreaker()
+        self.serving = False  # by its health service
+        self.silent = False  # it is connected and does not answer
+        self.info: pb.SchedulerInfo | None = None  # None before it served for the first time
+        self.trouble = ""  # its reason for not serving; empty while it serves
+        self.stats = pb.SchedulerStats()  # of its last reply
+        self.history = History()
+        self._on_change = on_change
+        self._calls: set[GenerateCall] = set()
+        self._others = 0  # requests it had, besides ours, when it was asked last
+        self._missed = 0  # probes without an answer, in a row
+        self._loss = _Loss(0, frozenset())  # the latest
+        self._channel = connect(address)
+        self._stub: Any = generate_pb2_grpc.SchedulerStub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+        self._watching: grpc.aio.UnaryStreamCall[Any, Any] | None = None
+
+    async def run(self) -> None:
+        """Follow the scheduler's health until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch())
+            tasks.create_task(self._probe())
+
+    async def close(self) -> None:
+        """Close the channel, which cancels open calls."""
+        await self._channel.close(None)
+
+    def admits(self, now: float) -> bool:
+        """Return whether a request may be sent, as far as known. `now` is time.monotonic()."""
+        return self.serving and not self.silent and self.breaker.admits(now)
+
+    def may_have(self, model: str) -> bool:
+        """Return whether it may serve the model of this fingerprint; an empty one matches any
+        model.
+        """
+        known = self.info.model_fingerprint if self.info is not None else ""
+        return not model or known in ("", model)
+
+    def stalled(self, limit_s: float) -> bool:
+        """Return whether it runs requests and has emitted no token for longer than `limit_s`."""
+        return self.stats.num_running > 0 and self.stats.last_token_age_s > limit_s
+
+    @property
+    def load(self) -> int:
+        """Approximate number of requests that the scheduler runs or has waiting."""
+        return len(self._calls) + self._others
+
+    async def _watch(self) -> None:
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+                await self._watch_once()
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError
+            self._set_serving(False)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _watch_once(self) -> None:
+        self._watching = self._health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        async for reply in self._watching:
+            self.heard()
+            serving = reply.status == health_pb2.HealthCheckResponse.SERVING
+            await self._learn()
+            self._set_serving(serving)
+
+    async def _learn(self) -> None:
+        """Update the facts of the served model, or the reason why none is served."""
+        try:
+            with translate_errors():
+                info = await self._stub.Info(pb.SchedulerInfoRequest(), timeout=_QUERY_TIMEOUT_S)
+        except (ConnectionLost, DeadlineExceeded):
+            self.trouble = f"no answer from scheduler {self.address}"
+            return
+        except SurestepError as error:
+            self.trouble = error.message
+            return
+        if not self.may_have(info.model_fingerprint):
+            logger.warning(
+                "scheduler %s serves another model now; tokenizer and chat template here are those "
+                "of the model before, until the gateway is started again",
+                self.address,
+            )
+        self.info, self.trouble = info, ""
+
+    def _set_serving(self, serving: bool) -> None:
+        if serving != self.serving:
+            logger.info("scheduler %s %s", self.address, "serves" if serving else "does not serve")
+        self.serving = serving
+        self._on_change()
+
+    def recheck(self) -> None:
+        """Assume after a failed call that it does not serve, until its health says otherwise."""
+        if self.serving and self._watching is not None:
+            self._set_serving(False)
+            self._watching.cancel()
+
+    async def _probe(self) -> None:
+        """Query the load every second, which also detects a process that hangs or is stopped.
+
+        Calls that break need no probe, but connections stay up while the process behind them hangs.
+        """
+        while True:
+            try:
+                self.stats = await self.query_stats(_PROBE_S)
+            except DeadlineExceeded:
+                self.history.missed(time.monotonic())
+                self._missed += 1
+                if self._missed >= _PROBES and not self.silent:
+                    self._fall_silent()
+            except SurestepError:
+                self.history.missed(time.monotonic())  # not connected, or an error
+            else:
+                self.history.add(self.stats, time.monotonic())
+                total = self.stats.num_running + self.stats.num_waiting
+                self._others = max(0, total - len(self._calls))
+                self.heard()
+            if not self.serving:
+                await self._learn()
+            await asyncio.sleep(_PROBE_S)
+
+    def _fall_silent(self) -> None:
+        self.silent = True
+        logger.warning(
+            "scheduler %s does not answer; %d requests go on elsewhere or when it is back",
+            self.address,
+            len(self._calls),
+        )
+        for call in self._calls:
+            call.give_up()
+
+    def heard(self) -> None:
+        """Record that the scheduler has sent something."""
+        self._missed = 0
+        if self.silent:
+            self.silent = False
+            logger.info("scheduler %s answers again", self.address)
+            self._on_change()
+
+    @contextlib.contextmanager
+    def generate(
+        self, request: pb.GenerateRequest, timeout_s: float, metadata: Metadata = ()
+    ) -> Iterator[GenerateCall]:
+        """Open a call of Generate; leaving the block aborts it unless it is over."""
+        number = self.breaker.begin(time.monotonic())
+        stream = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
+        call = GenerateCall(self, stream, number)
+        self._calls.add(call)
+        try:
+            yield call
+        finally:
+            self._calls.discard(call)
+            call.close()
+            self._on_change()  # a half-open breaker may admit the next
+
+    def is_lost_alone(self, lost: GenerateCall) -> bool:
+        """Return whether a call was the only one without tokens at the loss that ended it."""
+        if lost.number > self._loss.upto:  # the first that hears of another loss
+            silent = (call.number for call in self._calls if not call.has_tokens)
+            self._loss = _Loss(max(call.number for call in self._calls), frozenset(silent))
+        return self._loss.silent <= {lost.number}
+
+    async def query_stats(self, timeout_s: float = _QUERY_TIMEOUT_S) -> pb.SchedulerStats:
+        """Return counters and gauges. Raise SurestepError when the scheduler does not respond."""
+        with translate_errors():
+            stats: pb.SchedulerStats = await self._stub.Stats(pb.StatsRequest(), timeout=timeout_s)
+        return stats
+
+    async def query_status(self, num_steps: int = 0) -> pb.SchedulerStatus:
+        """Return the processes behind the scheduler and at most `num_steps` of its latest steps.
+
+        Raise SurestepError when it does not respond.
+        """
+        with translate_errors():
+            status: pb.SchedulerStatus = await self._stub.Status(
+                pb.SchedulerStatusRequest(num_steps=num_steps), timeout=_QUERY_TIMEOUT_S
+            )
+        return status
+
+    async def restart_workers(self, reason: str, timeout_s: float) -> pb.RestartWorkersResponse:
+        """Have every rank replaced. Raise SurestepError."""
+        with translate_errors():
+            answer: pb.RestartWorkersResponse = await self._stub.RestartWorkers(
+                pb.RestartWorkersRequest(reason=reason), timeout=timeout_s
+            )
+        return answer

@@ -1,0 +1,1 @@
+"""Tokenizer, special tokens and chat templates of a model."""

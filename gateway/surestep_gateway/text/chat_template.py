@@ -1,0 +1,220 @@
+"""Chat templates: from messages to prompt text."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+from surestep_common.errors import InvalidRequest
+
+# Private use characters mean nothing to templates. The space shows whether the template trims.
+_CONTINUE_MARK = "\ue000continue\ue000 "
+_MESSAGE_CHARS = 1000  # a template may complain with all it was given
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+class ChatTemplate:
+    """The template of a model folder, compiled once."""
+
+    def __init__(
+        self,
+        source: str | None,
+        special_tokens: Mapping[str, str],
+        *,
+        tool_source: str | None = None,
+    ) -> None:
+        """`tool_source` serves chats with tools, where a checkpoint has a template for them."""
+        self.definition = (source, dict(special_tokens), tool_source)  # to make another one of
+        self._environment = _environment()
+        self._special_tokens = dict(special_tokens)
+        self._default = self._compile(source) if source is not None else None
+        self._with_tools = self._compile(tool_source) if tool_source is not None else self._default
+        self._parts = [self._goes_through_parts(each) for each in (source, tool_source or source)]
+
+    @classmethod
+    def load(cls, folder: Path, override: str | None = None) -> ChatTemplate:
+        """Load template and special tokens of a folder. Raise InvalidRequest naming a broken one.
+
+        `override` is a file with another template, or the template itself.
+        """
+        config = _read_json(folder / "tokenizer_config.json")
+        special = _read_json(folder / "special_tokens_map.json") | config
+        tokens = {name: _token_text(special.get(name)) for name in _SPECIAL_TOKENS}
+        try:
+            sources = {"default": _given(override)} if override else _sources(folder, config)
+            known = {name: text for name, text in tokens.items() if text is not None}
+            return cls(sources.get("default"), known, tool_source=sources.get("tool_use"))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidRequest) as error:
+            where = "--chat-template" if override else folder
+            raise InvalidRequest(f"{where}: {error}", param="chat_template") from error
+
+    def takes_parts(self, *, tools: bool, source: str | None = None) -> bool:
+        """Return whether a template iterates over message parts; `source` is a request's
+        template.
+        """
+        return self._parts[tools] if source is None else self._goes_through_parts(source)
+
+    def _goes_through_parts(self, source: str | None) -> bool:
+        if source is None:
+            return False
+        try:
+            loops = self._environment.parse(source).find_all(jinja2.nodes.For)
+        except Exception:  # noqa: BLE001  # rendering reports it
+            return False
+        return any(_is_content(loop.iter) for loop in loops)
+
+    def _compile(self, source: str) -> jinja2.Template:
+        try:
+            return self._environment.from_string(source)
+        except Exception as error:  # what Jinja makes of it may be no program, or too deep for one
+            raise _complaint(error, "chat_template") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        source: str | None = None,
+    ) -> str:
+        """Return the prompt text. `source` replaces the template. Raise InvalidRequest with its
+        error.
+        """
+        template = self._with_tools if tools else self._default
+        if source is not None:
+            template = self._compile(source)
+        if template is None:
+            raise InvalidRequest("this model has no chat template", param="messages")
+        taken = _RESERVED & set(variables or ())
+        if taken:
+            raise InvalidRequest(
+                f"{', '.join(sorted(taken))} cannot be set here", param="chat_template_kwargs"
+            )
+        chat = [dict(message) for message in messages]
+        if continue_final_message:
+            _mark_end(chat)
+        try:
+            text = template.render(
+                {**self._special_tokens, **(variables or {})},
+                messages=chat,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except Exception as error:  # templates fail in any way a program can
+            raise _complaint(error, "messages") from error
+        return _cut_at_mark(text) if continue_final_message else text
+
+
+def _complaint(error: Exception, param: str) -> InvalidRequest:
+    """Return the error for a template that failed."""
+    if isinstance(error, InvalidRequest):
+        return error
+    message = "it needs too much memory" if isinstance(error, MemoryError) else str(error)
+    return InvalidRequest(f"chat template: {message[:_MESSAGE_CHARS]}", param=param)
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """Return the Jinja environment that Hugging Face templates are written for."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks assistant text for training; here it only passes its body on."""
+
+    tags = {"generation"}  # noqa: RUF012  # the base class declares a set
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # Jinja's own escapes HTML
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.datetime.now().strftime(layout)  # the templates mean local time
+
+
+def _is_content(node: jinja2.nodes.Node) -> bool:
+    """Return whether an expression of a template is named `content`, filtered or not."""
+    match node:
+        case jinja2.nodes.Filter(node=inner):
+            return isinstance(inner, jinja2.nodes.Node) and _is_content(inner)
+        case jinja2.nodes.Name(name=name) | jinja2.nodes.Getattr(attr=name):
+            return bool(name == "content")
+        case jinja2.nodes.Getitem(arg=jinja2.nodes.Const(value=name)):
+            return bool(name == "content")
+    return False
+
+
+def _mark_end(chat: list[dict[str, Any]]) -> None:
+    content = chat[-1].get("content")
+    if isinstance(content, list) and content:
+        last = content[-1]
+        chat[-1]["content"] = [*content[:-1], {**last, "text": last["text"] + _CONTINUE_MARK}]
+        return
+    if not isinstance(content, str) or not content:
+        raise InvalidRequest("the final message has no text to continue", param="messages")
+    chat[-1]["content"] = content + _CONTINUE_MARK
+
+
+def _cut_at_mark(text: str) -> str:
+    end = text.rfind(_CONTINUE_MARK.rstrip())
+    if end < 0:
+        raise InvalidRequest(
+            "the chat template leaves out the message to continue", param="continue_final_message"
+        )
+    trimmed = not text.startswith(_CONTINUE_MARK, end)
+    return text[:end].rstrip() if trimmed else text[:end]
+
+
+def _given(template: str) -> str:
+    """Return the text of a template that is given as a file or as text."""
+    return template if "{" in template else Path(template).read_text()
+
+
+def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return templates by name; a checkpoint with a single one has the default."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return {"default": path.read_text()}
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        return {entry["name"]: entry["template"] for entry in template}
+    return {"default": template} if template is not None else {}
+
+
+def _token_text(token: Any) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"cannot read {path}: {error}") from error
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,49 @@
+"""Limits that a text process sets on itself."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from surestep_common.errors import InvalidRequest
+
+_AGAIN_S = 0.5  # Jinja swallows errors in what it takes for constants
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Limit memory to `num_bytes` more than is in use now."""
+    status = Path("/proc/self/status").read_text()
+    now = int(status.partition("VmData:")[2].split()[0]) << 10
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (now + num_bytes, hard))
+
+
+@contextlib.contextmanager
+def template_limits(limit_s: float, num_bytes: int) -> Iterator[None]:
+    """Limit pure Python code: MemoryError above `num_bytes`, InvalidRequest after `limit_s`.
+
+    For the main thread of a process that has no other use for SIGALRM.
+    """
+    over = False
+
+    def late(number: int, frame: FrameType | None) -> None:
+        if not over:
+            raise InvalidRequest(
+                f"chat template: it did not end within {limit_s:g} s", param="messages"
+            )
+
+    memory = resource.getrlimit(resource.RLIMIT_DATA)
+    before = signal.signal(signal.SIGALRM, late)
+    limit_memory(num_bytes)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, _AGAIN_S)
+    try:
+        yield
+    finally:
+        over = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_DATA, memory)

@@ -1,0 +1,75 @@
+"""Tokenizer and chat template of a model, and which work may run in which process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+from tokenizers import Tokenizer as RustTokenizer
+
+from surestep_gateway.api_settings import ApiSettings
+from surestep_gateway.config import GatewaySettings
+
+from .chat_template import ChatTemplate
+from .tokenizer import Tokenizer
+
+_NEEDED = {  # of the settings, in a text process; no keys, and no files
+    *("model", "trust_request_chat_template", "chat_template_timeout_s", "text_memory_bytes"),
+    *("reasoning_parser", "tool_call_parser", "enable_auto_tool_choice", "max_n", "max_logprobs"),
+    *("allow_special_tokens_in_content", "max_answer_bytes", "log_level", "log_json"),
+    *ApiSettings.__annotations__,
+}
+
+
+class NeedsProcess(Exception):
+    """The request must be prepared in a text process, because its work has no known bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextProcessor:
+    """Everything needed to prepare requests. `apart`: this is a text process."""
+
+    settings: GatewaySettings
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    apart: bool = False
+
+    @classmethod
+    def load(cls, settings: GatewaySettings) -> TextProcessor:
+        """Read the model folder. Raise InvalidRequest."""
+        folder = settings.tokenizer or settings.model
+        return cls(
+            settings=settings,
+            tokenizer=Tokenizer.load(folder),
+            template=ChatTemplate.load(folder, settings.chat_template),
+        )
+
+    def dump(self) -> list[bytes]:
+        """Return the content for `restore`: the model folder may be gone when the process
+        starts.
+        """
+        settings = self.settings.model_dump(mode="json", include=_NEEDED)
+        settings["served_model_name"] = self.settings.model_names()
+        return [
+            orjson.dumps(settings),
+            self.tokenizer.definition.encode(),
+            orjson.dumps(self.template.definition),
+        ]
+
+    @classmethod
+    def restore(cls, parts: Sequence[bytes]) -> TextProcessor:
+        """Return the text processor of a text process."""
+        settings, tokenizer, template = parts
+        source, special_tokens, tool_source = orjson.loads(template)
+        return cls(
+            settings=GatewaySettings.model_validate(orjson.loads(settings)),
+            tokenizer=Tokenizer(RustTokenizer.from_str(tokenizer.decode())),
+            template=ChatTemplate(source, special_tokens, tool_source=tool_source),
+            apart=True,
+        )
+
+    def only_apart(self, condition: bool) -> None:
+        """Raise NeedsProcess if the condition holds and this is no text process."""
+        if condition and not self.apart:
+            raise NeedsProcess

@@ -1,0 +1,1 @@
+"""Preparation of large requests in processes apart from the event loop."""

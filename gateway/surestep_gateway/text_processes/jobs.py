@@ -1,0 +1,52 @@
+"""The kinds of requests to prepare, and how their results are serialised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from surestep_gateway.request.embedding_inputs import PreparedInputs, draft_embedding
+from surestep_gateway.request.prepare import (
+    Kind,
+    draft_chat,
+    draft_completion,
+    draft_detokenize,
+    draft_tokenize,
+)
+from surestep_gateway.request.prompts import PreparedRequest
+
+from . import wire
+from .wire import Parts
+
+T = TypeVar("T")
+
+
+class Job(NamedTuple, Generic[T]):
+    """A kind of request."""
+
+    name: bytes
+    draft: Kind[T]
+    dump: Callable[[T], Parts]
+    load: Callable[[Sequence[bytes]], T]
+
+
+def _dump(answer: bytes) -> Parts:
+    return [answer]
+
+
+def _load(parts: Sequence[bytes]) -> bytes:
+    return parts[0]
+
+
+_PREPARED = (wire.dump_prepared, wire.load_prepared)
+CHAT: Job[PreparedRequest] = Job(b"chat", draft_chat, *_PREPARED)
+COMPLETION: Job[PreparedRequest] = Job(b"completion", draft_completion, *_PREPARED)
+TOKENIZE: Job[bytes] = Job(b"tokenize", draft_tokenize, _dump, _load)
+DETOKENIZE: Job[bytes] = Job(b"detokenize", draft_detokenize, _dump, _load)
+
+EMBEDDING: Job[PreparedInputs] = Job(
+    b"embedding", draft_embedding, wire.dump_inputs, wire.load_inputs
+)
+
+_ALL: tuple[Job[Any], ...] = (CHAT, COMPLETION, TOKENIZE, DETOKENIZE, EMBEDDING)
+BY_NAME = {job.name: job for job in _ALL}

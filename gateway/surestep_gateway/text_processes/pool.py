@@ -1,0 +1,233 @@
+"""The text processes of a gateway: started on demand, killed when a request is too heavy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+from surestep_common.config import child_environ
+from surestep_common.errors import InternalError, RequestTooLarge, SurestepError, Unavailable
+
+from surestep_gateway.observability.metrics import GatewayMetrics
+from surestep_gateway.text.text_processor import TextProcessor
+
+from . import wire
+from .body_bounds import TOO_MUCH_MEMORY
+from .wire import Parts
+from .work_gate import WorkGate
+
+logger = logging.getLogger(__name__)
+
+LARGE_BYTES = 4 << 20  # of a body; so large ones leave a process to the others
+_WARM_S = 2.0  # after the start of the gateway, which has other things to do first
+_START_S = 60.0
+_IDLE_S = 60.0  # until all but one end
+_LOOK_S = 0.05  # between two looks at their memory
+_ATTEMPTS = 2  # for a request whose process dies without a reason that is known
+
+_OWN_FAULTS = {signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV}  # of code that is out of memory
+
+
+class ProcessDied(Exception):
+    """A text process ended before it replied; `signal` ended it, if one did."""
+
+    def __init__(self, returncode: int) -> None:
+        super().__init__(f"exit status {returncode}")
+        self.signal = -returncode if returncode < 0 else None
+
+
+class TextProcess:
+    """One process, which works on one request at a time."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._at_first = 0  # bytes of memory when it has loaded everything
+        self.starved = False  # it was ended because it had taken too much since
+
+    @classmethod
+    async def start(cls, processor: TextProcessor) -> TextProcess:
+        """Start a process and wait until it is ready. Raise ProcessDied, OSError."""
+        environ = {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the same code as here
+            "TOKENIZERS_PARALLELISM": "false",
+            "RUST_BACKTRACE": "0",  # takes memory when there is none
+        }
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "surestep_gateway.text_processes.process"),
+            env=child_environ(environ),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        started = cls(process)
+        try:
+            await started.ask(processor.dump())
+        except BaseException:
+            await started.end()
+            raise
+        started._at_first = resident_bytes(process.pid)
+        return started
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
+    async def ask(self, parts: Parts) -> list[bytes]:
+        """Send a job and return the reply. A caller that stops waiting must `end` the process.
+
+        Raise ProcessDied.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            await wire.send(self._process.stdin, parts)
+            return await wire.receive(self._process.stdout)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            raise ProcessDied(await self._process.wait()) from None
+
+    def look(self, most_bytes: int) -> None:
+        """Kill the process if a request has taken more memory than allowed."""
+        if self.alive and resident_bytes(self._process.pid) - self._at_first > most_bytes:
+            self.starved = True
+            self._process.kill()
+
+    async def end(self) -> None:
+        if self.alive:
+            self._process.kill()
+        await self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory of a process; 0 when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0
+
+
+class TextPool:
+    """At most as many processes as the settings allow. `run` must be running."""
+
+    def __init__(self, processor: TextProcessor, metrics: GatewayMetrics) -> None:
+        self._processor = processor
+        self._settings = settings = processor.settings
+        self._metrics = metrics
+        self._gate = WorkGate(settings.text_processes, large=LARGE_BYTES)
+        self._idle: list[TextProcess] = []
+        self._busy: set[TextProcess] = set()
+        self._tasks = asyncio.TaskGroup()
+
+    async def run(self) -> None:
+        """Run until cancelled; every process is gone then."""
+        try:
+            async with self._tasks:
+                self._tasks.create_task(self._watch())
+                await asyncio.sleep(_WARM_S)
+                await self._warm()
+                while True:
+                    await asyncio.sleep(_IDLE_S)
+                    while len(self._idle) > 1:
+                        await self._idle.pop(0).end()
+        finally:
+            for process in self._idle:
+                await process.end()
+
+    async def _watch(self) -> None:
+        """Enforce the memory limit; the system's limit comes second, as not all code survives
+        it.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for process in self._busy:
+                process.look(self._settings.text_memory_bytes)
+
+    async def _warm(self) -> None:
+        """Start one process before it is needed."""
+        async with self._gate.place(0):
+            if not self._idle:
+                with contextlib.suppress(SurestepError):
+                    self._idle.append(await self._start())
+
+    async def ask(self, job: bytes, info: bytes, raw: bytearray) -> list[bytes]:
+        """Return the parts of the reply to a job. Raise SurestepError.
+
+        A running job continues when its client disconnects, as the process must not be left in the
+        middle of one.
+        """
+        await self._gate.enter(len(raw))
+        task = self._tasks.create_task(self._work(job, info, raw))
+        answer = await asyncio.shield(task)
+        if isinstance(answer, SurestepError):
+            raise answer
+        status, *parts = answer
+        if status == b"error":
+            raise wire.load_error(parts[0])
+        return parts
+
+    async def _work(self, job: bytes, info: bytes, raw: bytearray) -> list[bytes] | SurestepError:
+        """Return the reply, or the error: a task that raised would end the others of its group."""
+        try:
+            return await self._answer([job, info, raw])
+        except SurestepError as error:
+            return error
+        except Exception:
+            logger.exception("a request could not be prepared")
+            return InternalError("a request could not be prepared")
+        finally:
+            self._gate.leave(len(raw))
+
+    async def _answer(self, parts: Parts) -> list[bytes]:
+        for _ in range(_ATTEMPTS):
+            process = await self._take()
+            try:
+                self._busy.add(process)
+                async with asyncio.timeout(self._settings.text_timeout_s):
+                    answer = await process.ask(parts)
+                self._idle.append(process)
+                return answer
+            except TimeoutError:
+                self._count("timeout")
+                raise RequestTooLarge(
+                    f"the request takes longer than {self._settings.text_timeout_s:g} s to prepare"
+                ) from None
+            except ProcessDied as death:
+                if process.starved or death.signal in _OWN_FAULTS:
+                    self._count("memory")
+                    raise RequestTooLarge(TOO_MUCH_MEMORY) from None
+                self._count("death")
+                logger.warning("a text process died: %s", death)
+            finally:
+                self._busy.discard(process)
+                if process not in self._idle:
+                    await process.end()
+        raise Unavailable("the request could not be prepared")
+
+    async def _take(self) -> TextProcess:
+        while self._idle:
+            process = self._idle.pop()
+            if process.alive:
+                return process
+            await process.end()
+        return await self._start()
+
+    async def _start(self) -> TextProcess:
+        try:
+            async with asyncio.timeout(_START_S):
+                try:
+                    return await TextProcess.start(self._processor)
+                except ProcessDied as death:
+                    logger.warning("a text process died at its start: %s", death)
+                    return await TextProcess.start(self._processor)
+        except (TimeoutError, ProcessDied, OSError) as error:
+            logger.error("cannot start a text process: %s", error)
+            raise Unavailable("the request could not be prepared") from error
+
+    def _count(self, cause: str) -> None:
+        self._metrics.text_process_ends.labels(cause).inc()

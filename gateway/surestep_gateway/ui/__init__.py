@@ -1,0 +1,1 @@
+"""The status page and the other pages for people."""

@@ -1,0 +1,1 @@
+"""KV blocks, the prefix cache, and snapshots of recurrent state."""

@@ -1,0 +1,145 @@
+"""The paged KV block pool: reference counts, and released blocks kept for reuse by content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import takewhile
+
+from surestep_common.invariants import NULL_BLOCK
+
+
+class BlockPool:
+    """Blocks 1..num_blocks-1. A block is in use (refs > 0), cached (refs == 0, has a key) or free.
+
+    A key names the content of a full block of committed tokens. Cached blocks count as available:
+    `allocate` takes free blocks first and then the cached block that was released longest ago.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._refs = [0] * num_blocks
+        self._keys: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))
+        self._cached: dict[int, None] = {}  # ordered: released longest ago first
+        self._drafted = [False] * num_blocks  # the drafter's rows of all its positions are valid
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` could hand out now."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` hands out without forgetting content."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Number of blocks with references."""
+        return self.num_blocks - 1 - self.num_available
+
+    def allocate(self, count: int) -> list[int]:
+        """Return blocks with one reference each and no content. The caller checks availability."""
+        assert 0 <= count <= self.num_available, (count, self.num_available)
+        blocks = []
+        for _ in range(count):
+            block = self._free.pop() if self._free else self._evict()
+            self._refs[block] = 1
+            self._drafted[block] = False
+            blocks.append(block)
+        return blocks
+
+    def _evict(self) -> int:
+        block = next(iter(self._cached))
+        del self._cached[block]
+        key = self._keys[block]
+        assert key is not None
+        del self._block_of[key]
+        self._keys[block] = None
+        return block
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Add a reference to each block; cached ones come back into use."""
+        refs = self._refs
+        for block in blocks:
+            if not refs[block]:
+                del self._cached[block]
+            refs[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Drop a reference to each block. The last of a sequence are evicted before the first."""
+        for block in reversed(list(blocks)):
+            assert self._refs[block] > 0, block
+            self._refs[block] -= 1
+            if self._refs[block]:
+                continue
+            if self._keys[block] is None:
+                self._free.append(block)
+            else:
+                self._cached[block] = None
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Give a block in use its content key, unless another block has it already."""
+        assert self._refs[block] > 0, block
+        assert self._keys[block] is None, block
+        if key not in self._block_of:
+            self._block_of[key] = block
+            self._keys[block] = key
+
+    def forget(self, key: bytes) -> None:
+        """Make this content unfindable."""
+        block = self._block_of.pop(key, None)
+        if block is None:
+            return
+        self._keys[block] = None
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
+
+    def withdraw(self, blocks: Iterable[int]) -> None:
+        """Make the content of these blocks, which are in use, unfindable."""
+        for block in blocks:
+            key = self._keys[block]
+            if key is not None:
+                self.forget(key)
+
+    def mark_drafted(self, blocks: Iterable[int]) -> None:
+        """Mark blocks in use of which the drafter's rows of all positions are valid."""
+        for block in blocks:
+            assert self._refs[block] > 0, block
+            self._drafted[block] = True
+
+    def num_drafted(self, blocks: Iterable[int]) -> int:
+        """Count the leading blocks that are marked as drafted."""
+        return sum(1 for _ in takewhile(self._drafted.__getitem__, blocks))
+
+    def lookup(self, key: bytes) -> int | None:
+        """Return the block with this content, in use or cached."""
+        return self._block_of.get(key)
+
+    def leading(self, keys: Iterable[bytes]) -> list[int]:
+        """Return the blocks with these contents, up to the first that is missing."""
+        found = (self._block_of.get(key, NULL_BLOCK) for key in keys)
+        return list(takewhile(bool, found))
+
+    def num_cached(self, blocks: Iterable[int]) -> int:
+        """Count the blocks that are available but still have content."""
+        return sum(map(self._cached.__contains__, blocks))
+
+    def check(self, holders: Iterable[Iterable[int]]) -> None:
+        """Assert the pool's invariants, given the block tables of all holders of references."""
+        refs = [0] * self.num_blocks
+        for table in holders:
+            for block in table:
+                refs[block] += 1
+        assert refs == self._refs, "reference counts"
+        free, cached = set(self._free), set(self._cached)
+        assert len(free) == len(self._free), "a block is free twice"
+        assert not free & cached, "a block is free and cached"
+        idle = {block for block in range(1, self.num_blocks) if refs[block] == 0}
+        assert free | cached == idle, "a block is lost or free while in use"
+        assert all(self._keys[block] is None for block in free), "a free block has content"
+        keyed = {key: block for block, key in enumerate(self._keys) if key is not None}
+        assert keyed == self._block_of, "the index and the keys differ"
+        assert cached <= set(keyed.values()), "a cached block has no content"

@@ -1,0 +1,1 @@
+"""The pure state of the scheduler, and what results do to it."""

@@ -1,0 +1,94 @@
+"""One step as the core sees it: the plan it made and the outcome it applies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from surestep_common.invariants import IntArray
+from surestep_common.plan_rows import PlanRows, ResultRows
+
+from .sequence import Tenancy, TokenLogprobs
+
+
+class Freed(NamedTuple):
+    """A tenancy that ends."""
+
+    slot: int
+    slot_epoch: int
+
+
+class Extend(NamedTuple):
+    """Blocks appended to the block table of a slot."""
+
+    slot: int
+    blocks: list[int]
+
+
+class SnapshotRequests(NamedTuple):
+    """Snapshots of recurrent state that a plan asks for; parallel columns [S]."""
+
+    row: IntArray  # of the plan, for its slot
+    length: IntArray  # tokens
+    id: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. `tenancies`, `rows` and `width` are parallel [R]."""
+
+    epoch: int
+    step: int
+    freed: list[Freed]
+    admissions: list[Tenancy]
+    extends: list[Extend]
+    tenancies: npt.NDArray[np.object_]
+    rows: PlanRows
+    width: IntArray  # tokens each row schedules: num_tokens, or max_drafts + 1
+    snapshot_requests: SnapshotRequests
+    drafter_faults: int  # of this epoch, known when it was made
+
+    @property
+    def num_step_tokens(self) -> int:
+        """Input rows of the step, drafts included."""
+        return int(self.width.sum())
+
+    @property
+    def snapshot_ids(self) -> tuple[list[int], list[int]]:
+        """Ids that the plan names: to be taken, and to be restored."""
+        restored = [t.snapshot_id for t in self.admissions if t.snapshot_id]
+        return self.snapshot_requests.id.tolist(), restored
+
+
+class RankTimes(NamedTuple):
+    """What a rank spent on a step, in microseconds; see Timings in engine.proto."""
+
+    queue_us: int
+    prepare_us: int
+    draft_us: int
+    forward_us: int
+    sample_us: int
+    gap_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the ranks report for one step. `slot`, `slot_epoch` and `rows` are parallel [R]."""
+
+    epoch: int
+    step: int
+    digests: list[int]  # one per rank
+    times: list[RankTimes]  # one per rank
+    slot: IntArray
+    slot_epoch: IntArray
+    rows: ResultRows
+    token_ids: npt.NDArray[np.uint32]  # CSR by n_emitted
+    snapshot_ids_taken: IntArray  # [S]
+    drafter_faults: int  # of this epoch
+    drafter_skipped: bool  # no drafts and no catch-up in this step
+    draft_non_finite_rows: list[int]
+    logprobs: dict[int, TokenLogprobs]  # by row
+    prompt_logprobs: dict[int, TokenLogprobs]  # by row
+    pooled: dict[int, bytes]  # vectors by row

@@ -1,0 +1,201 @@
+"""State of a request: what it asked for, how far it is, and its stay in a slot."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple, Self
+
+from surestep_common.errors import InvalidRequest, SurestepError
+from surestep_common.invariants import MEAN
+from surestep_common.sampling_ranges import check_vocab
+
+from surestep_scheduler.cache.prefix import PrefixChain
+from surestep_scheduler.speculation.speculation import AcceptanceStats
+
+from .limits import Limits
+from .tenants import Tenant
+
+_PROMPT_LOGPROBS = 1 << 16  # of one request that a step may compute
+_PARTS = 3  # of what a step would take of a prompt, in the other shape
+
+
+class Finish(Enum):
+    """Why a request ended well."""
+
+    STOP = 1
+    LENGTH = 2
+    POOLED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a client asked for. Lengths in tokens."""
+
+    id: str
+    prompt_ids: Seq[int]
+    emitted_ids: Seq[int]  # emitted before this scheduler saw the request
+    max_tokens: int  # a vector counts as one
+    pooling: int = 0  # how a vector is made of the prompt; 0 = tokens are wanted
+    stop_ids: frozenset[int] = frozenset()
+    priority: int = 0  # lower runs earlier
+    cache_salt: str = ""
+    draft_cap: int | None = None  # most drafts per step; None = no cap of its own
+    want_prompt_logprobs: bool = False
+    want_drafted: bool = False  # chunks say which tokens were drafts
+    num_top_prompt_logprobs: int = 0
+    tenant: str = ""  # all requests of one tenant share what it may have
+    weight: float = 1.0  # of the tenant
+    sampling: Any = None  # passed through to the workers
+    sampling_bytes: int = 0  # that this takes on the wire
+    wire_ids: Any = ()  # prompt_ids and emitted_ids as they came, passed through too
+
+
+class RequestShape(NamedTuple):
+    """How a request is computed, as far as that is free."""
+
+    draft_cap: int  # most drafts per row
+    max_chunk: int  # tokens of its prompt that one step may take
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log-probabilities of consecutive positions in parallel columns; `top_*` CSR by num_top."""
+
+    token_id: list[int] = field(default_factory=list)
+    logprob: list[float] = field(default_factory=list)
+    rank: list[int] = field(default_factory=list)
+    num_top: list[int] = field(default_factory=list)
+    top_token_ids: list[int] = field(default_factory=list)
+    top_logprobs: list[float] = field(default_factory=list)
+
+    def extend(self, other: TokenLogprobs) -> None:
+        """Append the positions of `other`."""
+        for name in self.__slots__:
+            getattr(self, name).extend(getattr(other, name))
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request and its tokens. It holds a tenancy while it runs and waits otherwise."""
+
+    request: Request
+    tenant: Tenant = field(init=False)  # once it is open
+    tokens: array[int]  # uint32; prompt and everything emitted
+    max_len: int  # tokens never exceed this
+    order: tuple[float, int]  # smaller runs first and is preempted last
+    arrival: float  # seconds on the scheduler's clock
+    shared_len: int  # see Limits.shared_len
+    chain: PrefixChain
+    tenancy: Tenancy | None = None
+    queue_s: float | None = None  # seconds from arrival to the first admission
+    num_cached: int = 0  # tokens found in the prefix cache at the first admission
+    prompt_logprobs: TokenLogprobs | None = None  # collected until the first token
+    # Of earlier tenancies.
+    acceptance_stats: AcceptanceStats = field(default_factory=AcceptanceStats)
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+    num_preemptions: int = 0
+    num_displaced: int = 0  # of them, those for another tenant's sake
+    computed_len: int = 0  # tokens that were planned in earlier tenancies
+    num_replays: int = 0
+    may_draft: bool = True  # until its drafting meets logits that are not finite
+    replayed_len: int = 0  # tokens at the newest replay
+    num_non_finite: int = 0  # times its logits were not finite
+
+    @classmethod
+    def of(cls, request: Request, limits: Limits, number: int, now: float) -> Self:
+        """Make the `number`-th sequence. Raises InvalidRequest or RequestTooLarge."""
+        prompt_len, emitted = len(request.prompt_ids), request.emitted_ids
+        if not prompt_len:
+            raise InvalidRequest("the prompt is empty", param="prompt_ids")
+        if limits.headless and not request.pooling:
+            raise InvalidRequest("the model has no output head: it writes no text", param="pooling")
+        limits.check_len(prompt_len + len(emitted), request.pooling)
+        if request.max_tokens <= len(emitted):
+            raise InvalidRequest("no tokens are left to emit", param="max_tokens")
+        max_len = min(prompt_len + request.max_tokens, limits.longest(request.pooling))
+        limits.check_bytes(max_len, request.sampling_bytes)
+        shared_len = limits.shared_len(prompt_len)
+        tokens = array("I")
+        tokens.extend(request.prompt_ids)
+        tokens.extend(emitted)
+        check_vocab("prompt_ids", tokens, limits.vocab_size)
+        return cls(
+            request=request,
+            tokens=tokens,
+            max_len=max_len,
+            order=(now + request.priority * limits.priority_aging_s, number),
+            arrival=now,
+            shared_len=shared_len,
+            chain=PrefixChain(request.cache_salt, limits.block_size, shared_len),
+        )
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it was in a slot before, here or elsewhere: its reader has a part of it."""
+        return self.computed_len > 0 or bool(self.request.emitted_ids)
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether it has emitted nothing since its newest replay."""
+        return self.num_replays > 0 and len(self.tokens) == self.replayed_len
+
+    def shape(self, limits: Limits, *, usual: bool) -> RequestShape:
+        """Choose how it is computed: not as usual when that may be what has ended the workers."""
+        chunk, least = limits.max_num_batched_tokens, limits.prompt_chunk
+        if self.needs_prompt_logprobs:
+            positions = _PROMPT_LOGPROBS // (1 + self.request.num_top_prompt_logprobs)
+            chunk = max(least, min(chunk, positions))
+        if not usual:
+            part = min(chunk, len(self.tokens)) // _PARTS
+            return RequestShape(draft_cap=0, max_chunk=max(least, part))
+        may_draft = self.may_draft and not self.request.pooling
+        drafts = limits.draft_cap(self.request.draft_cap) if may_draft else 0
+        return RequestShape(drafts, chunk)
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether they are still to be delivered, so that the whole prompt must be computed."""
+        return self.request.want_prompt_logprobs and self.num_steps == 0
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether no part of the prompt may come from the prefix cache."""
+        return self.needs_prompt_logprobs or self.request.pooling == MEAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tenancy:
+    """One stay of a sequence in a slot; its numbers are the slot's line of the SlotTable."""
+
+    seq: Sequence
+    slot: int
+    slot_epoch: int
+    num_cached: int  # tokens whose KV was there at admission
+    draft_valid: int  # tokens whose drafter rows were there too
+    snapshot_id: int  # recurrent state after num_cached tokens; 0 = none
+    blocks: list[int]  # grows
+    stop_ids: frozenset[int]  # of the request
+    max_chunk: int  # tokens of its prompt that one step may take
+
+
+@dataclass(slots=True)
+class Output:
+    """What one applied result means for one request."""
+
+    seq: Sequence
+    token_ids: array[int]
+    num_drafted: int = 0  # of the tokens, from the first: accepted drafts
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None  # with the first tokens only
+    pooled: bytes = b""  # the prompt's vector, of a request that wants one
+    finish: Finish | None = None
+    error: SurestepError | None = None

@@ -1,0 +1,137 @@
+"""The numbers of all tenancies, one line per slot, so that a step is a few vector operations."""
+
+from __future__ import annotations
+
+import numpy as np
+from surestep_common.invariants import BoolArray, IntArray
+
+from .ledger import Ledger
+from .sequence import Tenancy
+
+
+class SlotTable:
+    """Structure of arrays [num_slots], lengths in tokens.
+
+    A line describes the newest tenancy of its slot. It stays as it was when the tenancy ends, and
+    the slot is not used again while a plan in flight still means it.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.open = np.zeros(num_slots, dtype=np.bool_)  # False: late results are dropped
+        self.tenancy = np.full(num_slots, None, dtype=np.object_)
+        self.slot_epoch = np.zeros(num_slots, dtype=np.int64)
+        # Constant during a tenancy.
+        self.num_cached = np.zeros(num_slots, dtype=np.int64)  # committed at admission
+        self.prefill_len = np.zeros(num_slots, dtype=np.int64)  # known at admission
+        self.prompt_len = np.zeros(num_slots, dtype=np.int64)  # of the request
+        self.shared_len = np.zeros(num_slots, dtype=np.int64)  # see Limits.shared_len
+        self.max_len = np.zeros(num_slots, dtype=np.int64)  # of the request
+        self.draft_cap = np.zeros(num_slots, dtype=np.int64)  # most drafts per row
+        self.pools = np.zeros(num_slots, dtype=np.bool_)  # a vector is wanted, no tokens
+        self.tenant = np.zeros(num_slots, dtype=np.int64)  # index of the tenant
+        self.paid_len = np.zeros(num_slots, dtype=np.int64)  # planned, and paid for, before it
+        self.settled_at = np.zeros(num_slots, dtype=np.int64)  # committed: what it lost is made up
+        # How far it is.
+        self.capacity = np.zeros(num_slots, dtype=np.int64)  # covered by its blocks
+        self.committed = np.zeros(num_slots, dtype=np.int64)  # KV is valid by the applied results
+        self.len_hi = np.zeros(num_slots, dtype=np.int64)  # if all in flight is accepted
+        self.publish_at = np.zeros(num_slots, dtype=np.int64)  # `committed` fills the next block
+        self.folded = np.zeros(num_slots, dtype=np.int64)  # in the recurrent state
+        self.draft_upto = np.zeros(num_slots, dtype=np.int64)  # covered by the drafter's state
+        self.mark_at = np.zeros(num_slots, dtype=np.int64)  # `draft_upto` covers the next block
+        self.snapshot_key = np.full(num_slots, None, dtype=np.object_)  # taken while it decodes
+        self.planned_step = np.zeros(num_slots, dtype=np.int64)  # newest step with a row of it
+        self.applied_step = np.zeros(num_slots, dtype=np.int64)  # newest step applied; 0 = none
+        self.accepted = np.zeros(num_slots, dtype=np.int64)  # drafts accepted in `applied_step`
+        # Figures that are added to the sequence's when the tenancy ends.
+        self.num_steps = np.zeros(num_slots, dtype=np.int64)  # that emitted
+        self.num_drafts = np.zeros(num_slots, dtype=np.int64)
+        self.num_accepted = np.zeros(num_slots, dtype=np.int64)  # and emitted
+        self.ledger = Ledger(num_slots)
+
+    def admit(
+        self,
+        tenancy: Tenancy,
+        *,
+        prefill_len: int,
+        max_len: int,
+        draft_cap: int,
+        capacity: int,
+        publish_at: int,
+        mark_at: int,
+    ) -> None:
+        """Fill the line of a tenancy that begins."""
+        slot, num_cached = tenancy.slot, tenancy.num_cached
+        self.open[slot] = True
+        self.tenancy[slot] = tenancy
+        self.slot_epoch[slot] = tenancy.slot_epoch
+        self.num_cached[slot] = self.committed[slot] = self.len_hi[slot] = num_cached
+        self.folded[slot] = num_cached
+        self.draft_upto[slot] = tenancy.draft_valid
+        self.mark_at[slot] = mark_at
+        self.snapshot_key[slot] = None
+        seq = tenancy.seq
+        self.tenant[slot], self.paid_len[slot] = seq.tenant.index, seq.computed_len
+        lost = max(seq.computed_len - num_cached, 0) if seq.num_displaced else 0
+        self.settled_at[slot] = seq.computed_len + lost if lost else 0
+        self.prompt_len[slot], self.shared_len[slot] = seq.prompt_len, seq.shared_len
+        self.prefill_len[slot] = prefill_len
+        self.max_len[slot] = max_len
+        self.draft_cap[slot] = draft_cap
+        self.pools[slot] = seq.request.pooling > 0
+        self.capacity[slot] = capacity
+        self.publish_at[slot] = publish_at
+        self.planned_step[slot] = self.applied_step[slot] = self.accepted[slot] = 0
+        self.num_steps[slot] = self.num_drafts[slot] = self.num_accepted[slot] = 0
+        self.ledger.open(slot)
+
+    def plan(self, step: int, slot: IntArray, width: IntArray) -> None:
+        """Enter rows [R] of `width` tokens as in flight."""
+        self.ledger.schedule(slot, width)
+        self.len_hi[slot] += width
+        self.planned_step[slot] = step
+
+    def settle(
+        self, step: int, slot: IntArray, width: IntArray, advance: IntArray, accepted: IntArray
+    ) -> None:
+        """Commit the first `advance` tokens of rows [R] of `width` tokens, which were in flight."""
+        self.ledger.settle(slot, width, advance)
+        self.committed[slot] += advance
+        self.len_hi[slot] -= width - advance
+        self.applied_step[slot] = step
+        self.accepted[slot] = accepted
+
+    def follow(self, slot: IntArray, folded: IntArray, draft_upto: IntArray) -> None:
+        """Enter how far the recurrent and the drafter's state of rows [R] have come."""
+        self.folded[slot] = folded
+        self.draft_upto[slot] = draft_upto
+
+    def count(self, slot: IntArray, emits: BoolArray, drafts: IntArray, accepted: IntArray) -> None:
+        """Count for rows [R] steps that emitted, drafts verified and drafts accepted."""
+        self.num_steps[slot] += emits
+        self.num_drafts[slot] += drafts
+        self.num_accepted[slot] += accepted
+
+    def close(self, slot: int) -> None:
+        """End a tenancy. Raises LedgerError when its books do not balance."""
+        self.ledger.close(slot, **self._lengths(slot))
+        self.open[slot] = False
+
+    def check(self, slot: int) -> None:
+        """Raise when lengths and ledger of a running tenancy do not fit together."""
+        assert self.open[slot]
+        assert self.num_cached[slot] <= self.committed[slot] <= self.len_hi[slot]
+        assert self.len_hi[slot] <= self.capacity[slot]
+        assert self.committed[slot] < self.publish_at[slot]
+        assert self.num_cached[slot] <= self.folded[slot] <= self.committed[slot]
+        assert self.draft_upto[slot] <= self.committed[slot]
+        assert self.draft_upto[slot] < self.mark_at[slot]
+        assert self.applied_step[slot] <= self.planned_step[slot]
+        self.ledger.check(slot, **self._lengths(slot))
+
+    def _lengths(self, slot: int) -> dict[str, int]:
+        committed = int(self.committed[slot])
+        return {
+            "in_flight": int(self.len_hi[slot]) - committed,
+            "committed": committed - int(self.num_cached[slot]),
+        }

@@ -1,0 +1,297 @@
+"""Everything the policy decides about: requests, slots, blocks and the plans in flight."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from itertools import count
+
+import numpy as np
+from surestep_common.errors import InvalidRequest
+from surestep_common.invariants import IntArray
+
+from surestep_scheduler.cache.blocks import BlockPool
+from surestep_scheduler.cache.snapshots import SnapshotCache
+from surestep_scheduler.recovery.incidents import Replay
+from surestep_scheduler.recovery.non_finite import NonFiniteWatch
+from surestep_scheduler.recovery.poison import CANARY, PoisonSearch
+from surestep_scheduler.speculation.speculation import Speculation
+
+from .audit import audit
+from .counters import Counters
+from .limits import Limits
+from .lookup import Lookup, cached_prefix
+from .messages import Extend, Freed, Plan
+from .queue import WaitingQueue
+from .sequence import Request, Sequence, Tenancy
+from .slots import SlotTable
+from .tenants import Tenants
+
+
+class SchedulerState:
+    """Slots and blocks are reused only after every plan with their tenant is acknowledged."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.counters = Counters()
+        self.speculation = Speculation()
+        self.poison = PoisonSearch()
+        self.non_finite = NonFiniteWatch()
+        self.epoch = 0
+        self.open: dict[str, Sequence] = {}  # by request id: waiting and running
+        self.waiting = WaitingQueue()
+        self.tenants = Tenants()
+        self.running: list[Tenancy] = []  # sorted by order
+        self._arrivals = count()
+        self._slot_epochs = [0] * limits.num_slots  # newest tenancy of each slot, over all epochs
+        self._reset_workers()
+
+    def _reset_workers(self) -> None:
+        """Begin an epoch, in which nothing is known to be on the workers."""
+        limits = self.limits
+        self.pool = BlockPool(limits.num_blocks)
+        self.snapshots = SnapshotCache(limits.usable_snapshots)
+        self.slots = SlotTable(limits.num_slots)
+        self.speculation.reset(
+            *(limits.num_slots, limits.costs),
+            adaptive=limits.adaptive_draft_length,
+            drafter_has_state=limits.drafter_has_state,
+        )
+        # Ids at which some request of this epoch stops: few, so that few tokens need a closer look.
+        self.stop_ids = np.zeros(limits.vocab_size, dtype=np.bool_)
+        self.free_slots = list(range(limits.num_slots - 1, -1, -1))
+        self.quarantine: list[Tenancy] = []
+        self.freed: list[Freed] = []  # for the next plan
+        self.in_flight: deque[Plan] = deque()
+        self.planned_step = 0
+        self.applied_step = 0
+        self.drafter_faults = 0  # that the workers have reported
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add(self, request: Request, now: float) -> Sequence:
+        """Queue a request. Raises InvalidRequest, RequestTooLarge or QueueFull."""
+        return self.enqueue(self.sequence(request, now), now)
+
+    def sequence(self, request: Request, now: float) -> Sequence:
+        """Make a sequence that may be queued. Raises InvalidRequest or RequestTooLarge."""
+        return Sequence.of(request, self.limits, next(self._arrivals), now)
+
+    def enqueue(self, seq: Sequence, now: float) -> Sequence:
+        """Queue a sequence. Raises InvalidRequest or QueueFull."""
+        request = seq.request
+        if request.id in self.open:
+            raise InvalidRequest(f"request '{request.id}' is open already", param="request_id")
+        # A request that has delivered tokens already is not turned away.
+        if not request.emitted_ids and request.id != CANARY:
+            tenant = self.tenants.known(request.tenant)
+            self.waiting.check_room(len(seq.tokens), tenant, request.weight, self.limits, now)
+        seq.tenant = self.tenants.join(request.tenant, request.weight)
+        self.open[request.id] = seq
+        self.waiting.add(seq, self.tenants.level)
+        return seq
+
+    def abort(self, seq: Sequence) -> None:
+        """Drop an open request. Its results in flight will be ignored."""
+        self.counters.aborted_requests += 1
+        self.end(seq, "abort")
+
+    def end(self, seq: Sequence, reason: str) -> None:
+        """Forget a request, wherever it is. Canaries count apart."""
+        if seq.request.id != CANARY:
+            self.counters.finished[reason] += 1
+        else:
+            self.counters.canary_tokens += len(seq.tokens) - seq.prompt_len
+            if reason in ("length", "pooled"):
+                self.counters.canaries += 1
+                self.poison.canary_lived()
+        self.poison.close(seq.request.id)
+        del self.open[seq.request.id]
+        if seq.tenancy is not None:
+            self.release(seq.tenancy)
+        else:
+            self.waiting.remove(seq)
+        self.tenants.leave(seq.tenant)
+
+    # -- tenancies -----------------------------------------------------------------------------
+
+    @property
+    def headroom(self) -> int:
+        """Blocks that admissions leave: one of growth for each request that runs already."""
+        return len(self.running)
+
+    def lookup(self, seq: Sequence) -> Lookup:
+        """Look up what a waiting request finds in the cache, and which blocks are missing."""
+        cached, snapshot_id = cached_prefix(seq, self.pool, self.snapshots, self.limits)
+        cover = min(len(seq.tokens) + 1, seq.max_len - 1)
+        fresh = -(-cover // self.limits.block_size) - len(cached)
+        revived = self.pool.num_cached(cached)
+        missing = fresh + revived + self.headroom - self.pool.num_available
+        return Lookup(cached, snapshot_id, fresh, missing)
+
+    def admit(self, seq: Sequence, now: float) -> Tenancy | None:
+        """Move a waiting request into a slot with blocks for all its tokens, if there is room."""
+        found, size = self.lookup(seq), self.limits.block_size
+        if not self.free_slots or found.missing > 0:
+            return None
+        cached = found.cached
+        shape = seq.shape(self.limits, usual=not self.poison.reshapes(seq.request.id))
+        self.pool.acquire(cached)
+        if found.snapshot_id:
+            self.snapshots.restore(found.snapshot_id, len(cached))
+        drafted = self.pool.num_drafted(cached)
+        slot = self.free_slots.pop()
+        self._slot_epochs[slot] += 1
+        tenancy = Tenancy(
+            seq=seq,
+            slot=slot,
+            slot_epoch=self._slot_epochs[slot],
+            num_cached=len(cached) * size,
+            # The last of these positions may have another successor now: its row is made again.
+            draft_valid=max(drafted * size - 1, 0),
+            snapshot_id=found.snapshot_id,
+            blocks=cached + self.pool.allocate(found.fresh),
+            stop_ids=seq.request.stop_ids,
+            max_chunk=shape.max_chunk,
+        )
+        self.slots.admit(
+            tenancy,
+            prefill_len=len(seq.tokens),
+            max_len=seq.max_len,
+            draft_cap=shape.draft_cap,
+            capacity=len(tenancy.blocks) * size,
+            publish_at=tenancy.num_cached + size,
+            mark_at=(drafted + 1) * size,
+        )
+        self.speculation.admit(slot, seq.acceptance_stats)
+        self.stop_ids[list(tenancy.stop_ids)] = True
+        self._start(tenancy, now)
+        return tenancy
+
+    def _start(self, tenancy: Tenancy, now: float) -> None:
+        seq = tenancy.seq
+        self.waiting.remove(seq)
+        self.waiting.started(seq, now)
+        insort(self.running, tenancy, key=lambda t: t.seq.order)
+        seq.tenant.num_running += 1
+        seq.tenancy = tenancy
+        if seq.queue_s is None:
+            seq.queue_s = now - seq.arrival
+            seq.num_cached = tenancy.num_cached
+            if seq.request.id != CANARY:
+                self.counters.prompt_tokens += seq.prompt_len
+                self.counters.prompt_tokens_cached += min(tenancy.num_cached, seq.prompt_len)
+        if self.snapshots.num_ids:
+            self.counters.snapshot_queries += 1
+            self.counters.snapshot_hits += tenancy.snapshot_id > 0
+        if self.limits.enable_prefix_caching:
+            self.counters.prefix_cache_queries += len(seq.tokens)
+            self.counters.prefix_cache_hits += tenancy.num_cached
+
+    def release(self, tenancy: Tenancy) -> None:
+        """End a tenancy: close its ledger and give slot and blocks back when it is safe."""
+        self.slots.close(tenancy.slot)
+        self._count(tenancy)
+        tenancy.seq.tenancy = None
+        self.running.remove(tenancy)
+        self.freed.append(Freed(tenancy.slot, tenancy.slot_epoch))
+        self.quarantine.append(tenancy)
+        self.sweep()
+
+    def _count(self, tenancy: Tenancy) -> None:
+        seq, slots, slot = tenancy.seq, self.slots, tenancy.slot
+        seq.tenant.num_running -= 1
+        seq.computed_len = max(seq.computed_len, int(slots.len_hi[slot]))
+        seq.num_steps += int(slots.num_steps[slot])
+        seq.num_drafts += int(slots.num_drafts[slot])
+        seq.num_accepted += int(slots.num_accepted[slot])
+        seq.acceptance_stats = self.speculation.release(slot)
+
+    def sweep(self) -> None:
+        """Reuse what no plan in flight touches any more."""
+        planned_step = self.slots.planned_step
+        for tenancy in [t for t in self.quarantine if planned_step[t.slot] <= self.applied_step]:
+            self.quarantine.remove(tenancy)
+            self.free_slots.append(tenancy.slot)
+            self.pool.release(tenancy.blocks)
+
+    def launch(self, plan: Plan) -> None:
+        """Account for a plan that leaves: its rows are in flight, its freed slots are announced."""
+        self.freed = []
+        self.slots.plan(plan.step, plan.rows.slot, plan.width)
+        self.planned_step = plan.step
+        self.in_flight.append(plan)
+
+    def acknowledge(self, plan: Plan) -> None:
+        """Account for the answer to the oldest plan in flight."""
+        oldest = self.in_flight.popleft()
+        assert oldest is plan
+        self.applied_step = plan.step
+        for ids in plan.snapshot_ids:
+            self.snapshots.release(ids)
+
+    def preempt(self, tenancy: Tenancy, *, displaced: bool = False) -> None:
+        """Finish a tenancy; its request waits for a new one, with all its tokens.
+
+        `displaced`: it makes room for the request of another tenant.
+        """
+        self.release(tenancy)
+        tenancy.seq.num_preemptions += 1
+        tenancy.seq.num_displaced += displaced
+        self.counters.preemptions += 1
+        self.counters.displacements += displaced
+        self._requeue(tenancy.seq)
+
+    def retry(self, tenancy: Tenancy) -> None:
+        """Compute a request again from nothing: what its blocks hold may be wrong."""
+        seq, size = tenancy.seq, self.limits.block_size
+        self.pool.withdraw(tenancy.blocks)
+        for key in seq.chain.keys(seq.tokens, 0, len(seq.tokens) // size):
+            self.snapshots.forget(key)
+        self.release(tenancy)
+        self._requeue(seq)
+
+    def _requeue(self, seq: Sequence) -> None:
+        seq.prompt_logprobs = None
+        self.waiting.add(seq, self.tenants.level)
+
+    def extend(self, slot: IntArray, num_blocks: IntArray) -> list[Extend]:
+        """Append blocks to running tenancies [R]. The caller checks that there are enough."""
+        blocks, end = self.pool.allocate(int(num_blocks.sum())), 0
+        self.slots.capacity[slot] += num_blocks * self.limits.block_size
+        extends = []
+        for tenancy, more in zip(self.slots.tenancy[slot], num_blocks.tolist(), strict=True):
+            start, end = end, end + more
+            tenancy.blocks.extend(blocks[start:end])
+            extends.append(Extend(tenancy.slot, blocks[start:end]))
+        return extends
+
+    # -- epochs --------------------------------------------------------------------------------
+
+    def fence(self) -> Replay:
+        """End the epoch: every running request waits again, nothing on the workers is trusted."""
+        replayed = [tenancy.seq for tenancy in self.running]
+        for tenancy in list(self.running):
+            self.release(tenancy)
+            tenancy.seq.num_replays += 1
+            tenancy.seq.replayed_len = len(tenancy.seq.tokens)
+            self._requeue(tenancy.seq)
+        self._reset_workers()
+        self.counters.replayed_requests += len(replayed)
+        return Replay(len(replayed), sum(len(seq.tokens) for seq in replayed))
+
+    def open_epoch(self, epoch: int, limits: Limits) -> None:
+        """Begin an epoch on fresh workers, after `fence` or at the start."""
+        assert epoch > self.epoch
+        assert not self.running
+        assert not self.in_flight
+        self.epoch = epoch
+        self.counters.epochs += 1
+        grown = limits.num_slots - len(self._slot_epochs)
+        self._slot_epochs += [0] * max(grown, 0)
+        self.limits = limits
+        self._reset_workers()
+
+    def check(self) -> None:
+        """Assert that slots, blocks, queues and ledgers fit together. For tests."""
+        audit(self)

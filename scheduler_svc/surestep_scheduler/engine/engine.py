@@ -1,0 +1,289 @@
+"""The loop around the policy: epoch after epoch, with whatever workers there are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from surestep_common.errors import InvalidRequest, ModelChanged, SurestepError, Unavailable
+from surestep_proto import engine_pb2, generate_pb2
+
+from surestep_scheduler.config import SchedulerSettings
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.sequence import Request
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.recovery.deadline import StepTimer
+from surestep_scheduler.recovery.diagnosis import OperatorRestart, diagnose
+from surestep_scheduler.recovery.incidents import Cause, Incident, IncidentLog
+from surestep_scheduler.recovery.poison import CANARY
+
+from .epoch import Epoch, under_way
+from .open_requests import OpenRequests, RequestOutputs
+from .refit import refit
+from .steps import StepMonitor
+from .supervisors import Supervisors
+from .workers import WorkerGroup, check_alike
+
+logger = logging.getLogger(__name__)
+
+_SHORTEST_POLL_S, _LONGEST_POLL_S = 0.01, 0.2
+_POLL_SHARE = 0.02  # of the time that passed already
+_RETRY_AFTER_S = 1.0
+_HASHED_INLINE = 16_384  # tokens of a prompt whose blocks are hashed in less than a millisecond
+
+StateListener = Callable[[generate_pb2.EngineState], Awaitable[None]]
+
+
+class Engine:
+    """Owns the scheduler state and the connection to the workers."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        on_state: StateListener,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._on_state = on_state
+        self.clock = clock
+        self._wake = asyncio.Event()
+        self._requests = OpenRequests()
+        self._epoch: Epoch | None = None  # the one under way
+        self._reached = asyncio.Condition()  # new workers
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hashing")
+        self.supervisors = Supervisors(settings.supervisor_addresses)
+        self.incidents = IncidentLog()
+        self.monitor = StepMonitor(
+            StepTimer(
+                floor_s=settings.step_deadline_floor_s,
+                ceiling_s=settings.step_deadline_ceiling_s,
+                warmup_s=settings.step_warmup_s,
+            )
+        )
+        self.engine_state = generate_pb2.WAITING_FOR_WORKERS
+        self.state: SchedulerState | None = None  # None until the workers' sizes are known
+        self.infos: Sequence[engine_pb2.WorkerInfo] = ()
+        self.waiting_for = "no worker has answered yet"  # in a line; empty while it serves
+
+    @property
+    def limits(self) -> Limits:
+        """Sizes in force. Raises Unavailable before the workers were reached."""
+        return self._known_state().limits
+
+    @property
+    def model(self) -> engine_pb2.WorkerInfo:
+        """What is served, as rank 0 says. Raises Unavailable before the workers were reached."""
+        self._known_state()
+        return self.infos[0]
+
+    @property
+    def model_fingerprint(self) -> str:
+        """Fingerprint of the model that is served, or was before the workers were lost."""
+        return self.infos[0].model_fingerprint if self.infos else ""
+
+    def check_model(self, fingerprint: str) -> None:
+        """Raise ModelChanged for a request that was begun with another model; empty = any."""
+        if fingerprint and self.model_fingerprint not in ("", fingerprint):
+            raise ModelChanged("the request was begun with another model than is served here")
+
+    def _known_state(self) -> SchedulerState:
+        if self.state is None:
+            message = f"no worker is ready: {self.waiting_for}"
+            raise Unavailable(message, retry_after=_RETRY_AFTER_S)
+        return self.state
+
+    def age_s(self, at: float | None) -> float:
+        """Return the seconds since a time on the engine's clock; 0 for None."""
+        return 0.0 if at is None else self.clock() - at
+
+    # -- requests ------------------------------------------------------------------------------
+
+    async def submit(self, request: Request) -> RequestOutputs:
+        """Queue a request.
+
+        Raises Unavailable, InvalidRequest, RequestTooLarge, QueueFull, or ModelChanged when the
+        model that it was checked for is not served any more.
+        """
+        state = self._known_state()
+        seq, limits = state.sequence(request, self.clock()), state.limits
+        if limits.enable_prefix_caching and len(seq.tokens) > _HASHED_INLINE:
+            model = self.model_fingerprint
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._hashing, seq.chain.extend, seq.tokens)
+            self.check_model(model)
+            if state.limits is not limits:  # the workers were replaced meanwhile
+                seq = state.sequence(request, self.clock())
+        if self.engine_state == generate_pb2.DRAINING:
+            raise _shutting_down()
+        opened = self._requests.open(state.enqueue(seq, self.clock()))
+        self._wake.set()
+        return opened
+
+    def close(self, opened: RequestOutputs) -> None:
+        """Abort a request whose reader is gone, unless it has ended."""
+        if self._requests.close(opened):
+            assert self.state is not None
+            self.state.abort(opened.seq)
+            self._wake.set()
+
+    def hand_back(self) -> None:
+        """End what is open so that the callers can submit it again, elsewhere."""
+        if self.state is None:
+            return
+        for seq in list(self.state.open.values()):
+            self.state.abort(seq)
+            self._requests.fail(seq, _shutting_down())
+
+    # -- epochs --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        try:
+            while True:
+                group = await self._reach_workers()
+                try:
+                    error = await self._run_epoch(group)
+                finally:
+                    self._epoch = None
+                    await group.close()
+                await self._recover(error, group.num_unread)
+        finally:
+            self._hashing.shutdown(wait=False, cancel_futures=True)
+            await self.supervisors.close()
+
+    async def drain(self) -> None:
+        """Admit nothing more; what is open goes on."""
+        await self._set_engine_state(generate_pb2.DRAINING)
+
+    async def restart_workers(self, reason: str) -> int:
+        """Replace all ranks; open requests go on. Returns the epoch that was ended for it.
+
+        Raises Unavailable when the workers are not there, or no supervisor could bring them back.
+        """
+        if not self._settings.supervisor_addresses:
+            raise Unavailable("no supervisor is known that could start workers again")
+        if self._epoch is None or self.state is None:
+            raise Unavailable("the workers are being replaced", retry_after=_RETRY_AFTER_S)
+        epoch = self.state.epoch
+        self._epoch.interrupt(OperatorRestart(reason or "an operator asked for new workers"))
+        async with self._reached:
+            await self._reached.wait_for(lambda: self.state and self.state.epoch > epoch)
+        return epoch
+
+    async def _set_engine_state(self, state: generate_pb2.EngineState) -> None:
+        if self.engine_state not in (state, generate_pb2.DRAINING):
+            logger.info("state %s", generate_pb2.EngineState.Name(state))
+            self.engine_state = state
+            await self._on_state(state)
+
+    async def _reach_workers(self) -> WorkerGroup:
+        """Ask for the ranks until all are ready, at first often: it should not cost time itself."""
+        began = self.clock()
+        while True:
+            try:
+                return await self._try_workers()
+            except InvalidRequest:  # settings that can never work
+                raise
+            except SurestepError as error:
+                if str(error) != self.waiting_for:
+                    self.waiting_for = str(error)
+                    logger.info("waiting for workers: %s", error)
+            poll_s = _POLL_SHARE * (self.clock() - began)
+            await asyncio.sleep(min(max(poll_s, _SHORTEST_POLL_S), _LONGEST_POLL_S))
+
+    async def _try_workers(self) -> WorkerGroup:
+        """Connect to all ranks for a new epoch. Raises a SurestepError unless they are ready."""
+        timeout_s = self._settings.worker_connect_timeout_s
+        statuses = await self.supervisors.statuses(timeout_s)
+        self.supervisors.check_ready(statuses)
+        group = WorkerGroup(self.addresses(statuses))
+        try:
+            self._accept(await group.infos(timeout_s))
+        except BaseException:
+            await group.close()
+            raise
+        async with self._reached:
+            self._reached.notify_all()
+        return group
+
+    def addresses(self, statuses: Sequence[engine_pb2.SupervisorStatus]) -> list[str]:
+        """Return host:port of each rank, in rank order, as far as known."""
+        told = [status.rank_address for status in statuses]
+        return self._settings.worker_addresses or told
+
+    def _accept(self, infos: list[engine_pb2.WorkerInfo]) -> None:
+        """Go on with these workers, whatever they have become; what is open and does not fit ends.
+
+        Raises Unavailable when the ranks differ, InvalidRequest when the settings do not go with
+        their sizes.
+        """
+        check_alike(infos)
+        limits = self._settings.limits(infos[0])
+        state = self.state or SchedulerState(limits)
+        same_model = infos[0].model_fingerprint == self.model_fingerprint
+        refused = refit(state, limits, same_model=same_model)
+        if self.infos and not same_model:
+            logger.warning("the workers serve another model now: %s", infos[0].model_path)
+        if refused:
+            logger.warning("%d open requests cannot go on: %s", len(refused), refused[0].error)
+        for seq, error in refused:
+            self._requests.fail(seq, error)
+        state.open_epoch(1 + max(state.epoch, *(info.last_epoch for info in infos)), limits)
+        self.state, self.infos = state, infos
+
+    async def _run_epoch(self, group: WorkerGroup) -> SurestepError:
+        """Step until the epoch is lost; returns why."""
+        assert self.state is not None
+        self._epoch = Epoch(
+            self.state,
+            self._requests,
+            self.monitor,
+            self.incidents,
+            wake=self._wake,
+            clock=self.clock,
+            canary_interval_s=self._settings.canary_interval_s,
+        )
+        self.waiting_for = ""
+        await self._set_engine_state(generate_pb2.SERVING)
+        logger.info("epoch %d on %d ranks", self.state.epoch, len(self.infos))
+        return await self._epoch.run(group)
+
+    async def _recover(self, error: SurestepError, num_unread: int) -> None:
+        """Fence the epoch, have all ranks replaced, and find out what happened.
+
+        `num_unread` results are dropped with it. The ranks are one group: when one is lost, the
+        processes of the others are replaced too.
+        """
+        state, now = self.state, self.clock()
+        assert state is not None
+        state.counters.fenced_messages += num_unread
+        detect_s, windows = self.monitor.silent_s(now), under_way(state)
+        replay = state.fence()
+        self._requests.lost(now)
+        if CANARY in state.open:  # the next one shows more if it starts afresh
+            self.close(self._requests[CANARY])
+        self.waiting_for = f"epoch {state.epoch} is lost: {error}"
+        await self._set_engine_state(generate_pb2.RECOVERING)
+        pids = [info.pid for info in self.infos]
+        await self.supervisors.restart(str(error), pids, self._settings.restart_timeout_s)
+        statuses = await self.supervisors.statuses(self._settings.worker_connect_timeout_s)
+        supervised = bool(self._settings.supervisor_addresses)
+        cause, reason, weight = diagnose(error, self.infos, statuses, supervised=supervised)
+        logger.error(
+            "epoch %d is lost: %s: %s; noticed after %.1f s", state.epoch, cause, reason, detect_s
+        )
+        self.incidents.lost(Incident(cause, reason, state.epoch, now, detect_s, replay))
+        if cause is Cause.DRAFTER:
+            state.speculation.suspend(reason)
+        state.poison.lost(windows, weight)
+        if state.poison.candidates:
+            logger.warning("may be to blame, and are tried: %s", ", ".join(state.poison.candidates))
+        await asyncio.sleep(self.incidents.pause_s)
+
+
+def _shutting_down() -> Unavailable:
+    """Return the error of requests that come too late, and of those that did not finish in time."""
+    return Unavailable("the scheduler is shutting down", retry_after=_RETRY_AFTER_S)

@@ -1,0 +1,50 @@
+"""What open requests have to do with workers that came back with another model or other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from surestep_common.errors import ModelChanged, RequestTooLarge, SurestepError
+
+from surestep_scheduler.cache.prefix import PrefixChain
+from surestep_scheduler.core.limits import Limits
+from surestep_scheduler.core.sequence import Sequence
+from surestep_scheduler.core.state import SchedulerState
+
+
+class Refused(NamedTuple):
+    """An open request that cannot go on."""
+
+    seq: Sequence
+    error: SurestepError
+
+
+def refit(state: SchedulerState, limits: Limits, *, same_model: bool) -> list[Refused]:
+    """Bring what waits in line with new `limits` between two epochs, and end what cannot go on.
+
+    A request that has emitted nothing may go on with another model of the same vocabulary: it is
+    as if it had come a moment later.
+    """
+    refused = list(_refused(state, limits, same_model=same_model))
+    for seq, _ in refused:
+        state.end(seq, "error")
+    for seq in state.open.values():
+        seq.max_len = min(seq.max_len, limits.longest(seq.request.pooling))
+        sizes = limits.block_size, limits.prompt_chunk
+        if sizes != (state.limits.block_size, state.limits.prompt_chunk):
+            seq.shared_len = limits.shared_len(seq.prompt_len)
+            seq.chain = PrefixChain(seq.request.cache_salt, limits.block_size, seq.shared_len)
+    return refused
+
+
+def _refused(state: SchedulerState, limits: Limits, *, same_model: bool) -> Iterator[Refused]:
+    same_vocabulary = limits.vocab_size == state.limits.vocab_size
+    for seq in state.open.values():
+        begun, longest = len(seq.tokens) > seq.prompt_len, limits.longest(seq.request.pooling)
+        cannot_write = limits.headless and not seq.request.pooling
+        if not same_vocabulary or cannot_write or (begun and not same_model):
+            yield Refused(seq, ModelChanged("the workers serve another model now"))
+        elif len(seq.tokens) >= longest:
+            message = f"{len(seq.tokens)} tokens leave no room for output: the workers came back"
+            yield Refused(seq, RequestTooLarge(f"{message} with room for {longest}"))

@@ -1,0 +1,113 @@
+"""The steps in flight against the clock: when each is late, and what they took. All seconds."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import NamedTuple
+
+from surestep_common.invariants import IntArray
+
+from surestep_scheduler.core.messages import Plan
+from surestep_scheduler.recovery.deadline import Recent, StepClass, StepKind, StepTimer
+
+from .recent_steps import RecentSteps
+from .step_times import StepTimes
+
+
+def classify(plan: Plan) -> StepClass:
+    drafts = StepKind.DRAFTS if plan.rows.max_drafts.any() else StepKind.DECODE
+    return StepClass(
+        StepKind.PROMPT if plan.rows.num_tokens.any() else drafts, plan.num_step_tokens.bit_length()
+    )
+
+
+class Sent(NamedTuple):
+    """A plan on its way."""
+
+    step_class: StepClass
+    sent_at: float
+    budget_s: float
+    expected_us: float  # what it should cost the workers; 0 = not known, or prompts are in it
+    follows: bool  # there was work before it, so that the workers should not have had to wait
+    mode: IntArray  # of its rows
+
+
+class StepMonitor:
+    """One for all epochs. Times `now` are on one clock."""
+
+    def __init__(self, timer: StepTimer) -> None:
+        self.timer = timer
+        self.times = StepTimes()
+        self.recent = RecentSteps()
+        self.gaps_s = Recent()  # in which workers had work to do and did not do it
+        self.last_step_at: float | None = None
+        self.last_token_at: float | None = None
+        self.num_deadlines_exceeded = 0
+        self._sent: deque[Sent] = deque()
+        self._busy = False
+        self._not_before = -math.inf  # no step counts as started earlier
+        self._extended = False  # the oldest step, already
+
+    def open_epoch(self) -> None:
+        """Begin an epoch, with nothing in flight."""
+        self._sent.clear()
+        self._busy = self._extended = False
+
+    def sent(self, plan: Plan, expected_us: float, now: float) -> Sent:
+        """Start the clock of a plan that leaves."""
+        step_class = classify(plan)
+        known_us = 0.0 if plan.rows.num_tokens.any() else expected_us
+        sent = Sent(
+            step_class, now, self.timer.budget_s(step_class), known_us, self._busy, plan.rows.mode
+        )
+        self._busy = True
+        self._sent.append(sent)
+        return sent
+
+    def nothing_to_send(self) -> None:
+        """Note that the next plan may find the workers idle."""
+        self._busy = bool(self._sent)
+
+    def answered(self, gap_s: float, now: float) -> tuple[Sent, float]:
+        """Stop the clock of the oldest step, with `gap_s` idle; return it and its duration."""
+        sent, self._extended = self._sent.popleft(), False
+        took_s = now - self._started_at(sent)
+        self.timer.observe(sent.step_class, took_s)
+        self.last_step_at = now
+        if sent.follows:
+            self.gaps_s.add(gap_s)
+        return sent, took_s
+
+    @property
+    def due_at(self) -> float:
+        """When the oldest step in flight is late; infinity when there is none."""
+        if not self._sent:
+            return math.inf
+        return self._started_at(self._sent[0]) + self._sent[0].budget_s
+
+    @property
+    def oldest_budget_s(self) -> float:
+        """Budget of the oldest step in flight."""
+        return self._sent[0].budget_s
+
+    def missed(self) -> None:
+        """Note that the oldest step was late."""
+        self.num_deadlines_exceeded += 1
+        self.timer.missed()
+
+    def extend_deadline(self, now: float) -> bool:
+        """Give the step in flight its time again, once, after this process was asleep itself."""
+        extended, self._extended = self._extended, True
+        if not extended:
+            self._not_before = now
+        return not extended
+
+    def silent_s(self, now: float) -> float:
+        """Return how long workers that should have answered have shown no sign of life."""
+        return now - self._started_at(self._sent[0]) if self._sent else 0.0
+
+    def _started_at(self, sent: Sent) -> float:
+        """Workers run one step at a time: a step starts when the one before it has ended."""
+        last_step_at = -math.inf if self.last_step_at is None else self.last_step_at
+        return max(sent.sent_at, last_step_at, self._not_before)

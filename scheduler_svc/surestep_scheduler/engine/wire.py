@@ -1,0 +1,144 @@
+"""Translates between the core's messages and the protocol's; the one file that knows both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+from surestep_common.invariants import IntArray, LedgerError
+from surestep_common.plan_rows import PlanRows, ResultRows
+from surestep_proto import engine_pb2 as pb
+
+from surestep_scheduler.core.messages import Outcome, Plan, RankTimes
+from surestep_scheduler.core.sequence import Tenancy, TokenLogprobs
+
+_COLUMNS = PlanRows.wire_names()
+
+
+def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
+    """Return the message that every rank gets."""
+    message = pb.StepPlan(
+        epoch=plan.epoch,
+        step=plan.step,
+        budget_ms=budget_ms,
+        freed_slots=[freed.slot for freed in plan.freed],
+        freed_slot_epochs=[freed.slot_epoch for freed in plan.freed],
+        extend_slots=[extend.slot for extend in plan.extends],
+        extend_counts=[len(extend.blocks) for extend in plan.extends],
+        block_ids=[block for extend in plan.extends for block in extend.blocks],
+        snapshot_slots=plan.rows.slot[plan.snapshot_requests.row].tolist(),
+        snapshot_lens=plan.snapshot_requests.length.tolist(),
+        snapshot_ids=plan.snapshot_requests.id.tolist(),
+        drafter_faults=plan.drafter_faults,
+    )
+    for name, wire_name in _COLUMNS:  # modes are enum values on the wire as they are
+        getattr(message, wire_name).extend(getattr(plan.rows, name).tolist())
+    for tenancy in plan.admissions:
+        _admit(message.admissions.add(), tenancy)
+    return message
+
+
+def _admit(message: pb.Admission, tenancy: Tenancy) -> None:
+    """Fill an admission in its place: prompts may be long, and are not copied once more."""
+    seq, known = tenancy.seq, tenancy.seq.request.wire_ids
+    message.slot = tenancy.slot
+    message.slot_epoch = tenancy.slot_epoch
+    message.request_id = seq.request.id
+    message.token_ids.extend(known)
+    message.token_ids.extend(seq.tokens[len(known) :])
+    message.prompt_len = seq.prompt_len
+    message.num_cached = tenancy.num_cached
+    message.max_len = seq.max_len
+    message.snapshot_id = tenancy.snapshot_id
+    message.draft_valid = tenancy.draft_valid
+    message.pooling = cast("pb.Pooling", seq.request.pooling)
+    if seq.request.sampling is not None:
+        message.sampling.CopyFrom(seq.request.sampling)
+
+
+def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
+    """Return one outcome of all ranks' results for a step, in rank order. Raises LedgerError."""
+    first = results[0]
+    if any((r.epoch, r.step) != (first.epoch, first.step) for r in results):
+        raise LedgerError(f"ranks answer different steps: {[(r.epoch, r.step) for r in results]}")
+    status = _column(first.status)
+    return Outcome(
+        epoch=first.epoch,
+        step=first.step,
+        digests=[result.digest for result in results],
+        times=[_times(result.timings) for result in results],
+        slot=_column(first.slot),
+        slot_epoch=_column(first.slot_epoch),
+        rows=ResultRows(
+            ok=status == pb.OK,
+            non_finite=status == pb.NON_FINITE,
+            len_before=_column(first.len_before),
+            n_drafts=_column(first.n_drafts),
+            n_accepted=_column(first.n_accepted),
+            n_emitted=_column(first.n_emitted),
+            draft_upto=_column(first.draft_upto) if first.draft_upto else _zeros(len(first.slot)),
+        ),
+        token_ids=np.array(first.token_ids, dtype=np.uint32),
+        snapshot_ids_taken=_column(first.snapshot_ids_taken),
+        drafter_faults=first.drafter_faults,
+        drafter_skipped=first.drafter_skipped,
+        draft_non_finite_rows=list(first.draft_non_finite_rows),
+        logprobs=_by_row(first.logprobs),
+        prompt_logprobs=_by_row(first.prompt_logprobs),
+        pooled=_pooled(first),
+    )
+
+
+def _times(timings: pb.Timings) -> RankTimes:
+    return RankTimes(
+        timings.queue_us,
+        timings.prepare_us,
+        timings.draft_us,
+        timings.forward_us,
+        timings.sample_us,
+        timings.gap_us,
+    )
+
+
+def _pooled(result: pb.StepResult) -> dict[int, bytes]:
+    if len(result.pooled_rows) != len(result.pooled):
+        raise LedgerError(f"{len(result.pooled)} vectors of {len(result.pooled_rows)} rows")
+    return dict(zip(result.pooled_rows, result.pooled, strict=True))
+
+
+def _column(values: object) -> IntArray:
+    return np.array(values, dtype=np.int64)
+
+
+def _zeros(count: int) -> IntArray:
+    return np.zeros(count, dtype=np.int64)
+
+
+def _by_row(columns: pb.LogprobColumns) -> dict[int, TokenLogprobs]:
+    rows: dict[int, TokenLogprobs] = {}
+    start = 0
+    for index, row in enumerate(columns.row):
+        end = start + columns.num_top[index]
+        position = rows.setdefault(row, TokenLogprobs())
+        position.token_id.append(columns.token_id[index])
+        position.logprob.append(columns.logprob[index])
+        position.rank.append(columns.rank[index])
+        position.num_top.append(end - start)
+        position.top_token_ids.extend(columns.top_token_ids[start:end])
+        position.top_logprobs.extend(columns.top_logprobs[start:end])
+        start = end
+    return rows
+
+
+def logprob_columns(logprobs: TokenLogprobs, first_row: int) -> pb.LogprobColumns:
+    """Return columns whose positions are numbered from `first_row`."""
+    return pb.LogprobColumns(
+        row=range(first_row, first_row + len(logprobs.token_id)),
+        token_id=logprobs.token_id,
+        logprob=logprobs.logprob,
+        rank=logprobs.rank,
+        num_top=logprobs.num_top,
+        top_token_ids=logprobs.top_token_ids,
+        top_logprobs=logprobs.top_logprobs,
+    )

@@ -1,0 +1,144 @@
+"""The ranks, and one step stream to each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+from surestep_common.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    SurestepError,
+    Unavailable,
+    kind_of_code,
+)
+from surestep_common.rpc import connect, translate_errors
+from surestep_proto import engine_pb2 as pb
+from surestep_proto.engine_pb2_grpc import WorkerStub
+
+from surestep_scheduler.core.messages import Outcome
+
+from .wire import from_proto
+
+_TELL_S = 0.5  # for a rank to say what ended its stream
+# In which ranks of a group must not differ.
+_COMMON = (
+    *("model_fingerprint", "vocab_size", "max_model_len", "num_slots", "num_blocks", "block_size"),
+    *("max_step_tokens", "max_draft_tokens", "num_snapshots", "prompt_chunk"),
+    "linear_backend",
+)
+
+
+class WorkerGroup:
+    """Channels to all ranks of a model. Made by `open`, closed by `close`."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._channels = [connect(address) for address in addresses]
+        self._stubs: list[Any] = [
+            WorkerStub(channel)  # generated
+            for channel in self._channels
+        ]
+        self._calls: list[Any] = []  # stub types know no aio calls
+        self._epoch = 0
+        self._results: list[deque[pb.StepResult]] = [deque() for _ in addresses]
+
+    async def infos(self, timeout_s: float) -> list[pb.WorkerInfo]:
+        """Ask every rank for facts. Raises a SurestepError unless all are ready, in one group."""
+        with translate_errors():
+            infos = await asyncio.gather(
+                *(stub.Info(pb.WorkerInfoRequest(), timeout=timeout_s) for stub in self._stubs)
+            )
+        for rank, info in enumerate(infos):
+            if (info.rank, info.world_size) != (rank, len(infos)):
+                raise Unavailable(
+                    f"address {rank} of {len(infos)} is rank {info.rank} of {info.world_size}"
+                )
+        return list(infos)
+
+    def start(self, tasks: asyncio.TaskGroup, wake: Callable[[], None], epoch: int) -> None:
+        """Open the step streams. The task group fails when one is lost; results call `wake`."""
+        self._epoch = epoch
+        self._calls = [_run(channel) for channel in self._channels]
+        for rank in range(len(self._calls)):
+            tasks.create_task(self._read(rank, wake), name=f"rank {rank}")
+
+    async def _read(self, rank: int, wake: Callable[[], None]) -> None:
+        try:
+            with translate_errors():
+                while isinstance(result := await self._calls[rank].read(), pb.StepResult):
+                    self._results[rank].append(result)
+                    wake()
+        except SurestepError as error:
+            told = await self._told(rank) if isinstance(error, ConnectionLost) else None
+            known = type(told or error)(f"rank {rank}: {told or error}")
+            known.rank = rank
+            raise known from error
+        raise Unavailable(f"rank {rank} closed its stream")
+
+    async def _told(self, rank: int) -> SurestepError | None:
+        """Ask a rank why it ended its stream; None if it does not say, or is gone.
+
+        A write that fails hides the status of its stream.
+        """
+        ask = self._stubs[rank].Info(pb.WorkerInfoRequest(), timeout=_TELL_S)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            ended = (await ask).stream_error
+            if ended.epoch == self._epoch:
+                return kind_of_code(grpc.StatusCode[ended.code]).error(ended.message)
+        return None
+
+    async def send(self, plan: bytes, timeout_s: float) -> None:
+        """Send a StepPlan to every rank. Raises DeadlineExceeded when one does not take it.
+
+        When a stream is lost its reader raises why, not the write.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                for call in self._calls:
+                    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                        await call.write(plan)
+        except TimeoutError as error:
+            raise DeadlineExceeded("a rank does not take plans") from error
+
+    def take(self) -> list[Outcome]:
+        """Return the outcomes of the steps that all ranks have answered."""
+        outcomes = []
+        while all(self._results):
+            outcomes.append(from_proto([results.popleft() for results in self._results]))
+        return outcomes
+
+    @property
+    def num_unread(self) -> int:
+        """Results that were not taken."""
+        return sum(map(len, self._results))
+
+    async def close(self) -> None:
+        """Cancel the streams and close the channels."""
+        for call in self._calls:
+            call.cancel()
+        for channel in self._channels:
+            await channel.close(None)
+
+
+def check_alike(infos: Sequence[pb.WorkerInfo]) -> None:
+    """Raise Unavailable when ranks of one group have loaded or allocated different things."""
+    first = infos[0]
+    for info in infos[1:]:
+        for field in _COMMON:
+            here, there = getattr(first, field), getattr(info, field)
+            if here != there:
+                raise Unavailable(
+                    f"rank {info.rank} ({info.model_path}) has another {field} than rank 0 "
+                    f"({first.model_path}): {there}, not {here}"
+                )
+
+
+def _run(channel: Any) -> Any:
+    """A call of Run to which plans are written as bytes: a plan for all ranks is made once."""
+    run = pb.DESCRIPTOR.services_by_name["Worker"].methods_by_name["Run"]
+    name = f"/{run.containing_service.full_name}/{run.name}"
+    return channel.stream_stream(name, response_deserializer=pb.StepResult.FromString)()

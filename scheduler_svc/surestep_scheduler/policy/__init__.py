@@ -1,0 +1,1 @@
+"""What the next step does. Pure: it decides from its arguments alone."""

@@ -1,0 +1,288 @@
+"""What the next step does: continuous batching with chunked prefill.
+
+Tenants share slots, blocks and tokens fairly. Within a tenant requests are served in one order,
+`arrival + priority * priority_aging_s`: a level of priority is worth that many seconds of waiting,
+so no request waits for ever. Requests that decode come first, one token each; prompts share what is
+left. Drafts fill up the budget. When blocks run out, drafts are given up first, and then requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from surestep_common.invariants import (
+    DECODE,
+    POOL,
+    PREFILL,
+    PREFILL_LAST,
+    VERIFY,
+    IntArray,
+)
+from surestep_common.plan_rows import KnownSlots, PlanRows, check_plan_rows
+
+from surestep_scheduler.core.messages import Extend, Plan
+from surestep_scheduler.core.sequence import Sequence, Tenancy
+from surestep_scheduler.core.state import SchedulerState
+from surestep_scheduler.core.tenants import OUTPUT_TOKEN
+
+from .catch_up import CatchUpBudget
+from .preemption import entitled_slots, make_room, who_gives_way
+from .prompts import MIN_CHUNK, Turn, cut, fewest, shares, turns, uncomputed
+from .snapshot_requests import snapshot_requests
+
+
+def schedule(state: SchedulerState, now: float) -> Plan | None:
+    """Plan the next step and account for it in `state`; None when nothing can run before a result.
+
+    `now` is in seconds on the clock of `SchedulerState.add`.
+    """
+    entitled = entitled_slots(state)
+    make_room(state, entitled)
+    ready, prefilling = _decodable(state)
+    candidates = state.waiting.first(len(state.free_slots), state.poison.allows, entitled)
+    prompts = turns(state, [*prefilling, *candidates])
+    step, budget = _StepBuilder(state), state.limits.max_num_batched_tokens
+    prompt_tokens = sum(turn.num_tokens for turn in prompts)
+    budget -= step.add_decodes(ready, budget, min(prompt_tokens, budget - len(ready)))
+    step.add_prefills(prompts, budget, now)
+    return step.finish()
+
+
+def _decodable(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
+    """Return slots that can decode now, and requests whose prompt is not planned to its end.
+
+    Each of these slots needs a block at most for its next token. Where there are too few, a request
+    makes room; those that have to wait for that are left out.
+    """
+    while True:
+        ready, prefilling = _split(state)
+        missing = state.slots.len_hi[ready] >= state.slots.capacity[ready]
+        if missing.sum() <= state.pool.num_available:
+            return ready, prefilling
+        if state.quarantine:  # blocks come back with the next result
+            covered = missing.cumsum() <= state.pool.num_available
+            return ready[covered | ~missing], prefilling
+        state.preempt(who_gives_way(state))
+
+
+def _split(state: SchedulerState) -> tuple[IntArray, list[Sequence]]:
+    """Return slots that could decode if there are blocks, and requests that compute their prompts.
+
+    A request that everything in flight may bring to its last token but one has to wait.
+    """
+    slots, slot = state.slots, _slots_of(state.running)
+    len_hi = slots.len_hi[slot]
+    prefilling = len_hi < slots.prefill_len[slot]
+    ready = ~prefilling & (len_hi + 2 <= slots.max_len[slot])
+    return slot[ready], [tenancy.seq for tenancy in slots.tenancy[slot[prefilling]]]
+
+
+def _blocks(num_tokens: IntArray, block_size: int) -> IntArray:
+    return -(-num_tokens // block_size)
+
+
+def _slots_of(tenancies: Seq[Tenancy]) -> IntArray:
+    return np.array([tenancy.slot for tenancy in tenancies], dtype=np.int64)
+
+
+class _StepBuilder:
+    """A plan under construction."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._admissions: list[Tenancy] = []
+        self._extends: list[Extend] = []
+        self._decodes = np.zeros(0, dtype=np.int64)  # slots
+        self._max_drafts = np.zeros(0, dtype=np.int64)  # parallel to _decodes
+        self._caught_up = np.zeros(0, dtype=np.int64)  # catch_up, parallel to _decodes
+        self._catch_up = CatchUpBudget(state)
+        self._prefills: list[Tenancy] = []
+        self._chunks: list[int] = []  # tokens, parallel to _prefills
+        self._bytes_left = state.limits.admissions_bytes
+
+    def add_decodes(self, slot: IntArray, budget: int, prompt_tokens: int) -> int:
+        """Add a row for each request that decodes; return the tokens they take.
+
+        While `prompt_tokens` wait, drafts may only have half of what is left, and no chunk of it
+        that a prompt needs to go on.
+        """
+        if not len(slot):
+            return 0
+        state, slots = self._state, self._state.slots
+        spare = budget - len(slot)
+        for_prompts = min(prompt_tokens, max(-(-spare // 2), state.limits.prompt_chunk))
+        share = max(spare - for_prompts, 0) // len(slot)
+        room = slots.max_len[slot] - slots.len_hi[slot] - 2
+        caps = np.minimum(np.minimum(slots.draft_cap[slot], room), share)
+        max_drafts = state.speculation.lengths(
+            slot, caps, slots.len_hi[slot], num_tokens=len(slot) + prompt_tokens
+        )
+        catch_up = self._catch_up.grant(slot, max_drafts > 0)
+        max_drafts[~catch_up.whole] = 0
+        missing = self._cover(slot, max_drafts)
+        self._extends += state.extend(slot[missing > 0], missing[missing > 0])
+        self._decodes, self._max_drafts = slot, max_drafts
+        self._caught_up = catch_up.num_tokens
+        return len(slot) + int(max_drafts.sum())
+
+    def _cover(self, slot: IntArray, max_drafts: IntArray) -> IntArray:
+        """Return the blocks [R] that rows with so many drafts need.
+
+        Where blocks are scarce, `max_drafts` is lowered in place, the last rows' first. There is a
+        block for every row that needs one without drafts.
+        """
+        slots, size = self._state.slots, self._state.limits.block_size
+        covered = slots.capacity[slot] - slots.len_hi[slot] - 1  # drafts that need no new block
+        missing = _blocks(np.maximum(max_drafts - covered, 0), size)
+        spare = self._state.pool.num_available - int(missing.sum())
+        for row in missing.nonzero()[0].tolist()[::-1] if spare < 0 else ():
+            while spare < 0 and max_drafts[row] > 0:
+                max_drafts[row] -= 1
+                fewer = -(-max(int(max_drafts[row] - covered[row]), 0) // size)
+                spare += int(missing[row]) - fewer
+                missing[row] = fewer
+        return missing
+
+    def add_prefills(self, turns: Seq[Turn], budget: int, now: float) -> None:
+        """Add chunks for prompts in their turns, admitting those that wait while there is room.
+
+        A request for which there is no room may be overtaken by other tenants, but not for longer
+        than until they have been served as much as it would have been. What one tenant leaves of
+        its share is for the next.
+        """
+        each = shares(turns, budget, self._state.limits.prompt_chunk)
+        left, overtaken = budget - sum(each), math.inf
+        for turn, share in zip(turns, each, strict=True):
+            first, admitting = len(self._prefills), turn.tenant.served < overtaken
+            left += share
+            for seq in turn.prompts:
+                if left <= 0:
+                    break
+                if left < fewest(self._state, seq):
+                    continue
+                tenancy = seq.tenancy
+                if tenancy is None and admitting:
+                    tenancy = self._admit(seq, now)
+                    if tenancy is None:  # those behind must not overtake it
+                        admitting = False
+                        overtaken = min(overtaken, turn.tenant.after(len(seq.tokens)))
+                if tenancy is not None:
+                    wanted = max(left // 2, MIN_CHUNK, self._state.limits.prompt_chunk)
+                    self._prefills.append(tenancy)
+                    self._chunks.append(self._cut(tenancy, min(wanted, left)))
+                    left -= self._chunks[-1]
+            left = self._top_up(first, left)
+        self._top_up(0, left)
+
+    def _admit(self, seq: Sequence, now: float) -> Tenancy | None:
+        num_bytes = self._state.limits.admission_bytes(len(seq.tokens), seq.request.sampling_bytes)
+        if num_bytes > self._bytes_left:  # the next plan has room for it
+            return None
+        tenancy = self._state.admit(seq, now)
+        if tenancy is not None:
+            self._bytes_left -= num_bytes
+            self._admissions.append(tenancy)
+            self._extends.append(Extend(tenancy.slot, list(tenancy.blocks)))
+        return tenancy
+
+    def _top_up(self, first: int, left: int) -> int:
+        """Hand out what shares left over, first come first served; return what is left still."""
+        for index, tenancy in enumerate(self._prefills[first:], first):
+            if not left:
+                break
+            more = self._cut(tenancy, self._chunks[index] + left) - self._chunks[index]
+            self._chunks[index] += more
+            left -= more
+        return left
+
+    def _cut(self, tenancy: Tenancy, num_tokens: int) -> int:
+        """Return how many of these tokens its prompt takes; what was cached is known by now."""
+        state, seq = self._state, tenancy.seq
+        most = min(num_tokens, uncomputed(state, seq), tenancy.max_chunk)
+        start = int(state.slots.len_hi[tenancy.slot])
+        return cut(start, most, seq.shared_len, state.limits.prompt_chunk)
+
+    def _prepare_to_draft(self, slot: IntArray) -> IntArray:
+        """Return what the drafter makes up for while prompts [R] are computed."""
+        if not len(slot):
+            return slot
+        drafts = self._state.slots.draft_cap[slot] > 0
+        return self._catch_up.grant(slot, drafts & self._state.speculation.expected).num_tokens
+
+    def finish(self) -> Plan | None:
+        """Fill the columns, check them, and count the rows as scheduled."""
+        state, slots, num_decodes = self._state, self._state.slots, len(self._decodes)
+        slot = np.concatenate((self._decodes, _slots_of(self._prefills)))
+        if not len(slot):
+            return None
+        tenancies, num_tokens = slots.tenancy[slot], np.zeros(len(slot), dtype=np.int64)
+        num_tokens[num_decodes:] = self._chunks
+        rows = self._rows(slot, num_tokens, num_decodes)
+        width = num_tokens + rows.max_drafts
+        width[:num_decodes] += 1
+        plan = Plan(
+            epoch=state.epoch,
+            step=state.planned_step + 1,
+            freed=state.freed,
+            admissions=self._admissions,
+            extends=self._extends,
+            tenancies=tenancies,
+            rows=rows,
+            width=width,
+            snapshot_requests=snapshot_requests(state, slot, num_tokens),
+            drafter_faults=state.drafter_faults,
+        )
+        _check(rows, state)
+        self._charge(rows)
+        state.launch(plan)
+        return plan
+
+    def _rows(self, slot: IntArray, num_tokens: IntArray, num_decodes: int) -> PlanRows:
+        """Return the columns of rows [R], of which the first `num_decodes` decode."""
+        slots, len_hi = self._state.slots, self._state.slots.len_hi[slot]
+        max_drafts, catch_up = np.zeros((2, len(slot)), dtype=np.int64)
+        max_drafts[:num_decodes] = self._max_drafts
+        catch_up[:num_decodes] = self._caught_up
+        catch_up[num_decodes:] = self._prepare_to_draft(slot[num_decodes:])
+        last = np.where(slots.pools[slot], POOL, PREFILL_LAST)
+        mode = np.where(len_hi + num_tokens == slots.prefill_len[slot], last, PREFILL)
+        mode[:num_decodes] = np.where(self._max_drafts > 0, VERIFY, DECODE)
+        return PlanRows(
+            slot=slot,
+            slot_epoch=slots.slot_epoch[slot],
+            mode=mode,
+            num_tokens=num_tokens,
+            len_lo=slots.committed[slot],
+            len_hi=len_hi,
+            max_drafts=max_drafts,
+            accepted_step=slots.applied_step[slot],
+            accepted=slots.accepted[slot],
+            depends_on_step=slots.planned_step[slot],
+            catch_up=catch_up,
+        )
+
+    def _charge(self, rows: PlanRows) -> None:
+        """Charge tenants for what is computed for the first time; drafts are free."""
+        slots, slot = self._state.slots, rows.slot
+        fresh = rows.len_hi + rows.num_tokens - np.maximum(rows.len_hi, slots.paid_len[slot])
+        cost = np.where(rows.num_tokens > 0, np.maximum(fresh, 0.0), OUTPUT_TOKEN)
+        self._state.tenants.charge(slots.tenant[slot], cost)
+
+
+def _check(rows: PlanRows, state: SchedulerState) -> None:
+    """Check the scheduler's side of the invariants before the plan leaves. Raises LedgerError."""
+    slots, slot = state.slots, rows.slot
+    known = KnownSlots(
+        length=slots.committed[slot],
+        capacity=slots.capacity[slot],
+        prefill_len=slots.prefill_len[slot],
+        max_len=slots.max_len[slot],
+        prompt_len=slots.prompt_len[slot],
+        pools=slots.pools[slot],
+        logged_accepted=slots.accepted[slot],
+        last_step=slots.planned_step[slot],
+        prompt_chunk=state.limits.prompt_chunk,
+    )
+    check_plan_rows(rows, known)

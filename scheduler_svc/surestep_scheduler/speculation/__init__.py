@@ -1,0 +1,1 @@
+"""How many drafts pay, and whether speculation pays at all."""

@@ -1,0 +1,230 @@
+"""Whether speculation pays: running acceptance of requests and model, probes, and the alarm.
+
+A request that is given no drafts shows nothing about its acceptance, so one is probed now and then;
+probes may take a small share of the time. A model whose drafter fails altogether is suspended.
+Steps take longer than the workers measured by themselves, because scheduler and gateway have work
+to do too; by how much is learnt as they run.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import numpy as np
+from surestep_common.invariants import IntArray
+
+from .draft_length import FloatArray, StepCosts, draft_lengths
+
+logger = logging.getLogger(__name__)
+
+_MODEL_MEMORY = 256.0  # trials that the model's estimate rests on
+_FIRST_GUESS = 0.7  # acceptance before anything is known
+_FIRST_WEIGHT = 16.0  # trials that the first guess counts for
+_MODEL_WEIGHT = 8.0  # trials that the model's estimate counts for in a request's
+_FADE = 0.9  # weight of a request's earlier windows, per window
+_PROBE = 2  # drafts
+_PROBE_SHARE = 0.005  # of the time
+_MEMORY = 0.02  # weight of the newest step in the running means
+_INTERRUPTED = 8.0  # times a step's cost: what took longer teaches nothing
+_STEEPEST = 4.0  # times the measured costs
+_VARIED = 0.05  # standard deviation of costs, as a share of their mean, from which a slope is seen
+
+_FLOOR = 0.03  # acceptance that only a broken drafter stays below
+_WINDOW = 256  # trials until the alarm judges
+_PROBATION = 64  # trials after a pause
+_FIRST_PAUSE = 1000  # steps
+_LONGEST_PAUSE = 64_000  # steps
+
+
+class AcceptanceStats(NamedTuple):
+    """What is known of a request, carried from one tenancy to the next.
+
+    A trial is a draft whose predecessors in the window were all accepted; a hit one that was too.
+    """
+
+    hits: float = 0.0  # faded
+    trials: float = 0.0  # faded
+
+
+class Overhead:
+    """What a step takes besides what the workers measured, which had the machine to themselves.
+
+    A running linear fit of actual to expected durations: actual = slope * expected + constant. Only
+    ratios of costs matter, so what counts is the constant in units of the slope.
+    """
+
+    def __init__(self) -> None:
+        self.us = 0.0
+        self._means = np.zeros(4)  # of x, y, x * x and x * y
+        self._weight = 0.0
+
+    def observe(self, expected_us: float, actual_us: float) -> None:
+        """Learn from a step that was expected to take `expected_us` > 0."""
+        if actual_us > _INTERRUPTED * expected_us:
+            return
+        x, y = expected_us, actual_us
+        self._weight += _MEMORY * (1 - self._weight)
+        self._means += _MEMORY * (np.array([x, y, x * x, x * y]) - self._means)
+        x, y, xx, xy = (self._means / self._weight).tolist()
+        variance = xx - x * x
+        slope = (xy - x * y) / variance if variance > (_VARIED * x) ** 2 else 1.0
+        slope = min(max(slope, 1.0), _STEEPEST)
+        self.us = max(y - slope * x, 0.0) / slope
+
+
+class Alarm:
+    """Suspends speculation when acceptance has collapsed, and tries again after longer pauses."""
+
+    def __init__(self) -> None:
+        self.suspended = False
+        self.num_suspensions = 0
+        self._hits = self._trials = 0
+        self._pause = _FIRST_PAUSE
+        self._until = 0  # step
+
+    def allows(self, step: int) -> bool:
+        """Whether drafts may be planned: all is well, or a pause is over."""
+        return step >= self._until
+
+    def observe(self, hits: int, trials: int, step: int) -> None:
+        """Judge after enough trials. Those planned before a pause do not count."""
+        if not self.allows(step):
+            return
+        self._hits += hits
+        self._trials += trials
+        if self._trials < (_PROBATION if self.suspended else _WINDOW):
+            return
+        if self._hits < _FLOOR * self._trials:
+            message = "%d of the last %d drafts were accepted; is this the model's drafter?"
+            self.suspend(message % (self._hits, self._trials), step)
+        elif self.suspended:
+            logger.info("speculation goes on: %d of %d hits", self._hits, self._trials)
+            self.suspended, self._pause = False, _FIRST_PAUSE
+        self._hits = self._trials = 0
+
+    def suspend(self, reason: str, step: int) -> None:
+        """Allow no drafts for a while, and only a trial after that."""
+        if not self.suspended:
+            self.num_suspensions += 1
+            logger.warning("speculation is suspended: %s", reason)
+        self.suspended = True
+        self._hits = self._trials = 0
+        self._until = step + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+
+class Speculation:
+    """Estimates by slot, and of the model. Steps are counted here, over all epochs."""
+
+    def __init__(self) -> None:
+        self.alarm = Alarm()
+        self.pays = True  # the newest decision gave drafts to some row
+        self.expected_us = 0.0  # cost of the newest step, overhead left out
+        self.overhead = Overhead()
+        self._credit_us = 0.0  # time that probes may take
+        self._step = 0
+        self._hits = _FIRST_GUESS * _FIRST_WEIGHT
+        self._trials = _FIRST_WEIGHT
+
+    def reset(
+        self, num_slots: int, costs: StepCosts | None, *, adaptive: bool, drafter_has_state: bool
+    ) -> None:
+        """Begin an epoch with empty slots.
+
+        Lengths are chosen where they are `adaptive` and the workers measured `costs`; else every
+        row drafts as much as it may.
+        """
+        self._costs, self._adaptive, self._has_state = costs, adaptive, drafter_has_state
+        self.hits = np.zeros(num_slots)
+        self.trials = np.zeros(num_slots)
+        self.drafted_at = np.zeros(num_slots, dtype=np.int64)  # step
+
+    def admit(self, slot: int, known: AcceptanceStats) -> None:
+        """Start the estimate of a slot from what is known of its request."""
+        self.hits[slot], self.trials[slot] = known
+        self.drafted_at[slot] = self._step
+
+    def release(self, slot: int) -> AcceptanceStats:
+        """Return what is known of the request that leaves a slot."""
+        return AcceptanceStats(float(self.hits[slot]), float(self.trials[slot]))
+
+    def suspend(self, reason: str) -> None:
+        """Allow no drafts for a while, as the drafter is at fault for something."""
+        self.alarm.suspend(reason, self._step)
+
+    @property
+    def expected(self) -> bool:
+        """Whether a request that is being prefilled will probably draft."""
+        return self.pays and self.alarm.allows(self._step)
+
+    def lengths(
+        self, slot: IntArray, caps: IntArray, context: IntArray, num_tokens: int
+    ) -> IntArray:
+        """Choose the drafts of the rows [R] of a step, at most `caps` each."""
+        self._step += 1
+        self.expected_us = 0.0
+        costs = self._costs
+        if not self.alarm.allows(self._step):
+            return np.zeros_like(caps)
+        if not self._adaptive or costs is None or not caps.any():
+            return caps
+        choice = draft_lengths(
+            self._acceptance(slot),
+            caps,
+            context,
+            num_tokens=num_tokens,
+            costs=costs,
+            overhead_us=self.overhead.us,
+            catches_up=self._has_state,
+        )
+        self.expected_us = choice.cost_us
+        self.pays = bool(choice.lengths.any())
+        if choice.price < 1:  # else not even a draft that is accepted for certain would pay
+            self._probe(slot, caps, choice.lengths, costs, num_tokens)
+        self.drafted_at[slot[choice.lengths > 0]] = self._step
+        return choice.lengths
+
+    def _probe(
+        self, slot: IntArray, caps: IntArray, lengths: IntArray, costs: StepCosts, num_tokens: int
+    ) -> None:
+        """Give drafts to one of the rows [R] without any, if there is time for it: see `lengths`.
+
+        It is the row about which least is known. A drafter with state has to make up for what the
+        request gained since it drafted last.
+        """
+        step_us = self.expected_us + self.overhead.us
+        self._credit_us += _PROBE_SHARE * step_us
+        idle = ((lengths == 0) & (caps > 0)).nonzero()[0]
+        if not len(idle):
+            return
+        row = idle[self.trials[slot[idle]].argmin()]
+        lag = int(self._step - self.drafted_at[slot[row]]) * self._has_state
+        drafting_us = costs.draft[min(1 + lag, len(costs.draft) - 1)] + costs.draft[1]
+        reach = num_tokens + int(lengths.sum())
+        cost_us = drafting_us + costs.step[reach + _PROBE] - costs.step[reach]
+        if self._credit_us >= cost_us:
+            self._credit_us = 0.0
+            self.expected_us += float(cost_us)
+            lengths[row] = min(int(caps[row]), _PROBE)
+
+    def _acceptance(self, slot: IntArray) -> FloatArray:
+        """Estimate the acceptance of rows [R] from their windows, starting at the model's."""
+        prior = _MODEL_WEIGHT * self._hits / self._trials
+        estimate: FloatArray = (self.hits[slot] + prior) / (self.trials[slot] + _MODEL_WEIGHT)
+        return estimate
+
+    def observe(self, slot: IntArray, drafts: IntArray, accepted: IntArray) -> None:
+        """Learn from rows [R] that verified and accepted so many drafts."""
+        if not (self._adaptive or self.alarm.suspended):
+            return
+        tried = drafts.nonzero()[0]
+        slot, hits = slot[tried], accepted[tried]
+        trials = hits + (hits < drafts[tried])
+        self.hits[slot] = _FADE * self.hits[slot] + hits
+        self.trials[slot] = _FADE * self.trials[slot] + trials
+        total = int(trials.sum())
+        fade = 1 - min(total / _MODEL_MEMORY, 1.0)
+        self._hits = fade * self._hits + int(hits.sum())
+        self._trials = fade * self._trials + total
+        self.alarm.observe(int(hits.sum()), total, self._step)

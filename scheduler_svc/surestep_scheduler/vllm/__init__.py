@@ -1,0 +1,1 @@
+"""The gRPC service vllm.grpc.engine, for routers made for vLLM."""
