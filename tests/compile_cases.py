@@ -20,7 +20,7 @@ from surestep_kernels.gpu.shape_logits import shape_logits
 from surestep_kernels.gpu.store_kv import store_kv
 from surestep_kernels.head_projection import HeadProjection
 from surestep_kernels.kv_cache import FP8, LayerCache
-from surestep_kernels.moe import PackedExperts
+from surestep_kernels.moe import PackedExperts, Router
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.shape_logits import Biases, Forbidden, Positions, Shaping
 
@@ -57,6 +57,7 @@ def launches(*, full: bool) -> Iterator[Launch]:
     yield from _fused()
     yield from _tiles()
     yield from _quantised()
+    yield from _mixtures()
     yield from _shaping()
     yield from _pages()
 
@@ -253,6 +254,24 @@ def _run_experts(name: str, of: _Experts, widths: tuple[int, ...]) -> None:
     experts = torch.empty(chosen, dtype=torch.int64, device=META)
     weights = torch.empty(chosen, device=META)
     moe(total, x, weights, experts, packed, widths, fp8_rows="rows" in name)
+
+
+def _mixtures() -> Iterator[Launch]:
+    """What stands before and behind experts, with a shared one; and experts of several ranks."""
+
+    def run(rows: int) -> None:
+        ops, of = kernels(), _Experts(rows, experts=256)
+        x = torch.empty(rows, of.hidden, dtype=BF16, device=META)
+        router = Router(_pack("bf16", of.experts + 1, of.hidden), None, of.top_k, True)
+        gate_up, down = _pack("bf16", 2 * of.inner, of.hidden), _pack("bf16", of.hidden, of.inner)
+        mixture = ops.route_tokens(x, router, gate_up)
+        addresses = torch.empty(2, 2, of.experts, dtype=torch.int64, device=META)
+        packed = PackedExperts((gate_up,) * of.experts, (down,) * of.experts, 0, addresses)
+        weight = _floats(of.hidden)
+        ops.mix_experts_add_rms_norm(mixture, packed, down, torch.empty_like(x), weight, 1e-6)
+
+    for rows in (1, 512):
+        yield Launch("moe", f"mixture M={rows}", partial(run, rows))
 
 
 def _shaping() -> Iterator[Launch]:

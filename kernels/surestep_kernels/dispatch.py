@@ -22,7 +22,15 @@ from .gated_delta import gated_delta_reference
 from .head_projection import HeadProjection
 from .kv_cache import LayerCache, StoreKV, kv_cache_shape, store_kv_reference
 from .linear import Linear, PackedLinear, PackLinear, linear_reference, pack_linear_reference
-from .moe import Moe, PackExperts, moe_reference, pack_experts_reference
+from .moe import (
+    Mixture,
+    Moe,
+    PackedExperts,
+    PackExperts,
+    Router,
+    moe_reference,
+    pack_experts_reference,
+)
 from .mul_sigmoid import mul_sigmoid_reference
 from .native import NativeOps, refuse_unserved
 from .native_recurrent import NativeRecurrentOps
@@ -97,6 +105,40 @@ class KernelSet:
     ) -> Tensor:
         """residual [T, H] += x [T, K] times the packed weight; returns it normalised [T, H]."""
         return self.add_rms_norm(self.linear(x, packed), residual, weight, eps)
+
+    def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear) -> Mixture:
+        """What x [T, H] takes of experts, and gates of the shared one, which has `gate_up`."""
+        shared = self.linear_silu_and_mul(x, gate_up)
+        logits = self.linear(x, router.scores, out_dtype=torch.float32)
+        if router.gate is not None:
+            gate = self.linear(x, router.gate)
+        else:
+            logits, gate = logits[:, :-1].contiguous(), logits[:, -1:].to(x.dtype)
+        weights, experts = self.route(logits, router.top_k, normalize=router.normalize)
+        return Mixture(x, weights, experts, gate, shared)
+
+    def mix_experts(
+        self, mixture: Mixture, packed: PackedExperts, shared_down: PackedLinear
+    ) -> Tensor:
+        """[T, H]: the shared expert and, in the order of their numbers, those of each token."""
+        shared = self.linear(mixture.shared, shared_down)
+        self.mul_sigmoid(shared, mixture.gate)
+        total = shared.float()
+        self.moe(total, *mixture[:3], packed)
+        return total.to(shared.dtype)
+
+    def mix_experts_add_rms_norm(
+        self,
+        mixture: Mixture,
+        packed: PackedExperts,
+        shared_down: PackedLinear,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+    ) -> Tensor:
+        """residual [T, H] += `mix_experts`; returns it normalised [T, H]."""
+        mixed = self.mix_experts(mixture, packed, shared_down)
+        return self.add_rms_norm(mixed, residual, weight, eps)
 
     def project_heads(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -20,6 +20,25 @@ class PackedExperts:
     down: tuple[PackedLinear, ...]  # I inputs, H outputs
     first: int
     addresses: Tensor | None = None  # where the layout looks weights up on the device
+
+
+class Router(NamedTuple):
+    """Of a layer whose tokens take some of its experts, and one that is shared."""
+
+    scores: PackedLinear  # H inputs; an output for each expert, and the gate unless that is apart
+    gate: PackedLinear | None  # of the shared expert: one output
+    top_k: int
+    normalize: bool  # see route_reference
+
+
+class Mixture(NamedTuple):
+    """What T tokens take of a layer's experts, and how much of it."""
+
+    x: Tensor  # [T, H]
+    weights: Tensor  # f32[T, k]
+    experts: Tensor  # i64[T, k]
+    gate: Tensor  # [T, 1] of the shared expert, before the sigmoid
+    shared: Tensor  # [T, I] what the shared expert's last product is made of
 
 
 class PackExperts(Protocol):

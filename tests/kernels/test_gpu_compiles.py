@@ -33,6 +33,12 @@ INSTRUCTIONS = {
     "_experts_kernel": SWAPPED,
 }
 REGISTER_OPERANDS = ("_linear_kernel", "_experts_kernel")  # of weights that are quantised
+OF_PARTS = (  # which add up splits, and then what threads share
+    "_add_rms_norm_kernel",
+    "_project_heads_kernel",
+    "_route_tokens_kernel",
+    "_mix_experts_kernel",
+)
 REGISTERS = 65536  # of a multiprocessor of sm_90
 
 
@@ -51,15 +57,18 @@ LIMITS = (
     ("", "tiny: ", Limit(stack=1 << 10, shared=112 << 10, programs=1)),  # 16 divides no size
     ("_attend_kernel", "float32", Limit(stack=5 << 10, shared=128 << 10, programs=1)),
     ("_attend_kernel", "D=256 torch.bfloat16 decode plain", ATTEND),
-    # FP8 is widened in registers, and masks take some; where rows may be long, two sums of 64 x 256
-    # are live at once, of a split and of all before it.
-    ("_attend_kernel", "D=256", ATTEND._replace(stack=320)),
+    # Where rows may be long, two sums of 64 x 256 are live at once, of a split and of all before it:
+    # the latter is what lies on the stack meanwhile. FP8 is widened in registers, which takes some.
+    ("_attend_kernel", "heads=16+4 D=256", ATTEND._replace(stack=48)),
+    ("_attend_kernel", "D=256 torch.bfloat16 decode fp8", ATTEND._replace(stack=104)),
+    ("_attend_kernel", "D=256", ATTEND._replace(stack=288)),
     ("_attend_kernel", "", ATTEND),
     ("_plain_linear_kernel", "", Limit(stack=0, shared=112 << 10, programs=1)),
     (SEQUENTIAL, "", Limit(stack=0, shared=144 << 10, programs=1)),
     ("_sum_splits_kernel", "", SMALL._replace(programs=8)),
     # Few: a program has a whole row, and as many threads as may read its splits.
     ("_add_rms_norm_kernel", "", Limit(stack=0, shared=40 << 10, programs=1)),
+    ("_mix_experts_kernel", "", Limit(stack=0, shared=40 << 10, programs=1)),
     ("_linear_kernel", "", Limit(stack=0, shared=112 << 10, programs=1)),
     # A list of 4096 candidates lies in the registers of 16 warps; there is one program per row.
     ("_settle_kernel", "", SMALL._replace(programs=1)),
@@ -150,7 +159,7 @@ def orders_by_parts(variants: list[dict[str, Any]]) -> dict[str, set[str]]:
     """
     found = dict[str, set[str]]()
     for variant in variants:
-        if variant["kernel"] in ("_add_rms_norm_kernel", "_project_heads_kernel"):
+        if variant["kernel"] in OF_PARTS:
             for reduction in variant["reductions"]:
                 shape, _, layout = reduction.partition(" ")
                 exact = "float32" in variant["case"]

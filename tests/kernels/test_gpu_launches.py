@@ -17,6 +17,7 @@ MOST = {
     "dense with norms of heads": 10,
     "gated attention": 11,
     "gated delta": 12,
+    "gated attention with experts": 15,
 }
 AROUND = 21
 

@@ -50,13 +50,16 @@ class Seen(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """The M queries of a tile. Those without a token of their own repeat the row's last one."""
+    """The M queries of a tile, GROUP for each token; behind them the row's last token is repeated.
+
+    Of what is stored at last there are single numbers here: a register of every thread each, where
+    one for each query would be held through all products.
+    """
 
     q: Any  # [M, BLOCK_D]
     position: Any  # i32[M] of the token: the last position that the query sees
-    head: Any  # i32[M]
-    token: Any  # i64[M] of the batch
-    is_own: Any  # i1[M]
+    own: Any  # queries that have a token
+    token: Any  # of the batch, the first one's
 
 
 @triton.jit
@@ -71,13 +74,13 @@ def load_queries(q_ptr, q_stride, row, index, kv_head, C: tl.constexpr):
     """Those of the tile whose first token is the row's token `index`."""
     member, dims = tl.arange(0, C.BLOCK_M), tl.arange(0, C.BLOCK_D)
     token = index + member // C.GROUP
-    is_own = (member // C.GROUP < C.BLOCK_M // C.GROUP) & (token < row.count)
     token = tl.minimum(token, row.count - 1)
     head = kv_head * C.GROUP + member % C.GROUP
     flat = (row.begin + token).to(tl.int64)
     at = flat[:, None] * q_stride + head[:, None] * C.D + dims[None, :]
     q = tl.load(q_ptr + at, mask=(dims < C.D)[None, :], other=0.0)
-    return Queries(q, row.start + token, head, flat, is_own)
+    own = tl.minimum(row.count - index, C.BLOCK_M // C.GROUP) * C.GROUP
+    return Queries(q, row.start + token, own, (row.begin + index).to(tl.int64))
 
 
 @triton.jit

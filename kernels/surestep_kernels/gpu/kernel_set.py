@@ -13,6 +13,7 @@ from surestep_kernels.dispatch import REFERENCE, KernelSet
 from surestep_kernels.head_projection import HeadProjection
 from surestep_kernels.kv_cache import LayerCache
 from surestep_kernels.linear import PackedLinear
+from surestep_kernels.moe import Mixture, PackedExperts, Router
 
 from .causal_conv import causal_conv
 from .compilations import watch_compilations
@@ -20,6 +21,7 @@ from .gated_delta import gated_delta
 from .gated_delta_chunks import CHUNK
 from .head_projection import project_heads_of_parts
 from .linear import LinearParts, linear_parts, pack_quantized
+from .mixture import mix_experts_add_rms_norm, route_tokens
 from .moe import moe, pack_experts
 from .mul_sigmoid import mul_sigmoid
 from .ngram import ngram
@@ -38,6 +40,7 @@ class TritonKernels(KernelSet):
     """Whatever follows a product is done by the kernel that adds up its splits."""
 
     linear_parts: LinearParts = linear_parts
+    fp8_rows: bool = False  # FP8 weights are multiplied by activations in FP8
 
     def linear_silu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """See KernelSet."""
@@ -48,6 +51,32 @@ class TritonKernels(KernelSet):
     ) -> Tensor:
         """See KernelSet."""
         return add_rms_norm_of_parts(self.linear_parts(x, packed), residual, weight, eps)
+
+    def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear) -> Mixture:
+        """See KernelSet. A checkpoint may have quantised the router, but not the gate beside it."""
+        if router.gate is not None:
+            return KernelSet.route_tokens(self, x, router, gate_up)
+        scores = self.linear_parts(x, router.scores, torch.float32)
+        return route_tokens(scores, self.linear_parts(x, gate_up), x, router)
+
+    def mix_experts_add_rms_norm(
+        self,
+        mixture: Mixture,
+        packed: PackedExperts,
+        shared_down: PackedLinear,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+    ) -> Tensor:
+        """See KernelSet. Experts of several layouts are run one by one."""
+        if packed.addresses is None:
+            return KernelSet.mix_experts_add_rms_norm(
+                self, mixture, packed, shared_down, residual, weight, eps
+            )
+        shared, fp8 = self.linear_parts(mixture.shared, shared_down), self.fp8_rows
+        return mix_experts_add_rms_norm(
+            mixture, packed, shared, residual, weight, eps, fp8_rows=fp8
+        )
 
     def project_heads(
         self,
@@ -79,6 +108,7 @@ def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
         pack_quantized=pack_quantized,
         linear=products.linear,
         linear_parts=products.parts,
+        fp8_rows=fp8,
         products=products,
         rotary=rotary,
         kv_cache_shape=REFERENCE.kv_cache_shape,

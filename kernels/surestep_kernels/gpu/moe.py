@@ -29,6 +29,7 @@ from surestep_kernels.moe import PackedExperts, moe_reference, pack_experts_refe
 from .fp8_rows import Factor, quantize_rows
 from .linear import ONE_WIDTH, linear, quantized_sums
 from .moe_tiles import Tiles, cut_tiles
+from .plain_linear import plain_sums
 from .silu_and_mul import silu_and_mul
 from .weight_tile import ROW_BLOCK, padded_group, places
 
@@ -43,22 +44,6 @@ def _gate(x, dtype: tl.constexpr):
     halves = x.to(dtype).to(tl.float32).reshape(x.shape[0], 2, x.shape[1] // 2)
     gate, up = halves.permute(0, 2, 1).split()
     return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
-
-
-@triton.jit
-def _plain_sums(
-    x_ptr, w_ptr, lines, columns, num_lines, N, K, BLOCK_K: tl.constexpr
-):  # fmt: skip
-    """W [N, K] times x^T: f32[columns, lines]."""
-    x_at, w_at = x_ptr + lines[:, None] * K, w_ptr + columns[:, None] * K
-    x_mask, w_mask = (lines < num_lines)[:, None], (columns < N)[:, None]
-    acc = tl.zeros((columns.shape[0], lines.shape[0]), tl.float32)
-    for step in range(tl.cdiv(K, BLOCK_K)):
-        k = (step * BLOCK_K + tl.arange(0, BLOCK_K))[None, :]
-        w = tl.load(w_at + k, mask=w_mask & (k < K), other=0.0)
-        x = tl.load(x_at + k, mask=x_mask & (k < K), other=0.0)
-        acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
-    return acc
 
 
 @triton.jit(do_not_specialize=["capacity", "num_lines"])
@@ -108,13 +93,39 @@ def _experts_kernel(
         )  # fmt: skip
     else:
         weight = tl.multiple_of(tl.load(at).to(x_ptr.dtype), 16)
-        out = _plain_sums(x_ptr, weight, lines, columns, num_lines, N, K, BLOCK_K)
+        steps = tl.cdiv(K, BLOCK_K)
+        out = plain_sums(
+            x_ptr, weight, lines, columns, num_lines, N, K, 0, steps, BLOCK_K, WEIGHT_FIRST=True
+        )  # fmt: skip
     out = tl.trans(out)
     if GATED:
         out = _gate(out, out_ptr.dtype.element_ty)
     column = begin + tl.arange(0, PART)
     to = out_ptr + pair[:, None] * width + column[None, :]
     tl.store(to, out.to(out_ptr.dtype.element_ty), mask=mask[:, None] & (column < width)[None, :])
+
+
+@triton.jit
+def add_experts(
+    total, made_ptr, weights_ptr, experts_ptr, token, column, first, H, E: tl.constexpr,
+    TOP_K: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Add to columns of a token what its experts made, in their order. No load waits for a sum."""
+    choice = tl.arange(0, BLOCK_K)
+    at, some = token * TOP_K + choice, choice < TOP_K
+    weights = tl.load(weights_ptr + at, mask=some, other=0.0)
+    NONE: tl.constexpr = 1 << 40
+    left = tl.load(experts_ptr + at, mask=some, other=NONE) - first
+    left = tl.where((left >= 0) & (left < E), left, NONE)
+    for _ in tl.static_range(TOP_K):
+        lowest = tl.min(left, axis=0)
+        which = tl.min(tl.where(left == lowest, choice, BLOCK_K), axis=0)
+        weight = tl.sum(tl.where(choice == which, weights, 0.0), axis=0)
+        inside = column < tl.where(lowest < E, H, 0)
+        made = tl.load(made_ptr + (token * TOP_K + which) * H + column, mask=inside, other=0.0)
+        total = tl.where(inside, total + made * weight, total)
+        left = tl.where(choice == which, NONE, left)
+    return total
 
 
 @triton.jit
@@ -130,22 +141,14 @@ def _combine_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    token, choice = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_K)
-    column = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    at, some = token * TOP_K + choice, choice < TOP_K
-    weights = tl.load(weights_ptr + at, mask=some, other=0.0)
-    NONE: tl.constexpr = 1 << 40
-    left = tl.load(experts_ptr + at, mask=some, other=NONE) - first
-    left = tl.where((left >= 0) & (left < E), left, NONE)
+    token, column = (
+        tl.program_id(0).to(tl.int64),
+        tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H),
+    )
     total = tl.load(total_ptr + token * H + column, mask=column < H, other=0.0)
-    for _ in range(TOP_K):
-        lowest = tl.min(left, axis=0)
-        which = tl.min(tl.where(left == lowest, choice, BLOCK_K), axis=0)
-        weight = tl.sum(tl.where(choice == which, weights, 0.0), axis=0)
-        inside = column < tl.where(lowest < E, H, 0)
-        made = tl.load(made_ptr + (token * TOP_K + which) * H + column, mask=inside, other=0.0)
-        total = tl.where(inside, total + made * weight, total)
-        left = tl.where(choice == which, NONE, left)
+    total = add_experts(
+        total, made_ptr, weights_ptr, experts_ptr, token, column, first, H, E, TOP_K, BLOCK_K
+    )
     tl.store(total_ptr + token * H + column, total, mask=column < H)
 
 
@@ -213,32 +216,46 @@ def moe(
         moe_reference(total, x, weights, experts, packed, linear=one, silu_and_mul=silu_and_mul)
         return
     (tokens, width), top_k = x.shape, experts.shape[1]
-    num_experts, inner = len(packed.down), packed.down[0].in_features
-    assert all(tensor.is_contiguous() for tensor in (total, x, weights, experts))
+    assert all(tensor.is_contiguous() for tensor in (total, weights))
     assert total.dtype is weights.dtype is torch.float32
     assert total.shape == x.shape
     if tokens == 0:
         return
-    size = choose_size(tokens * top_k, num_experts, x.dtype, widths)
-    tiles = cut_tiles(experts, packed.first, num_experts, size.pairs)
-    gate_up, down = packed.addresses
-    gated = x.new_empty(tokens * top_k, inner)
-    run = partial(_run, tiles=tiles, size=size, fp8_rows=fp8_rows)
-    run(gated, x, packed.gate_up[0], gate_up, gated=True)
-    made = x.new_empty(tokens * top_k, width, dtype=torch.float32)
-    run(made, gated, packed.down[0], down, gated=False)
+    made = run_experts(x, experts, packed, widths, fp8_rows=fp8_rows)
     _combine_kernel[tokens, triton.cdiv(width, _BLOCK_H)](
-        total,
-        made,
-        weights,
-        experts,
-        packed.first,
-        width,
-        E=num_experts,
+        *(total, made, weights, experts, packed.first, width),
+        E=len(packed.down),
         TOP_K=top_k,
         BLOCK_K=triton.next_power_of_2(top_k),
         BLOCK_H=_BLOCK_H,
     )
+
+
+def run_experts(
+    x: Tensor,
+    experts: Tensor,
+    packed: PackedExperts,
+    widths: tuple[int, ...] = ONE_WIDTH,
+    *,
+    fp8_rows: bool = False,
+) -> Tensor:
+    """What the experts i64[T, k], which lie together, make of x [T, H]: f32[T * k, H].
+
+    Lines of those that are not packed are not written.
+    """
+    assert packed.addresses is not None
+    assert x.is_contiguous()
+    assert experts.is_contiguous()
+    pairs, num_experts, inner = experts.numel(), len(packed.down), packed.down[0].in_features
+    size = choose_size(pairs, num_experts, x.dtype, widths)
+    tiles = cut_tiles(experts, packed.first, num_experts, size.pairs)
+    gate_up, down = packed.addresses
+    gated = x.new_empty(pairs, inner)
+    run = partial(_run, tiles=tiles, size=size, fp8_rows=fp8_rows)
+    run(gated, x, packed.gate_up[0], gate_up, gated=True)
+    made = x.new_empty(pairs, x.shape[1], dtype=torch.float32)
+    run(made, gated, packed.down[0], down, gated=False)
+    return made
 
 
 def _run(

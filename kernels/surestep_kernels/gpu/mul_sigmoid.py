@@ -10,6 +10,13 @@ _BLOCK = 1024
 
 
 @triton.jit
+def gated(x, gate, dtype: tl.constexpr):
+    """x times the sigmoid of a gate, both of them as dtype holds them; so is the result."""
+    factor = (1.0 / (1.0 + tl.exp(-gate.to(tl.float32)))).to(dtype).to(tl.float32)
+    return (x.to(tl.float32) * factor).to(dtype)
+
+
+@triton.jit
 def _mul_sigmoid_kernel(
     x_ptr,  # [T, W]
     gate_ptr,  # [T, W] or, if SCALAR, [T, 1]; a token every gate_stride elements
@@ -23,10 +30,8 @@ def _mul_sigmoid_kernel(
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask, at = i < width, x_ptr + token * width + i
     gate_at = gate_ptr + token * gate_stride + (i * 0 if SCALAR else i)
-    gate = tl.load(gate_at, mask=mask, other=0.0).to(tl.float32)
-    factor = (1.0 / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(at, (x * factor).to(dtype), mask=mask)
+    gate = tl.load(gate_at, mask=mask, other=0.0)
+    tl.store(at, gated(tl.load(at, mask=mask, other=0.0), gate, dtype), mask=mask)
 
 
 def mul_sigmoid(x: Tensor, gate: Tensor) -> None:

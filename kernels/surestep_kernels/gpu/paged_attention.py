@@ -59,8 +59,8 @@ _UNROLL = 16  # splits whose sums are read together
 @triton.jit(do_not_specialize=["num_rows", "table_width", "num_shares", "num_lines"])
 def _attend_kernel(
     out_ptr,  # [T, Hq, D]
-    sums_ptr,  # f32[L, Hq, D] acc of a token over a split
-    stats_ptr,  # f32[L, Hq, 2] its m and total
+    sums_ptr,  # f32[Hkv, L, GROUP, D] acc of a token over a split
+    stats_ptr,  # f32[Hkv, L, GROUP, 2] its m and total
     q_ptr,  # [T, Hq, D] with a stride from token to token
     k_ptr,  # [blocks, Hkv, block_size, D]
     v_ptr,
@@ -102,7 +102,9 @@ def _attend_kernel(
 @triton.jit
 def _attend_share(sums_ptr, stats_ptr, inputs, scale, share, num_shares, C: tl.constexpr):
     """An equal part of all splits of rows that are not long. Leaves what each adds up to."""
-    rows, dims = inputs.rows, tl.arange(0, C.BLOCK_D)
+    rows, dims = inputs.rows, tl.arange(0, C.BLOCK_D)[None, :]
+    member = tl.arange(0, C.BLOCK_M)
+    base = inputs.kv_head.to(tl.int64) * rows.lines
     units = count_units(rows, C, False).to(tl.int64)
     at = (units * share // num_shares).to(tl.int32)
     end = (units * (share + 1) // num_shares).to(tl.int32)
@@ -114,30 +116,31 @@ def _attend_share(sums_ptr, stats_ptr, inputs, scale, share, num_shares, C: tl.c
         behind = tl.minimum(splits, place.unit + end - at)
         for split in range(place.unit, behind):
             m, total, acc = attend_split(queries, pages, seen, scale, first + split, C)
-            line = place.line + split * row.count + queries.token - row.begin
-            to = line * (C.KV_HEADS * C.GROUP) + queries.head
-            tl.store(stats_ptr + to * 2, m, mask=queries.is_own)
-            tl.store(stats_ptr + to * 2 + 1, total, mask=queries.is_own)
-            mask = queries.is_own[:, None] & (dims < C.D)[None, :]
-            tl.store(sums_ptr + to[:, None] * C.D + dims[None, :], acc, mask=mask)
+            to = (base + place.line + split * row.count) * C.GROUP
+            stats, sums = stats_ptr + to * 2, sums_ptr + to * C.D
+            tl.store(stats + member * 2, m, mask=member < queries.own)
+            tl.store(stats + member * 2 + 1, total, mask=member < queries.own)
+            mask = (member < queries.own)[:, None] & (dims < C.D)
+            tl.store(sums + member[:, None] * C.D + dims, acc, mask=mask)
         at += behind - place.unit
 
 
 @triton.jit
 def _attend_tile(out_ptr, scales_ptr, sinks_ptr, inputs, scale, place, C: tl.constexpr):
     """All splits of a tile."""
-    dims = tl.arange(0, C.BLOCK_D)
+    member, dims = tl.arange(0, C.BLOCK_M), tl.arange(0, C.BLOCK_D)[None, :]
     index = place.unit * (C.BLOCK_M // C.GROUP)
     queries, pages, seen = load_tile(inputs, place.row, index, C)
     m, total, acc = nothing(C.BLOCK_M, C)
     for split in range(seen.begin // C.SPLIT, tl.cdiv(seen.end, C.SPLIT)):
         part_m, part_total, part = attend_split(queries, pages, seen, scale, split, C)
         m, total, acc = merge(m, total, acc, part_m, part_total, part)
-    out = finish(m, total, acc, queries.head, sinks_ptr, scales_ptr, C)
-    to = queries.token * (C.KV_HEADS * C.GROUP) + queries.head
-    mask = queries.is_own[:, None] & (dims < C.D)[None, :]
-    to = out_ptr + to[:, None] * C.D + dims[None, :]
-    tl.store(to, out.to(out_ptr.dtype.element_ty), mask=mask)
+    head = inputs.kv_head * C.GROUP
+    out = finish(m, total, acc, head + member % C.GROUP, sinks_ptr, scales_ptr, C)
+    to = out_ptr + (queries.token * (C.KV_HEADS * C.GROUP) + head) * C.D
+    of = member // C.GROUP * (C.KV_HEADS * C.GROUP) + member % C.GROUP
+    mask = (member < queries.own)[:, None] & (dims < C.D)
+    tl.store(to + of[:, None] * C.D + dims, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_rows", "table_width", "num_lines", "max_tokens"])
@@ -160,6 +163,7 @@ def _merge_kernel(
     rows = Rows(cu_rows_ptr, start_ptr, num_rows, table_width * C.BLOCK_SIZE, num_lines)
     number, index = tl.program_id(0) // max_tokens, tl.program_id(0) % max_tokens
     row, head = load_row(rows, number), tl.program_id(1) + tl.arange(0, 1)
+    lines = (head // C.GROUP).to(tl.int64) * num_lines  # of other KV heads
     if (index >= row.count) | (row.count > C.BLOCK_M // C.GROUP):
         return
     splits, line = splits_of(rows, row.start, row.count, C)[1], first_line(rows, number, C)
@@ -172,7 +176,7 @@ def _merge_kernel(
         parts = ()
         for i in tl.static_range(UNROLL):
             used = tl.full((1,), base + i, tl.int32) < splits
-            at = (line + (base + i) * row.count).to(tl.int64) * (C.KV_HEADS * C.GROUP) + head
+            at = (lines + line + (base + i) * row.count) * C.GROUP + head % C.GROUP
             part_m = tl.load(stats_ptr + at * 2, mask=used, other=float("-inf"))
             part_total = tl.load(stats_ptr + at * 2 + 1, mask=used, other=0.0)
             part_at, part_mask = sums_ptr + at[:, None] * C.D + dims, used[:, None] & (dims < C.D)

@@ -36,17 +36,28 @@ _FP32 = Tiles(16, 64, num_warps=4, num_stages=2, apart=True)  # no matrix instru
 
 @triton.jit
 def plain_sums(
-    x_ptr, w_ptr, rows, columns, M, N, K, first, last, BLOCK_K: tl.constexpr
+    x_ptr, w_ptr, rows, columns, M, N, K, first, last, BLOCK_K: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr = False,
 ):  # fmt: skip
-    """The part of x [M, K] times w [N, K] that steps first..last of BLOCK_K make up."""
+    """The part of x [M, K] times w [N, K] that steps first..last of BLOCK_K make up.
+
+    f32[rows, columns]; with WEIGHT_FIRST f32[columns, rows], from instructions of which the weight
+    is the first operand.
+    """
     x_at, w_at = x_ptr + rows[:, None] * K, w_ptr + columns[:, None] * K
     x_mask, w_mask = (rows < M)[:, None], (columns < N)[:, None]
-    acc = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
+    if WEIGHT_FIRST:
+        acc = tl.zeros((columns.shape[0], rows.shape[0]), tl.float32)
+    else:
+        acc = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
     for step in range(first, last):
         k = (step * BLOCK_K + tl.arange(0, BLOCK_K))[None, :]
         x = tl.load(x_at + k, mask=x_mask & (k < K), other=0.0)
         w = tl.load(w_at + k, mask=w_mask & (k < K), other=0.0)
-        acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+        if WEIGHT_FIRST:
+            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
     return acc
 
 

@@ -18,7 +18,7 @@ from .splits import Parts, load_total
 
 _ELEMENTS = 2048  # of a block of narrow rows
 _PER_WARP = 512  # elements
-_PER_WARP_OF_PARTS = 128  # 16 bytes of each split for a thread
+PER_WARP_OF_PARTS = 128  # 16 bytes of each split for a thread
 
 
 @triton.jit
@@ -54,6 +54,18 @@ def _rms_norm_kernel(
     tl.store(at, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def add_and_normalise(out_ptr, residual_ptr, weight_ptr, x, at, column, mask, eps, width):
+    """Add whole rows x [R, H], rounded, to those of the residual that lie `at` these elements."""
+    dtype: tl.constexpr = residual_ptr.dtype.element_ty
+    residual = tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(residual_ptr + at, (residual + x.to(tl.float32)).to(dtype), mask=mask)
+    tl.debug_barrier()  # a thread reads what others wrote
+    total = tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=column < width, other=0.0)
+    tl.store(out_ptr + at, _normalise(total, weight, eps, width, dtype).to(dtype), mask=mask)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _add_rms_norm_kernel(
     out_ptr,  # [T, H]
@@ -75,12 +87,7 @@ def _add_rms_norm_kernel(
     mask = (row < rows)[:, None] & (column < width)[None, :]
     at = row[:, None] * width + column[None, :]
     x = load_total(sums_ptr, bias_ptr, at, column[None, :], mask, rows, width, SPLITS, HAS_BIAS)
-    residual = tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(residual_ptr + at, (residual + x.to(dtype).to(tl.float32)).to(dtype), mask=mask)
-    tl.debug_barrier()  # a thread reads what others wrote
-    total = tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + column, mask=column < width, other=0.0)
-    tl.store(out_ptr + at, _normalise(total, weight, eps, width, dtype).to(dtype), mask=mask)
+    add_and_normalise(out_ptr, residual_ptr, weight_ptr, x.to(dtype), at, column, mask, eps, width)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -92,7 +99,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x_token, x_head, element = by_head.stride()
     assert element == 1 or width == 1
     out = x.new_empty(x.shape)
-    rows, (grid, tiles) = tokens * heads, _tiles(tokens * heads, width, _PER_WARP)
+    rows, (grid, tiles) = tokens * heads, tiles_of_rows(tokens * heads, width, _PER_WARP)
     if rows:
         _rms_norm_kernel[grid](
             out, by_head, weight, eps, rows, heads, width, x_token, x_head, **tiles
@@ -115,7 +122,7 @@ def add_rms_norm_of_parts(x: Parts, residual: Tensor, weight: Tensor, eps: float
     assert residual.shape == (rows, width)
     _check_weight(weight, width)
     out = torch.empty_like(residual)
-    grid, tiles = _tiles(rows, width, _PER_WARP_OF_PARTS)
+    grid, tiles = tiles_of_rows(rows, width, PER_WARP_OF_PARTS)
     options = {"SPLITS": splits, "HAS_BIAS": x.bias is not None, "enable_fp_fusion": False}
     if rows:
         arguments = out, *x[:2], residual, weight, eps, rows, width
@@ -129,7 +136,7 @@ def _check_weight(weight: Tensor, width: int) -> None:
     assert weight.numel() == width
 
 
-def _tiles(rows: int, width: int, per_warp: int) -> tuple[tuple[int], dict[str, int]]:
+def tiles_of_rows(rows: int, width: int, per_warp: int) -> tuple[tuple[int], dict[str, int]]:
     """Grid and block of a launch; only the grid depends on the number of rows."""
     block = triton.next_power_of_2(width)
     per_program = max(1, _ELEMENTS // block)

@@ -26,6 +26,9 @@ from torch import Tensor
 
 from surestep_kernels.linear import PackedLinear
 
+from .plain_linear import plain_sums
+from .splits import store_tile
+
 SERVED = torch.bfloat16
 _WIDE = 8192  # columns from which on 64 of them for each program are enough programs
 
@@ -77,25 +80,13 @@ def _sequential_linear_kernel(
 ):
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    x_at, w_at = x_ptr + rows[:, None] * K, w_ptr + columns[:, None] * K
-    x_mask, w_mask = (rows < M)[:, None], (columns < N)[:, None]
-    if WEIGHT_FIRST:
-        total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    else:
-        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(0, K, BLOCK_K):
-        k = (first + tl.arange(0, BLOCK_K))[None, :]
-        x = tl.load(x_at + k, mask=x_mask & (k < K), other=0.0)
-        w = tl.load(w_at + k, mask=w_mask & (k < K), other=0.0)
-        total = tl.dot(w, tl.trans(x), total) if WEIGHT_FIRST else tl.dot(x, tl.trans(w), total)
+    steps = tl.cdiv(K, BLOCK_K)
+    total = plain_sums(
+        x_ptr, w_ptr, rows, columns, M, N, K, 0, steps, BLOCK_K, WEIGHT_FIRST
+    )  # fmt: skip
     if WEIGHT_FIRST:
         total = tl.trans(total)
-    if HAS_BIAS:
-        bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0)
-        total += bias.to(tl.float32)[None, :]
-    at = out_ptr + rows[:, None] * N + columns[None, :]
-    mask = (rows < M)[:, None] & (columns < N)[None, :]
-    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=mask)
+    store_tile(out_ptr, total, bias_ptr, rows, columns, M, N, False, HAS_BIAS)
 
 
 def sequential_linear(

@@ -12,6 +12,24 @@ _BLOCK = 1024
 _BLOCK_OF_SPLITS = 256  # columns: a program reads them twice from every split
 
 
+@triton.jit
+def activate(
+    out_ptr, sums_ptr, bias_ptr, row, column, rows, inner, SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Columns of a row; see _silu_and_mul_kernel."""
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    at, mask, width = row * 2 * inner + column, column < inner, 2 * inner
+    gate = load_total(sums_ptr, bias_ptr, at, column, mask, rows, width, SPLITS, HAS_BIAS)
+    column += inner
+    up = load_total(sums_ptr, bias_ptr, at + inner, column, mask, rows, width, SPLITS, HAS_BIAS)
+    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
+    small = tl.exp(-tl.abs(gate))  # at most 1
+    silu = (gate * tl.where(gate < 0, small, 1.0) / (1.0 + small)).to(dtype)
+    out = (silu.to(tl.float32) * up).to(dtype)
+    tl.store(out_ptr + row * inner + column - inner, out, mask=mask)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _silu_and_mul_kernel(
     out_ptr,  # [T, I]
@@ -23,18 +41,9 @@ def _silu_and_mul_kernel(
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    dtype: tl.constexpr = out_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    at, mask, width = row * 2 * inner + column, column < inner, 2 * inner
-    gate = load_total(sums_ptr, bias_ptr, at, column, mask, rows, width, SPLITS, HAS_BIAS)
-    column += inner
-    up = load_total(sums_ptr, bias_ptr, at + inner, column, mask, rows, width, SPLITS, HAS_BIAS)
-    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
-    small = tl.exp(-tl.abs(gate))  # at most 1
-    silu = (gate * tl.where(gate < 0, small, 1.0) / (1.0 + small)).to(dtype)
-    out = (silu.to(tl.float32) * up).to(dtype)
-    tl.store(out_ptr + row * inner + column - inner, out, mask=mask)
+    activate(out_ptr, sums_ptr, bias_ptr, row, column, rows, inner, SPLITS, HAS_BIAS)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:

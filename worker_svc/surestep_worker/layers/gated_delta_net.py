@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Set
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from surestep_worker.checkpoint.parameters import Parameter, Source
 from surestep_worker.configs.hybrid import HybridConfig
 
 from .context import LayerContext
-from .linear import Part, Sharding, take_linear
+from .linear import Part, Sharding, are_alike, take_linear
 from .residual import Product
 
 Outputs = list[tuple[str, Part]]
@@ -33,7 +33,7 @@ def delta_net_table(
     qkvz, ba = (_grouped if grouped else _separate)(at, config, shard)
     channels = [part for _, part in _separate(at, config, shard)[0][:3]]
     heads = shard.part(delta.num_v_heads)
-    if _alike([name for name, _ in (*qkvz, *ba)], names):
+    if are_alike([name for name, _ in (*qkvz, *ba)], names):
         projections = shard.columns(f"{to}qkvz", [*qkvz, *ba], width, bias=False)
     else:
         projections = shard.columns(f"{to}qkvz", qkvz, width, bias=False)
@@ -56,12 +56,6 @@ def delta_net_table(
             bias=False,
         ),
     }
-
-
-def _alike(modules: Iterable[str], names: Set[str]) -> bool:
-    """Whether a checkpoint keeps the weights of all modules in one form."""
-    parts = "weight", "weight_scale_inv"
-    return len({tuple(f"{module}.{part}" in names for part in parts) for module in modules}) == 1
 
 
 def _separate(at: str, config: HybridConfig, shard: Sharding) -> tuple[Outputs, Outputs]:

@@ -6,7 +6,7 @@ them needs one all-reduce (Megatron-LM, Shoeybi et al., 2019).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,6 +87,12 @@ class Sharding:
         keep = slice(0, outputs if self.tp.rank == 0 else 0)
         vector = Parameter((outputs,), (Source(f"{source}.bias", (outputs,), keep),))
         return {f"{name}.weight": weight, f"{name}.bias": vector}
+
+
+def are_alike(modules: Iterable[str], names: Set[str]) -> bool:
+    """Whether a checkpoint keeps the weights of all modules in one form."""
+    parts = "weight", "weight_scale", "weight_scale_inv"
+    return len({tuple(f"{module}.{part}" in names for part in parts) for module in modules}) == 1
 
 
 def take_linear(weights: Weights, name: str, kernels: KernelSet) -> PackedLinear:

@@ -6,15 +6,18 @@ The ranks share out either the columns of every expert (tensor parallel) or the 
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Set
+
+from surestep_kernels.moe import Router
 from torch import Tensor
 
 from surestep_worker.checkpoint.parameters import Parameter, Source
 from surestep_worker.configs.hybrid import HybridConfig, MoeConfig
 
 from .context import LayerContext
-from .linear import Part, Sharding, take_linear
-from .mlp import GatedMlp, mlp_table
+from .linear import Part, Sharding, are_alike, take_linear
+from .mlp import mlp_table
+from .residual import Mixed
 
 
 def local_experts(moe: MoeConfig, shard: Sharding) -> range:
@@ -26,20 +29,26 @@ def local_experts(moe: MoeConfig, shard: Sharding) -> range:
 
 
 def moe_table(
-    to: str, at: str, config: HybridConfig, shard: Sharding, *, fused: bool
+    to: str, at: str, config: HybridConfig, shard: Sharding, names: Set[str]
 ) -> dict[str, Parameter]:
-    """Parameters of the layer whose tensors begin with `at`.
+    """Parameters of the layer whose tensors begin with `at`, of a checkpoint with these `names`.
 
-    `fused`: the checkpoint holds two tensors with all experts, not three per expert.
+    It holds two tensors with all experts, or three per expert. The gate of the shared expert is the
+    last output of the router, if both are kept in one form.
     """
     moe, width = config.moe, config.hidden_size
     assert moe is not None
+    fused = f"{at}experts.gate_up_proj" in names
     experts = (_fused_experts if fused else _separate_experts)(to, at, config, shard)
     router = [(f"{at}gate", Part(moe.num_experts, slice(0, moe.num_experts)))]
     gate = [(f"{at}shared_expert_gate", Part(1, slice(0, 1)))]
+    if are_alike([name for name, _ in (*router, *gate)], names):
+        projections = shard.columns(f"{to}router", [*router, *gate], width, bias=False)
+    else:
+        projections = shard.columns(f"{to}router", router, width, bias=False)
+        projections |= shard.columns(f"{to}shared_gate", gate, width, bias=False)
     return {
-        **shard.columns(f"{to}router", router, width, bias=False),
-        **shard.columns(f"{to}shared_gate", gate, width, bias=False),
+        **projections,
         **mlp_table(f"{to}shared.", f"{at}shared_expert.", width, moe.shared_expert_size, shard),
         **experts,
     }
@@ -92,26 +101,21 @@ class SparseMoe:
     def __init__(self, to: str, context: LayerContext[HybridConfig]) -> None:
         moe, weights, kernels = context.config.moe, context.weights, context.kernels
         assert moe is not None
-        self._moe = moe
         self._ops = kernels
-        self._router = take_linear(weights, f"{to}router", kernels)
-        self._shared_gate = take_linear(weights, f"{to}shared_gate", kernels)
-        self._shared = GatedMlp(f"{to}shared.", context)
+        scores, apart = take_linear(weights, f"{to}router", kernels), f"{to}shared_gate" in weights
+        gate = take_linear(weights, f"{to}shared_gate", kernels) if apart else None
+        self._router = Router(scores, gate, moe.top_k, moe.normalize)
+        self._shared_gate_up = take_linear(weights, f"{to}shared.gate_up", kernels)
+        self._shared_down = take_linear(weights, f"{to}shared.down", kernels)
         experts = local_experts(moe, context.shard)
         gate_up = [take_linear(weights, f"{to}{i}.gate_up", kernels) for i in experts]
         down = [take_linear(weights, f"{to}{i}.down", kernels) for i in experts]
         self._experts = kernels.pack_experts(gate_up, down, experts.start)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Mixed:
         """[T, H] -> [T, H], to be summed over the ranks.
 
         The experts of a token are added in the order of their numbers, whatever its neighbours.
         """
-        ops, moe = self._ops, self._moe
-        shared = ops.linear(*self._shared(x))
-        ops.mul_sigmoid(shared, ops.linear(x, self._shared_gate))
-        logits = ops.linear(x, self._router, out_dtype=torch.float32)
-        weights, experts = ops.route(logits, moe.top_k, normalize=moe.normalize)
-        total = shared.float()
-        ops.moe(total, x, weights, experts, self._experts)
-        return total.to(x.dtype)
+        mixture = self._ops.route_tokens(x, self._router, self._shared_gate_up)
+        return Mixed(mixture, self._experts, self._shared_down)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from surestep_kernels import KernelSet, PackedLinear
+from surestep_kernels.moe import Mixture, PackedExperts
 from torch import Tensor
 
 from surestep_worker.tp import TensorParallel
@@ -17,7 +18,15 @@ class Product(NamedTuple):
     weight: PackedLinear
 
 
-Share = Product | Tensor  # this rank's part of a sum [T, H] over the ranks
+class Mixed(NamedTuple):
+    """What tokens take of experts, to be added up: the last op of a block that has them."""
+
+    mixture: Mixture
+    experts: PackedExperts
+    shared_down: PackedLinear
+
+
+Share = Product | Mixed | Tensor  # this rank's part of a sum [T, H] over the ranks
 
 
 class Residual:
@@ -37,11 +46,15 @@ class Residual:
     def add(self, share: Share, weight: Tensor) -> Tensor:
         """Add the sum of all ranks' shares; returns what the next block reads.
 
-        Where there is nothing to wait for, product and norm are one op.
+        Where there is nothing to wait for, a block's last op and the norm are one.
         """
         ops, hidden, eps = self._ops, self._hidden, self._eps
         if isinstance(share, Product):
             if self._tp.size == 1:
                 return ops.linear_add_rms_norm(*share, hidden, weight, eps)
             share = ops.linear(*share)
+        elif isinstance(share, Mixed):
+            if self._tp.size == 1:
+                return ops.mix_experts_add_rms_norm(*share, hidden, weight, eps)
+            share = ops.mix_experts(*share)
         return ops.add_rms_norm(self._tp.all_reduce(share), hidden, weight, eps)

@@ -67,8 +67,7 @@ def _rest_of_layer(
     if not routed:
         inner = config.intermediate_size
         return norms | mlp_table(f"{to}mlp.", f"{at}mlp.", width, inner, shard)
-    fused = f"{at}mlp.experts.gate_up_proj" in names
-    return norms | moe_table(f"{to}mlp.", f"{at}mlp.", config, shard, fused=fused)
+    return norms | moe_table(f"{to}mlp.", f"{at}mlp.", config, shard, names)
 
 
 def _mtp_table(config: HybridConfig, shard: Sharding, names: Set[str]) -> dict[str, Parameter]:

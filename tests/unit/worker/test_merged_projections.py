@@ -1,15 +1,18 @@
-"""Which projections of a gated delta layer are merged when a checkpoint is read."""
+"""Which projections of a hybrid's layers are merged when a checkpoint is read."""
 
 from __future__ import annotations
 
 import pytest
 from make_shaped_checkpoint import SHAPES
 from surestep_worker.checkpoint.model_folder import ConfigFiles
+from surestep_worker.checkpoint.parameters import Parameter
 from surestep_worker.configs.hybrid import HybridConfig
 from surestep_worker.layers.gated_delta_net import delta_net_table
 from surestep_worker.layers.linear import Sharding
+from surestep_worker.layers.moe import moe_table
 from surestep_worker.tp import TensorParallel
 
+ROUTER, GATE, EXPERTS = "at.gate", "at.shared_expert_gate", 8
 LARGE, SMALL = ("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a")
 
 
@@ -42,3 +45,30 @@ def test_a_plain_part_beside_a_quantised_one_is_a_projection_of_its_own() -> Non
 def make_config() -> HybridConfig:
     raw = {"architectures": ["Qwen3_5ForCausalLM"]} | SHAPES["qwen3.5-4b"].sizes
     return HybridConfig.parse(ConfigFiles(raw, {}))
+
+
+@pytest.mark.parametrize("quantised", [(), (ROUTER, GATE)], ids=["plain", "quantised"])
+def test_the_gate_is_the_last_output_of_the_router(quantised: tuple[str, ...]) -> None:
+    table = make_moe_table(quantised)
+    assert "shared_gate.weight" not in table
+    assert table["router.weight"].shape == (EXPERTS + 1, 2560)
+    sources = [source.name for source in table["router.weight"].sources]
+    assert sources == [f"{ROUTER}.weight", f"{GATE}.weight"]
+
+
+@pytest.mark.parametrize("scale", ["weight_scale", "weight_scale_inv"])
+def test_a_plain_gate_beside_a_quantised_router_is_a_projection_of_its_own(scale: str) -> None:
+    table = make_moe_table((ROUTER,), scale)
+    assert table["router.weight"].shape == (EXPERTS, 2560)
+    assert table["shared_gate.weight"].shape == (1, 2560)
+
+
+def make_moe_table(
+    quantised: tuple[str, ...], scale: str = "weight_scale_inv"
+) -> dict[str, Parameter]:
+    names = {f"{module}.weight" for module in (ROUTER, GATE)}
+    names |= {f"{module}.{scale}" for module in quantised}
+    raw = {"architectures": ["Qwen3_5MoeForCausalLM"]} | SHAPES["qwen3.5-4b"].sizes
+    raw |= {"num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    config = HybridConfig.parse(ConfigFiles(raw | {"shared_expert_intermediate_size": 64}, {}))
+    return moe_table("", "at.", config, Sharding(TensorParallel()), names)
