@@ -24,6 +24,7 @@ from torch import Tensor
 from surestep_kernels.choose import SATURATED, Chosen, DrawParams, RowStatus
 
 from . import nucleus
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .gumbel import gumbel, row_key
 from .nucleus import Lists, draw_restricted, id_bits_of, last_gap, near
 from .vocab import (
@@ -52,6 +53,7 @@ _LINES: tl.constexpr = tl.constexpr(LINES)
 _TILE: tl.constexpr = tl.constexpr(LANES * LINES)
 
 
+@DependentKernel
 @triton.jit
 def _peak_kernel(
     z_ptr,  # f32[N, V]
@@ -60,6 +62,7 @@ def _peak_kernel(
     V, parts,
     CUTS: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     best = tl.full((_LANES,), float("-inf"), tl.float32)
     best_id = tl.full((_LANES,), _NO_ID, tl.int32)
@@ -79,6 +82,7 @@ def _peak_kernel(
         tl.store(counts_ptr + tl.arange(0, 2), tl.zeros((2,), tl.int32))
 
 
+@DependentKernel
 @triton.jit
 def _collect_kernel(
     value_ptr, id_ptr, group_ptr,  # f32[N, parts], i32[N, parts], f32[N, parts * LANES]
@@ -88,6 +92,7 @@ def _collect_kernel(
     V, parts, wanted,
     DRAWS: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     value, best_id = best_of_parts(value_ptr, id_ptr, row, parts, BLOCK)
     peak = value + 0.0  # of zeros the positive one
@@ -114,6 +119,7 @@ def _collect_kernel(
                 append(whole_ptr, counts_ptr + 1, row)
 
 
+@DependentKernel
 @triton.jit
 def _draw_kernel(
     z_ptr,  # f32[N, V]
@@ -124,6 +130,7 @@ def _draw_kernel(
     value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
     V, parts, id_bits,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     items = tl.load(counts_ptr + 1) * parts
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         row, part = tl.load(whole_ptr + item // parts).to(tl.int64), item % parts
@@ -147,6 +154,7 @@ def _draw_kernel(
         tl.store(id_ptr + row * parts + part, lowest)
 
 
+@DependentKernel
 @triton.jit
 def _finish_kernel(
     peak_ptr, greedy_ptr,  # f32[N], i32[N]
@@ -157,6 +165,7 @@ def _finish_kernel(
     DRAWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     peak, chosen = tl.load(peak_ptr + row), tl.load(greedy_ptr + row)
     if DRAWS:  # noqa: SIM102  # known when the kernel is compiled; the other one is not

@@ -26,6 +26,7 @@ from torch import Tensor
 from surestep_kernels.linear import PackedLinear, WeightFormat
 from surestep_kernels.moe import PackedExperts, moe_reference, pack_experts_reference
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .fp8_rows import Factor, quantize_rows
 from .linear import ONE_WIDTH, linear, quantized_sums
 from .moe_tiles import Tiles, cut_tiles
@@ -61,6 +62,7 @@ def _plain_sums(
     return acc
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["capacity", "num_lines"])
 def _experts_kernel(
     out_ptr,  # [P, N], or [P, N / 2] if GATED
@@ -84,6 +86,7 @@ def _experts_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     expert = tl.load(experts_ptr + tl.program_id(0)).to(tl.int64)
     if expert >= E:
         return
@@ -117,6 +120,7 @@ def _experts_kernel(
     tl.store(to, out.to(out_ptr.dtype.element_ty), mask=mask[:, None] & (column < width)[None, :])
 
 
+@DependentKernel
 @triton.jit
 def _combine_kernel(
     total_ptr,  # f32[T, H]
@@ -130,6 +134,7 @@ def _combine_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     token, choice = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_K)
     column = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     at, some = token * TOP_K + choice, choice < TOP_K

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 _BLOCK_P = 1024
 
 
@@ -21,6 +23,7 @@ class Tiles(NamedTuple):
     firsts: Tensor  # i32[B] first of the expert's pairs that is in the tile
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["num_pairs", "capacity"])
 def _list_pairs_kernel(
     pairs_ptr,  # i32[E, capacity]
@@ -31,6 +34,7 @@ def _list_pairs_kernel(
     first,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     expert = tl.program_id(0).to(tl.int64)
     count = tl.zeros((), tl.int32)
     for start in range(0, num_pairs, BLOCK):
@@ -43,6 +47,7 @@ def _list_pairs_kernel(
     tl.store(counts_ptr + expert, tl.minimum(count, capacity))
 
 
+@DependentKernel
 @triton.jit
 def _cut_tiles_kernel(
     experts_ptr,  # i32[B]
@@ -52,6 +57,7 @@ def _cut_tiles_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     tile, expert = tl.program_id(0), tl.arange(0, BLOCK_E)
     tiles = tl.cdiv(tl.load(counts_ptr + expert, mask=expert < E, other=0), BLOCK_M)
     end = tl.cumsum(tiles, axis=0)

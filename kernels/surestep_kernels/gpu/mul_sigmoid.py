@@ -6,9 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 _BLOCK = 1024
 
 
+@DependentKernel
 @triton.jit
 def _mul_sigmoid_kernel(
     x_ptr,  # [T, W]
@@ -18,6 +21,7 @@ def _mul_sigmoid_kernel(
     SCALAR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from surestep_kernels.choose import DrawParams
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .gumbel import gumbel, row_key
 from .limit import limit_of
 from .mass import mass_of, mass_wanted
@@ -120,6 +121,7 @@ def _gather_part(
     return mass
 
 
+@DependentKernel
 @triton.jit
 def _gather_kernel(
     z_ptr,  # f32[N, V]
@@ -129,6 +131,7 @@ def _gather_kernel(
     V, parts, id_bits,
     CAPACITY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     items = tl.load(counts_ptr) * parts
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         row, part = tl.load(restricted_ptr + item // parts).to(tl.int64), item % parts
@@ -146,6 +149,7 @@ def _gather_kernel(
             tl.store(masses_ptr + row * parts + part, mass)
 
 
+@DependentKernel
 @triton.jit
 def _settle_kernel(
     z_ptr,  # f32[N, V]
@@ -156,6 +160,7 @@ def _settle_kernel(
     V, parts, id_bits,
     CAPACITY: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     if tl.program_id(0) < tl.load(counts_ptr):
         row = tl.load(restricted_ptr + tl.program_id(0)).to(tl.int64)
         window, peak = tl.load(window_ptr + row), tl.load(peak_ptr + row)

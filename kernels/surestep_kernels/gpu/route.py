@@ -7,7 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 
+
+@DependentKernel
 @triton.jit
 def _route_kernel(
     weights_ptr,  # f32[T, K]
@@ -19,6 +22,7 @@ def _route_kernel(
     BLOCK_K: tl.constexpr,
     NORMALIZE: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     token = tl.program_id(0).to(tl.int64)
     expert, choice = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
     logits = tl.load(logits_ptr + token * E + expert, mask=expert < E, other=float("-inf"))

@@ -26,6 +26,8 @@ from torch import Tensor
 
 from surestep_kernels.linear import PackedLinear
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 SERVED = torch.bfloat16
 _WIDE = 8192  # columns from which on 64 of them for each program are enough programs
 
@@ -60,6 +62,7 @@ _LOGITS = Tile(64, 128, 64, False, 4, 4)
 TILES = tuple(dict.fromkeys(tile for _, *tiles in _BUCKETS for tile in tiles))
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["M"])
 def _sequential_linear_kernel(
     out_ptr,  # [M, N]
@@ -75,6 +78,7 @@ def _sequential_linear_kernel(
     BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     x_at, w_at = x_ptr + rows[:, None] * K, w_ptr + columns[:, None] * K

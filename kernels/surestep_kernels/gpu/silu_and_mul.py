@@ -6,12 +6,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .splits import Parts, load_total
 
 _BLOCK = 1024
 _BLOCK_OF_SPLITS = 256  # columns: a program reads them twice from every split
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["rows"])
 def _silu_and_mul_kernel(
     out_ptr,  # [T, I]
@@ -23,6 +25,7 @@ def _silu_and_mul_kernel(
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
