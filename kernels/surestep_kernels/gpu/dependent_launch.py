@@ -37,8 +37,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
+from surestep_common.errors import InvalidRequest
 from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq
@@ -75,9 +77,17 @@ class DependentKernel:
 def use_dependent_launches(*, wanted: bool) -> None:
     """Launch the kernels of this process with programmatic dependent launch from now on, or not.
 
-    Decided before the first launch: with another option Triton compiles a kernel again. The GPU
-    has to be of LEAST_CAPABILITY.
+    Decided before the first launch, since Triton compiles a kernel again for other options. Raises
+    InvalidRequest where there is a GPU without it.
     """
+    if wanted and torch.cuda.is_available() and not _gpu_has_it():
+        name = "programmatic_dependent_launch"
+        raise InvalidRequest("this GPU has no programmatic dependent launch", param=name)
     _launch_options.clear()
     if wanted:
         _launch_options["launch_pdl"] = True
+
+
+def _gpu_has_it() -> bool:
+    major, _ = torch.cuda.get_device_capability()
+    return torch.version.cuda is not None and major >= LEAST_CAPABILITY
