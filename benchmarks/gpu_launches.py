@@ -32,20 +32,15 @@ from surestep_kernels.gpu.paged_attention import paged_attention
 from surestep_kernels.gpu.store_kv import store_kv
 from surestep_proto import engine_pb2 as pb
 from surestep_worker.build import assemble
+from surestep_worker.checkpoint.model_folder import ConfigFiles
+from surestep_worker.checkpoint.parameters import Parameter
 from surestep_worker.config import WorkerSettings
 from surestep_worker.device.step import DeviceStep
 from surestep_worker.device.warm_up import warm_up_steps
+from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.linear import Sharding
-from surestep_worker.model_folder import ConfigFiles
-from surestep_worker.models import Model
-from surestep_worker.models.config import ModelConfig
-from surestep_worker.models.dense import DenseModel
-from surestep_worker.models.dense_weights import Layout
-from surestep_worker.models.dense_weights import parameter_table as dense_table
-from surestep_worker.models.hybrid import HybridModel
-from surestep_worker.models.hybrid_config import HybridConfig
-from surestep_worker.models.hybrid_weights import parameter_table as hybrid_table
-from surestep_worker.models.weights import Parameter
+from surestep_worker.models import FAMILIES, Model
+from surestep_worker.models.decoder import Decoder
 from surestep_worker.plan import NOTHING_ARMED
 from surestep_worker.tp import TensorParallel
 from torch import Tensor
@@ -179,14 +174,11 @@ def make_model(kind: Kind, layers: Sequence[str], ops: KernelSet) -> Model:
     """Of these kinds of layers."""
     raw = kind.config | {"num_hidden_layers": len(layers), "layer_types": list(layers)}
     files, tp = ConfigFiles(raw, {}), TensorParallel()
-    if kind.config in _DENSE:
-        config = ModelConfig.parse(files)
-        table = dense_table(config, tp, Layout("model.", not config.tie_word_embeddings))
-        rotary = torch.zeros(_MAX_MODEL_LEN, config.head_dim)
-        return DenseModel(config, Unwritten(table), tp, ops, rotary)  # type: ignore[arg-type]
-    of, shard = HybridConfig.parse(files), Sharding(tp)
-    weights: Any = Unwritten(hybrid_table(of, shard, set(), mtp=kind.mtp))
-    return HybridModel(of, weights, shard, ops, torch.zeros(_MAX_MODEL_LEN, of.rotary_dim))
+    family, shard = FAMILIES[raw["architectures"][0]], Sharding(tp)
+    config = family.parse(files)
+    weights: Any = Unwritten(family.parameter_table(config, shard, set(), draft_head=kind.mtp))
+    rotary = torch.zeros(_MAX_MODEL_LEN, config.rotary_dim)
+    return Decoder(LayerContext(config, weights, shard, ops, rotary))
 
 
 def count_step(kind: Kind, layers: Sequence[str], batch: int) -> Counter[str]:

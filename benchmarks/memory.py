@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import torch
 from surestep_kernels import load_kernels
+from surestep_worker.configs.hybrid import HybridConfig
+from surestep_worker.configs.model_config import resolve_dtype
 from surestep_worker.kv_cache import CACHE_DTYPES, KVSpec, bytes_per_block
 from surestep_worker.models import ModelSource
-from surestep_worker.models.config import resolve_dtype
-from surestep_worker.models.hybrid_config import HybridConfig
 from surestep_worker.recurrent import RecurrentSpec
 
 _GIB, _MIB, _KIB = 1 << 30, 1 << 20, 1 << 10

@@ -22,10 +22,10 @@ from typing import NamedTuple
 from surestep_common.errors import InvalidRequest
 from surestep_proto import engine_pb2 as pb
 from surestep_worker import memory
+from surestep_worker.checkpoint.held_weights import StaleWeights
+from surestep_worker.checkpoint.model_folder import fingerprint_of
 from surestep_worker.config import WorkerSettings
 from surestep_worker.heartbeat import Heartbeat
-from surestep_worker.held_weights import StaleWeights
-from surestep_worker.model_folder import fingerprint_of
 from surestep_worker.pending import Done
 from surestep_worker.rank import Build, run
 

@@ -13,10 +13,10 @@ from stepping import Row, pack
 from surestep_common.errors import Unavailable
 from surestep_kernels import load_kernels
 from surestep_worker.caches import Caches
+from surestep_worker.checkpoint.weight_store import WeightStore
 from surestep_worker.digest import fingerprint
 from surestep_worker.kv_cache import KVCache
 from surestep_worker.models import ModelSource, load_model
-from surestep_worker.models.weight_store import WeightStore
 from surestep_worker.peer_memory import told_by_all
 from surestep_worker.recurrent import RecurrentCache
 from surestep_worker.tp import TensorParallel

@@ -36,7 +36,7 @@ def fetch(
 
 def import_gguf(gguf: Path, folder: Path, console: Console) -> None:
     """Convert `gguf` and name each stage as it starts."""
-    from surestep_worker.import_gguf import import_gguf as convert
+    from surestep_worker.checkpoint.import_gguf import import_gguf as convert
 
     with console.status("loading the converter") as status:
         convert(gguf, folder, lambda stage: status.update(f"{gguf.name}: {stage}"))

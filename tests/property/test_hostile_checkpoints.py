@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from surestep_common.errors import InvalidRequest
-from surestep_worker.model_folder import ConfigFiles, fingerprint_of, read_entries
-from surestep_worker.models.config import (
+from surestep_worker.checkpoint.model_folder import ConfigFiles, fingerprint_of, read_entries
+from surestep_worker.checkpoint.safetensors_header import read_header
+from surestep_worker.configs.model_config import (
     MAX_HEAD_DIM,
     MAX_LAYERS,
     MAX_POSITION,
@@ -26,9 +27,9 @@ from surestep_worker.models.config import (
     MAX_WIDTH,
     ModelConfig,
     architecture_of,
+    lookup,
 )
-from surestep_worker.models.hybrid_config import HYBRID_ARCHITECTURES, HybridConfig
-from surestep_worker.safetensors_header import read_header
+from surestep_worker.models import FAMILIES
 from tiny import make_tiny_checkpoint
 
 T = TypeVar("T")
@@ -74,8 +75,8 @@ def tried(act: Callable[[], T]) -> T | str:
 
 
 def parse(files: ConfigFiles) -> ModelConfig:
-    hybrid = architecture_of(files.config) in HYBRID_ARCHITECTURES
-    return (HybridConfig if hybrid else ModelConfig).parse(files)
+    config: ModelConfig = lookup(architecture_of(files.config), FAMILIES).parse(files)
+    return config
 
 
 @UNHURRIED

@@ -11,17 +11,18 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
 from surestep_proto import engine_pb2 as pb
 
+from surestep_worker.checkpoint.weight_store import WeightStore
+from surestep_worker.configs.generation_config import sampling_defaults
+
 from .build_log import log_facts, show_progress
 from .cache_budget import LEAST, CacheBudget, CacheSizes, allocate
 from .caches import Caches
 from .choose_kernels import choose_kernels
 from .config import WorkerSettings
-from .generation_config import sampling_defaults
 from .gpu_room import take_gpu
 from .heartbeat import Heartbeat
 from .kv_cache import CACHE_DTYPES, bytes_per_block
 from .models import Model, ModelSource, check_alike, load_model
-from .models.weight_store import WeightStore
 from .parts import Parts
 from .pooling import PoolingSums
 from .products import settle_products

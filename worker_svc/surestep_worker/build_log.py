@@ -6,9 +6,10 @@ import logging
 
 from surestep_proto import engine_pb2 as pb
 
+from surestep_worker.checkpoint.parameters import Progress
+
 from .heartbeat import Heartbeat
 from .host_memory import GIB
-from .models.weights import Progress
 
 logger = logging.getLogger(__name__)
 

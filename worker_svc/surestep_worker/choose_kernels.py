@@ -8,10 +8,11 @@ from dataclasses import replace
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet, load_kernels
 
+from surestep_worker.checkpoint.schemes import Fp8
+
 from .config import WorkerSettings
 from .kv_cache import CACHE_DTYPES
 from .models import ModelSource, attention_case
-from .models.weight_schemes import Fp8
 
 
 def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:

@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 from surestep_common.access import PeerSettings, is_loopback
 from surestep_common.config import Count, gpus_are_hidden
 
-from .generation_config import AUTO, NEUTRAL, check_override
+from surestep_worker.configs.generation_config import AUTO, NEUTRAL, check_override
 
 GPU = Path("/dev/nvidiactl")
 HOST_PORT = r"^[^\s:]+:\d{1,5}$"

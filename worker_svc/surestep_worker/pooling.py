@@ -12,7 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from .models.config import MAX_POSITION
+from surestep_worker.configs.model_config import MAX_POSITION
+
 from .pages import zero_pages
 
 _SUM_BITS = 62  # of a signed sum; one is spare

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 # What the rank imports where it is needed.
 _LATE = (
-    "surestep_worker.models.dense",
-    "surestep_worker.models.hybrid",
     "surestep_worker.spec.mtp",
     "surestep_worker.spec.ngram",
     "surestep_worker.spec.temperature",

@@ -24,11 +24,12 @@ from surestep_common.tasks import end
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
 
+from surestep_worker.checkpoint.held_weights import StaleWeights
+
 from . import control
 from .config import WorkerSettings
 from .control import Activation, Failure, Kind, Message
 from .heartbeat import Heartbeat
-from .held_weights import StaleWeights
 from .host_memory import memory_errors
 from .service import StepRunner, StepThread, WorkerService
 

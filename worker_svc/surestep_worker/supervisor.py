@@ -19,12 +19,13 @@ from surestep_common.errors import InvalidRequest
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
 
+from surestep_worker.checkpoint.held_weights import HeldWeights
+from surestep_worker.checkpoint.model_folder import fingerprint_of
+
 from .config import WorkerSettings
 from .control import Failure, Kind
 from .exits import Exits, report_beat
-from .held_weights import HeldWeights
 from .host_memory import room
-from .model_folder import fingerprint_of
 from .oom import OomKills
 from .rank_process import RankProcess, Setback, Verdict
 from .watch import POLL_S, Watch

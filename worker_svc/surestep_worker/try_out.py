@@ -9,8 +9,9 @@ import torch
 from surestep_common.errors import InvalidRequest
 from surestep_proto import engine_pb2 as pb
 
+from surestep_worker.checkpoint.finite import non_finite_tensors
+
 from .models import ModelSource
-from .models.finite import non_finite_tensors
 from .rehearsal import check_drafter, measure_costs, output_is_finite
 from .runner import Runner
 

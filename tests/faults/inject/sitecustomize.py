@@ -141,8 +141,7 @@ def _methods(owner: str, **places: str) -> Callable[[ModuleType], None]:
 
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "surestep_worker.service": _patch_service,
-    "surestep_worker.models.dense": _methods("DenseModel", forward="forward", logits="logits"),
-    "surestep_worker.models.hybrid": _methods("HybridModel", forward="forward", logits="logits"),
+    "surestep_worker.models.decoder": _methods("Decoder", forward="forward", logits="logits"),
     "surestep_worker.models.mtp": _methods("MtpHead", forward="head"),
     "surestep_worker.spec.ngram": _methods("NgramDrafter", propose="propose"),
     "surestep_worker.spec.mtp": _methods("MtpDrafter", propose="propose"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
-from surestep_worker.import_gguf import import_gguf
+from surestep_worker.checkpoint.import_gguf import import_gguf
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.tp import TensorParallel
 from tiny import CHAT_TEMPLATE, SPECIAL_TOKENS

@@ -18,7 +18,6 @@ from surestep_kernels import load_kernels
 from surestep_worker.caches import Caches
 from surestep_worker.kv_cache import KVCache
 from surestep_worker.models import Model, ModelSource, load_model
-from surestep_worker.models.hybrid import HybridModel
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
 from torch import Tensor
@@ -99,7 +98,6 @@ def load(path: Path, *, mtp: bool = False) -> Model:
 def mtp_logits(path: Path) -> Tensor:
     """Of the MTP head after a prompt of random hidden states."""
     model = load(path, mtp=True)
-    assert isinstance(model, HybridModel)
     assert model.mtp is not None
     kv = KVCache(model.kv_spec(8), 4, load_kernels("cpu"), "cpu")
     ids = list(range(40, 52))

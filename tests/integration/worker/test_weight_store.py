@@ -20,9 +20,9 @@ from surestep_common.errors import InternalError, InvalidRequest
 from surestep_kernels import KernelSet, load_kernels
 from surestep_worker import memory
 from surestep_worker.caches import Caches
+from surestep_worker.checkpoint.weight_store import Record, WeightStore
 from surestep_worker.kv_cache import KVCache
 from surestep_worker.models import Model, ModelSource, load_model
-from surestep_worker.models.weight_store import Record, WeightStore
 from surestep_worker.tp import TensorParallel
 from tiny import make_tiny_checkpoint
 from torch import Tensor

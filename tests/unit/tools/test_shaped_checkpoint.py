@@ -12,11 +12,11 @@ from make_shaped_checkpoint import SHAPES, main
 from parity import NEIGHBOURS, serve, total
 from parity_cases import NEUTRAL, make_request
 from surestep_worker.build import build_runner
+from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.config import WorkerSettings
+from surestep_worker.configs.hybrid import HybridConfig
 from surestep_worker.layers.linear import Sharding
-from surestep_worker.model_folder import ConfigFiles
-from surestep_worker.models.hybrid_config import HybridConfig
-from surestep_worker.models.hybrid_weights import parameter_table
+from surestep_worker.models.hybrid import parameter_table
 from surestep_worker.runner import Runner
 from surestep_worker.tp import TensorParallel
 
@@ -56,7 +56,7 @@ def test_the_published_hybrid_has_4_billion_parameters(tmp_path: Path) -> None:
     shape.config(**shape.sizes, architectures=["Qwen3_5ForCausalLM"]).save_pretrained(tmp_path)
     config = HybridConfig.parse(ConfigFiles.read(tmp_path))
     shard = Sharding(TensorParallel(), expert_parallel=False)
-    table = parameter_table(config, shard, set(), mtp=False)
+    table = parameter_table(config, shard, set(), draft_head=False)
     count = sum(math.prod(parameter.shape) for parameter in table.values())
     assert 4.15e9 < count < 4.25e9
     assert config.layer_types.count("full_attention") == 8

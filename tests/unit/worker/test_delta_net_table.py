@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from make_shaped_checkpoint import SHAPES
+from surestep_worker.checkpoint.model_folder import ConfigFiles
+from surestep_worker.configs.hybrid import HybridConfig
 from surestep_worker.layers.gated_delta_net import delta_net_table
 from surestep_worker.layers.linear import Sharding
-from surestep_worker.model_folder import ConfigFiles
-from surestep_worker.models.hybrid_config import HybridConfig
 from surestep_worker.tp import TensorParallel
 
 LARGE, SMALL = ("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a")

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from surestep_common.errors import InvalidRequest
 from surestep_common.sampling_defaults import neutral, shown
 from surestep_proto.engine_pb2 import SamplingDefaults
+from surestep_worker.checkpoint.model_folder import ConfigFiles, fingerprint_of
 from surestep_worker.config import WorkerSettings
-from surestep_worker.generation_config import check_override, sampling_defaults
-from surestep_worker.model_folder import ConfigFiles, fingerprint_of
+from surestep_worker.configs.generation_config import check_override, sampling_defaults
 from tiny import make_tiny_checkpoint
 
 FILE = {
@@ -163,6 +163,7 @@ def test_defaults_are_no_part_of_the_voice_but_the_end_of_a_turn_is(tmp_path: Pa
 VALUES = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(sorted(FILE)), VALUES))
 def test_any_file_gives_values_that_can_hold_or_is_refused(file: dict[str, Any]) -> None:
     try:

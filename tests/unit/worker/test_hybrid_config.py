@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hybrid_checkpoints import make_tiny_hybrid
 from surestep_common.errors import InvalidRequest
-from surestep_worker.model_folder import ConfigFiles
-from surestep_worker.models.hybrid_config import HybridConfig
+from surestep_worker.checkpoint.model_folder import ConfigFiles
+from surestep_worker.configs.hybrid import HybridConfig
 
 
 @pytest.fixture(scope="module")
@@ -75,16 +75,15 @@ def test_ranks_that_do_not_divide(
 ) -> None:
     config = parse(tmp_path, raw)
     if message is None:
-        config.check_ranks(size)
-        config.check_experts(size, whole=whole)
+        config.check_ranks(size, expert_parallel=whole)
     else:
         with pytest.raises(InvalidRequest, match=message):
-            config.check_ranks(size)
+            config.check_ranks(size, expert_parallel=whole)
 
 
 def test_experts_that_do_not_divide(tmp_path: Path, raw: dict[str, Any]) -> None:
     config = parse(tmp_path, raw)
-    with pytest.raises(InvalidRequest, match="does not divide 6 experts"):
-        config.check_experts(4, whole=True)
-    with pytest.raises(InvalidRequest, match="does not divide 24 columns of an expert"):
-        config.check_experts(5, whole=False)
+    with pytest.raises(InvalidRequest, match=r"does not divide .*, 6 experts"):
+        config.check_ranks(4, expert_parallel=True)
+    with pytest.raises(InvalidRequest, match=r"does not divide .*, 24 columns of an expert"):
+        config.check_ranks(5)

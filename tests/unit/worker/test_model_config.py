@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from surestep_common.errors import InvalidRequest
+from surestep_worker.checkpoint.model_folder import ConfigFiles
+from surestep_worker.configs.hybrid import HYBRID_ARCHITECTURES
+from surestep_worker.configs.llama import BACKBONES, LLAMA_ARCHITECTURES
+from surestep_worker.configs.llama import LlamaConfig as Config
+from surestep_worker.configs.model_config import resolve_dtype
 from surestep_worker.layers.rotary import rotary_table
-from surestep_worker.model_folder import ConfigFiles
-from surestep_worker.models import MODELS, ModelConfig
-from surestep_worker.models.config import BACKBONES, DENSE_ARCHITECTURES, resolve_dtype
-from surestep_worker.models.hybrid_config import HYBRID_ARCHITECTURES
+from surestep_worker.models import FAMILIES, ModelConfig
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -46,12 +48,12 @@ def read(path: Path, generation: dict[str, Any] | None = None, **changes: Any) -
     (path / "config.json").write_text(json.dumps(raw))
     if generation is not None:
         (path / "generation_config.json").write_text(json.dumps(generation))
-    return ModelConfig.parse(ConfigFiles.read(path))
+    return Config.parse(ConfigFiles.read(path))
 
 
 def test_every_known_architecture_is_registered() -> None:
-    known = {*DENSE_ARCHITECTURES, *BACKBONES, *HYBRID_ARCHITECTURES}
-    assert MODELS.names() == sorted(known)
+    known = {*LLAMA_ARCHITECTURES, *BACKBONES, *HYBRID_ARCHITECTURES}
+    assert FAMILIES.keys() == known
 
 
 def test_fields_and_their_defaults(tmp_path: Path) -> None:
@@ -106,11 +108,11 @@ def test_refusals(tmp_path: Path, changes: dict[str, Any], message: str) -> None
 
 def test_no_config_and_broken_config(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"cannot read .*No such file"):
-        ModelConfig.parse(ConfigFiles.read(tmp_path))
+        Config.parse(ConfigFiles.read(tmp_path))
     for text, message in (("{", "is not JSON"), ("[]", "is not a JSON object")):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(InvalidRequest, match=message):
-            ModelConfig.parse(ConfigFiles.read(tmp_path))
+            Config.parse(ConfigFiles.read(tmp_path))
 
 
 @pytest.mark.parametrize(

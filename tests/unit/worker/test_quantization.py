@@ -9,9 +9,9 @@ import torch
 from quantize import METHODS, Matrix, awq, fp8, gptq, scheme
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.linear import dequantize
-from surestep_worker.json_fields import Fields
-from surestep_worker.models.quantization import read_quantization
-from surestep_worker.models.weight_schemes import Awq, Fp8, Gptq, Quantization, Share
+from surestep_worker.checkpoint.json_fields import Fields
+from surestep_worker.checkpoint.schemes import Awq, Fp8, Gptq, Quantization, Share
+from surestep_worker.configs.quantization import read_quantization
 from torch import Tensor
 
 ROWS, COLUMNS = 304, 384

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
-from surestep_worker.models.prepared import Weights
+from surestep_worker.configs.model_config import ModelConfig
 
-from .norm import take_zero_centred
+from .context import LayerContext
+from .norm import take_norm
 from .residual import Residual, Share
 
 Mixer = Callable[[Tensor, StepBatch, Caches], Share]
@@ -20,11 +21,13 @@ FeedForward = Callable[[Tensor], Share]
 class DecoderLayer:
     """Residual layer on one rank. Mixer and feed-forward return shares of a sum over the ranks."""
 
-    def __init__(self, to: str, mixer: Mixer, mlp: FeedForward, weights: Weights) -> None:
+    def __init__(
+        self, to: str, context: LayerContext[ModelConfig], mixer: Mixer, mlp: FeedForward
+    ) -> None:
         self._mixer = mixer
         self._mlp = mlp
-        self.input_norm = take_zero_centred(weights, f"{to}input_norm")  # of what it reads
-        self._post_norm = take_zero_centred(weights, f"{to}post_norm")
+        self.input_norm = take_norm(context, f"{to}input_norm")  # of what it reads
+        self._post_norm = take_norm(context, f"{to}post_norm")
 
     def __call__(
         self, x: Tensor, residual: Residual, next_norm: Tensor, batch: StepBatch, caches: Caches

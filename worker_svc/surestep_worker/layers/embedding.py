@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-from surestep_kernels import KernelSet, PackedLinear
+from surestep_kernels import PackedLinear
 from torch import Tensor
 from torch.nn import functional
 
-from surestep_worker.models.prepared import Weights
-from surestep_worker.models.weights import CheckpointWeights, Parameter
-from surestep_worker.tp import TensorParallel
+from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter
+from surestep_worker.configs.model_config import ModelConfig
 
+from .context import LayerContext
 from .linear import Sharding
-
-if TYPE_CHECKING:
-    from surestep_worker.models.config import ModelConfig
 
 
 def vocabulary_table(
@@ -33,12 +28,11 @@ def vocabulary_table(
 class Vocabulary:
     """This rank's rows: of V' on every rank, rank r holds the tokens r*V' to (r+1)*V'."""
 
-    def __init__(
-        self, config: ModelConfig, weights: Weights, kernels: KernelSet, tp: TensorParallel
-    ) -> None:
+    def __init__(self, context: LayerContext[ModelConfig]) -> None:
+        config, weights, kernels = context.config, context.weights, context.kernels
         self._size = config.vocab_size
         self._linear = kernels.linear
-        self._tp = tp
+        self._tp = context.shard.tp
         self._embedding = weights.take("embedding")
         tied = config.tie_word_embeddings and not config.is_backbone
         self.has_head = tied or "lm_head" in weights

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from typing import TYPE_CHECKING
 
 import torch
-from surestep_kernels import KernelSet
 from torch import Tensor
 
 from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
-from surestep_worker.models.prepared import Weights
-from surestep_worker.models.weights import Parameter, Source
+from surestep_worker.checkpoint.parameters import Parameter, Source
+from surestep_worker.configs.hybrid import HybridConfig
 
+from .context import LayerContext
 from .linear import Part, Sharding, take_linear
 from .residual import Product
-
-if TYPE_CHECKING:
-    from surestep_worker.models.hybrid_config import HybridConfig
 
 Outputs = list[tuple[str, Part]]
 
@@ -105,16 +101,9 @@ def _grouped(at: str, config: HybridConfig, shard: Sharding) -> tuple[Outputs, O
 class GatedDeltaNet:
     """One layer on one rank; its state lies in layer `cache_layer` of the recurrent cache."""
 
-    def __init__(
-        self,
-        to: str,
-        config: HybridConfig,
-        weights: Weights,
-        kernels: KernelSet,
-        num_ranks: int,
-        cache_layer: int,
-    ) -> None:
-        delta = config.delta
+    def __init__(self, to: str, context: LayerContext[HybridConfig], cache_layer: int) -> None:
+        config, weights, kernels = context.config, context.weights, context.kernels
+        delta, num_ranks = config.delta, context.shard.tp.size
         self._ops = kernels
         self._eps = config.rms_norm_eps
         self._cache_layer = cache_layer

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 
-from surestep_worker.models.prepared import Weights
-from surestep_worker.models.weights import CheckpointWeights, Parameter, Source
+from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, Source
+from surestep_worker.checkpoint.prepared import Weights
 from surestep_worker.tp import TensorParallel
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from surestep_kernels import KernelSet
 from torch import Tensor
 
-from surestep_worker.models.prepared import Weights
-from surestep_worker.models.weights import Parameter
+from surestep_worker.checkpoint.parameters import Parameter
+from surestep_worker.configs.model_config import ModelConfig
 
+from .context import LayerContext
 from .linear import Sharding, take_linear
 from .residual import Product
 
@@ -27,10 +27,10 @@ def mlp_table(
 class GatedMlp:
     """down(silu(gate(x)) * up(x)), this rank's share of the sum."""
 
-    def __init__(self, to: str, weights: Weights, kernels: KernelSet) -> None:
-        self._ops = kernels
-        self._gate_up = take_linear(weights, f"{to}gate_up", kernels)
-        self._down = take_linear(weights, f"{to}down", kernels)
+    def __init__(self, to: str, context: LayerContext[ModelConfig]) -> None:
+        self._ops = context.kernels
+        self._gate_up = take_linear(context.weights, f"{to}gate_up", context.kernels)
+        self._down = take_linear(context.weights, f"{to}down", context.kernels)
 
     def __call__(self, x: Tensor) -> Product:
         """[T, H] -> [T, H], to be summed over the ranks."""

@@ -6,20 +6,15 @@ The ranks share out either the columns of every expert (tensor parallel) or the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-from surestep_kernels import KernelSet
 from torch import Tensor
 
-from surestep_worker.models.prepared import Weights
-from surestep_worker.models.weights import Parameter, Source
+from surestep_worker.checkpoint.parameters import Parameter, Source
+from surestep_worker.configs.hybrid import HybridConfig, MoeConfig
 
+from .context import LayerContext
 from .linear import Part, Sharding, take_linear
 from .mlp import GatedMlp, mlp_table
-
-if TYPE_CHECKING:
-    from surestep_worker.models.hybrid_config import HybridConfig, MoeConfig
 
 
 def local_experts(moe: MoeConfig, shard: Sharding) -> range:
@@ -94,16 +89,15 @@ def _fused_experts(to: str, at: str, config: HybridConfig, shard: Sharding) -> d
 class SparseMoe:
     """This rank's share of the routed and the shared experts."""
 
-    def __init__(
-        self, to: str, config: HybridConfig, weights: Weights, kernels: KernelSet, shard: Sharding
-    ) -> None:
-        assert config.moe is not None
-        self._moe = config.moe
+    def __init__(self, to: str, context: LayerContext[HybridConfig]) -> None:
+        moe, weights, kernels = context.config.moe, context.weights, context.kernels
+        assert moe is not None
+        self._moe = moe
         self._ops = kernels
         self._router = take_linear(weights, f"{to}router", kernels)
         self._shared_gate = take_linear(weights, f"{to}shared_gate", kernels)
-        self._shared = GatedMlp(f"{to}shared.", weights, kernels)
-        experts = local_experts(config.moe, shard)
+        self._shared = GatedMlp(f"{to}shared.", context)
+        experts = local_experts(moe, context.shard)
         gate_up = [take_linear(weights, f"{to}{i}.gate_up", kernels) for i in experts]
         down = [take_linear(weights, f"{to}{i}.down", kernels) for i in experts]
         self._experts = kernels.pack_experts(gate_up, down, experts.start)

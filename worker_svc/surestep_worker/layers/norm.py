@@ -7,17 +7,22 @@ import math
 import torch
 from torch import Tensor
 
-from surestep_worker.models.prepared import Weights
+from surestep_worker.configs.model_config import ModelConfig
+
+from .context import LayerContext
 
 
 def output_bound(factors: Tensor) -> float:
-    """What no element that a norm with these factors [H] puts out exceeds in magnitude.
+    """Return what no element that a norm with these factors [H] puts out exceeds in magnitude.
 
     A vector of root mean square 1 has none above sqrt(H); twice that leaves room for rounding.
     """
     return 2 * math.sqrt(len(factors)) * float(factors.abs().max())
 
 
-def take_zero_centred(weights: Weights, name: str) -> Tensor:
-    """Read a norm whose checkpoint holds the difference from 1; returns the factors, f32."""
-    return weights.take(name, torch.float32, lambda difference: 1.0 + difference)
+def take_norm(context: LayerContext[ModelConfig], name: str) -> Tensor:
+    """Read the factors f32[H] of a norm, of which some checkpoints hold the difference from 1."""
+    weights = context.weights
+    if context.config.zero_centred_norms:
+        return weights.take(name, torch.float32, lambda difference: 1.0 + difference)
+    return weights.take(name, torch.float32)

@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Llama3Scaling:
-    """Llama 3.1's stretch of the low frequencies."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeConfig:
-    """Base frequency and its scaling; `linear_factor` 1 and `llama3` None mean none."""
-
-    theta: float
-    linear_factor: float = 1.0
-    llama3: Llama3Scaling | None = None
+from surestep_worker.configs.rope import Llama3Scaling, RopeConfig
 
 
 def rotary_table(rope: RopeConfig, head_dim: int, num_positions: int, device: str) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from .config import ModelConfig
-from .loader import MODELS, LoadOptions, Model, attention_case, load_model
+from surestep_worker.configs.model_config import ModelConfig
+
+from .families import FAMILIES
+from .loader import LoadOptions, Model, attention_case, load_model
 from .source import ModelSource, check_alike
 
 __all__ = [
-    "MODELS",
+    "FAMILIES",
     "LoadOptions",
     "Model",
     "ModelConfig",

@@ -1,31 +1,32 @@
-"""Loads a model: which architecture names are served, and how each becomes a Model."""
+"""Loads a model: opens its checkpoint, lays out its weights and builds its decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from surestep_common.errors import InvalidRequest
-from surestep_common.registry import Registry
 from surestep_kernels import AttentionCase, KernelSet
 from torch import Tensor
 
 from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
+from surestep_worker.checkpoint.parameters import CheckpointWeights, Progress
+from surestep_worker.checkpoint.prepared import prepared
+from surestep_worker.configs.model_config import ModelConfig, resolve_dtype
 from surestep_worker.host_memory import GIB, OutOfMemory, room
 from surestep_worker.kv_cache import KVSpec
+from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.linear import Sharding
 from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.recurrent import RecurrentSpec
 from surestep_worker.tp import TensorParallel
 
-from .config import BACKBONES, DENSE_ARCHITECTURES, ModelConfig, resolve_dtype
-from .hybrid_config import HYBRID_ARCHITECTURES, HybridConfig
+from .decoder import Decoder
+from .families import FAMILIES
+from .family import Family
 from .mtp import MtpHead
-from .prepared import prepared
 from .source import ModelSource
-from .weights import CheckpointWeights, Progress, Table
 
 
 class Model(Protocol):
@@ -57,8 +58,6 @@ class Model(Protocol):
 
 
 _ROTARY_BYTES = 12  # an element while the table is made: angles, cosines and sines of them, both
-
-MODELS: Registry[Model] = Registry("architecture")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +97,17 @@ def load_model(
         expert_parallel=expert_parallel,
         progress=progress,
     )
-    return MODELS.get(source.config.architecture)(source, tp, kernels, options)
+    config, family = source.config, FAMILIES[source.config.architecture]
+    config.check_length(options.max_model_len or config.max_length)
+    config.check_ranks(tp.size, expert_parallel=options.expert_parallel)
+    shard = Sharding(tp, options.expert_parallel)
+
+    def open_checkpoint() -> CheckpointWeights:
+        return _open_checkpoint(source, family, shard, options)
+
+    with prepared(source.store, source.facts, kernels, options.device, open_checkpoint) as weights:
+        rotary = _rotary(config, options)
+        return Decoder(LayerContext(config, weights, shard, kernels, rotary))
 
 
 def attention_case(source: ModelSource, device: str, dtype: str, block_size: int) -> AttentionCase:
@@ -112,74 +121,29 @@ def attention_case(source: ModelSource, device: str, dtype: str, block_size: int
     )
 
 
-def _load_dense(
-    source: ModelSource, tp: TensorParallel, kernels: KernelSet, options: LoadOptions
-) -> Model:
-    from .dense import DenseModel
-    from .dense_weights import Layout, ignored, parameter_table
-
-    config = source.config
-    _check(config, tp, options)
-    if options.mtp:
-        raise InvalidRequest(f"{config.architecture} has no MTP head", param="speculative_config")
-
-    def checkpoint() -> CheckpointWeights:
-        layout = Layout.of(config, source.entries)
-        return _open(source, parameter_table(config, tp, layout), ignored(config), options)
-
-    with prepared(source, kernels, options.device, checkpoint) as weights:
-        rotary = _rotary(config, config.head_dim, options)
-        return DenseModel(config, weights, tp, kernels, rotary)
-
-
-def _load_hybrid(
-    source: ModelSource, tp: TensorParallel, kernels: KernelSet, options: LoadOptions
-) -> Model:
-    from .hybrid import HybridModel
-    from .hybrid_weights import ignored, parameter_table
-
-    config = source.config
-    assert isinstance(config, HybridConfig)
-    _check(config, tp, options)
-    config.check_experts(tp.size, whole=options.expert_parallel)
-    shard = Sharding(tp, options.expert_parallel)
-
-    def checkpoint() -> CheckpointWeights:
-        names = source.entries.keys()
-        if options.mtp and not any(name.startswith("mtp.") for name in names):
-            raise InvalidRequest("the checkpoint has no MTP head", param="speculative_config")
-        table = parameter_table(config, shard, names, mtp=options.mtp)
-        return _open(source, table, ignored(config, shard, mtp=options.mtp), options)
-
-    with prepared(source, kernels, options.device, checkpoint) as weights:
-        rotary = _rotary(config, config.rotary_dim, options)
-        return HybridModel(config, weights, shard, kernels, rotary)
-
-
-def _check(config: ModelConfig, tp: TensorParallel, options: LoadOptions) -> None:
-    """Whether the model can be served like that."""
-    config.check_length(options.max_model_len or config.max_length)
-    config.check_ranks(tp.size)
-
-
-def _open(
-    source: ModelSource, table: Table, ignore: Iterable[str], options: LoadOptions
+def _open_checkpoint(
+    source: ModelSource, family: Family[Any], shard: Sharding, options: LoadOptions
 ) -> CheckpointWeights:
-    """The checkpoint, when it holds what the table wants and there is memory for it."""
+    """Open the checkpoint. Raises InvalidRequest when it does not hold what the model wants."""
+    config, names = source.config, source.entries.keys()
+    if options.mtp and family.draft_head is None:
+        raise InvalidRequest(f"{config.architecture} has no MTP head", param="speculative_config")
+    if options.mtp and not any(name.startswith(str(family.draft_head)) for name in names):
+        raise InvalidRequest("the checkpoint has no MTP head", param="speculative_config")
     checkpoint = CheckpointWeights(
         source.entries,
-        table,
-        ignore=ignore,
-        quantization=source.config.quantization,
-        dtype=resolve_dtype(options.dtype, source.config),
+        family.parameter_table(config, shard, names, draft_head=options.mtp),
+        ignore=family.ignored(config, shard, draft_head=options.mtp),
+        quantization=config.quantization,
+        dtype=resolve_dtype(options.dtype, config),
         progress=options.progress,
     )
     _require_room("the weights", checkpoint.bytes_wanted, param="model")
     return checkpoint
 
 
-def _rotary(config: ModelConfig, dim: int, options: LoadOptions) -> Tensor:
-    length = options.max_model_len or config.max_length
+def _rotary(config: ModelConfig, options: LoadOptions) -> Tensor:
+    length, dim = options.max_model_len or config.max_length, config.rotary_dim
     _require_room(
         f"rotary tables of {length} tokens", length * dim * _ROTARY_BYTES, param="max_model_len"
     )
@@ -191,9 +155,3 @@ def _require_room(what: str, nbytes: int, param: str) -> None:
     if nbytes > left.nbytes:
         message = f"{what} take {nbytes / GIB:.2f} GiB of memory, but only {left}"
         raise OutOfMemory(message, param=param)
-
-
-for _architecture in (*DENSE_ARCHITECTURES, *BACKBONES):
-    MODELS.register(_architecture)(_load_dense)
-for _architecture in HYBRID_ARCHITECTURES:
-    MODELS.register(_architecture)(_load_hybrid)

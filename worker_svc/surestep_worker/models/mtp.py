@@ -7,39 +7,30 @@ is used again on its own output for further tokens. Embedding and output head ar
 from __future__ import annotations
 
 import torch
-from surestep_kernels import KernelSet
 from torch import Tensor
 
 from surestep_worker.batch import StepBatch
 from surestep_worker.caches import Caches
+from surestep_worker.configs.model_config import ModelConfig
+from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.decoder_layer import DecoderLayer
 from surestep_worker.layers.linear import take_linear
-from surestep_worker.layers.norm import take_zero_centred
+from surestep_worker.layers.norm import take_norm
 from surestep_worker.layers.residual import Residual
-from surestep_worker.tp import TensorParallel
-
-from .prepared import Weights
 
 
 class MtpHead:
     """The head on one rank; its attention has a layer of the KV cache of its own."""
 
-    def __init__(
-        self,
-        layer: DecoderLayer,
-        weights: Weights,
-        kernels: KernelSet,
-        tp: TensorParallel,
-        eps: float,
-    ) -> None:
+    def __init__(self, context: LayerContext[ModelConfig], layer: DecoderLayer) -> None:
         self._layer = layer
-        self._ops = kernels
-        self._tp = tp
-        self._eps = eps
-        self._fc = take_linear(weights, "mtp.fc", kernels)
-        self._norm_embedding = take_zero_centred(weights, "mtp.norm_embedding")
-        self._norm_hidden = take_zero_centred(weights, "mtp.norm_hidden")
-        self._norm = take_zero_centred(weights, "mtp.norm")
+        self._ops = context.kernels
+        self._tp = context.shard.tp
+        self._eps = context.config.rms_norm_eps
+        self._fc = take_linear(context.weights, "mtp.fc", context.kernels)
+        self._norm_embedding = take_norm(context, "mtp.norm_embedding")
+        self._norm_hidden = take_norm(context, "mtp.norm_hidden")
+        self._norm = take_norm(context, "mtp.norm")
 
     def forward(
         self, next_embedding: Tensor, hidden: Tensor, batch: StepBatch, caches: Caches

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from surestep_common.errors import InvalidRequest, Unavailable
 
-from surestep_worker.held_weights import StaleWeights
-from surestep_worker.model_folder import (
+from surestep_worker.checkpoint.held_weights import StaleWeights
+from surestep_worker.checkpoint.model_folder import (
     ConfigFiles,
     fingerprint,
     fingerprint_of,
     read_entries,
 )
-from surestep_worker.safetensors_header import Entry
+from surestep_worker.checkpoint.safetensors_header import Entry
+from surestep_worker.checkpoint.weight_store import WeightStore
+from surestep_worker.configs.model_config import ModelConfig, architecture_of, lookup
 from surestep_worker.tp import TensorParallel
 
-from .config import ModelConfig, architecture_of
-from .hybrid_config import HYBRID_ARCHITECTURES, HybridConfig
-from .weight_store import WeightStore
+from .families import FAMILIES
 
 
 class ModelSource:
@@ -46,8 +46,8 @@ class ModelSource:
             self._files = ConfigFiles(facts["config"], facts["generation"])
         else:
             self._files = ConfigFiles.read(folder, generation_folder)
-        hybrid = architecture_of(self._files.config) in HYBRID_ARCHITECTURES
-        self.config = (HybridConfig if hybrid else ModelConfig).parse(self._files)
+        family = lookup(architecture_of(self._files.config), FAMILIES)
+        self.config: ModelConfig = family.parse(self._files)
         self.entries: Mapping[str, Entry] = {}  # of the checkpoint; not needed once it is loaded
         if self.store.sealed:
             self.fingerprint: str = facts["fingerprint"]

@@ -23,10 +23,9 @@ from surestep_kernels import QuantizedWeight
 from surestep_kernels.quantized import concatenate
 from torch import Tensor
 
-from surestep_worker.safetensors_header import Entry
-
-from .checkpoint import Checkpoint, refuse
-from .weight_schemes import Quantization, Share, Stored
+from .safetensors_header import Entry
+from .schemes import Quantization, Share, Stored
+from .tensors import Checkpoint, refuse
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes to read in all
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from surestep_worker import memory
-from surestep_worker.held_weights import StaleWeights
+
+from .held_weights import StaleWeights
 
 _ALIGNMENT = 64  # bytes: a cache line, and the longest vector
 _MAPPED = 256 << 20  # bytes of addresses for what comes next, while the size is not known

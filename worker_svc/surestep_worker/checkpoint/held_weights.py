@@ -6,7 +6,7 @@ import os
 
 from surestep_common.errors import InternalError
 
-from . import memory
+from surestep_worker import memory
 
 
 class StaleWeights(InternalError):

@@ -12,10 +12,9 @@ from safetensors import SafetensorError, safe_open
 from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
-from surestep_worker.model_folder import some
-from surestep_worker.safetensors_header import Entry
-
-from .weight_schemes import Stored
+from .model_folder import some
+from .safetensors_header import Entry
+from .schemes import Stored
 
 
 class Checkpoint:

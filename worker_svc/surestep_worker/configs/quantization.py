@@ -5,9 +5,8 @@ from __future__ import annotations
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.quantized import GROUP_MULTIPLE
 
-from surestep_worker.json_fields import Fields
-
-from .weight_schemes import Awq, Fp8, Gptq, Quantization
+from surestep_worker.checkpoint.json_fields import Fields
+from surestep_worker.checkpoint.schemes import Awq, Fp8, Gptq, Quantization
 
 _MAX_BLOCK = 1 << 20  # rows or columns that share a scale
 

@@ -9,9 +9,8 @@ import torch
 from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
-from surestep_worker.safetensors_header import Entry, shown
-
-from .checkpoint import Checkpoint
+from .safetensors_header import Entry, shown
+from .tensors import Checkpoint
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 _PIECE = 1 << 24  # elements looked at in one go

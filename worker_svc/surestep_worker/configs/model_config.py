@@ -1,21 +1,21 @@
-"""What a checkpoint's config.json says, in one frozen object; whatever is not served is refused."""
+"""What config.json says of any decoder, in one frozen object; what is not served is refused."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from surestep_common.errors import InvalidRequest
 
-from surestep_worker.json_fields import Fields
-from surestep_worker.layers.rotary import Llama3Scaling, RopeConfig
-from surestep_worker.model_folder import ConfigFiles
+from surestep_worker.checkpoint.json_fields import Fields
+from surestep_worker.checkpoint.model_folder import ConfigFiles
+from surestep_worker.checkpoint.schemes import Quantization
+from surestep_worker.recurrent import RecurrentSpec
 
-from .quantization import read_quantization
-from .weight_schemes import Quantization
+from .rope import Llama3Scaling, RopeConfig
 
 T = TypeVar("T")
 
@@ -31,32 +31,14 @@ MAX_POSITION = 1 << 24  # tokens
 _MAX_THETA = 1e15
 _MAX_FACTOR = 1e6
 
+FULL_ATTENTION, LINEAR_ATTENTION = "full_attention", "linear_attention"
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class Traits(NamedTuple):
-    """Where a dense architecture differs from Llama. None: the config file decides."""
-
-    qkv_bias: bool | None = None  # None: `attention_bias`, which also biases the output projection
-    qk_norm: bool = False  # normalise each head of q and k before rotating
-    window_switch: str | None = None  # key that must be true for `sliding_window` to count
-
-
-DENSE_ARCHITECTURES: Mapping[str, Traits] = {
-    "LlamaForCausalLM": Traits(window_switch="use_sliding_window"),
-    "MistralForCausalLM": Traits(qkv_bias=False),
-    "Qwen2ForCausalLM": Traits(qkv_bias=True, window_switch="use_sliding_window"),
-    "Qwen3ForCausalLM": Traits(qk_norm=True, window_switch="use_sliding_window"),
-}
-# The decoders alone, without an output head: what embedding models are saved as.
-BACKBONES: Mapping[str, Traits] = {
-    name.replace("ForCausalLM", "Model"): traits for name, traits in DENSE_ARCHITECTURES.items()
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Architecture of a dense decoder. Sizes are of the whole model, not of one rank."""
+    """Architecture of a decoder. Sizes are of the whole model, not of one rank."""
 
     architecture: str
     vocab_size: int
@@ -73,40 +55,16 @@ class ModelConfig:
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
-    qk_norm: bool
+    qk_norm: bool  # each head of q and k is normalised before it is rotated
+    attention_gate: bool  # a sigmoid gate per element of attention's output
+    zero_centred_norms: bool  # checkpoints hold the difference of a norm's factors from 1
+    layer_types: tuple[str, ...]  # FULL_ATTENTION or LINEAR_ATTENTION
+    rotary_dim: int  # leading elements of each head that are rotated
     tie_word_embeddings: bool
+    is_backbone: bool  # without an output head, whatever else the configuration says
     eos_token_ids: tuple[int, ...]
     checkpoint_dtype: str
     quantization: Quantization | None
-
-    @classmethod
-    def parse(cls, files: ConfigFiles) -> ModelConfig:
-        """Raises InvalidRequest naming what is missing, unknown, out of bounds or not served."""
-        raw = Fields(files.config)
-        architecture = architecture_of(files.config)
-        traits = lookup(architecture, {**DENSE_ARCHITECTURES, **BACKBONES})
-        refuse_unserved(raw)
-        attention_bias = raw.flag("attention_bias", default=False)
-        return cls(
-            architecture=architecture,
-            **read_sizes(raw),
-            intermediate_size=raw.size("intermediate_size", MAX_WIDTH),
-            rope=read_rope(raw, rope_parameters(raw)),
-            sliding_window=_sliding_window(raw, traits),
-            qkv_bias=attention_bias if traits.qkv_bias is None else traits.qkv_bias,
-            o_bias=attention_bias and traits.qkv_bias is None,
-            mlp_bias=raw.flag("mlp_bias", default=False),
-            qk_norm=traits.qk_norm,
-            tie_word_embeddings=raw.flag("tie_word_embeddings", default=False),
-            eos_token_ids=read_eos_token_ids(files, raw),
-            checkpoint_dtype=read_dtype(raw),
-            quantization=read_quantization(raw),
-        )
-
-    @property
-    def is_backbone(self) -> bool:
-        """It has no output head, whatever else the configuration says."""
-        return self.architecture in BACKBONES
 
     @property
     def max_length(self) -> int:
@@ -125,7 +83,11 @@ class ModelConfig:
             param="max_model_len",
         )
 
-    def check_ranks(self, size: int) -> None:
+    def recurrent_spec(self, dtype: torch.dtype, ranks: int = 1) -> RecurrentSpec | None:
+        """What one rank's recurrent cache must hold; None without linear attention."""
+        return None
+
+    def check_ranks(self, size: int, *, expert_parallel: bool = False) -> None:
         """Raise InvalidRequest when the model does not divide among `size` ranks."""
         kv_splits = self.num_kv_heads % size == 0 or size % self.num_kv_heads == 0
         if kv_splits and self.num_heads % size == 0 and self.intermediate_size % size == 0:
@@ -241,17 +203,6 @@ def _llama3(scaling: Fields) -> Llama3Scaling:
 def rope_parameters(raw: Fields) -> Fields:
     """Where a checkpoint describes its rotary embeddings; empty without such an object."""
     return raw.object("rope_parameters" if "rope_parameters" in raw else "rope_scaling")
-
-
-def _sliding_window(raw: Fields, traits: Traits) -> int | None:
-    if "sliding_window" not in raw:
-        return None
-    if traits.window_switch is not None:
-        layer_types = raw.texts("layer_types") or ("sliding_attention",)
-        switched = raw.flag(traits.window_switch, default=False)
-        if not switched or "sliding_attention" not in layer_types:
-            return None
-    return raw.size("sliding_window", MAX_POSITION, least=2)
 
 
 def read_eos_token_ids(files: ConfigFiles, raw: Fields) -> tuple[int, ...]:

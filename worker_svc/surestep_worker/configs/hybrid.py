@@ -9,11 +9,13 @@ from typing import NamedTuple
 import torch
 from surestep_common.errors import InvalidRequest
 
-from surestep_worker.json_fields import Fields
-from surestep_worker.model_folder import ConfigFiles
+from surestep_worker.checkpoint.json_fields import Fields
+from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.recurrent import RecurrentSpec
 
-from .config import (
+from .model_config import (
+    FULL_ATTENTION,
+    LINEAR_ATTENTION,
     MAX_HEADS,
     MAX_LAYERS,
     MAX_WIDTH,
@@ -34,7 +36,7 @@ _MAX_EXPERTS_IN_ALL = 1 << 18  # of all layers
 _MAX_TAPS = 8
 _MAX_DELTA_DIM = 256  # of a key or value of the delta rule
 _VECTOR = 8  # elements that kernels take at once
-_MIXERS = ("linear_attention", "full_attention")
+_MIXERS = (LINEAR_ATTENTION, FULL_ATTENTION)
 
 
 class HybridTraits(NamedTuple):
@@ -91,8 +93,6 @@ class HybridConfig(ModelConfig):
     """Architecture of a hybrid decoder. Sizes are of the whole model, not of one rank."""
 
     traits: HybridTraits
-    layer_types: tuple[str, ...]  # "linear_attention" or "full_attention"
-    rotary_dim: int  # leading elements of each head that are rotated
     delta: DeltaConfig
     moe: MoeConfig | None
     dense_layers: frozenset[int]  # layers of a model with experts that have none
@@ -122,6 +122,9 @@ class HybridConfig(ModelConfig):
             o_bias=bias,
             mlp_bias=False,
             qk_norm=True,
+            attention_gate=True,
+            zero_centred_norms=True,
+            is_backbone=False,
             tie_word_embeddings=whole.flag("tie_word_embeddings", default=False),
             eos_token_ids=read_eos_token_ids(files, raw),
             checkpoint_dtype=read_dtype(raw),
@@ -132,11 +135,13 @@ class HybridConfig(ModelConfig):
             dense_layers=_dense_layers(raw) if traits.moe else frozenset(),
         )
 
-    def recurrent_spec(self, dtype: torch.dtype, ranks: int = 1) -> RecurrentSpec:
-        """What the recurrent caches of one of the ranks must hold."""
-        delta = self.delta
+    def recurrent_spec(self, dtype: torch.dtype, ranks: int = 1) -> RecurrentSpec | None:
+        """What one rank's recurrent cache must hold; None without linear attention."""
+        delta, num_layers = self.delta, self.layer_types.count(LINEAR_ATTENTION)
+        if not num_layers:
+            return None
         return RecurrentSpec(
-            num_layers=self.layer_types.count("linear_attention"),
+            num_layers=num_layers,
             num_k_heads=delta.num_k_heads // ranks,
             num_v_heads=delta.num_v_heads // ranks,
             k_dim=delta.k_dim,
@@ -145,36 +150,30 @@ class HybridConfig(ModelConfig):
             dtype=dtype,
         )
 
-    def check_ranks(self, size: int) -> None:
+    def check_ranks(self, size: int, *, expert_parallel: bool = False) -> None:
         """Raise InvalidRequest when the model does not divide among `size` ranks."""
         sizes = {
             "linear key heads": self.delta.num_k_heads,
             "linear value heads": self.delta.num_v_heads,
             "heads": self.num_heads,
         }
-        if self.moe is None or self.dense_layers:
+        moe = self.moe
+        if moe is None or self.dense_layers:
             sizes["MLP columns"] = self.intermediate_size
-        if self.moe is not None:
-            sizes["columns of a shared expert"] = self.moe.shared_expert_size
+        if moe is not None:
+            sizes["columns of a shared expert"] = moe.shared_expert_size
+        if moe is not None and expert_parallel:
+            sizes["experts"] = moe.num_experts
+        elif moe is not None:
+            sizes["columns of an expert"] = moe.expert_size
         if size % self.num_kv_heads:  # else ranks share a head
             sizes["KV heads"] = self.num_kv_heads
-        _require_even(sizes, size)
-
-    def check_experts(self, size: int, *, whole: bool) -> None:
-        """Raise InvalidRequest when `size` ranks cannot share out the experts, or their columns."""
-        if self.moe is not None and whole:
-            _require_even({"experts": self.moe.num_experts}, size)
-        elif self.moe is not None:
-            _require_even({"columns of an expert": self.moe.expert_size}, size)
-
-
-def _require_even(sizes: Mapping[str, int], num_ranks: int) -> None:
-    uneven = [f"{count} {name}" for name, count in sizes.items() if count % num_ranks]
-    if uneven:
-        raise InvalidRequest(
-            f"tensor_parallel_size {num_ranks} does not divide {', '.join(uneven)}",
-            param="tensor_parallel_size",
-        )
+        uneven = [f"{count} {name}" for name, count in sizes.items() if count % size]
+        if uneven:
+            raise InvalidRequest(
+                f"tensor_parallel_size {size} does not divide {', '.join(uneven)}",
+                param="tensor_parallel_size",
+            )
 
 
 def _decoder(whole: Fields) -> Fields:
@@ -212,6 +211,8 @@ def _layer_types(raw: Fields) -> tuple[str, ...]:
             " are not served",
             param="model",
         )
+    if FULL_ATTENTION not in types:
+        raise InvalidRequest("a model without full_attention layers is not served", param="model")
     return tuple(types)
 
 

@@ -15,8 +15,8 @@ from surestep_common.request_bounds import LEAST_REPETITION, MOST_PENALTY, MOST_
 from surestep_common.sampling_defaults import SHAPING, neutral, shown
 from surestep_proto.engine_pb2 import SamplingDefaults
 
-from .json_fields import Fields
-from .model_folder import GENERATION_CONFIG
+from surestep_worker.checkpoint.json_fields import Fields
+from surestep_worker.checkpoint.model_folder import GENERATION_CONFIG
 
 logger = logging.getLogger(__name__)
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from surestep_kernels import KernelSet, PackedLinear
 from surestep_kernels.linear import WeightFormat
 from torch import Tensor
 
-from surestep_worker.held_weights import StaleWeights
-
-from .source import ModelSource
+from .held_weights import StaleWeights
+from .parameters import CheckpointWeights
 from .weight_store import Record, WeightStore
-from .weights import CheckpointWeights
 
 logger = logging.getLogger(__name__)
 
@@ -121,17 +120,18 @@ class Weights:
 
 @contextlib.contextmanager
 def prepared(
-    source: ModelSource,
+    store: WeightStore,
+    facts: Mapping[str, Any],
     kernels: KernelSet,
     device: str,
     open_checkpoint: Callable[[], CheckpointWeights],
 ) -> Iterator[Weights]:
     """The weights of a rank, laid out for its kernels.
 
-    The checkpoint is opened only for a store that is not sealed, which is sealed in the end. Raises
+    The checkpoint is opened only for a store that is not sealed, which is sealed in the end with
+    `facts` of the model. Raises
     StaleWeights for weights that other kernels have prepared.
     """
-    store = source.store
     if store.sealed:
         if store.facts["layout"] != kernels.name:
             raise StaleWeights(
@@ -144,7 +144,7 @@ def prepared(
         with open_checkpoint() as checkpoint:
             weights = Weights(store, checkpoint, device)
             yield weights
-        facts = {"layout": kernels.name, "weight_bytes": weights.nbytes, **source.facts}
+        facts = {"layout": kernels.name, "weight_bytes": weights.nbytes, **facts}
         store.seal(facts, kernels.code)
     weights.finish()
     if kernels.products is not None:

@@ -1,0 +1,1 @@
+"""What checkpoints say about their models: one frozen, checked object per family."""

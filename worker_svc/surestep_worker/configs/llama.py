@@ -1,0 +1,92 @@
+"""Configuration of Llama, Mistral, Qwen2 and Qwen3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from surestep_worker.checkpoint.json_fields import Fields
+from surestep_worker.checkpoint.model_folder import ConfigFiles
+
+from .model_config import (
+    FULL_ATTENTION,
+    MAX_POSITION,
+    MAX_WIDTH,
+    ModelConfig,
+    architecture_of,
+    lookup,
+    read_dtype,
+    read_eos_token_ids,
+    read_rope,
+    read_sizes,
+    refuse_unserved,
+    rope_parameters,
+)
+from .quantization import read_quantization
+
+
+class Traits(NamedTuple):
+    """Where an architecture differs from Llama. None: the config file decides."""
+
+    qkv_bias: bool | None = None  # None: `attention_bias`, which also biases the output projection
+    qk_norm: bool = False  # normalise each head of q and k before rotating
+    window_switch: str | None = None  # key that must be true for `sliding_window` to count
+
+
+LLAMA_ARCHITECTURES: Mapping[str, Traits] = {
+    "LlamaForCausalLM": Traits(window_switch="use_sliding_window"),
+    "MistralForCausalLM": Traits(qkv_bias=False),
+    "Qwen2ForCausalLM": Traits(qkv_bias=True, window_switch="use_sliding_window"),
+    "Qwen3ForCausalLM": Traits(qk_norm=True, window_switch="use_sliding_window"),
+}
+# The decoders alone, without an output head: what embedding models are saved as.
+BACKBONES: Mapping[str, Traits] = {
+    name.replace("ForCausalLM", "Model"): traits for name, traits in LLAMA_ARCHITECTURES.items()
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    """Architecture of a decoder whose layers are all alike."""
+
+    @classmethod
+    def parse(cls, files: ConfigFiles) -> LlamaConfig:
+        """Raises InvalidRequest naming what is missing, unknown, out of bounds or not served."""
+        raw = Fields(files.config)
+        architecture = architecture_of(files.config)
+        traits = lookup(architecture, {**LLAMA_ARCHITECTURES, **BACKBONES})
+        refuse_unserved(raw)
+        attention_bias = raw.flag("attention_bias", default=False)
+        sizes = read_sizes(raw)
+        return cls(
+            architecture=architecture,
+            **sizes,
+            intermediate_size=raw.size("intermediate_size", MAX_WIDTH),
+            rope=read_rope(raw, rope_parameters(raw)),
+            sliding_window=_sliding_window(raw, traits),
+            qkv_bias=attention_bias if traits.qkv_bias is None else traits.qkv_bias,
+            o_bias=attention_bias and traits.qkv_bias is None,
+            mlp_bias=raw.flag("mlp_bias", default=False),
+            qk_norm=traits.qk_norm,
+            attention_gate=False,
+            zero_centred_norms=False,
+            layer_types=(FULL_ATTENTION,) * sizes["num_layers"],
+            rotary_dim=sizes["head_dim"],
+            tie_word_embeddings=raw.flag("tie_word_embeddings", default=False),
+            is_backbone=architecture in BACKBONES,
+            eos_token_ids=read_eos_token_ids(files, raw),
+            checkpoint_dtype=read_dtype(raw),
+            quantization=read_quantization(raw),
+        )
+
+
+def _sliding_window(raw: Fields, traits: Traits) -> int | None:
+    if "sliding_window" not in raw:
+        return None
+    if traits.window_switch is not None:
+        layer_types = raw.texts("layer_types") or ("sliding_attention",)
+        switched = raw.flag(traits.window_switch, default=False)
+        if not switched or "sliding_attention" not in layer_types:
+            return None
+    return raw.size("sliding_window", MAX_POSITION, least=2)

@@ -1,0 +1,24 @@
+"""Rotary position embeddings as a checkpoint describes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama3Scaling:
+    """Llama 3.1's stretch of the low frequencies."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Base frequency and its scaling; `linear_factor` 1 and `llama3` None mean none."""
+
+    theta: float
+    linear_factor: float = 1.0
+    llama3: Llama3Scaling | None = None

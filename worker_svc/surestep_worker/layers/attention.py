@@ -1,0 +1,85 @@
+"""Attention over the paged cache, with norms of its heads and gates where a model has them."""
+
+from __future__ import annotations
+
+from surestep_kernels.head_projection import HeadProjection
+from torch import Tensor
+
+from surestep_worker.batch import StepBatch
+from surestep_worker.caches import Caches
+from surestep_worker.checkpoint.parameters import Parameter
+from surestep_worker.configs.model_config import ModelConfig
+
+from .context import LayerContext
+from .linear import Part, Sharding, take_linear
+from .norm import take_norm
+from .residual import Product
+
+
+def attention_table(to: str, at: str, config: ModelConfig, shard: Sharding) -> dict[str, Parameter]:
+    """Parameters of the layer whose tensors begin with `at`: one projection, heads in order
+    [queries, gates if any, keys, values], and the one behind attention."""
+    width, dim = config.hidden_size, config.head_dim
+    heads, kv = shard.part(config.num_heads, dim), shard.part(config.num_kv_heads, dim)
+    queries = _queries_and_gates(at, config, shard) if config.attention_gate else [
+        (f"{at}q_proj", heads)
+    ]  # fmt: skip
+    projections = [*queries, (f"{at}k_proj", kv), (f"{at}v_proj", kv)]
+    table = {
+        **shard.columns(f"{to}qkv", projections, width, bias=config.qkv_bias),
+        **shard.rows(f"{to}o", f"{at}o_proj", width, heads, bias=config.o_bias),
+    }
+    if config.qk_norm:
+        for name in ("q_norm", "k_norm"):
+            table[f"{to}{name}"] = shard.whole(f"{at}{name}.weight", dim)
+    return table
+
+
+def _queries_and_gates(at: str, config: ModelConfig, shard: Sharding) -> list[tuple[str, Part]]:
+    """In a checkpoint the query and the gate of each head lie together; here all queries come
+    first."""
+    dim, heads = config.head_dim, shard.part(config.num_heads)
+    total = 2 * config.num_heads * dim
+
+    def halves(offset: int) -> list[tuple[str, Part]]:
+        starts = [2 * dim * head + offset for head in range(heads.keep.start, heads.keep.stop)]
+        return [(f"{at}q_proj", Part(total, slice(start, start + dim))) for start in starts]
+
+    return [*halves(0), *halves(dim)]
+
+
+class Attention:
+    """One layer on one rank; its keys and values lie in layer `cache_layer` of the KV cache."""
+
+    def __init__(self, to: str, context: LayerContext[ModelConfig], cache_layer: int) -> None:
+        config, kernels, ranks = context.config, context.kernels, context.shard.tp.size
+        heads = config.num_heads // ranks
+
+        def head_norm(name: str) -> Tensor | None:
+            return take_norm(context, f"{to}{name}") if config.qk_norm else None
+
+        self._ops = kernels
+        self._cache_layer = cache_layer
+        self._scale = config.head_dim**-0.5
+        self._gated = config.attention_gate
+        self._projection = HeadProjection(
+            packed=take_linear(context.weights, f"{to}qkv", kernels),
+            head_dim=config.head_dim,
+            num_heads=heads,
+            num_others=heads if self._gated else 0,
+            num_kv_heads=max(1, config.num_kv_heads // ranks),
+            cos_sin=context.rotary,
+            q_norm=head_norm("q_norm"),
+            k_norm=head_norm("k_norm"),
+            eps=config.rms_norm_eps,
+        )
+        self._o = take_linear(context.weights, f"{to}o", kernels)
+
+    def __call__(self, x: Tensor, batch: StepBatch, caches: Caches) -> Product:
+        """[T, H] -> [T, H], to be summed over the ranks."""
+        ops, cache = self._ops, caches.kv.layers[self._cache_layer]
+        q, gate = ops.project_heads(x, self._projection, batch.positions, cache, batch.kv_slots)
+        out = ops.paged_attention(q, cache, batch.rows, self._scale).flatten(1)
+        if self._gated:
+            ops.mul_sigmoid(out, gate.flatten(1))
+        return Product(out, self._o)

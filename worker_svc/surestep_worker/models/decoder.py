@@ -1,0 +1,99 @@
+"""The one decoder: what differs between models is in their configurations and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from surestep_worker.batch import StepBatch
+from surestep_worker.caches import Caches
+from surestep_worker.configs.model_config import FULL_ATTENTION, LINEAR_ATTENTION, ModelConfig
+from surestep_worker.kv_cache import KVSpec
+from surestep_worker.layers.attention import Attention
+from surestep_worker.layers.context import LayerContext
+from surestep_worker.layers.decoder_layer import DecoderLayer, FeedForward, Mixer
+from surestep_worker.layers.embedding import Vocabulary
+from surestep_worker.layers.gated_delta_net import GatedDeltaNet
+from surestep_worker.layers.mlp import GatedMlp
+from surestep_worker.layers.moe import SparseMoe
+from surestep_worker.layers.norm import output_bound, take_norm
+from surestep_worker.layers.residual import Residual
+from surestep_worker.recurrent import RecurrentSpec
+
+from .mtp import MtpHead
+
+# By type of layer; each takes the beginning of its parameters' names and its layer of the cache.
+MIXERS: Mapping[str, Callable[[str, LayerContext[Any], int], Mixer]] = {
+    FULL_ATTENTION: Attention,
+    LINEAR_ATTENTION: GatedDeltaNet,
+}
+
+
+class Decoder:
+    """The part of a decoder that one rank holds. Call under torch.inference_mode."""
+
+    def __init__(self, context: LayerContext[Any]) -> None:
+        """Take every parameter of the model's table from the context's weights."""
+        config: ModelConfig = context.config
+        self.config = config
+        self._tp, self._kernels = context.shard.tp, context.kernels
+        self._vocabulary = Vocabulary(context)
+        self._layers = [
+            _layer(f"{i}.", context, kind, cache_layer=config.layer_types[:i].count(kind))
+            for i, kind in enumerate(config.layer_types)
+        ]
+        norm = take_norm(context, "norm")
+        self._input_norms = [*(layer.input_norm for layer in self._layers), norm]
+        self.hidden_bound = output_bound(norm)
+        self.has_head = self._vocabulary.has_head
+        self._kv_layers = config.layer_types.count(FULL_ATTENTION)
+        self.mtp: MtpHead | None = None
+        if "mtp.norm" in context.weights:
+            layer = _layer("mtp.", context, FULL_ATTENTION, cache_layer=self._kv_layers)
+            self.mtp = MtpHead(context, layer)
+            self._kv_layers += 1
+        self.weight_bytes = context.weights.nbytes
+
+    def kv_spec(self, block_size: int) -> KVSpec:
+        """Return what this rank's KV cache must hold, in blocks of `block_size` tokens."""
+        config = self.config
+        return KVSpec(
+            num_layers=self._kv_layers,
+            num_kv_heads=max(1, config.num_kv_heads // self._tp.size),
+            head_dim=config.head_dim,
+            block_size=block_size,
+            dtype=self._vocabulary.dtype,
+            hidden_size=config.hidden_size if self.mtp is not None else 0,
+        )
+
+    def recurrent_spec(self) -> RecurrentSpec | None:
+        """Return what this rank's recurrent cache must hold; None without recurrent layers."""
+        return self.config.recurrent_spec(self._vocabulary.dtype, self._tp.size)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [T, H] of i64[T]."""
+        return self._vocabulary.embed(token_ids)
+
+    def forward(self, batch: StepBatch, caches: Caches) -> Tensor:
+        """Consume T tokens, advancing the caches; return the normed hidden states [T, H]."""
+        hidden = self.embed(batch.token_ids)
+        residual = Residual(hidden, self._kernels, self._tp, self.config.rms_norm_eps)
+        x = residual.normed(self._input_norms[0])
+        for layer, next_norm in zip(self._layers, self._input_norms[1:], strict=True):
+            x = layer(x, residual, next_norm, batch, caches)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
+        return self._vocabulary.logits(hidden)
+
+
+def _layer(to: str, context: LayerContext[Any], kind: str, *, cache_layer: int) -> DecoderLayer:
+    mixer = MIXERS[kind](f"{to}mixer.", context, cache_layer)
+    return DecoderLayer(to, context, mixer, _feed_forward(f"{to}mlp.", context))
+
+
+def _feed_forward(to: str, context: LayerContext[Any]) -> FeedForward:
+    return (SparseMoe if f"{to}router" in context.weights else GatedMlp)(to, context)

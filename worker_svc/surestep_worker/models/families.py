@@ -1,0 +1,14 @@
+"""The families that are served, by architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .family import Family
+from .hybrid import HYBRID
+from .llama import LLAMA
+
+FAMILIES: Mapping[str, Family[Any]] = {
+    architecture: family for family in (LLAMA, HYBRID) for architecture in family.architectures
+}

@@ -1,0 +1,45 @@
+"""A family of models: what differs from others, which the one decoder does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from surestep_worker.checkpoint.model_folder import ConfigFiles
+from surestep_worker.checkpoint.parameters import Table
+from surestep_worker.configs.model_config import ModelConfig
+from surestep_worker.layers.linear import Sharding
+
+C = TypeVar("C", bound=ModelConfig)
+C_contra = TypeVar("C_contra", bound=ModelConfig, contravariant=True)
+
+
+class ParameterTable(Protocol[C_contra]):
+    """Says which checkpoint tensors fill which parameter of one rank.
+
+    `names` are those of the checkpoint: they tell in which form it keeps what.
+    """
+
+    def __call__(
+        self, config: C_contra, shard: Sharding, names: Set[str], *, draft_head: bool
+    ) -> Table: ...
+
+
+class Ignored(Protocol[C_contra]):
+    """Returns regular expressions of the checkpoint tensors that one rank does not want."""
+
+    def __call__(
+        self, config: C_contra, shard: Sharding, *, draft_head: bool
+    ) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family(Generic[C]):
+    """Architectures that share a configuration and a way to name tensors."""
+
+    architectures: tuple[str, ...]
+    parse: Callable[[ConfigFiles], C]  # raises InvalidRequest for what is not served
+    parameter_table: ParameterTable[C]
+    ignored: Ignored[C]
+    draft_head: str | None = None  # how the names of its tensors begin
