@@ -106,8 +106,7 @@ def _causal_conv_kernel(
         to = snapshots_ptr + (line * KEEP + i)[:, None] * C + columns[None, :]
         tl.store(to, copied, mask=copies[:, None] & inside)
         keeps = i < KEEP + tl.where(window, tl.minimum(count, RECORDS), 0)
-        to = inputs + i[:, None] * C + columns[None, :]
-        tl.store(to, kept, mask=keeps[:, None] & inside)
+        tl.store(inputs + i[:, None] * C + columns[None, :], kept, mask=keeps[:, None] & inside)
 
 
 def causal_conv(x: Tensor, weight: Tensor, conv: ConvState, rows: RecurrentRows) -> Tensor:

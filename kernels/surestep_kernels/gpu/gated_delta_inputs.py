@@ -122,9 +122,8 @@ def _prepare_kernel(
     tokens, there, v_heads = first + t, (t < count)[:, None], head * (HV // HK) + g
     k_mask, g_mask = there & (i < DK)[None, :], there & (g < HV // HK)[None, :]
     qkv_at = tokens[:, None] * (2 * HK * DK + HV * DV) + (head * DK + i)[None, :]
-    q = tl.load(qkv_ptr + qkv_at, mask=k_mask, other=0.0).to(tl.float32)
-    k = tl.load(qkv_ptr + HK * DK + qkv_at, mask=k_mask, other=0.0).to(tl.float32)
-    q, k = _normalised(q) * scale, _normalised(k)
+    q = _normalised(tl.load(qkv_ptr + qkv_at, mask=k_mask, other=0.0).to(tl.float32)) * scale
+    k = _normalised(tl.load(qkv_ptr + HK * DK + qkv_at, mask=k_mask, other=0.0).to(tl.float32))
     k_at = (tokens * HK + head)[:, None] * DK + i[None, :]
     tl.store(q_ptr + k_at, q, mask=k_mask)
     tl.store(k_ptr + k_at, k, mask=k_mask)
