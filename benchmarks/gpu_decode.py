@@ -2,7 +2,7 @@
 
     PYTHONPATH=proto:common:kernels:worker_svc python benchmarks/gpu_decode.py --model FOLDER \
         [--batch 1 8 64 256] [--context 1024] [--window 4] [--depth 1] [--top-p 0.9] \
-        [--max-model-len N] [--transformers] [--out FILE]
+        [--max-model-len N] [--programmatic-dependent-launch] [--transformers] [--out FILE]
 
 One runner in this process, no scheduler: rows with a context of arbitrary tokens decode a number of
 steps, at each --depth: 1 = one step under way while the next is launched, 0 = none. The roofline is
@@ -43,6 +43,7 @@ class Step(NamedTuple):
 
     launch_s: float  # in which the host was launching
     ended: float  # by perf_counter
+    digest: int  # of its tokens and of the bits of its hidden states
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -107,6 +108,7 @@ def parser_of_bench(doc: str | None, *, batch: list[int], window: int) -> argpar
     parser.add_argument("--max-model-len", type=int, default=0, help="0 = what is needed here")
     parser.add_argument("--kv-memory", type=float, default=16.0, help="GiB")
     parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
+    parser.add_argument("--programmatic-dependent-launch", action="store_true")
     parser.add_argument("--out", type=Path, help="also write the figures to this file, as JSON")
     return parser
 
@@ -143,6 +145,7 @@ class Bench:
             kv_cache_memory=args.kv_memory,
             speculative_config=speculation,
             enforce_eager=args.enforce_eager,
+            programmatic_dependent_launch=args.programmatic_dependent_launch,
         )
         self.built = build_runner(settings)
         self._blocks = -(-length // settings.block_size)
@@ -228,8 +231,8 @@ class Bench:
 
 def _finish(pending: Pending, launch_s: float) -> Step:
     pending.wait()
-    pending.finish()
-    return Step(launch_s, time.perf_counter())
+    result = pending.finish()
+    return Step(launch_s, time.perf_counter(), result.digest)
 
 
 def _add_row(

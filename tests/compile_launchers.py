@@ -1,13 +1,14 @@
 """Compiles what the launchers would launch on a GPU that need not be there; run as a program.
 
     PYTHONPATH=... TRITON_INTERPRET=0 python compile_launchers.py [--full] [--ops NAME...] \\
-        [--share I OF]
+        [--share I OF] [--cases MODULE] [--programmatic-dependent-launch]
 
 The launchers get tensors without memory, and a driver that knows its target and nothing else. A
 line of JSON says which Triton compiles, and one more for each variant of a kernel what it takes:
 registers of a thread, bytes of its stack (what registers were spilled to), bytes of shared memory,
-matrix instructions, of how many the first operand comes from registers, and what decides the order
-of its reductions: which thread holds which element; or the error that it ended in.
+matrix instructions, of how many the first operand comes from registers, what decides the order of
+its reductions: which thread holds which element, how it is launched, and what it does before it
+waits for earlier kernels although it must not; or the error that it ended in.
 
 The interpreter accepts much that the compiler does not: variables that change their type in a loop,
 for one. It replaces kernels where they are defined, hence a process of its own without it.
@@ -16,6 +17,7 @@ for one. It replaces kernels where they are defined, hence a process of its own 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import re
 import subprocess
@@ -30,6 +32,7 @@ from typing import Any, NamedTuple
 import compile_cases
 import torch
 import triton
+from surestep_kernels.gpu.dependent_launch import use_dependent_launches
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -37,6 +40,12 @@ from triton.runtime.jit import JITFunction
 TARGET = GPUTarget("cuda", 90, 32)
 # Registers of the sums, then those of the operand; one from shared memory is a descriptor.
 _REGISTER_OPERAND = re.compile(r"wgmma\.mma_async\.sync[^{]*\{[^}]*\},\s*\{")
+# An instruction of a listing, with its predicate, and all its parts but the operands.
+_INSTRUCTION = re.compile(r"^ +/\*[0-9a-f]{4,}\*/ +((?:@!?U?P\w+ )?[A-Z][\w.]*)", re.MULTILINE)
+_WAIT = "ACQBULK"  # griddepcontrol.wait
+# Loads and stores, atomics, bulk copies, cache control; and whatever may not be done or may jump,
+# for the wait has to be on every way to what stands behind it. Constants (LDC) are the arguments.
+_NOT_BEFORE_IT = re.compile(r"@|LD(?!C)|ST|ATOM|RED|U?BLK|UTMA|CCTL|BR|J|CALL|RET|EXIT")
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -88,7 +97,9 @@ class Compiler:
             return
         self._told.append(made)
         about |= {"warps": made.metadata.num_warps, "stages": made.metadata.num_stages}
-        about |= usage(made)._asdict()
+        listing = machine_code(made)
+        about |= usage(made, listing)._asdict()
+        about |= {"launch_pdl": made.metadata.launch_pdl, "before_wait": before_wait(listing)}
         found = set(re.findall(r"\b(?:wgmma\.mma_async|mma)\.sync\S*", made.asm["ptx"]))
         about["register_operands"] = len(_REGISTER_OPERAND.findall(made.asm["ptx"]))
         seconds = round(time.perf_counter() - began, 2)
@@ -96,16 +107,32 @@ class Compiler:
         tell(about | {"seconds": seconds})
 
 
-def usage(made: Any) -> Usage:
-    """From the machine code."""
+def machine_code(made: Any) -> str:
+    """A listing, behind what it uses."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
-        command = [str(BINARIES / "cuobjdump"), "-res-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found, text
+        command = [str(BINARIES / "cuobjdump"), "-res-usage", "-sass", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def usage(made: Any, listing: str) -> Usage:
+    """From the machine code."""
+    found = re.search(r"REG:(\d+) STACK:(\d+)", listing)
+    assert found, listing
     return Usage(int(found[1]), int(found[2]), made.metadata.shared)
+
+
+def before_wait(listing: str) -> list[str]:
+    """Instructions that stand before the wait for earlier kernels and must not; or that there is
+    no wait."""
+    found = list[str]()
+    for instruction in _INSTRUCTION.findall(listing):
+        if instruction == _WAIT:
+            return found
+        if _NOT_BEFORE_IT.match(instruction):
+            found.append(instruction)
+    return [*found, "no wait"]
 
 
 def reductions(ttgir: str) -> list[str]:
@@ -126,11 +153,12 @@ def tell(line: dict[str, Any]) -> None:
 
 
 def chosen(
-    *, full: bool, ops: list[str] | None, share: tuple[int, int]
+    module: str, *, full: bool, ops: list[str] | None, share: tuple[int, int]
 ) -> Iterator[compile_cases.Launch]:
     """What is launched; of several processes each has its share."""
     mine, count = share
-    launches = (one for one in compile_cases.launches(full=full) if ops is None or one.op in ops)
+    every = importlib.import_module(module).launches(full=full)
+    launches = (one for one in every if ops is None or one.op in ops)
     yield from islice(launches, mine, None, count)
 
 
@@ -140,13 +168,16 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="all sizes")
     parser.add_argument("--ops", nargs="*", help="these alone")
     parser.add_argument("--share", nargs=2, type=int, default=(0, 1), metavar=("I", "OF"))
+    parser.add_argument("--cases", default="compile_cases", help="a module with launches()")
+    parser.add_argument("--programmatic-dependent-launch", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     driver.set_active(Driver())
+    use_dependent_launches(wanted=args.programmatic_dependent_launch)
     compiler = Compiler()
     JITFunction.run = lambda kernel, *a, **options: compiler.launch(kernel, *a, **options)
     tell({"triton": triton.__version__, "target": f"sm_{TARGET.arch}"})
-    for launch in chosen(full=args.full, ops=args.ops, share=args.share):
+    for launch in chosen(args.cases, full=args.full, ops=args.ops, share=args.share):
         compiler.case = launch.name
         launch.run()
 

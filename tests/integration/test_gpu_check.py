@@ -109,10 +109,13 @@ def test_the_first_call_runs_whole(dry: DryRun) -> None:
 def test_the_second_call_runs_whole(dry: DryRun) -> None:
     status, states = dry("second")
     assert status == 0, states
-    fared = dict.fromkeys(("ncu", "divergence", "hybrid", "sanitizer"), "ok")
+    fared = dict.fromkeys(("dependent", "ncu", "divergence", "hybrid", "sanitizer"), "ok")
     fared |= dict.fromkeys(("make-tiny-llama", "make-tiny-qwen3.5"), "ok")
     assert states == fared | {"ranks": "one GPU only"}
     files = dry.packed()
+    dependent = _json(files, "dependent.json")["dependent_launch"]
+    assert [line["equal"] for line in dependent] == [True, True, True]
+    assert [line.get("window") for line in dependent] == [None, 1, 4]
     divergence = _json(files, "divergence.json")["divergence"]
     assert divergence["with drafts and without"]["equal"] == 2
     assert [line["window"] for line in _json(files, "hybrid.json")["decode"]] == [1, 1, 4]

@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,23 +84,26 @@ LIMITS = (
 
 def compile_all(*, full: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What compile_launchers.py says of its compiler, and of each variant; two run at a time."""
+    options = ["--programmatic-dependent-launch", *(["--full"] if full else [])]
+    begun = [_begin(*options, "--ops", *ops) for ops in SHARES]
+    lines = [_finish(process) for process in begun]
+    return lines[0][0], [variant for share in lines for variant in share[1:]]
+
+
+def _begin(*arguments: str) -> subprocess.Popen[str]:
     environ = {**os.environ, "TRITON_INTERPRET": "0"}
     # What the environment puts first, as another Triton, stays in front.
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     environ["PYTHONPATH"] = os.pathsep.join((*paths, *(path for path in sys.path if path)))
-    begun = [_begin([*(["--full"] if full else []), "--ops", *ops], environ) for ops in SHARES]
-    lines = []
-    for process in begun:
-        out, err = process.communicate()
-        assert process.returncode == 0, err[-2000:]
-        lines.append([json.loads(line) for line in out.splitlines()])
-    return lines[0][0], [variant for share in lines for variant in share[1:]]
-
-
-def _begin(arguments: Sequence[str], environ: dict[str, str]) -> subprocess.Popen[str]:
     command = [sys.executable, str(PROGRAM), *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
+
+
+def _finish(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    out, err = process.communicate()
+    assert process.returncode == 0, err[-2000:]
+    return [json.loads(line) for line in out.splitlines()]
 
 
 def beyond(variant: dict[str, Any]) -> list[str]:
@@ -134,6 +136,8 @@ def test_every_kernel_compiles_within_its_limits(pytestconfig: pytest.Config) ->
     assert [variant for variant in variants if "error" in variant] == []
     assert {variant["kernel"] for variant in variants} == all_kernels()
     assert [(variant, names) for variant in variants if (names := beyond(variant))] == []
+    assert [variant for variant in variants if variant["before_wait"]] == []
+    assert all(variant["launch_pdl"] for variant in variants)
     # Few rows and many are multiplied by one instruction, those of fp32 by none.
     for variant in variants:
         if variant["kernel"] in INSTRUCTIONS:
@@ -150,6 +154,19 @@ def test_every_kernel_compiles_within_its_limits(pytestconfig: pytest.Config) ->
     assert all("k16.f32.bf16.bf16" in i or "m16n8k16.row.col.f32.bf16.bf16" in i for i in found)
     assert len(found) > 1
     assert orders_by_parts(variants) == {}
+
+
+@pytest.mark.timeout(300)
+def test_what_does_not_wait_first_for_earlier_kernels_is_found() -> None:
+    _, *variants = _finish(_begin("--cases", "early_kernels"))
+    assert {variant["kernel"]: bool(variant["before_wait"]) for variant in variants} == {
+        "_waiting_kernel": False,
+        "_loading_kernel": True,
+        "_storing_kernel": True,
+        "_leaving_kernel": True,
+        "_never_waiting_kernel": True,
+    }
+    assert not any(variant["launch_pdl"] for variant in variants)  # which nobody asked for
 
 
 def orders_by_parts(variants: list[dict[str, Any]]) -> dict[str, set[str]]:

@@ -230,6 +230,8 @@ def _facts(settings: WorkerSettings, parts: Parts, kernels: KernelSet) -> pb.Wor
         headless=not model.has_head,
         prompt_chunk=parts.slots.prompt_chunk,
         linear_backend=kernels.linear_backend,
+        programmatic_dependent_launch=settings.device == "cuda"
+        and settings.programmatic_dependent_launch,
     )
 
 

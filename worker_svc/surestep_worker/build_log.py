@@ -33,7 +33,7 @@ def show_progress(heartbeat: Heartbeat) -> Progress:
 
 
 def log_facts(facts: pb.WorkerInfo) -> None:
-    """Two lines of what it is."""
+    """A few lines of what it is."""
     logger.info(
         "%s, %s on %s: %d slots, %d KV blocks of %d tokens (%.2f GiB), drafter %s, K = %d",
         facts.architecture,
@@ -53,3 +53,5 @@ def log_facts(facts: pb.WorkerInfo) -> None:
             facts.max_draft_tokens + 1,
             facts.num_snapshots,
         )
+    if facts.programmatic_dependent_launch:
+        logger.info("kernels start while those before them end: programmatic dependent launch")

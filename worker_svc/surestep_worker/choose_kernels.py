@@ -35,8 +35,17 @@ def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
         code=store.kernels,
         activation_dtype=settings.activation_dtype,
     )
+    if device == "cuda":
+        _choose_launches(settings)
     kernels.set_num_threads(settings.cpu_threads or _share_of_cores(settings))
     return kernels
+
+
+def _choose_launches(settings: WorkerSettings) -> None:
+    """For the whole process, before the first launch."""
+    from surestep_kernels.gpu.dependent_launch import use_dependent_launches
+
+    use_dependent_launches(wanted=settings.programmatic_dependent_launch)
 
 
 def _share_of_cores(settings: WorkerSettings) -> int:

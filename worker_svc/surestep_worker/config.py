@@ -85,6 +85,11 @@ class WorkerSettings(PeerSettings):
     enforce_eager: bool = Field(
         default=False, description="launch the kernels of every step one by one: no CUDA graphs"
     )
+    programmatic_dependent_launch: bool = Field(
+        default=False,
+        description="start each kernel while the one before it ends, where it waits for what that "
+        "one writes; changes no answer; for GPUs from Hopper on (H100, H200)",
+    )
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_dtype)] = (
         Field(
             default="auto",

@@ -22,6 +22,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Devices": (
         *("device", "tensor_parallel_size", "enable_expert_parallel", "cpu_threads"),
         *("attention_backend", "linear_backend", "activation_dtype", "enforce_eager"),
+        "programmatic_dependent_launch",
     ),
     "Server": (
         *("host", "port", "uds", "root_path", "api_key", "api_key_file", "admin_api_key"),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from surestep_kernels.choose import DrawParams
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .rest import weight_of, weight_scale
 from .vocab import GROUPS, LANES, LINES, RUN, RUNS, gap_bits, id_bits_of, ids_of_group, key_of
 
@@ -142,6 +143,7 @@ def _gather_part(
     return weight
 
 
+@DependentKernel
 @triton.jit
 def _gather_kernel(
     z_ptr,  # f32[N, V]
@@ -152,6 +154,7 @@ def _gather_kernel(
     V, parts, id_bits,
     CAPACITY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     items = tl.load(counts_ptr) * parts
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         row, part = tl.load(restricted_ptr + item // parts).to(tl.int64), item % parts

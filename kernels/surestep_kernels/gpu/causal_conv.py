@@ -17,6 +17,7 @@ from torch import Tensor
 
 from surestep_kernels.recurrent import ConvState, RecurrentRows
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .recurrent import COLUMNS, row_pending, row_slot, row_snapshot, row_tokens
 
 _BLOCK_T, _BLOCK_C = 16, 128
@@ -44,6 +45,7 @@ def _silu(x, dtype: tl.constexpr):
     return (rounded / (1.0 + tl.exp(-rounded))).to(dtype)
 
 
+@DependentKernel
 @triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _causal_conv_kernel(
     out_ptr,  # [T, C]
@@ -70,6 +72,7 @@ def _causal_conv_kernel(
     OUTPUTS: tl.constexpr,
     ADVANCE: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     row, KEEP = tl.program_id(0), TAPS - 1
     columns = tl.program_id(1).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = (columns < C)[None, :]
@@ -103,8 +106,7 @@ def _causal_conv_kernel(
         to = snapshots_ptr + (line * KEEP + i)[:, None] * C + columns[None, :]
         tl.store(to, copied, mask=copies[:, None] & inside)
         keeps = i < KEEP + tl.where(window, tl.minimum(count, RECORDS), 0)
-        to = inputs + i[:, None] * C + columns[None, :]
-        tl.store(to, kept, mask=keeps[:, None] & inside)
+        tl.store(inputs + i[:, None] * C + columns[None, :], kept, mask=keeps[:, None] & inside)
 
 
 def causal_conv(x: Tensor, weight: Tensor, conv: ConvState, rows: RecurrentRows) -> Tensor:

@@ -25,6 +25,7 @@ from surestep_kernels.choose import SATURATED, Chosen, DrawParams, RowStatus
 
 from . import candidates
 from .candidates import Lists, choose_groups, last_gap
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .gumbel import gumbel, row_key
 from .nucleus import draw_restricted
 from .rest import weigh, weighs_all, weight_scale
@@ -59,6 +60,7 @@ _PLACES: tl.constexpr = tl.constexpr(RUN * RUNS)
 _TILE: tl.constexpr = tl.constexpr(LANES * LINES)
 
 
+@DependentKernel
 @triton.jit
 def _peak_kernel(
     z_ptr,  # f32[N, V]
@@ -70,6 +72,7 @@ def _peak_kernel(
     V, parts,
     CUTS: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     value, lowest = tl.full((), float("-inf"), tl.float32), tl.full((), _NO_ID, tl.int32)
     group, place = part * _GROUPS + tl.arange(0, _GROUPS), tl.arange(0, _PLACES)
@@ -99,6 +102,7 @@ def _peak_kernel(
         tl.store(counts_ptr + tl.arange(0, 2), tl.zeros((2,), tl.int32))
 
 
+@DependentKernel
 @triton.jit
 def _collect_kernel(
     value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
@@ -110,6 +114,7 @@ def _collect_kernel(
     V, parts, wanted,
     DRAWS: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     value, best_id = best_of_parts(value_ptr, id_ptr, row, parts, BLOCK)
     peak = value + 0.0  # of zeros the positive one
@@ -138,6 +143,7 @@ def _collect_kernel(
                 append(whole_ptr, counts_ptr + 1, row)
 
 
+@DependentKernel
 @triton.jit
 def _draw_kernel(
     z_ptr,  # f32[N, V]
@@ -148,6 +154,7 @@ def _draw_kernel(
     value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
     V, parts, id_bits,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     items = tl.load(counts_ptr + 1) * parts
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         row, part = tl.load(whole_ptr + item // parts).to(tl.int64), item % parts
@@ -171,6 +178,7 @@ def _draw_kernel(
         tl.store(id_ptr + row * parts + part, lowest)
 
 
+@DependentKernel
 @triton.jit
 def _finish_kernel(
     peak_ptr, greedy_ptr,  # f32[N], i32[N]
@@ -181,6 +189,7 @@ def _finish_kernel(
     DRAWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     peak, chosen = tl.load(peak_ptr + row), tl.load(greedy_ptr + row)
     if DRAWS:  # noqa: SIM102  # known when the kernel is compiled; the other one is not

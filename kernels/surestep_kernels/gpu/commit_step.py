@@ -11,6 +11,8 @@ from surestep_kernels.choose import Chosen, RowStatus
 from surestep_kernels.commit_step import Report, StopIds, report_width
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 _OK: tl.constexpr = tl.constexpr(int(RowStatus.OK))
 _FACTS: tl.constexpr = tl.constexpr(len(Report._fields) - 1)
 
@@ -59,6 +61,7 @@ def _judge(
     )
 
 
+@DependentKernel
 @triton.jit
 def _commit_kernel(
     slot_ptr, cu_rows_ptr, advances_ptr, catch_up_ptr, window_ptr,  # i32[R], cu i32[R+1]
@@ -73,6 +76,7 @@ def _commit_kernel(
     S, W, K,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_ptr + row)
     slot = tl.where((slot >= 0) & (slot < S), slot, S - 1).to(tl.int64)

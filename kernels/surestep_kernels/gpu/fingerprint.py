@@ -9,10 +9,13 @@ from torch import Tensor
 
 from surestep_kernels.slot_state import StepRows
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 _BLOCK = 1024
 _BITS = {2: torch.int16, 4: torch.int32}
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["N"])
 def _fingerprint_kernel(
     sum_ptr,  # i64[1]
@@ -22,6 +25,7 @@ def _fingerprint_kernel(
     N, H,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     line = tl.program_id(0).to(tl.int64)
     in_window = line < N
     row = tl.load(position_row_ptr + line, mask=in_window, other=0)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from surestep_kernels.fp8_rows import CARRY, FP8_MAX, INFINITY
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .weight_tile import padded_group
 
 _GROUPS = 8  # of a program
@@ -25,6 +26,7 @@ class Factor(NamedTuple):
     scales: Tensor | None  # f32[groups, M]; of FP8 only
 
 
+@DependentKernel
 @triton.jit
 def _quantize_rows_kernel(
     codes_ptr,  # [M, groups * BLOCK_K]
@@ -37,6 +39,7 @@ def _quantize_rows_kernel(
     GROUPS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     group, at = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS), tl.arange(0, BLOCK_K)
     k = at // 16 * 16 + at % 16 // 4 * 2 + at % 2 * 8 + at // 2 % 2  # FP8_ORDER

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from surestep_kernels.recurrent import DeltaState, RecurrentRows
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .gated_delta_chunks import CHUNK, run_chunks
 from .gated_delta_inputs import prepare
 from .recurrent import COLUMNS, row_pending, row_slot, row_snapshot, row_tail
@@ -80,6 +81,7 @@ def _run_tokens(
     return state
 
 
+@DependentKernel
 @triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _gated_delta_kernel(
     out_ptr,  # [T, HV, DV]
@@ -112,6 +114,7 @@ def _gated_delta_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     slot, known = row_slot(slots_ptr, row, num_slots)
     first, count, chunked = row_tail(cu_rows_ptr, chunked_ptr, row, CHUNK)  # the state is there

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from surestep_kernels.recurrent import DeltaState, RecurrentRows
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .gated_delta_inputs import Prepared
 from .recurrent import COLUMNS, row_chunked, row_slot, row_snapshot, row_tokens
 
@@ -40,6 +41,7 @@ def _inverse(a, CHUNK: tl.constexpr):
     return inverse
 
 
+@DependentKernel
 @triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _chunk_matrices_kernel(
     solve_ptr,  # f32[T, HV, CHUNK]: (I + A)^-1 beta, the line of each token
@@ -56,6 +58,7 @@ def _chunk_matrices_kernel(
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     row, head = tl.program_id(0), tl.program_id(2)
     first, count = row_tokens(cu_rows_ptr, row)
     start = tl.program_id(1) * CHUNK
@@ -109,6 +112,7 @@ def _run_chunk(
     return tl.dot(tl.trans(k), left, state * tl.exp(whole), input_precision="tf32")
 
 
+@DependentKernel
 @triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _run_chunks_kernel(
     out_ptr,  # [T, HV, DV]
@@ -136,6 +140,7 @@ def _run_chunks_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     row, head = tl.program_id(0), tl.program_id(1)
     slot, known = row_slot(slots_ptr, row, num_slots)
     first, count = row_tokens(cu_rows_ptr, row)

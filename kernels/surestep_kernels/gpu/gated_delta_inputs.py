@@ -15,6 +15,7 @@ from torch import Tensor
 
 from surestep_kernels.recurrent import DeltaState, RecurrentRows
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .recurrent import COLUMNS, row_pending, row_slot, row_tokens
 
 _BLOCK_T = 16  # tokens of a program; more where a window may be longer
@@ -80,6 +81,7 @@ def _prepare_records(
     tl.store(decays_ptr + g_from + g_at, new_decays, mask=new & g_mask)
 
 
+@DependentKernel
 @triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _prepare_kernel(
     qkv_ptr,  # [T, 2 HK DK + HV DV]
@@ -111,6 +113,7 @@ def _prepare_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     row, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot, known = row_slot(slots_ptr, row, num_slots)
     first, count = row_tokens(cu_rows_ptr, row)
@@ -119,9 +122,8 @@ def _prepare_kernel(
     tokens, there, v_heads = first + t, (t < count)[:, None], head * (HV // HK) + g
     k_mask, g_mask = there & (i < DK)[None, :], there & (g < HV // HK)[None, :]
     qkv_at = tokens[:, None] * (2 * HK * DK + HV * DV) + (head * DK + i)[None, :]
-    q = tl.load(qkv_ptr + qkv_at, mask=k_mask, other=0.0).to(tl.float32)
-    k = tl.load(qkv_ptr + HK * DK + qkv_at, mask=k_mask, other=0.0).to(tl.float32)
-    q, k = _normalised(q) * scale, _normalised(k)
+    q = _normalised(tl.load(qkv_ptr + qkv_at, mask=k_mask, other=0.0).to(tl.float32)) * scale
+    k = _normalised(tl.load(qkv_ptr + HK * DK + qkv_at, mask=k_mask, other=0.0).to(tl.float32))
     k_at = (tokens * HK + head)[:, None] * DK + i[None, :]
     tl.store(q_ptr + k_at, q, mask=k_mask)
     tl.store(k_ptr + k_at, k, mask=k_mask)

@@ -17,6 +17,7 @@ from surestep_kernels.gather_step import StepInputs
 from surestep_kernels.gather_tokens import TokenRuns
 from surestep_kernels.slot_state import OUT_OF_BOUNDS, DraftIds, SlotState, StepRows
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .gather_tokens import gather_tokens
 
 _BLOCK = 256
@@ -30,6 +31,7 @@ def _safe_slot(slot, lines):
     return tl.where(exists, slot, lines - 1).to(tl.int64), exists
 
 
+@DependentKernel
 @triton.jit
 def _rows_kernel(
     slot_ptr,  # i32[R]
@@ -53,6 +55,7 @@ def _rows_kernel(
     K,
     BLOCK_K: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     slot, exists = _safe_slot(tl.load(slot_ptr + row), S)
     if not exists:
@@ -75,6 +78,7 @@ def _rows_kernel(
     tl.store(tokens_ptr + slot * W + place, ids, mask=used)
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["N"])
 def _lengths_kernel(
     position_row_ptr,  # i32[N]
@@ -85,6 +89,7 @@ def _lengths_kernel(
     N,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(position_row_ptr + n, mask=n < N, other=0).to(tl.int64)
     slot = tl.load(slots_ptr + row, mask=n < N, other=0)

@@ -11,11 +11,14 @@ from torch import Tensor
 from surestep_kernels.gather_tokens import TokenInputs, TokenRuns
 from surestep_kernels.slot_state import OUT_OF_BOUNDS, SlotState
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 _BLOCK = 256
 _BAD: tl.constexpr = tl.constexpr(OUT_OF_BOUNDS)
 _NULL: tl.constexpr = tl.constexpr(NULL_BLOCK)
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["T"])  # varies: every step would compile for some
 def _tokens_kernel(
     token_row_ptr,  # i32[T]
@@ -30,6 +33,7 @@ def _tokens_kernel(
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = token < T
     row = tl.load(token_row_ptr + token, mask=mask, other=0).to(tl.int64)

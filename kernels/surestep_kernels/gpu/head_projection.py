@@ -14,6 +14,7 @@ from torch import Tensor
 from surestep_kernels.head_projection import HeadProjection
 from surestep_kernels.kv_cache import FP8, LayerCache
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .splits import Parts, load_total
 from .store_kv import encode
 
@@ -59,6 +60,7 @@ def _turned(x, partner, positions_ptr, cos_sin_ptr, token, num_positions, half, 
     return x * cos + partner * tl.where(dim < half, -sin, sin)
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["T"])
 def _project_heads_kernel(
     out_ptr,  # [T, heads, D]; of keys and values without meaning, unless it is the sum itself
@@ -79,6 +81,7 @@ def _project_heads_kernel(
     WHOLE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, IS_FP8: tl.constexpr,
     HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     KEYS: tl.constexpr = HEADS + OTHERS
     VALUES: tl.constexpr = KEYS + KV_HEADS

@@ -25,6 +25,7 @@ from torch import Tensor
 from surestep_kernels.linear import PackedLinear, WeightFormat
 from surestep_kernels.quantized import QuantizedWeight, pack_quantized_reference
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .fp8_rows import Factor, quantize_rows
 from .plain_linear import plain_parts
 from .splits import Parts, Tiles, add_up, multiply, steps_per_split, store_tile
@@ -103,6 +104,7 @@ def quantized_sums(
     return total + acc if SPLITS else acc
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["M", "per_split"])
 def _linear_kernel(
     out_ptr,  # [M, N], or sums f32[splits, M, N] if APART
@@ -125,6 +127,7 @@ def _linear_kernel(
     INT4: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     block, _ = places(BLOCK_N, BLOCK_K, INT4)

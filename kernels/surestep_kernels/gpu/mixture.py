@@ -16,6 +16,7 @@ from torch import Tensor
 
 from surestep_kernels.moe import Mixture, PackedExperts, Router
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .moe import add_experts, run_experts
 from .mul_sigmoid import gated
 from .rms_norm import PER_WARP_OF_PARTS, add_and_normalise, tiles_of_rows
@@ -26,6 +27,7 @@ from .splits import Parts, load_total
 _BLOCK = 256  # columns of the shared expert: those of a warp
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["rows"])
 def _route_tokens_kernel(
     weights_ptr,  # f32[T, K]
@@ -45,6 +47,7 @@ def _route_tokens_kernel(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     token = tl.program_id(0).to(tl.int64)
     if tl.program_id(1) > 0:
         column = (tl.program_id(1) - 1) * BLOCK + tl.arange(0, BLOCK)
@@ -95,6 +98,7 @@ def route_tokens(scores: Parts, shared: Parts, x: Tensor, router: Router) -> Mix
     return mixture
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["rows", "first"])
 def _mix_experts_kernel(
     out_ptr,  # [T, H]
@@ -116,6 +120,7 @@ def _mix_experts_kernel(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     dtype: tl.constexpr = residual_ptr.dtype.element_ty
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     here = column[None, :]

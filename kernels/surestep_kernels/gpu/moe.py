@@ -26,6 +26,7 @@ from torch import Tensor
 from surestep_kernels.linear import PackedLinear, WeightFormat
 from surestep_kernels.moe import PackedExperts, moe_reference, pack_experts_reference
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .fp8_rows import Factor, quantize_rows
 from .linear import ONE_WIDTH, linear, quantized_sums
 from .moe_tiles import Tiles, cut_tiles
@@ -46,6 +47,7 @@ def _gate(x, dtype: tl.constexpr):
     return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["capacity", "num_lines"])
 def _experts_kernel(
     out_ptr,  # [P, N], or [P, N / 2] if GATED
@@ -69,6 +71,7 @@ def _experts_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     expert = tl.load(experts_ptr + tl.program_id(0)).to(tl.int64)
     if expert >= E:
         return
@@ -128,6 +131,7 @@ def add_experts(
     return total
 
 
+@DependentKernel
 @triton.jit
 def _combine_kernel(
     total_ptr,  # f32[T, H]
@@ -141,6 +145,7 @@ def _combine_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     token, column = (
         tl.program_id(0).to(tl.int64),
         tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H),

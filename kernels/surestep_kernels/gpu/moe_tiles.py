@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 _BLOCK_P = 1024
 _LEAST_BINS = 128  # of a histogram: one for each thread
 
@@ -22,6 +24,7 @@ class Tiles(NamedTuple):
     firsts: Tensor  # i32[B] first of the expert's pairs that is in the tile
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["num_pairs", "capacity", "num_tiles"])
 def _cut_tiles_kernel(
     pairs_ptr,  # i32[E, capacity]
@@ -39,6 +42,7 @@ def _cut_tiles_kernel(
     BLOCK_M: tl.constexpr,  # pairs of a tile
 ):
     """A program lists the pairs of its expert. It counts all, to know the tiles before its own."""
+    wait_for_earlier_kernels()
     expert, every = tl.program_id(0), tl.arange(0, BLOCK_E)
     counts, to = tl.zeros((BLOCK_E,), tl.int32), pairs_ptr + expert.to(tl.int64) * capacity
     for start in range(0, num_pairs, BLOCK_P):

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 _BLOCK = 1024
 
 
@@ -16,6 +18,7 @@ def gated(x, gate, dtype: tl.constexpr):
     return (x.to(tl.float32) * factor).to(dtype)
 
 
+@DependentKernel
 @triton.jit
 def _mul_sigmoid_kernel(
     x_ptr,  # [T, W]
@@ -25,6 +28,7 @@ def _mul_sigmoid_kernel(
     SCALAR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from surestep_kernels.ngram import NgramDrafts
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 _BLOCK = 1024  # places that one program tries
 
 
@@ -27,6 +29,7 @@ def _line(tokens_ptr, slots_ptr, lengths_ptr, row, num_slots, width):
     return tokens_ptr + tl.where(inside, slot, 0) * width, tl.where(inside, length, 0)
 
 
+@DependentKernel
 @triton.jit
 def _match_kernel(
     keys_ptr,  # i64[R, B]
@@ -39,6 +42,7 @@ def _match_kernel(
     min_n,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     line, length = _line(tokens_ptr, slots_ptr, lengths_ptr, row, num_slots, width)
     last = length - 1
@@ -54,6 +58,7 @@ def _match_kernel(
     tl.store(keys_ptr + row * tl.num_programs(1) + tl.program_id(1), tl.max(keys, axis=0))
 
 
+@DependentKernel
 @triton.jit
 def _propose_kernel(
     ids_ptr,  # [R, K], all integers as slots
@@ -70,6 +75,7 @@ def _propose_kernel(
     BLOCKS: tl.constexpr,
     DRAFTS: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     line, length = _line(tokens_ptr, slots_ptr, lengths_ptr, row, num_slots, width)
     block, ahead = tl.arange(0, BLOCKS), tl.arange(0, DRAFTS)

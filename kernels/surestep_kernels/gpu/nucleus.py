@@ -29,6 +29,7 @@ from torch import Tensor
 from surestep_kernels.choose import DrawParams
 
 from .candidates import Lists, gather, last_gap
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .gumbel import gumbel, row_key
 from .limit import listed_limit, whole_limit
 from .mass import mass_of, mass_wanted
@@ -101,6 +102,7 @@ def _settle_list(
     return settled, limit
 
 
+@DependentKernel
 @triton.jit
 def _settle_kernel(
     z_ptr,  # f32[N, V]
@@ -112,6 +114,7 @@ def _settle_kernel(
     V, parts, id_bits,
     SHORT: tl.constexpr, CAPACITY: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     if tl.program_id(0) < tl.load(counts_ptr):
         row = tl.load(restricted_ptr + tl.program_id(0)).to(tl.int64)
         listed, window = tl.load(listed_ptr + row), tl.load(window_ptr + row)

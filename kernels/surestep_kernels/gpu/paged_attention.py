@@ -50,12 +50,14 @@ from .attention_work import (
     load_tile,
     splits_of,
 )
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 
 _WIDE_TILE = 64  # queries: the least that fills the wide tensor core instruction of sm_90
 _FP32_TILE = 16  # fp32 is multiplied without tensor cores
 _UNROLL = 16  # splits whose sums are read together
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["num_rows", "table_width", "num_shares", "num_lines"])
 def _attend_kernel(
     out_ptr,  # [T, Hq, D]
@@ -80,6 +82,7 @@ def _attend_kernel(
     C: tl.constexpr,
     HAS_LONG: tl.constexpr,  # whether some rows may be long, or too many for scratch
 ):
+    wait_for_earlier_kernels()
     program, kv_head = tl.program_id(0) // C.KV_HEADS, tl.program_id(0) % C.KV_HEADS
     rows = Rows(cu_rows_ptr, start_ptr, num_rows, table_width * C.BLOCK_SIZE, num_lines)
     offset = kv_head.to(tl.int64) * (C.BLOCK_SIZE * C.D)
@@ -143,6 +146,7 @@ def _attend_tile(out_ptr, scales_ptr, sinks_ptr, inputs, scale, place, C: tl.con
     tl.store(to + of[:, None] * C.D + dims, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["num_rows", "table_width", "num_lines", "max_tokens"])
 def _merge_kernel(
     out_ptr,  # [T, Hq, D]
@@ -160,6 +164,7 @@ def _merge_kernel(
     UNROLL: tl.constexpr,  # splits whose loads are under way together
 ):
     """A query from its splits: as a long row's program merges them, bit for bit."""
+    wait_for_earlier_kernels()
     rows = Rows(cu_rows_ptr, start_ptr, num_rows, table_width * C.BLOCK_SIZE, num_lines)
     number, index = tl.program_id(0) // max_tokens, tl.program_id(0) % max_tokens
     row, head = load_row(rows, number), tl.program_id(1) + tl.arange(0, 1)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from surestep_kernels.linear import PackedLinear
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .splits import Parts, Tiles, add_up, multiply, steps_per_split, store_tile
 
 _BLOCK_K, _COLUMNS = 64, 128
@@ -84,6 +85,7 @@ def _all_splits(x_ptr, w_ptr, rows, columns, M, N, K, per_split, BLOCK_K: tl.con
 
 # The steps of a split are no constant: a border that the compiler knows would let it start a sum
 # from the total where it has to start from zero.
+@DependentKernel
 @triton.jit(do_not_specialize=["M", "per_split"])
 def _plain_linear_kernel(
     out_ptr,  # [M, N], or sums f32[splits, M, N] if APART
@@ -100,6 +102,7 @@ def _plain_linear_kernel(
     BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     if APART:

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .splits import Parts, load_total
 
 _ELEMENTS = 2048  # of a block of narrow rows
@@ -29,6 +30,7 @@ def _normalise(wide, weight, eps, width, dtype: tl.constexpr):
     return normed.to(dtype).to(tl.float32) * weight[None, :]
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm_kernel(
     out_ptr,  # [T, heads, H]
@@ -43,6 +45,7 @@ def _rms_norm_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     mask = (row < rows)[:, None] & (column < width)[None, :]
@@ -66,6 +69,7 @@ def add_and_normalise(out_ptr, residual_ptr, weight_ptr, x, at, column, mask, ep
     tl.store(out_ptr + at, _normalise(total, weight, eps, width, dtype).to(dtype), mask=mask)
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["rows"])
 def _add_rms_norm_kernel(
     out_ptr,  # [T, H]
@@ -81,6 +85,7 @@ def _add_rms_norm_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     dtype: tl.constexpr = residual_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)

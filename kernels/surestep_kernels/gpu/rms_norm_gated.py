@@ -7,7 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 
+
+@DependentKernel
 @triton.jit
 def _rms_norm_gated_kernel(
     out_ptr,  # [T, H, D]
@@ -20,6 +23,7 @@ def _rms_norm_gated_kernel(
     D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, BLOCK)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from surestep_kernels.rotary import Sections
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 
 @triton.jit
 def _axes(pair, height, width):
@@ -31,6 +33,7 @@ def _rotate(x_ptr, cos, sin, pair, half, heads, head_stride, HEADS: tl.constexpr
     tl.store(first_at + half, (second * cos + first * sin).to(dtype), mask=mask)
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["tokens"])
 def _rotary_kernel(
     q_ptr,  # [T, Hq, D], strides q_token, q_head, 1
@@ -53,6 +56,7 @@ def _rotary_kernel(
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     token = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, HALF)
     if SECTIONS:

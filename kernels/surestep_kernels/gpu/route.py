@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 
 @triton.jit
 def choose_experts(
@@ -33,6 +35,7 @@ def choose_experts(
     tl.store(experts_ptr + token * K + choice, experts, mask=choice < K)
 
 
+@DependentKernel
 @triton.jit
 def _route_kernel(
     weights_ptr,  # f32[T, K]
@@ -44,6 +47,7 @@ def _route_kernel(
     BLOCK_K: tl.constexpr,
     NORMALIZE: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     token, expert = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_E)
     logits = tl.load(logits_ptr + token * E + expert, mask=expert < E, other=float("-inf"))
     choose_experts(weights_ptr, experts_ptr, logits, token, E, K, BLOCK_K, NORMALIZE)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from surestep_kernels.linear import PackedLinear
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .plain_linear import plain_sums
 from .splits import store_tile
 
@@ -63,6 +64,7 @@ _LOGITS = Tile(64, 128, 64, False, 4, 4)
 TILES = tuple(dict.fromkeys(tile for _, *tiles in _BUCKETS for tile in tiles))
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["M"])
 def _sequential_linear_kernel(
     out_ptr,  # [M, N]
@@ -78,6 +80,7 @@ def _sequential_linear_kernel(
     BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)

@@ -10,6 +10,8 @@ from torch import Tensor
 from surestep_kernels.choose import SATURATED
 from surestep_kernels.shape_logits import Biases, Forbidden, Penalties, Positions, Shaping
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 _BLOCK = 1024
 _SATURATED: tl.constexpr = tl.constexpr(SATURATED)
 
@@ -21,6 +23,7 @@ def _unless_unusable(new, old):
     return tl.where(usable, tl.minimum(new, _SATURATED), float("nan"))
 
 
+@DependentKernel
 @triton.jit
 def _bias_kernel(
     z_ptr,  # f32[N, V]
@@ -29,6 +32,7 @@ def _bias_kernel(
     V,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     row = tl.load(which_ptr + tl.program_id(0)).to(tl.int64)
     window = tl.load(window_ptr + row)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -39,6 +43,7 @@ def _bias_kernel(
     tl.store(z_ptr + row * V + ids, _unless_unusable(new, old), mask=ids < V)
 
 
+@DependentKernel
 @triton.jit
 def _count_kernel(
     counts_ptr,  # i32[P, V] zeros; then 1 for a token of the history, 2 more for each in the output
@@ -48,6 +53,7 @@ def _count_kernel(
     V, W,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(which_ptr + index).to(tl.int64)
     position = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -61,6 +67,7 @@ def _count_kernel(
     tl.atomic_add(at, 2, mask=mask & (position >= prompt_len), sem="relaxed")
 
 
+@DependentKernel
 @triton.jit
 def _penalise_kernel(
     z_ptr,  # f32[N, V]
@@ -70,6 +77,7 @@ def _penalise_kernel(
     V,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(which_ptr + index).to(tl.int64)
     window = tl.load(window_ptr + row)
@@ -85,6 +93,7 @@ def _penalise_kernel(
     tl.store(z_ptr + row * V + ids, _unless_unusable(new, old), mask=ids < V)
 
 
+@DependentKernel
 @triton.jit
 def _forbid_kernel(
     z_ptr,  # f32[N, V]
@@ -93,6 +102,7 @@ def _forbid_kernel(
     cu_ptr, cu_ids_ptr, ids_ptr, until_ptr, first_ptr,  # see Forbidden
     V, W,
 ):  # fmt: skip
+    wait_for_earlier_kernels()
     row = tl.load(which_ptr + tl.program_id(0)).to(tl.int64)
     window, length = tl.load(window_ptr + row), tl.load(length_ptr + row)
     line = tokens_ptr + tl.load(slot_ptr + row).to(tl.int64) * W

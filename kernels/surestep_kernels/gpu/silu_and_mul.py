@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
 from .splits import Parts, load_total
 
 _BLOCK = 1024
@@ -30,6 +31,7 @@ def activate(
     tl.store(out_ptr + row * inner + column - inner, out, mask=mask)
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["rows"])
 def _silu_and_mul_kernel(
     out_ptr,  # [T, I]
@@ -41,6 +43,7 @@ def _silu_and_mul_kernel(
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     activate(out_ptr, sums_ptr, bias_ptr, row, column, rows, inner, SPLITS, HAS_BIAS)

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from surestep_kernels.linear import PackedLinear
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 _WANTED_PROGRAMS = 256  # splits make up for those that columns lack
 _MIN_SPLIT = 2  # steps
 _SUM_BLOCK = 128  # columns of a warp: 16 bytes of each split for a thread
@@ -135,6 +137,7 @@ def load_total(
     return total
 
 
+@DependentKernel
 @triton.jit(do_not_specialize=["M"])  # which has to stay a tensor if it is 1
 def _sum_splits_kernel(
     out_ptr,  # [M, N]
@@ -146,6 +149,7 @@ def _sum_splits_kernel(
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at, mask = tl.program_id(0).to(tl.int64) * N + column, column < N
     total = load_total(sums_ptr, bias_ptr, at, column, mask, M, N, SPLITS, HAS_BIAS)

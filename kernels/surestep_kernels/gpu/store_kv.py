@@ -13,6 +13,8 @@ from torch import Tensor
 
 from surestep_kernels.kv_cache import FP8, LayerCache
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 
 @triton.jit
 def _encode_fp8(x):
@@ -39,6 +41,7 @@ def encode(x, scales_ptr, which, IS_FP8: tl.constexpr, HAS_SCALES: tl.constexpr)
     return x
 
 
+@DependentKernel
 @triton.jit
 def _store_kv_kernel(
     k_ptr,  # [T, H, D] with a stride from token to token
@@ -61,6 +64,7 @@ def _store_kv_kernel(
     IS_FP8: tl.constexpr,
     HAS_SCALES: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token)
     if (slot < 0) | (slot >= num_slots):

@@ -8,9 +8,12 @@ from torch import Tensor
 
 from surestep_kernels.write_runs import Runs
 
+from .dependent_launch import DependentKernel, wait_for_earlier_kernels
+
 _BLOCK = 1024
 
 
+@DependentKernel
 @triton.jit
 def _write_runs_kernel(
     memory_ptr,  # i32[M]
@@ -20,6 +23,7 @@ def _write_runs_kernel(
     M,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier_kernels()
     run = tl.program_id(0)
     begin, end = tl.load(cu_ptr + run), tl.load(cu_ptr + run + 1)
     offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
