@@ -41,7 +41,7 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
     """Servers of the fault suite are started once, not once per worker."""
-    from fault_scheduling import ByServer
+    from support.suite.sharing import ByServer
 
     return ByServer(config, log) if config.getvalue("dist") == "load" else None
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-from mtp_reference import MtpReference
+from support.references.mtp import MtpReference
 from tiny_hybrid.checkpoint import new_head, new_trunk, save
 from tiny_hybrid.corpus import Batches, make_tokenizer, text
 from tiny_hybrid.evaluate import evaluate

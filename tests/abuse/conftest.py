@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny_tokenizer
-from tiny import make_tiny_checkpoint
+from support.checkpoints import tiny_tokenizer
+from support.checkpoints.tiny import make_tiny_checkpoint
 
 
 @pytest.fixture(scope="session")

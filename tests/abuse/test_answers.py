@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_scheduler import default_info, start, tokens
-from gateway_stack import Stack, StartStack, stacks
 from slow_clients import connect, post, stop_reading
+from support.fakes.scheduler import default_info, start, tokens
+from support.processes.gateway_stack import Stack, StartStack, stacks
 from surestep_gateway.request import prepare
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from gateway_stack import Stack, StartStack, stacks
+from support.processes.gateway_stack import Stack, StartStack, stacks
 
 EVIL = "https://evil.example"
 GOOD = "https://app.example"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from stack import environment
-from tiny import make_tiny_checkpoint
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.processes.stack import environment
 
 pytestmark = pytest.mark.timeout(120)
 LONGEST_S = 30.0  # three on a quiet machine; the start-up itself may take ten minutes

@@ -8,9 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from abuse_server import Abused, abused, until
-from fault_streams import Tally
-from private_mounts import fill, needs_mounts, within
+from support.faults.deprived_server import Abused, abused, until
+from support.faults.private_mounts import fill, needs_mounts, within
+from support.faults.streams import Tally
 
 pytestmark = [pytest.mark.timeout(240), needs_mounts]
 SHM = Path("/dev/shm")

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fault_server import FaultyServer, serve_for_faults
-from tiny import make_tiny_checkpoint
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.faults.server import FaultyServer, serve_for_faults
 
 pytestmark = pytest.mark.timeout(180)
 SLOTS, BUDGET, QUEUE = 8, 64, 40

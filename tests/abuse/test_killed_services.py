@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from abuse_server import Abused, abused, until
-from fault_streams import Tally
+from support.faults.deprived_server import Abused, abused, until
+from support.faults.streams import Tally
 
 pytestmark = pytest.mark.timeout(300)
 KILLS = 7  # the launcher used to give up at the sixth

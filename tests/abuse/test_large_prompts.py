@@ -11,10 +11,10 @@ from typing import NamedTuple
 import httpx
 import psutil
 import pytest
-from fake_scheduler import FakeScheduler, running
-from gateway_process import gateway, until_ready
-from gateway_stack import StartStack, stacks
-from ports import free_port
+from support.fakes.scheduler import FakeScheduler, running
+from support.processes.gateway import gateway, until_ready
+from support.processes.gateway_stack import StartStack, stacks
+from support.processes.ports import free_port
 from surestep_gateway.text.tokenizer import Texts, Tokenizer
 
 SIZE = 30 << 20

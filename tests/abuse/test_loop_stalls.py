@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import httpx
 import pytest
-from fake_scheduler import default_info, emulating, running, start, tokens
-from gateway_process import gateway, until_ready
 from nasty_bodies import Nasty, nasty_bodies
-from ports import free_port
+from support.fakes.scheduler import default_info, emulating, running, start, tokens
+from support.processes.gateway import gateway, until_ready
+from support.processes.ports import free_port
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 LARGE, MEDIUM, SMALL = 31 << 20, 1 << 20, 60 << 10

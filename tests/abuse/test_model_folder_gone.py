@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from abuse_server import Abused, abused, until
-from fault_run import client_of
-from fault_streams import Ask, Tally, stream
 from openai import APIError
-from tiny import make_tiny_checkpoint
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.faults.deprived_server import Abused, abused, until
+from support.faults.run import client_of
+from support.faults.streams import Ask, Tally, stream
 
 pytestmark = pytest.mark.timeout(240)
 

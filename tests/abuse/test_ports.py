@@ -14,7 +14,7 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from stack import Stack, serve
+from support.processes.stack import Stack, serve
 from surestep_proto import engine_pb2, generate_pb2, generate_pb2_grpc, vllm_engine_pb2
 
 API_KEY, ADMIN_KEY, GRPC_KEY = "key-of-a-client", "key-of-an-operator", "key-of-a-grpc-client"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, needs_browser
-from gateway_stack import Stack, StartStack, stacks
-from ports import free_port
+from support.processes.browser import CHROMIUM, needs_browser
+from support.processes.gateway_stack import Stack, StartStack, stacks
+from support.processes.ports import free_port
 
 pytestmark = needs_browser
 

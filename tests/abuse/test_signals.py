@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fault_server import FaultyServer, serve_for_faults
-from tiny import make_tiny_checkpoint
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.faults.server import FaultyServer, serve_for_faults
 
 pytestmark = pytest.mark.timeout(180)
 FATAL, MARK = 383, 382  # tokens that nobody's request may emit

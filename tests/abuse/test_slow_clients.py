@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_scheduler import FakeScheduler, emulating, running, start, tokens
-from gateway_process import Process, gateway, until_ready
-from ports import free_port
 from slow_clients import OTHERS, READERS, be, silent
+from support.fakes.scheduler import FakeScheduler, emulating, running, start, tokens
+from support.processes.gateway import Process, gateway, until_ready
+from support.processes.ports import free_port
 from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest
 
 NUM_CLIENTS = 1000

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from abuse_server import SEED, Abused, abused, until
-from fault_streams import KINDS, Tally, ask
+from support.faults.deprived_server import SEED, Abused, abused, until
+from support.faults.streams import KINDS, Tally, ask
 
 pytestmark = pytest.mark.timeout(240)
 STREAMS, CHOICES, TOKENS = 16, 4, 70

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
-from abuse_server import Abused, abused, until
-from fault_streams import Tally
+from support.faults.deprived_server import Abused, abused, until
+from support.faults.streams import Tally
 
 pytestmark = pytest.mark.timeout(240)
 LONGEST_S = 20.0  # that any client may wait for its next token

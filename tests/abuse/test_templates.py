@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-import tiny_tokenizer
-from gateway_stack import Stack, StartStack, stacks
+from support.checkpoints import tiny_tokenizer
+from support.processes.gateway_stack import Stack, StartStack, stacks
 from surestep_gateway.text.tokenizer import Texts, Tokenizer
 
 CHAT = "/v1/chat/completions"

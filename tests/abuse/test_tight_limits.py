@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from abuse_server import Abused, abused
-from fault_streams import Tally
-from stack import environment
-from tiny import make_tiny_checkpoint
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.faults.deprived_server import Abused, abused
+from support.faults.streams import Tally
+from support.processes.stack import environment
 
 pytestmark = pytest.mark.timeout(240)
 MIB = 1 << 20

@@ -16,7 +16,7 @@ from clients import page
 from clients.checks import FAILED, LOGLIKELIHOODS, MODEL, SCORED
 from clients.environments import CACHE, CannotInstallError, Client, clients, environment, variables
 from clients.scripted_model import make_scripted_checkpoint, write_loglikelihoods
-from stack import Stack, serve
+from support.processes.stack import Stack, serve
 
 KEY = "the-key-of-the-clients"
 FLAGS = (

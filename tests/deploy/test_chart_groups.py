@@ -8,7 +8,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from chart import Rendered, environ, needs_helm, render
+from support.processes.helm_chart import Rendered, environ, needs_helm, render
 
 pytestmark = needs_helm
 

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import yaml
-from chart import CHART, EXAMPLES, Rendered, environ, helm, needs_helm, render
+from support.processes.helm_chart import (
+    CHART,
+    EXAMPLES,
+    Rendered,
+    environ,
+    helm,
+    needs_helm,
+    render,
+)
 
 pytestmark = needs_helm
 

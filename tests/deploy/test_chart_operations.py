@@ -8,7 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from chart import CHART, Rendered, helm, needs_helm, refusal, render
+from support.processes.helm_chart import CHART, Rendered, helm, needs_helm, refusal, render
 
 pytestmark = needs_helm
 

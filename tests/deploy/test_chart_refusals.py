@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from chart import needs_helm, refusal
+from support.processes.helm_chart import needs_helm, refusal
 
 pytestmark = needs_helm
 

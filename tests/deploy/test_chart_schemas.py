@@ -7,7 +7,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
-from chart import EXAMPLES, needs_helm, render
+from support.processes.helm_chart import EXAMPLES, needs_helm, render
 
 pytestmark = needs_helm
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
-from ports import free_port
-from stack import Stack, serve
+from support.processes.ports import free_port
+from support.processes.stack import Stack, serve
 
 pytestmark = [
     pytest.mark.timeout(400),

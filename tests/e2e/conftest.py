@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stack import Stack, serve
-from tiny import make_tiny_checkpoint
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.processes.stack import Stack, serve
 
 SPECULATION = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}'
 FLAGS = ("--max-num-seqs", "32", "--max-num-batched-tokens", "128", "--kv-cache-memory", "0.05")

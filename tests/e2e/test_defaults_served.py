@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from ports import free_port
-from stack import Stack, serve
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.processes.ports import free_port
+from support.processes.stack import Stack, serve
 from surestep.client import Client
 from surestep_common.sampling_defaults import neutral, shown
-from tiny import make_tiny_checkpoint
 
 CHAT = {"messages": [{"role": "user", "content": "ab"}]}
 LENGTH = 9

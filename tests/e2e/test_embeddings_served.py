@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.conftest import FLAGS
-from embedders import make_tiny_embedder, vectors_by_transformers
 from openai import BadRequestError, OpenAI
-from stack import Stack, serve
+from support.checkpoints.embedders import make_tiny_embedder, vectors_by_transformers
+from support.processes.stack import Stack, serve
 from transformers import AutoTokenizer
 
 pytestmark = pytest.mark.timeout(180)

@@ -11,7 +11,7 @@ import pytest
 from e2e.conftest import FLAGS, SPECULATION
 from openai import OpenAI, Stream
 from openai.types import Completion
-from stack import Stack, serve
+from support.processes.stack import Stack, serve
 
 pytestmark = pytest.mark.timeout(180)
 MAX_TOKENS = 120

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from stack import Stack, serve
+from support.processes.stack import Stack, serve
 
 pytestmark = pytest.mark.timeout(180)
 

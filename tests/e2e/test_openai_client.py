@@ -8,7 +8,7 @@ import random
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from stack import Stack
+from support.processes.stack import Stack
 
 pytestmark = pytest.mark.timeout(180)
 SEED = 20261121

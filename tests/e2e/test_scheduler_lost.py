@@ -12,8 +12,8 @@ import pytest
 from e2e.conftest import FLAGS
 from openai import OpenAI
 from openai.types import Completion
-from stack import Stack, serve
-from tiny import make_tiny_checkpoint
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.processes.stack import Stack, serve
 
 pytestmark = pytest.mark.timeout(180)
 MAX_TOKENS = 1500

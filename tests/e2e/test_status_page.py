@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import browser, complaints, needs_browser
-from fault_server import FaultyServer, serve_for_faults
 from playwright.sync_api import Browser, Page, expect
+from support.faults.server import FaultyServer, serve_for_faults
+from support.processes.browser import browser, complaints, needs_browser
 
 pytestmark = [needs_browser, pytest.mark.timeout(180)]
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stack import Stack, environment
+from support.processes.stack import Stack, environment
 
 
 def command(stack: Stack, *words: str, piped: str = "") -> str:

@@ -10,7 +10,7 @@ import pytest
 import trustme
 from e2e.conftest import FLAGS
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from stack import serve
+from support.processes.stack import serve
 
 
 @pytest.mark.timeout(180)

@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import tiny_tokenizer
-from fake_scheduler import FakeScheduler, replay, running
-from gateway_process import gateway, until_ready
 from openai import AsyncOpenAI
-from ports import free_port
 from pydantic import BaseModel
+from support.checkpoints import tiny_tokenizer
+from support.checkpoints.tiny_tokenizer import EOS_ID
+from support.fakes.scheduler import FakeScheduler, replay, running
+from support.processes.gateway import gateway, until_ready
+from support.processes.ports import free_port
 from surestep_gateway.text.tokenizer import Tokenizer
-from tiny_tokenizer import EOS_ID
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from stack import serve
-from trace_collector import collecting
+from support.processes.stack import serve
+from support.processes.trace_collector import collecting
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from e2e.conftest import FLAGS, SPECULATION
 from openai import OpenAI
-from stack import Stack, serve
+from support.processes.stack import Stack, serve
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from e2e.conftest import FLAGS
-from stack import environment
+from support.processes.stack import environment
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from e2e.conftest import FLAGS
-from stack import environment, serve
+from support.processes.stack import environment, serve
 
 SCRIPT = (
     *("--served-model-name", "first", "second", "--dtype", "half", "--max_model_len", "0.5k"),

@@ -16,8 +16,8 @@ import grpc
 import httpx
 import pytest
 from e2e.conftest import FLAGS, SPECULATION
-from stack import Stack, serve
-from vllm_wire import WireAnswer, WireClient, new
+from support.clients.vllm_wire import WireAnswer, WireClient, new
+from support.processes.stack import Stack, serve
 
 pytestmark = pytest.mark.timeout(180)
 PROMPT = [97, 98, 99, 97, 98, 99, 32, 97, 98, 99]

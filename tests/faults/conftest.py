@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fault_cases import SEED, Setup, cases
-from fault_run import Served, prepare
-from fault_server import serve_for_faults
-from fault_setups import flags, model
+from support.faults.cases import SEED, Setup, cases
+from support.faults.run import Served, prepare
+from support.faults.server import serve_for_faults
+from support.faults.setups import flags, model
 
 _AROUND_S = 300.0
 

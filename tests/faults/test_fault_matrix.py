@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fault_cases import SEED, Fault
-from fault_run import Served, survive
+from support.faults.cases import SEED, Fault
+from support.faults.run import Served, survive
 
 pytestmark = pytest.mark.timeout(300)
 

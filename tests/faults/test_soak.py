@@ -10,10 +10,10 @@ import random
 from collections.abc import Callable
 
 import pytest
-from fault_cases import SEED
-from fault_run import Served
-from fault_setups import served_by
-from fault_soak import grown, memory, soak
+from support.faults.cases import SEED
+from support.faults.run import Served
+from support.faults.setups import served_by
+from support.faults.soak import grown, memory, soak
 
 _SHORT_S = 40.0
 _SHORT_EVERY_S = 3.0, 6.0

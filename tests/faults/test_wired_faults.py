@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 import httpx
 import openai
 import pytest
-from fault_cases import SEED, Setup
-from fault_proxy import Wire
-from fault_run import Served, client_of, run
-from fault_server import SECRET, FaultyServer, serve_for_faults
-from fault_setups import flags, model, served_by
-from fault_streams import Tally, differences, mix, stream
-from gateway_process import gateway, until_ready
-from ports import free_port
+from support.faults.cases import SEED, Setup
+from support.faults.run import Served, client_of, run
+from support.faults.server import SECRET, FaultyServer, serve_for_faults
+from support.faults.setups import flags, model, served_by
+from support.faults.streams import Tally, differences, mix, stream
+from support.faults.wire import Wire
+from support.processes.gateway import gateway, until_ready
+from support.processes.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
 NGRAM = Setup("ngram", 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from parity import ParityBench, make_hybrid
+from support.parity.bench import ParityBench, make_hybrid
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,10 @@ import launch
 import offline
 import online
 import peers
-import ports
 import psutil
 import pytest
 from integration import toy_servers
+from support.processes import ports
 
 TOY = Path(toy_servers.__file__)
 LOAD = ["--concurrency", "1", "2", "--max-tokens", "8", "--prompt-tokens", "4"]

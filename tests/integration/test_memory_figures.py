@@ -8,10 +8,10 @@ import pytest
 import torch
 from memory import Sizes, figures, of_folder
 from safetensors.torch import load_file
+from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_kernels import load_kernels
 from surestep_worker.models import Model, ModelSource, load_model
 from surestep_worker.tp import TensorParallel
-from tiny import make_tiny_checkpoint
 
 HYBRID = Path(__file__).parents[1] / "data" / "tiny-hybrid"
 

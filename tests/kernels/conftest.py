@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from step_column import StepColumn
+from support.kernels.step_column import StepColumn
 from surestep_kernels import KernelSet
 from surestep_kernels.build import file_of
 from surestep_kernels.dispatch import REFERENCE, load_native
@@ -37,7 +37,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> str:
     What an op allocates and does not write is NaN.
     """
     if not HAS_GPU:
-        from triton_interpreter import repair
+        from support.kernels.triton_interpreter import repair
 
         repair(monkeypatch)
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from kernel_cases import assert_close, fill_cache, make_context, row_bounds
+from support.kernels.cases import assert_close, fill_cache, make_context, row_bounds
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import AttentionCase, KernelSet, load_kernels
 from surestep_kernels import flash_attention as flash

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from step_column import StepColumn
+from support.kernels.step_column import StepColumn
 from surestep_common.errors import InvalidRequest
 from surestep_common.sampling_ranges import check_sampling
 from surestep_kernels.choose import RowStatus

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import DTYPES, assert_close, make_quantized
+from support.kernels.cases import DTYPES, assert_close, make_quantized
 from surestep_kernels import KernelSet, PackedLinear, load_kernels
 from surestep_kernels.fp8_rows import quantize_rows, round_rows, with_rounded_rows
 from surestep_kernels.gpu import fp8_rows as ops

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
-from kernel_cases import DTYPES, Context, assert_close, fill_cache, make_context, row_bounds
+from support.kernels.cases import (
+    DTYPES,
+    Context,
+    assert_close,
+    fill_cache,
+    make_context,
+    row_bounds,
+)
 from surestep_kernels import KernelSet
 from surestep_kernels.gpu import attention_grid, attention_work
 from surestep_kernels.gpu import paged_attention as ops

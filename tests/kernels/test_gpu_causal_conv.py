@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_cases import DTYPES, assert_close
-from recurrent_cases import TAPS, Layer, Row, Sizes, make_sequence, mixed_batches
+from support.kernels.cases import DTYPES, assert_close
+from support.kernels.recurrent_cases import TAPS, Layer, Row, Sizes, make_sequence, mixed_batches
 from surestep_kernels import KernelSet
 from surestep_kernels.gpu import causal_conv as ops
 from surestep_kernels.recurrent import ConvState, RecurrentRows

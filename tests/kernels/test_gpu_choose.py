@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draw_params import OFF, make_params, to
-from step_column import StepColumn
+from support.kernels.draw_params import OFF, make_params, to
+from support.kernels.step_column import StepColumn
 from surestep_kernels.choose import RowStatus, choose_reference
 from surestep_kernels.gumbel import gumbel_noise
 

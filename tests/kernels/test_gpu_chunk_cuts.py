@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from recurrent_cases import Layer, Row, Sequence, Sizes, make_sequence
+from support.kernels.recurrent_cases import Layer, Row, Sequence, Sizes, make_sequence
 from surestep_kernels import KernelSet
 from surestep_kernels.gpu import causal_conv as conv_ops
 from surestep_kernels.gpu import gated_delta as ops

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import compile_cases
 import pytest
 import surestep_kernels.gpu
 from gpu_cases import OPS
+from support.kernels import compile_cases
 
 PROGRAM = Path(compile_cases.__file__).with_name("compile_launchers.py")
 KERNEL = re.compile(r"^@triton\.jit[^\n]*\ndef (_\w+_kernel)\(", re.MULTILINE)

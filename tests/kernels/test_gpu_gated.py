@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import DTYPES, assert_close
+from support.kernels.cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
 from surestep_kernels.gpu.mul_sigmoid import mul_sigmoid
 from surestep_kernels.gpu.rms_norm_gated import rms_norm_gated

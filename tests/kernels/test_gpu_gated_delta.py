@@ -5,8 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_cases import assert_close
-from recurrent_cases import Layer, Row, Sequence, Sizes, make_sequence, mixed_batches
+from support.kernels.cases import assert_close
+from support.kernels.recurrent_cases import (
+    Layer,
+    Row,
+    Sequence,
+    Sizes,
+    make_sequence,
+    mixed_batches,
+)
 from surestep_kernels import KernelSet
 from surestep_kernels.gpu import causal_conv as conv_ops
 from surestep_kernels.gpu import gated_delta as ops

@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from kernel_cases import DTYPES, FORMATS, assert_close, make_quantized
+from support.kernels.cases import DTYPES, FORMATS, assert_close, make_quantized
 from surestep_kernels import KernelSet, PackedLinear
 from surestep_kernels.gpu import linear as ops
 from surestep_kernels.gpu import weight_tile

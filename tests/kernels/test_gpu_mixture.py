@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_cases import make_quantized
+from support.kernels.cases import make_quantized
 from surestep_kernels import KernelSet, PackedLinear
 from surestep_kernels.dispatch import load_triton
 from surestep_kernels.gpu.kernel_set import TritonKernels

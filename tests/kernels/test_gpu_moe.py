@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_cases import DTYPES, FORMATS, assert_close, make_quantized
+from support.kernels.cases import DTYPES, FORMATS, assert_close, make_quantized
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.fp8_rows import with_rounded_rows
 from surestep_kernels.gpu import linear as linear_ops

@@ -10,9 +10,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from draw_params import OFF, make_params, to
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.kernels.draw_params import OFF, make_params, to
 from surestep_kernels import choose as reference
 from surestep_kernels.choose import DrawParams, choose_reference
 from surestep_kernels.gpu import candidates, nucleus, vocab

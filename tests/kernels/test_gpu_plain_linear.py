@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import DTYPES, assert_close
+from support.kernels.cases import DTYPES, assert_close
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import PackedLinear, load_kernels
 from surestep_kernels.gpu import plain_linear as ops

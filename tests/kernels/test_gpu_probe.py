@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import matrix_instructions
 import pytest
 import torch
-from matrix_instructions import Width
+from support.kernels import matrix_instructions
+from support.kernels.matrix_instructions import Width
 from surestep_kernels import PackedLinear
 from surestep_kernels.gpu import probe as asked
 from surestep_kernels.gpu.probe import identity, probe

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_cases import DTYPES, assert_close
+from support.kernels.cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
 from surestep_kernels.gpu.rotary import rotary
 from surestep_kernels.rotary import Sections, section_axes

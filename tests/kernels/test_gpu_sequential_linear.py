@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import matrix_instructions
 import pytest
 import torch
-from kernel_cases import assert_close
+from support.kernels import matrix_instructions
+from support.kernels.cases import assert_close
 from surestep_kernels import PackedLinear
 from surestep_kernels.gpu import products, sequential_linear
 from surestep_kernels.gpu.plain_linear import plain_linear

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import DTYPES, assert_close
+from support.kernels.cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
 from surestep_kernels.gpu.silu_and_mul import silu_and_mul
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from step_column import StepColumn
+from support.kernels.step_column import StepColumn
 from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels.choose import Chosen, RowStatus
 from surestep_kernels.commit_step import Report, StopIds

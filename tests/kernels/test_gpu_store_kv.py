@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import DTYPES
+from support.kernels.cases import DTYPES
 from surestep_kernels.gpu.store_kv import store_kv
 from surestep_kernels.kv_cache import FP8, LayerCache, store_kv_reference
 from torch import Tensor

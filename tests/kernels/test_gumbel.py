@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from sampling_reference import gumbel, uniform
+from support.references.sampling import gumbel, uniform
 from surestep_kernels.argmax import argmax
 from surestep_kernels.gumbel import gumbel_argmax, gumbel_noise
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import BLOCK_SIZE, DTYPES
+from support.kernels.cases import BLOCK_SIZE, DTYPES
 from surestep_kernels import KernelSet
 from surestep_kernels.kv_cache import LayerCache
 

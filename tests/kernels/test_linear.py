@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import DTYPES, assert_close
+from support.kernels.cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
 
 SHAPES = [(1, 1), (7, 5), (33, 1), (64, 64), (100, 77), (960, 576), (300, 1537)]  # N, K

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from draw_params import OFF, make_params
+from support.kernels.draw_params import OFF, make_params
 from surestep_kernels.choose import Chosen
 from surestep_kernels.commit_step import Report, StopIds
 from surestep_kernels.native_step import NativeStepOps

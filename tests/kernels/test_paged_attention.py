@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import DTYPES, Context, assert_close, fill_cache, make_context, row_bounds
+from support.kernels.cases import (
+    DTYPES,
+    Context,
+    assert_close,
+    fill_cache,
+    make_context,
+    row_bounds,
+)
 from surestep_kernels import KernelSet
 from surestep_kernels.kv_cache import LayerCache
 from surestep_kernels.paged_attention import AttentionRows

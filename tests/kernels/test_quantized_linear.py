@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import DTYPES, FORMATS, assert_close, make_quantized
+from support.kernels.cases import DTYPES, FORMATS, assert_close, make_quantized
 from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.linear import WeightFormat
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 import torch
-from kernel_cases import DTYPES, assert_close
-from recurrent_cases import TAPS, Layer, Row, Sequence, Sizes, make_sequence
+from support.kernels.cases import DTYPES, assert_close
+from support.kernels.recurrent_cases import TAPS, Layer, Row, Sequence, Sizes, make_sequence
 from surestep_kernels import KernelSet
 from torch import Tensor
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import DTYPES, assert_close
+from support.kernels.cases import DTYPES, assert_close
 from surestep_kernels import KernelSet
 
 SIZES = [(1, 1), (3, 7), (1, 576), (33, 100), (70, 2048)]

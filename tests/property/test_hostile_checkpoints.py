@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from hybrid_checkpoints import make_tiny_hybrid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from support.checkpoints.hybrid import make_tiny_hybrid
+from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_common.errors import InvalidRequest
 from surestep_worker.checkpoint.model_folder import ConfigFiles, fingerprint_of, read_entries
 from surestep_worker.checkpoint.safetensors_header import read_header
@@ -30,7 +31,6 @@ from surestep_worker.configs.model_config import (
     lookup,
 )
 from surestep_worker.models import FAMILIES
-from tiny import make_tiny_checkpoint
 
 T = TypeVar("T")
 NASTY = st.one_of(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from mtp_reference import MtpReference
 from safetensors.torch import load_file
+from support.references.mtp import MtpReference
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3_5ForCausalLM, TokenizersBackend

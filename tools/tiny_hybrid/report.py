@@ -42,8 +42,8 @@ and `<tool_call>` blocks, of which the answers count.
 
 ## Acceptance
 
-Greedy drafts of `tests/mtp_reference.py` against the greedy target. Position s counts windows in
-which drafts 1 to s are all accepted; tokens per step are for draft length K.
+Greedy drafts of `tests/support/references/mtp.py` against the greedy target. Position s counts
+windows in which drafts 1 to s are all accepted; tokens per step are for draft length K.
 
 {acceptance}
 

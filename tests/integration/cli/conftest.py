@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_bench import Bench, leftovers
+from support.processes.launcher import Bench, leftovers
 
 
 @pytest.fixture

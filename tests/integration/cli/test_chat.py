@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from stack import environment
+from support.processes.stack import environment
 from surestep_cli.main import run
 
 pytestmark = pytest.mark.timeout(60)

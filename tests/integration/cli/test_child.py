@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from launcher_bench import ENVIRON, SCRIPT, Bench
+from support.processes.launcher import ENVIRON, SCRIPT, Bench
 from surestep_cli.serve.child import BackOff, Child
 
 

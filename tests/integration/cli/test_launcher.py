@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_model import FakeModel
-from fake_scheduler import default_info
-from fake_scheduler import running as fake_scheduler
-from fake_worker import FakeSupervisor, FakeWorker
-from launcher_bench import Bench
+from support.fakes.model import FakeModel
+from support.fakes.scheduler import default_info
+from support.fakes.scheduler import running as fake_scheduler
+from support.fakes.worker import FakeSupervisor, FakeWorker
+from support.processes.launcher import Bench
 from surestep_cli.serve.launcher import Service
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_proto import engine_pb2 as pb

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trustme
-from ports import free_address
+from support.processes.ports import free_address
 from surestep_cli.api.http import call
 from surestep_cli.serve.liveness import HttpProbe
 

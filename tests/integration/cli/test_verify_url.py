@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from made_up_server import MODEL, WRONG_AT, MadeUpServer, Wrong, serving
+from support.fakes.openai_server import MODEL, WRONG_AT, MadeUpServer, Wrong, serving
 from surestep_cli.main import run
 
 pytestmark = pytest.mark.timeout(60)

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import hanging_service
 import psutil
 import pytest
-import stand_in_service
 from hypothesis import given
 from hypothesis import strategies as st
-from ports import free_address
+from support.fakes import hanging_service
+from support.fakes import service as stand_in_service
+from support.processes.ports import free_address
 from surestep_cli.serve.child import Child, Command
 from surestep_cli.serve.liveness import (
     GrpcProbe,

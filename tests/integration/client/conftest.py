@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from client_calls import Generate, asynchronous, blocking
+from support.clients.calls import Generate, asynchronous, blocking
 
 
 @pytest.fixture(params=[blocking, asynchronous], ids=["blocking", "asynchronous"])

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from client_calls import PROMPT, SAMPLING, Generate, whole
-from fake_model import FakeModel
-from fake_scheduler import emulating, running, start, tokens
-from fake_worker import fake_worker
-from ports import free_address
-from scheduler_harness import Gate, make_settings
+from support.clients.calls import PROMPT, SAMPLING, Generate, whole
+from support.fakes.model import FakeModel
+from support.fakes.scheduler import emulating, running, start, tokens
+from support.fakes.worker import fake_worker
+from support.processes.ports import free_address
+from support.processes.scheduler_harness import Gate, make_settings
 from surestep.client import AsyncClient, Client, SamplingParams
 from surestep_common.errors import (
     ERROR_TABLE,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import trustme
-from client_calls import Generate, whole
-from fake_model import FakeModel
-from fake_scheduler import running
-from fake_worker import fake_worker
-from ports import free_address
-from scheduler_harness import make_settings
+from support.clients.calls import Generate, whole
+from support.fakes.model import FakeModel
+from support.fakes.scheduler import running
+from support.fakes.worker import fake_worker
+from support.processes.ports import free_address
+from support.processes.scheduler_harness import make_settings
 from surestep.client import Tls
 from surestep_common import access, tls
 from surestep_common.errors import InvalidRequest, Unauthenticated, Unavailable

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fake_model import FakeModel
-from fake_scheduler import emulating, running
-from fake_worker import fake_worker
-from ports import free_address
-from scheduler_harness import make_settings
+from support.fakes.model import FakeModel
+from support.fakes.scheduler import emulating, running
+from support.fakes.worker import fake_worker
+from support.processes.ports import free_address
+from support.processes.scheduler_harness import make_settings
 from surestep_cli.commands import proto
 from surestep_common.errors import Unavailable
 from surestep_proto.engine_pb2 import SamplingParams

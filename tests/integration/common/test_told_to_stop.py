@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-import tiny_tokenizer
-from ports import free_port
+from support.checkpoints import tiny_tokenizer
+from support.processes.ports import free_port
 
 _FIRST = ("unshare", "--pid", "--fork", "--kill-child")  # what follows is process 1
 _SOON_S = 10.0  # far less than a grace period, and enough for a busy machine

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import hanging_service
 import psutil
 import pytest
-from ports import free_address
+from support.fakes import hanging_service
+from support.processes.ports import free_address
 from surestep_common.notify import Listener
 
 

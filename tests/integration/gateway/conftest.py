@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import tiny_tokenizer
-from gateway_stack import Stack, StartStack, stacks
+from support.checkpoints import tiny_tokenizer
+from support.processes.gateway_stack import Stack, StartStack, stacks
 from surestep_gateway.text.tokenizer import Tokenizer
 
 

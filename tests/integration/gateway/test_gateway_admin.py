@@ -7,11 +7,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_scheduler import running
-from gateway_process import gateway, until_ready
-from gateway_stack import Stack, StartStack
-from ports import free_port
 from rich.console import Console
+from support.fakes.scheduler import running
+from support.processes.gateway import gateway, until_ready
+from support.processes.gateway_stack import Stack, StartStack
+from support.processes.ports import free_port
 from surestep_cli.commands import restart_workers
 from surestep_common.errors import Unavailable
 

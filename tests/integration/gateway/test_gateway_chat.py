@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_scheduler import emulated, replay
-from gateway_stack import Stack
+from support.fakes.scheduler import emulated, replay
+from support.processes.gateway_stack import Stack
 from surestep_common.seeds import sibling_seed
 from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_proto.generate_pb2 import STOP

@@ -7,10 +7,10 @@ from typing import Any
 
 import openai
 import pytest
-from fake_scheduler import failing
-from gateway_stack import Stack, StartStack
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.fakes.scheduler import failing
+from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import ModelFault, QueueFull
 from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
 from surestep_gateway.request.unsupported import UNSUPPORTED, WITHOUT_EFFECT

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_scheduler import emulated
-from gateway_stack import Stack
+from support.fakes.scheduler import emulated
+from support.processes.gateway_stack import Stack
 from surestep_gateway.text.tokenizer import Tokenizer
 
 COMPLETIONS = "/v1/completions"
@@ -109,7 +109,7 @@ async def test_special_tokens_can_be_kept(stack: Stack, tokenizer: Tokenizer) ->
 
 
 async def _special(request: Any) -> Any:
-    from fake_scheduler import start, tokens
+    from support.fakes.scheduler import start, tokens
     from surestep_proto.generate_pb2 import LENGTH
 
     yield start()

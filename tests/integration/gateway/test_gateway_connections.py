@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
-from fake_scheduler import running, start, tokens
-from gateway_process import gateway, until_ready
-from gateway_stack import Stack, StartStack
-from ports import free_port
 from slow_clients import OPEN_BODY, Address, connect, everything, post, stop_reading
+from support.fakes.scheduler import running, start, tokens
+from support.processes.gateway import gateway, until_ready
+from support.processes.gateway_stack import Stack, StartStack
+from support.processes.ports import free_port
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 BODY = json.dumps({"prompt": "hello", "max_tokens": 2}).encode()

@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from fake_scheduler import Script, emulated, start, tokens
-from gateway_stack import Stack
+from support.fakes.scheduler import Script, emulated, start, tokens
+from support.processes.gateway_stack import Stack
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 ASKED = {"speculative": {"return_drafted": True}}

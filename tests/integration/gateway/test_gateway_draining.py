@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from gateway_process import readiness
-from gateway_stack import Events, Paused, StartStack
+from support.processes.gateway import readiness
+from support.processes.gateway_stack import Events, Paused, StartStack
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hello"}]

@@ -13,10 +13,10 @@ import httpx
 import numpy as np
 import openai
 import pytest
-import tiny_tokenizer
-from embedders import end_texts, write_modules
-from fake_scheduler import default_info, emulated_vector, emulating, failing
-from gateway_stack import Stack, StartStack, stacks
+from support.checkpoints import tiny_tokenizer
+from support.checkpoints.embedders import end_texts, write_modules
+from support.fakes.scheduler import default_info, emulated_vector, emulating, failing
+from support.processes.gateway_stack import Stack, StartStack, stacks
 from surestep_common.errors import ConnectionLost, InvalidRequest, ModelFault, QueueFull
 from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_proto.engine_pb2 import LAST_TOKEN, MEAN

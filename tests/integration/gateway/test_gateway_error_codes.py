@@ -6,8 +6,8 @@ from typing import Any
 
 import openai
 import pytest
-from fake_scheduler import failing
-from gateway_stack import Stack, StartStack
+from support.fakes.scheduler import failing
+from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import (
     DeadlineExceeded,
     InternalError,

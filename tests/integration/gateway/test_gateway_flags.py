@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
-import tiny_tokenizer
 import trustme
-from fake_scheduler import emulated
-from gateway_stack import Stack, StartStack
 from pydantic import ValidationError
+from support.checkpoints import tiny_tokenizer
+from support.fakes.scheduler import emulated
+from support.processes.gateway_stack import Stack, StartStack
 from surestep_cli.api.http import call
 from surestep_common.errors import Unavailable
 from surestep_gateway.config import GatewaySettings

@@ -13,12 +13,12 @@ import httpx
 import pytest
 import schemathesis
 import schemathesis.specs.openapi.schemas  # now: two threads that compile at once fail in Python 3.11
-from fake_scheduler import running
-from gateway_process import Process, gateway, until_ready
-from gateway_stack import Events, Stack
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from ports import free_port
 from schemathesis import GenerationMode
+from support.fakes.scheduler import running
+from support.processes.gateway import Process, gateway, until_ready
+from support.processes.gateway_stack import Events, Stack
+from support.processes.ports import free_port
 
 CHAT = "/v1/chat/completions"
 EXAMPLES = 25  # for each operation and kind of data

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import httpx
 import pytest
 import trustme
-from gateway_stack import StartStack
 from pydantic import ValidationError
+from support.processes.gateway_stack import StartStack
 from surestep_cli.api.http import call
 from surestep_gateway.config import GatewaySettings
 

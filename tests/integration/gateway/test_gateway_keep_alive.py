@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from gateway_stack import StartStack
 from slow_clients import connect, everything
+from support.processes.gateway_stack import StartStack
 from surestep_gateway.config import GatewaySettings
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"

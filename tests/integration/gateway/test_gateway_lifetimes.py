@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from fake_scheduler import default_info, emulated, emulating, start, tokens
-from gateway_stack import Events, Paused, Stack, StartStack
+from support.fakes.scheduler import default_info, emulated, emulating, start, tokens
+from support.processes.gateway_stack import Events, Paused, Stack, StartStack
 from surestep_common.errors import QueueFull, Unavailable
 from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fake_scheduler import emulated, emulating, start, tokens
-from gateway_stack import Stack, StartStack
+from support.fakes.scheduler import emulated, emulating, start, tokens
+from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import ConnectionLost, ModelFault
 from surestep_gateway.schedulers.losses import IsolationQueue, LossHistory
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest

@@ -7,8 +7,8 @@ import logging
 from collections.abc import AsyncIterator
 
 import pytest
-from fake_scheduler import FakeScheduler, Script, default_info, emulated, start, tokens
-from gateway_stack import Stack, StartStack
+from support.fakes.scheduler import FakeScheduler, Script, default_info, emulated, start, tokens
+from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import ConnectionLost, ModelChanged
 from surestep_common.healthcheck import trouble
 from surestep_common.sampling_defaults import SHAPING, neutral

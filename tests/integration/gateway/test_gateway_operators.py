@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import os
 
-from gateway_stack import Stack, StartStack
 from prometheus_client.parser import text_string_to_metric_families
+from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_proto.generate_pb2 import SchedulerStats
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from gateway_stack import Stack, StartStack
+from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.ui.overview_model import Overview
 from surestep_proto import engine_pb2
 from surestep_proto.generate_pb2 import (

@@ -8,7 +8,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from gateway_stack import Stack, StartStack
+from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.request.protocol import ChatRequest, CompletionRequest
 
 PAGES = ("/", "/docs")

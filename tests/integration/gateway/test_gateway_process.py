@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_scheduler import running, start, tokens
-from gateway_process import Process, gateway, readiness, until_ready
-from ports import free_port
+from support.fakes.scheduler import running, start, tokens
+from support.processes.gateway import Process, gateway, readiness, until_ready
+from support.processes.ports import free_port
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 

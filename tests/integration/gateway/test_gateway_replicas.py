@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from fake_scheduler import FakeScheduler, emulated, emulating, failing, start, tokens
-from gateway_stack import Stack, StartStack
+from support.fakes.scheduler import FakeScheduler, emulated, emulating, failing, start, tokens
+from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import InternalError, InvalidRequest, QueueFull, Unavailable
 from surestep_gateway.schedulers.circuit_breaker import BreakerState
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest

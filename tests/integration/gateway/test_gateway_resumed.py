@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fake_scheduler import emulating
-from gateway_stack import Stack, StartStack
+from support.fakes.scheduler import emulating
+from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import ConnectionLost
 from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from gateway_stack import Stack, StartStack
 from openai.types import completion_create_params as completion
 from openai.types.chat import chat_completion_content_part_param as parts
 from openai.types.chat import chat_completion_stream_options_param as stream_options
 from openai.types.chat import completion_create_params as chat
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from pydantic import BaseModel
+from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.request.embedding_body import EmbeddingRequest
 from surestep_gateway.request.protocol import (
     ChatRequest,

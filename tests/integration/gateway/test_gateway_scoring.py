@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_scheduler import replay
-from gateway_stack import Stack, StartStack
+from support.fakes.scheduler import replay
+from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.text.tokenizer import Tokenizer
 from surestep_proto.generate_pb2 import STOP
 

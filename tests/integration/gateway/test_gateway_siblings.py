@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from fake_scheduler import emulated, start, tokens
-from gateway_stack import Stack
+from support.fakes.scheduler import emulated, start, tokens
+from support.processes.gateway_stack import Stack
 from surestep_common.errors import QueueFull
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from gateway_stack import Stack
 from prometheus_client.parser import text_string_to_metric_families
+from support.processes.gateway_stack import Stack
 from surestep_proto.engine_pb2 import (
     READY,
     STARTING,

@@ -15,11 +15,11 @@ import httpx
 import orjson
 import psutil
 import pytest
-import tiny_tokenizer
-from fake_scheduler import default_info, running
-from gateway_process import gateway, until_ready
-from gateway_stack import Stack, StartStack, stacks
-from ports import free_port
+from support.checkpoints import tiny_tokenizer
+from support.fakes.scheduler import default_info, running
+from support.processes.gateway import gateway, until_ready
+from support.processes.gateway_stack import Stack, StartStack, stacks
+from support.processes.ports import free_port
 from surestep_common.errors import InvalidRequest, SurestepError
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.text.text_processor import NeedsProcess, TextProcessor

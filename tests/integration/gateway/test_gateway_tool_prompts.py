@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_stack import Stack, StartStack
-from surestep_gateway.text.tokenizer import Tokenizer
-from tool_chat import (
+from support.clients.tool_chat import (
     ASK,
     FORMATS,
     TOOLS,
@@ -16,6 +14,8 @@ from tool_chat import (
     script,
     tool_stack,
 )
+from support.processes.gateway_stack import Stack, StartStack
+from surestep_gateway.text.tokenizer import Tokenizer
 
 
 @pytest.fixture

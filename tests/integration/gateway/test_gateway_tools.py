@@ -7,13 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_tokenizer
-from fake_scheduler import Script, replay, start, tokens
-from gateway_stack import Stack, StartStack
-from surestep_common.errors import Unavailable
-from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_proto.generate_pb2 import LENGTH, STOP, GenerateChunk, GenerateRequest
-from tool_chat import (
+from support.checkpoints import tiny_tokenizer
+from support.clients.tool_chat import (
     ASK,
     CALLS,
     CHAT,
@@ -25,6 +20,11 @@ from tool_chat import (
     script,
     tool_stack,
 )
+from support.fakes.scheduler import Script, replay, start, tokens
+from support.processes.gateway_stack import Stack, StartStack
+from surestep_common.errors import Unavailable
+from surestep_gateway.text.tokenizer import Tokenizer
+from surestep_proto.generate_pb2 import LENGTH, STOP, GenerateChunk, GenerateRequest
 
 
 @pytest.fixture

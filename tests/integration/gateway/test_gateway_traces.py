@@ -10,13 +10,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_scheduler import emulated, failing, running, start, tokens
-from gateway_process import gateway, until_ready
-from gateway_stack import Stack, StartStack
-from ports import free_port
+from support.fakes.scheduler import emulated, failing, running, start, tokens
+from support.processes.gateway import gateway, until_ready
+from support.processes.gateway_stack import Stack, StartStack
+from support.processes.ports import free_port
+from support.processes.trace_collector import Collector, Sent, collecting, collecting_http
 from surestep_common.errors import InternalError, QueueFull
 from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
-from trace_collector import Collector, Sent, collecting, collecting_http
 
 GENERATE = "surestep.v1.Scheduler/Generate"
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -9,7 +9,7 @@ from urllib.parse import urljoin
 
 import pytest
 import surestep_gateway
-from gateway_stack import Stack, StartStack
+from support.processes.gateway_stack import Stack, StartStack
 
 FOLDER = Path(surestep_gateway.__path__[0]) / "ui" / "static"
 FILES = sorted(path.name for path in FOLDER.iterdir())

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import tiny_tokenizer
-from browser import async_browser, complaints, needs_browser
-from fake_scheduler import default_info, replay
-from gateway_stack import Stack, StartStack
 from playwright.async_api import Browser, Page, expect
+from support.checkpoints import tiny_tokenizer
+from support.fakes.scheduler import default_info, replay
+from support.processes.browser import async_browser, complaints, needs_browser
+from support.processes.gateway_stack import Stack, StartStack
 from surestep_proto import engine_pb2
 from surestep_proto.generate_pb2 import RECOVERING, Incident, SchedulerStats, SchedulerStatus
 

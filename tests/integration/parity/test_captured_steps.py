@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from captured import capture_all, graphs_of
-from drafters import TRUTH
-from local_engine import Answer, LocalEngine, one_rank_behind
-from parity import NEIGHBOURS, Conditions, ParityBench, build_runner, same
-from parity_cases import EOS, VOCAB
+from support.parity.bench import NEIGHBOURS, Conditions, ParityBench, build_runner, same
+from support.parity.captured_steps import capture_all, graphs_of
+from support.parity.cases import EOS, VOCAB
+from support.parity.drafters import TRUTH
+from support.parity.local_engine import Answer, LocalEngine, one_rank_behind
 from surestep_common.errors import InternalError, SurestepError
 from surestep_kernels.gather_step import StepInputs, gather_step_reference
 from surestep_kernels.slot_state import OUT_OF_BOUNDS, DraftIds, SlotState, StepRows

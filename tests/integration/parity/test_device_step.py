@@ -7,10 +7,10 @@ the last bit of every log-probability.
 from __future__ import annotations
 
 import pytest
-from drafters import TRUTH
-from local_engine import Answer
-from parity import NEIGHBOURS, Conditions, ParityBench, same, total
-from parity_cases import EOS, VOCAB
+from support.parity.bench import NEIGHBOURS, Conditions, ParityBench, same, total
+from support.parity.cases import EOS, VOCAB
+from support.parity.drafters import TRUTH
+from support.parity.local_engine import Answer
 from surestep_kernels.step_ops import STEP_REFERENCE
 
 ON_DEVICE = Conditions(step_ops=STEP_REFERENCE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from faulty_drafters import FAILURES
-from parity import CALM, NEIGHBOURS, Conditions, ParityBench
+from support.parity.bench import CALM, NEIGHBOURS, Conditions, ParityBench
+from support.parity.faulty_drafters import FAILURES
 from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.speculation.speculation import Alarm

@@ -10,14 +10,14 @@ import random
 from typing import Any
 
 import pytest
-from drafters import TRUTH
-from local_engine import Answer
-from parity import Conditions, Neighbours, ParityBench, serve
-from parity_cases import EOS, NEUTRAL, VOCAB
-from ports import free_address
+from support.parity.bench import Conditions, Neighbours, ParityBench, serve
+from support.parity.cases import EOS, NEUTRAL, VOCAB
+from support.parity.drafters import TRUTH
+from support.parity.local_engine import Answer
+from support.processes.ports import free_address
+from support.ranks.pair import RankSetup, two_ranks
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.core.sequence import Finish, Request
-from two_ranks import RankSetup, two_ranks
 
 SEED = 41
 DISORDER = Conditions(shuffle_seed=3, poison=True)

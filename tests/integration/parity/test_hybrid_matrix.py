@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from local_engine import Answer
-from parity import NEIGHBOURS, Conditions, ParityBench
+from support.parity.bench import NEIGHBOURS, Conditions, ParityBench
+from support.parity.local_engine import Answer
 
 DRAFTERS = ("mtp", "ngram", "oracle", "garbage", "eos-mid", "ragged", "flip-1")
 WHERE = [name for name in NEIGHBOURS if name != "alone"]

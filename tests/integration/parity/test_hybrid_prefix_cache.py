@@ -6,9 +6,9 @@ import random
 
 import pytest
 import torch
-from local_engine import LocalEngine, one_rank
-from parity import BLOCK_SIZE, Neighbours, ParityBench, build_runner, load
-from parity_cases import VOCAB
+from support.parity.bench import BLOCK_SIZE, Neighbours, ParityBench, build_runner, load
+from support.parity.cases import VOCAB
+from support.parity.local_engine import LocalEngine, one_rank
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.core.sequence import Request
 from surestep_worker.build import Built

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hybrid_mutants import HYBRID_MUTANTS
-from mutants import MUTANTS
-from parity import Conditions, ParityBench
+from support.parity.bench import Conditions, ParityBench
+from support.parity.hybrid_mutants import HYBRID_MUTANTS
+from support.parity.mutants import MUTANTS
 from surestep_common.invariants import LedgerError
 
 RUNS = [("oracle", 3), ("flip-1", 3), ("ragged", 5), ("eos-mid", 4)]

@@ -1,7 +1,7 @@
 """Speculation never changes a token: every drafter, window, depth, parameter and neighbourhood.
 
 Expected is what a request answers alone, at depth 0, without speculation. Each test serves the
-requests of all sampling parameters together (tests/parity_cases.py) and compares every one.
+requests of all sampling parameters together (tests/support/parity/cases.py) and compares every one.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from parity import NEIGHBOURS, ParityBench, same, total
-from parity_cases import TEMPERATURES
+from support.parity.bench import NEIGHBOURS, ParityBench, same, total
+from support.parity.cases import TEMPERATURES
 
 DRAFTERS = ("ngram", "oracle", "garbage", "eos-mid", "ragged", "none")
 SPECULATION = [

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from local_engine import LocalEngine, one_rank
-from parity import NEIGHBOURS, ParityBench, build_runner, load
+from support.parity.bench import NEIGHBOURS, ParityBench, build_runner, load
+from support.parity.local_engine import LocalEngine, one_rank
 from surestep_common.errors import SurestepError
 from surestep_proto import engine_pb2 as pb
 from surestep_worker.build import Built

@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from local_engine import Answer
-from parity import NEIGHBOURS, ParityBench, build_runner, load, serve, step_of
-from parity_cases import make_request
 from safetensors.torch import load_file, save_file
+from support.clients.vector_requests import for_vectors
+from support.parity.bench import NEIGHBOURS, ParityBench, build_runner, load, serve, step_of
+from support.parity.cases import make_request
+from support.parity.local_engine import Answer
 from surestep_common.errors import ModelFault
 from surestep_kernels.step_ops import STEP_REFERENCE, StepOps
 from surestep_scheduler.core.sequence import Request
 from surestep_worker.tp import TensorParallel
-from vector_requests import for_vectors
 
 POISON = 1  # a token in no prompt of the matrix
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0}

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from embedders import make_tiny_embedder, vectors_by_transformers
-from hybrid_checkpoints import make_tiny_hybrid
-from local_engine import Answer
-from parity import (
+from support.checkpoints.embedders import make_tiny_embedder, vectors_by_transformers
+from support.checkpoints.hybrid import make_tiny_hybrid
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.clients.vector_requests import POOLINGS, for_vectors
+from support.parity.bench import (
     CALM,
     NEIGHBOURS,
     Conditions,
@@ -24,8 +25,9 @@ from parity import (
     serve,
     step_of,
 )
-from parity_cases import EOS, VOCAB, strangers
-from poison import poison_idle
+from support.parity.cases import EOS, VOCAB, strangers
+from support.parity.local_engine import Answer
+from support.parity.poison import poison_idle
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_proto import engine_pb2 as pb
@@ -33,8 +35,6 @@ from surestep_scheduler.core.sequence import Finish, Request
 from surestep_scheduler.core.state import SchedulerState
 from surestep_worker.models import Model
 from surestep_worker.tp import TensorParallel
-from tiny import make_tiny_checkpoint
-from vector_requests import POOLINGS, for_vectors
 
 TOLERANCE = 1e-5
 ALONE = Neighbours(num_slots=1, step_tokens=256)  # every prompt in one step

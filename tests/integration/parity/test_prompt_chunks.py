@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from hybrid_checkpoints import make_tiny_hybrid
-from local_engine import Answer, LocalEngine
-from parity import BLOCK_SIZE, same, step_of
-from parity_cases import EOS, VOCAB
+from support.checkpoints.hybrid import make_tiny_hybrid
+from support.parity.bench import BLOCK_SIZE, same, step_of
+from support.parity.cases import EOS, VOCAB
+from support.parity.local_engine import Answer, LocalEngine
 from surestep_kernels import KernelSet, load_kernels
 from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_proto import engine_pb2 as pb
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    from triton_interpreter import repair
+    from support.kernels.triton_interpreter import repair
 
     repair(monkeypatch)
 
@@ -140,7 +140,7 @@ class Engine:
 def alone(folder: Path) -> Outcome:
     """In one row, with nobody beside it, on the host."""
     with pytest.MonkeyPatch.context() as patch:
-        from triton_interpreter import repair
+        from support.kernels.triton_interpreter import repair
 
         repair(patch)
         return Engine(folder).serve()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from parity import NEIGHBOURS, Conditions, ParityBench
-from parity_cases import NEUTRAL, VOCAB, make_request
+from support.parity.bench import NEIGHBOURS, Conditions, ParityBench
+from support.parity.cases import NEUTRAL, VOCAB, make_request
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.step_ops import STEP_REFERENCE, StepOps
 from surestep_proto import engine_pb2 as pb

@@ -12,13 +12,13 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from captured import capture_all, capturing
-from drafters import TRUTH
-from local_engine import one_rank_behind
-from parity import Neighbours, ParityBench, serve, total
-from parity_cases import EOS, TOTAL_LEN, VOCAB
+from support.parity.bench import Neighbours, ParityBench, serve, total
+from support.parity.captured_steps import capture_all, capturing
+from support.parity.cases import EOS, TOTAL_LEN, VOCAB
+from support.parity.drafters import TRUTH
+from support.parity.local_engine import one_rank_behind
+from support.parity.triton_engine import DEVICE, begin_to_capture, build_triton_engine
 from surestep_worker.tp import TensorParallel
-from triton_engine import DEVICE, begin_to_capture, build_triton_engine
 
 NAMES = ("plain@0.0", "everything@0.7")
 # Room for a prompt among windows, and little else to interpret.

@@ -6,12 +6,12 @@ What the interpreter takes for a step of recurrent layers is too long; each op h
 from __future__ import annotations
 
 import pytest
-from drafters import TRUTH
-from local_engine import one_rank_behind
-from parity import NEIGHBOURS, ParityBench, serve, total
-from parity_cases import EOS, VOCAB
+from support.parity.bench import NEIGHBOURS, ParityBench, serve, total
+from support.parity.cases import EOS, VOCAB
+from support.parity.drafters import TRUTH
+from support.parity.local_engine import one_rank_behind
+from support.parity.triton_engine import build_triton_engine
 from surestep_worker.tp import TensorParallel
-from triton_engine import build_triton_engine
 
 NAMES = ("plain@0.0", "everything@0.7")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from mutants import PERTURBED_STEP
-from parity import NEIGHBOURS, Conditions, ParityBench, serve
-from ports import free_address
+from support.clients.vector_requests import for_vectors
+from support.parity.bench import NEIGHBOURS, Conditions, ParityBench, serve
+from support.parity.mutants import PERTURBED_STEP
+from support.processes.ports import free_address
+from support.ranks.pair import RankFailed, RankSetup, two_ranks
 from surestep_common.invariants import LedgerError
-from two_ranks import RankFailed, RankSetup, two_ranks
-from vector_requests import for_vectors
 
 WHERE = NEIGHBOURS["near max_model_len"]
 

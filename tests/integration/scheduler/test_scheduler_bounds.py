@@ -9,9 +9,16 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_model import FakeModel
-from fake_worker import fake_worker
-from scheduler_harness import code_of, expected, make_request, make_settings, scheduler, trailing
+from support.fakes.model import FakeModel
+from support.fakes.worker import fake_worker
+from support.processes.scheduler_harness import (
+    code_of,
+    expected,
+    make_request,
+    make_settings,
+    scheduler,
+    trailing,
+)
 from surestep_common import request_bounds as bounds
 from surestep_common.errors import RequestTooLarge
 from surestep_common.rpc import from_rpc_error

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import grpc
 import pytest
-from fake_model import FakeModel
-from fake_worker import FakeWorker, fake_worker, serving
-from scheduler_harness import STOP, Answer, code_of, make_request, make_settings, scheduler
+from support.fakes.model import FakeModel
+from support.fakes.worker import FakeWorker, fake_worker, serving
+from support.processes.scheduler_harness import (
+    STOP,
+    Answer,
+    code_of,
+    make_request,
+    make_settings,
+    scheduler,
+)
 from surestep_common.sampling_defaults import SHAPING
 from surestep_proto import generate_pb2 as pb
 from surestep_proto.engine_pb2 import SamplingDefaults, SamplingParams, StepPlan

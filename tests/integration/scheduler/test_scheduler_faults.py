@@ -9,9 +9,9 @@ import sys
 
 import grpc
 import pytest
-from fake_model import FakeModel
-from fake_worker import FakeSupervisor, FakeWorker, fake_worker, serving
-from scheduler_harness import (
+from support.fakes.model import FakeModel
+from support.fakes.worker import FakeSupervisor, FakeWorker, fake_worker, serving
+from support.processes.scheduler_harness import (
     Client,
     Gate,
     code_of,

@@ -7,9 +7,9 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_model import FakeModel
-from fake_worker import fake_worker
-from scheduler_harness import (
+from support.fakes.model import FakeModel
+from support.fakes.worker import fake_worker
+from support.processes.scheduler_harness import (
     Client,
     Gate,
     code_of,

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import grpc
 import pytest
-from fake_model import FakeModel
-from fake_worker import FakeSupervisor, FakeWorker, fake_worker
-from scheduler_harness import (
+from support.fakes.model import FakeModel
+from support.fakes.worker import FakeSupervisor, FakeWorker, fake_worker
+from support.processes.scheduler_harness import (
     Answer,
     Client,
     Gate,

@@ -7,9 +7,15 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_model import FakeModel
-from fake_worker import FakeSupervisor, FakeWorker, fake_worker
-from scheduler_harness import code_of, make_request, make_settings, scheduler, trailing
+from support.fakes.model import FakeModel
+from support.fakes.worker import FakeSupervisor, FakeWorker, fake_worker
+from support.processes.scheduler_harness import (
+    code_of,
+    make_request,
+    make_settings,
+    scheduler,
+    trailing,
+)
 from surestep_proto import engine_pb2
 from surestep_proto import generate_pb2 as pb
 

@@ -6,11 +6,17 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from fake_model import FakeModel
-from fake_worker import FakeSupervisor, FakeWorker
-from scheduler_harness import Gate, expected, make_request, make_settings, scheduler
+from support.fakes.model import FakeModel
+from support.fakes.worker import FakeSupervisor, FakeWorker
+from support.processes.scheduler_harness import (
+    Gate,
+    expected,
+    make_request,
+    make_settings,
+    scheduler,
+)
+from support.processes.trace_collector import Collector, Sent, collecting
 from surestep_proto import engine_pb2
-from trace_collector import Collector, Sent, collecting
 
 MODEL = FakeModel()
 GENERATE = "surestep.v1.Scheduler/Generate"

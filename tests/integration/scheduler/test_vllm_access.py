@@ -8,14 +8,14 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_worker import fake_worker
-from ports import free_address
-from scheduler_harness import Client, code_of, make_settings, stub_of
+from support.clients.vllm_calls import MODEL, ask, tokens_of
+from support.clients.vllm_wire import METHODS, WireClient, new
+from support.fakes.worker import fake_worker
+from support.processes.ports import free_address
+from support.processes.scheduler_harness import Client, code_of, make_settings, stub_of
 from surestep_common import access
 from surestep_proto import generate_pb2 as pb
 from surestep_scheduler import server
-from vllm_calls import MODEL, ask, tokens_of
-from vllm_wire import METHODS, WireClient, new
 
 SECRET, GUEST = "s" * 32, "a guest's key"
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_worker import FakeWorker, serving
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from scheduler_harness import Gate, code_of, make_settings, scheduler
+from support.clients.vllm_calls import MODEL, ask, served
+from support.clients.vllm_wire import SERVICE, WireClient
+from support.fakes.worker import FakeWorker, serving
+from support.processes.scheduler_harness import Gate, code_of, make_settings, scheduler
 from surestep_common.sampling_defaults import neutral
 from surestep_proto import generate_pb2
-from vllm_calls import MODEL, ask, served
-from vllm_wire import SERVICE, WireClient
 
 
 @pytest.mark.parametrize(

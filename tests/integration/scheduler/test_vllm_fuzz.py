@@ -11,9 +11,9 @@ import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_harness import Client
-from vllm_calls import served
-from vllm_wire import TABLE, WireClient, WireField, fields, new
+from support.clients.vllm_calls import served
+from support.clients.vllm_wire import TABLE, WireClient, WireField, fields, new
+from support.processes.scheduler_harness import Client
 
 _MESSAGES = fields(TABLE)
 _MISTAKES = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE}

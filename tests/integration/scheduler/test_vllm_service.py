@@ -8,8 +8,10 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_worker import FakeWorker, fake_worker, serving
-from scheduler_harness import (
+from support.clients.vllm_calls import MODEL, PROMPT, ask, served, tokens_of
+from support.clients.vllm_wire import WireAnswer, WireClient, new
+from support.fakes.worker import FakeWorker, fake_worker, serving
+from support.processes.scheduler_harness import (
     Client,
     Gate,
     code_of,
@@ -22,8 +24,6 @@ from scheduler_harness import (
 )
 from surestep_common.rpc import connect
 from surestep_scheduler.server import running
-from vllm_calls import MODEL, PROMPT, ask, served, tokens_of
-from vllm_wire import WireAnswer, WireClient, new
 
 
 async def test_a_stream_has_chunks_and_then_the_whole() -> None:

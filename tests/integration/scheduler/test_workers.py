@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 import pytest
-from fake_worker import fake_worker
+from support.fakes.worker import fake_worker
 from surestep_common.errors import ConnectionLost, InternalError, SurestepError
 from surestep_proto import engine_pb2
 from surestep_scheduler.engine.workers import WorkerGroup

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from stepping import Row, generate, step
+from support.checkpoints.tiny import FAMILIES, make_tiny_checkpoint
+from support.parity.stepping import Row, generate, step
 from surestep_kernels import KernelSet, load_kernels
 from surestep_worker.kv_cache import KVCache
 from surestep_worker.models import Model, ModelSource, load_model
 from surestep_worker.tp import TensorParallel
-from tiny import FAMILIES, make_tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from local_engine import Answer
-from parity import CALM, Conditions, make_model, total
-from quantize import quantize
-from rank_trial import RankTrial, short_requests, tokens
+from support.checkpoints.quantize import quantize
+from support.parity.bench import CALM, Conditions, make_model, total
+from support.parity.local_engine import Answer
+from support.parity.rank_trial import RankTrial, short_requests, tokens
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.step_ops import STEP_REFERENCE
 

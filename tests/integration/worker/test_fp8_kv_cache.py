@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from local_engine import Answer
-from parity import (
+from support.parity.bench import (
     BLOCK_SIZE,
     CALM,
     NEIGHBOURS,
@@ -19,8 +18,9 @@ from parity import (
     step_of,
     total,
 )
-from parity_cases import NEUTRAL, make_request
-from rank_trial import RankTrial, short_requests, tokens
+from support.parity.cases import NEUTRAL, make_request
+from support.parity.local_engine import Answer
+from support.parity.rank_trial import RankTrial, short_requests, tokens
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.kv_cache import FP8
 from surestep_kernels.step_ops import STEP_REFERENCE

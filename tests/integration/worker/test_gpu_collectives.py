@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from ports import free_address
+from support.processes.ports import free_address
+from support.ranks.gpu_collectives import DTYPES, ROWS, WIDTH, gpu_main
+from support.ranks.spawn import join_all
+from support.ranks.tensor_parallel import addends
 from torch import Tensor, multiprocessing
-from tp_gpu_rank import DTYPES, ROWS, WIDTH, gpu_main
-from tp_rank import addends
-from tp_spawn import join_all
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from counted_card import CountedCard
-from parity import load, make_hybrid, make_model
+from support.fakes.gpu_memory import CountedCard
+from support.parity.bench import load, make_hybrid, make_model
 from surestep_kernels import load_kernels
 from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_proto import engine_pb2 as pb

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
-from ports import free_address
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.processes.ports import free_address
 from surestep_common import rpc
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
 from surestep_worker.config import WorkerSettings
 from surestep_worker.supervisor import Supervisor, rank_command
-from tiny import make_tiny_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 TIMEOUT_S = 120

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from hybrid_checkpoints import make_tiny_hybrid
-from stepping import Row, step
+from support.checkpoints.hybrid import make_tiny_hybrid
+from support.parity.stepping import Row, step
 from surestep_kernels import load_kernels
 from surestep_worker.caches import Caches
 from surestep_worker.kv_cache import KVCache

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.checkpoints.tiny import CHAT_TEMPLATE, SPECIAL_TOKENS
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_worker.checkpoint.import_gguf import import_gguf
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.tp import TensorParallel
-from tiny import CHAT_TEMPLATE, SPECIAL_TOKENS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hybrid_checkpoints import make_tiny_hybrid
-from local_engine import LocalEngine, one_rank
-from mtp_reference import MtpReference
-from parity import Neighbours, build_runner, load
 from safetensors.torch import load_file
+from support.checkpoints.hybrid import make_tiny_hybrid
+from support.parity.bench import Neighbours, build_runner, load
+from support.parity.local_engine import LocalEngine, one_rank
+from support.references.mtp import MtpReference
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_proto import engine_pb2 as pb

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from hybrid_checkpoints import make_tiny_hybrid
-from quantize import quantize
 from safetensors.torch import load_file, save_file
+from support.checkpoints.hybrid import make_tiny_hybrid
+from support.checkpoints.quantize import quantize
+from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_common.errors import InvalidRequest
 from surestep_worker.build import Built, build_runner
 from surestep_worker.config import WorkerSettings
 from surestep_worker.rehearsal import output_is_finite
-from tiny import make_tiny_checkpoint
 
 NAN, INF = float("nan"), float("inf")
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from ports import free_address
-from product_ranks import CASES, settle_main
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.processes.ports import free_address
+from support.ranks.products import CASES, settle_main
+from support.ranks.spawn import join_all
 from surestep_kernels import KernelSet, PackedLinear, load_kernels
 from surestep_kernels.dispatch import load_triton
 from surestep_kernels.gpu import probe
@@ -21,9 +23,7 @@ from surestep_worker.heartbeat import Heartbeat
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.products import settle_products
 from surestep_worker.tp import TensorParallel
-from tiny import make_tiny_checkpoint
 from torch import multiprocessing
-from tp_spawn import join_all
 
 SPLITS, SEQUENTIAL = "triton", "triton_sequential"
 SHAPE = 9, 16

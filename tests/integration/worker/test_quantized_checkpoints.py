@@ -9,20 +9,20 @@ from typing import Literal
 
 import pytest
 import torch
-from hybrid_checkpoints import make_tiny_hybrid
-from quantize import METHODS, Twins, quantize
 from safetensors.torch import load_file, save_file
-from stepping import Row, pack
+from support.checkpoints.hybrid import make_tiny_hybrid
+from support.checkpoints.quantize import METHODS, Twins, quantize
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.parity.stepping import Row, pack
+from support.ranks.spawn import run_ranks
+from support.ranks.tensor_parallel import run_steps
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_worker.caches import Caches
 from surestep_worker.kv_cache import KVCache
 from surestep_worker.models import Model, ModelSource, load_model
 from surestep_worker.tp import TensorParallel
-from tiny import make_tiny_checkpoint
 from torch import Tensor
-from tp_rank import run_steps
-from tp_spawn import run_ranks
 
 # What published checkpoints leave plain.
 SMALL = ("in_proj_a", "in_proj_b", "in_proj_ba", "gate", "shared_expert_gate")

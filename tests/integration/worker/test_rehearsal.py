@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hybrid_checkpoints import make_tiny_hybrid
-from local_engine import one_rank
-from parity import NEIGHBOURS, Neighbours, ParityBench, build_runner, load, serve
+from support.checkpoints.hybrid import make_tiny_hybrid
+from support.parity.bench import NEIGHBOURS, Neighbours, ParityBench, build_runner, load, serve
+from support.parity.local_engine import one_rank
 from surestep_worker.build import Built
 from surestep_worker.build import build_runner as build_from_settings
 from surestep_worker.config import WorkerSettings

@@ -6,7 +6,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from ports import free_address
+from support.processes.ports import free_address
 from surestep_worker.rendezvous import meet
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from supervised import STAND_IN, Supervised, supervising
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.processes.supervisor import STAND_IN, Supervised, supervising
 from surestep_proto import engine_pb2 as pb
-from tiny import make_tiny_checkpoint
 
 
 class Setbacks:

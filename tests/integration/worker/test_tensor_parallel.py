@@ -6,17 +6,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from ports import free_address
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.processes.ports import free_address
+from support.ranks.spawn import join_all, run_ranks
+from support.ranks.tensor_parallel import (
+    SLICES,
+    VARIANTS,
+    addends,
+    lonely_main,
+    make_variant,
+    run_steps,
+    sum_main,
+)
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_worker.build import build_runner
 from surestep_worker.config import WorkerSettings
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.tp import TensorParallel
-from tiny import make_tiny_checkpoint
 from torch import multiprocessing
-from tp_rank import SLICES, VARIANTS, addends, lonely_main, make_variant, run_steps, sum_main
-from tp_spawn import join_all, run_ranks
 
 
 @pytest.fixture(scope="module")

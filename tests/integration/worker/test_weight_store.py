@@ -13,9 +13,11 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from hybrid_checkpoints import make_tiny_hybrid
-from quantize import quantize
-from stepping import Row, pack
+from support.checkpoints.hybrid import make_tiny_hybrid
+from support.checkpoints.quantize import quantize
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.parity.stepping import Row, pack
+from support.ranks.tensor_parallel import run_steps
 from surestep_common.errors import InternalError, InvalidRequest
 from surestep_kernels import KernelSet, load_kernels
 from surestep_worker import memory
@@ -24,9 +26,7 @@ from surestep_worker.checkpoint.weight_store import Record, WeightStore
 from surestep_worker.kv_cache import KVCache
 from surestep_worker.models import Model, ModelSource, load_model
 from surestep_worker.tp import TensorParallel
-from tiny import make_tiny_checkpoint
 from torch import Tensor
-from tp_rank import run_steps
 
 
 def _quantized(folder: Path, method: str) -> Path:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.checkpoints.tokenizer_kinds import KINDS, PLAIN, SPECIAL
 from surestep_gateway.text.chat_template import ChatTemplate
 from surestep_gateway.text.special_tokens import Hidden
 from surestep_gateway.text.tokenizer import Texts, Tokenizer
-from tokenizer_kinds import KINDS, PLAIN, SPECIAL
 from tokenizers import AddedToken, normalizers
 
 TEMPLATE = (

@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.checkpoints.tokenizer_kinds import KINDS, PLAIN, SPECIAL
 from surestep_gateway.text.text_bounds import solid_length
 from surestep_gateway.text.tokenizer import Texts, Tokenizer
-from tokenizer_kinds import KINDS, PLAIN, SPECIAL
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from fake_loop import FakeLoop
-from fake_model import FakeModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fakes.loop import FakeLoop
+from support.fakes.model import FakeModel
 from surestep_scheduler.core.messages import Plan
 from surestep_scheduler.engine.steps import StepMonitor, classify
 from surestep_scheduler.recovery.deadline import StepClass, StepKind, StepTimer

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paced_loop import PacedLoop
+from support.fakes.paced_loop import PacedLoop
 from surestep_scheduler.core.sequence import Sequence
 
 SLOTS, BUDGET = 16, 512

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from lifecycle import MODEL, PREFIXES, Lifecycle
+from support.parity.lifecycle import MODEL, PREFIXES, Lifecycle
 from surestep_common.invariants import LedgerError
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.cache.snapshots import SnapshotCache

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 from pydantic import ValidationError
+from support.processes.trace_collector import collecting
 from surestep_common.errors import InvalidRequest
 from surestep_common.tracing import NO_SPAN, Tracer, TraceSettings, open_tracer
-from trace_collector import collecting
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-import tiny_tokenizer
+from support.checkpoints import tiny_tokenizer
 from surestep_gateway.text.tokenizer import Tokenizer
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from embedders import write_modules
 from pydantic import ValidationError
+from support.checkpoints.embedders import write_modules
 from surestep_common.errors import InvalidRequest
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.embedding_config import EmbeddingConfig, HfOverrides, PoolerConfig

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_tokenizer
-import tokenizer_kinds
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from support.checkpoints import tiny_tokenizer, tokenizer_kinds
 from surestep_common.config import cache_dir
 from surestep_gateway.text.chat_template import ChatTemplate
 from surestep_gateway.text.tokenizer import Texts, Tokenizer

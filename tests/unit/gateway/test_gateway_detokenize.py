@@ -3,10 +3,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-import tiny_tokenizer
-from fake_scheduler import partitions
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.checkpoints import tiny_tokenizer
+from support.fakes.scheduler import partitions
 from surestep_gateway.output.detokenize import Detokenizer, StopMatch, StopScanner, TextAssembler
 from surestep_gateway.parsers import OutputParser, content_of
 from surestep_gateway.text.tokenizer import Tokenizer

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from fake_scheduler import default_info
+from support.checkpoints.tokenizer_kinds import KINDS
+from support.fakes.scheduler import default_info
 from surestep_gateway.output.logprobs import CompletionLogprobs, TextOfClient, TokenSpeller
 from surestep_gateway.request.prompts import completion_prompt
 from surestep_gateway.request.protocol import CompletionRequest
 from surestep_gateway.text.tokenizer import Tokenizer
-from tokenizer_kinds import KINDS
 
 INFO = default_info(vocab_size=1000)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from parser_cases import calls_of, contents_of, output_parser, parse
+from support.clients.parser_cases import calls_of, contents_of, output_parser, parse
 from surestep_gateway.parsers import Content, ToolArguments, ToolCallEnd, ToolCallStart, coalesce
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fake_scheduler import logprob_columns
+from support.fakes.scheduler import logprob_columns
 from surestep_gateway.output.detokenize import Detokenizer
 from surestep_gateway.output.logprobs import (
     CompletionLogprobs,

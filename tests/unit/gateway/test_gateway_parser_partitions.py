@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-import tiny_tokenizer
-from fake_scheduler import partitions
 from hypothesis import given
 from hypothesis import strategies as st
-from parser_cases import all_partitions, output_parser, parse
+from support.checkpoints import tiny_tokenizer
+from support.clients.parser_cases import all_partitions, output_parser, parse
+from support.fakes.scheduler import partitions
 from surestep_gateway.output.detokenize import Detokenizer, StopScanner, TextAssembler
 from surestep_gateway.parsers import Event, Reasoning, ToolArguments, ToolCallStart, coalesce
 from surestep_gateway.text.tokenizer import Tokenizer

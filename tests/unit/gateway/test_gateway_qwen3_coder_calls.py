@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from parser_cases import calls_of, contents_of, output_parser, parse
+from support.clients.parser_cases import calls_of, contents_of, output_parser, parse
 from surestep_gateway.parsers import Content, ToolArguments, ToolCallEnd, ToolCallStart, coalesce
 from surestep_gateway.parsers.qwen3_coder import Qwen3CoderToolParser
 from surestep_gateway.parsers.schema import json_text, json_types

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from parser_cases import output_parser, parse
+from support.clients.parser_cases import output_parser, parse
 from surestep_gateway.parsers import Content, Event, Reasoning, ToolCallStart
 
 OPEN = "<|im_start|>assistant\n<think>\n"  # templates that begin the reasoning

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_scheduler import default_info
+from support.fakes.scheduler import default_info
 from surestep_common.errors import ContextOverflow, InvalidRequest
 from surestep_common.sampling_defaults import SHAPING, neutral
 from surestep_common.seeds import sibling_seed

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-import tiny_tokenizer
+from support.checkpoints import tiny_tokenizer
 from surestep_common.errors import InvalidRequest
 from surestep_gateway.text.chat_template import ChatTemplate
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import tiny_tokenizer
-from fake_scheduler import default_info
+from support.checkpoints import tiny_tokenizer
+from support.fakes.scheduler import default_info
 from surestep_common.errors import InvalidRequest
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.observability.metrics import GatewayMetrics

@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from support.checkpoints import tiny_tokenizer
 from surestep_common.errors import InvalidRequest
 from surestep_gateway.text.tokenizer import Texts, Tokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers

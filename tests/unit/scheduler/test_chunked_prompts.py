@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_loop import FakeLoop, hopeless, perfect
-from fake_model import FakeModel
+from support.fakes.loop import FakeLoop, hopeless, perfect
+from support.fakes.model import FakeModel
 from surestep_common.errors import InvalidRequest
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.core.sequence import Sequence

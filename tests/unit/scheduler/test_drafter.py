@@ -7,8 +7,8 @@ from itertools import takewhile
 
 import numpy as np
 import pytest
-from fake_loop import FakeLoop
-from fake_model import FakeModel
+from support.fakes.loop import FakeLoop
+from support.fakes.model import FakeModel
 from surestep_common.invariants import DECODE, VERIFY, LedgerError
 from surestep_common.plan_rows import PlanRows, drafter_watermark
 from surestep_scheduler.core.commit import commit_result

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paced_loop import PacedLoop
+from support.fakes.paced_loop import PacedLoop
 from surestep_common.errors import InvalidRequest, QueueFull
 from surestep_scheduler.core.tenants import Tenants
 from surestep_scheduler.policy.fairness import entitlements, fair_shares

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from fake_loop import FakeLoop
-from fake_model import FakeModel
+from support.fakes.loop import FakeLoop
+from support.fakes.model import FakeModel
 from surestep_common.errors import InvalidRequest, ModelFault
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.core.sequence import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paced_loop import PacedLoop
+from support.fakes.paced_loop import PacedLoop
 from surestep_common.request_bounds import ROWS_BYTES, admission_bytes
 from surestep_scheduler.engine.wire import to_proto
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fake_loop import FakeLoop
-from fake_model import FakeModel
+from support.fakes.loop import FakeLoop
+from support.fakes.model import FakeModel
 from surestep_common.errors import QueueFull
 from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.recovery.poison import CANARY

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_loop import FakeLoop, hopeless
-from fake_model import FakeModel, ragged
+from support.fakes.loop import FakeLoop, hopeless
+from support.fakes.model import FakeModel, ragged
 from surestep_common.invariants import LedgerError
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.sequence import Tenancy

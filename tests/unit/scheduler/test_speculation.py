@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 import pytest
-from fake_loop import FakeLoop, hopeless, perfect
-from fake_model import Drafter, FakeModel
+from support.fakes.loop import FakeLoop, hopeless, perfect
+from support.fakes.model import Drafter, FakeModel
 from surestep_common.invariants import DECODE, VERIFY
 from surestep_scheduler.speculation.draft_length import StepCosts
 from surestep_scheduler.speculation.speculation import Alarm, Overhead

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fake_loop import FakeLoop
-from fake_model import FakeModel
+from support.fakes.loop import FakeLoop
+from support.fakes.model import FakeModel
 from surestep_scheduler.engine.epoch import under_way
 from surestep_scheduler.policy.schedule import schedule
 from surestep_scheduler.recovery.poison import CANARY, NO_LOSS, OUTSIDE_LOSS, PoisonSearch, Window

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.clients.vllm_wire import TABLE, fields, new
 from surestep_common.errors import InvalidRequest, RequestTooLarge
 from surestep_common.sampling_ranges import MAX_LOGPROBS
 from surestep_common.seeds import sibling_seed
@@ -16,7 +17,6 @@ from surestep_proto.generate_pb2 import GenerateRequest
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.speculation.draft_length import StepCosts
 from surestep_scheduler.vllm.request import MAX_N, choices, without_effect
-from vllm_wire import TABLE, fields, new
 
 LIMITS = Limits(
     num_slots=4,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import FieldDescriptor
+from support.clients.vllm_wire import COMMON_TABLE, METHODS, TABLE, WireField, fields
 from surestep_proto import smg_common_pb2, vllm_engine_pb2
-from vllm_wire import COMMON_TABLE, METHODS, TABLE, WireField, fields
 
 _OURS = vllm_engine_pb2.DESCRIPTOR.message_types_by_name
 _COMMON = smg_common_pb2.DESCRIPTOR.message_types_by_name

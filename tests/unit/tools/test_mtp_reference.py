@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from mtp_reference import LAYER, MtpReference
+from support.references.mtp import LAYER, MtpReference
 from torch import Tensor
 from transformers import Qwen3_5TextConfig, Qwen3_5TextModel
 

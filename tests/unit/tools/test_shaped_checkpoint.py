@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_engine import one_rank
 from make_shaped_checkpoint import SHAPES, main
-from parity import NEIGHBOURS, serve, total
-from parity_cases import NEUTRAL, make_request
+from support.parity.bench import NEIGHBOURS, serve, total
+from support.parity.cases import NEUTRAL, make_request
+from support.parity.local_engine import one_rank
 from surestep_worker.build import build_runner
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.config import WorkerSettings

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from mtp_reference import MtpReference
 from safetensors.torch import load_file
+from support.references.mtp import MtpReference
 from torch import Tensor
 from transformers import Qwen3_5ForCausalLM, TokenizersBackend
 

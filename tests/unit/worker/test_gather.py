@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from step_sampling import OPS
+from support.kernels.step_sampling import OPS
 from surestep_kernels.gather_step import StepInputs
 from surestep_kernels.slot_state import DraftIds
 from surestep_proto import engine_pb2 as pb

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hybrid_checkpoints import make_tiny_hybrid
+from support.checkpoints.hybrid import make_tiny_hybrid
 from surestep_common.errors import InvalidRequest
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.configs.hybrid import HybridConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from quantize import METHODS, Matrix, awq, fp8, gptq, scheme
+from support.checkpoints.quantize import METHODS, Matrix, awq, fp8, gptq, scheme
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.linear import dequantize
 from surestep_worker.checkpoint.json_fields import Fields

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hybrid_checkpoints import make_tiny_hybrid
-from parity import Neighbours, build_runner, load
+from support.checkpoints.hybrid import make_tiny_hybrid
+from support.parity.bench import Neighbours, build_runner, load
 from surestep_worker.recurrent import RecurrentCache, RecurrentSpec
 from surestep_worker.tp import TensorParallel
 

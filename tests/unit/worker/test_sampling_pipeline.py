@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from sampling_reference import choose, params, shape
-from step_sampling import Rows, sample
-from step_sampling import shape as shape_all
+from support.kernels.step_sampling import Rows, sample
+from support.kernels.step_sampling import shape as shape_all
+from support.references.sampling import choose, params, shape
 from surestep_kernels.choose import Chosen
 from surestep_proto import engine_pb2 as pb
 from surestep_worker.device.wishes import WishBook

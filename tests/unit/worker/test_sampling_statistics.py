@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from sampling_reference import distribution, params
-from step_sampling import sample
+from support.kernels.step_sampling import sample
+from support.references.sampling import distribution, params
 from surestep_kernels.gumbel import gumbel_argmax
 from surestep_proto import engine_pb2 as pb
 from surestep_worker.device.wishes import WishBook

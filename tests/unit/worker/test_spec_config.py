@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from drafters import NO_TARGET
+from support.parity.drafters import NO_TARGET
 from surestep_common.errors import InvalidRequest
 from surestep_worker.spec import DRAFTERS
 from surestep_worker.spec.config import SpeculativeConfig

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import drafters
 import pytest
 import torch
-from drafters import NO_TARGET
-from sampling_reference import choose, params
+from support.parity import drafters
+from support.parity.drafters import NO_TARGET
+from support.references.sampling import choose, params
+from support.references.toy_decoding import VOCAB, Decoded, Decoding, Request, ToyModel
 from surestep_worker.spec import DRAFTERS, DeviceDrafter
 from surestep_worker.spec.config import SpeculativeConfig
-from toy_decoding import VOCAB, Decoded, Decoding, Request, ToyModel
 
 MODEL_SEED, STOP = 99, 5
 MODEL = ToyModel(MODEL_SEED)

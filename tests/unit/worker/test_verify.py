@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 import torch
-from sampling_reference import params
-from step_sampling import verify
+from support.kernels.step_sampling import verify
+from support.references.sampling import params
 from surestep_kernels.choose import Chosen
 from surestep_kernels.commit_step import Report
 from surestep_proto import engine_pb2 as pb

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_worker.checkpoint.model_folder import read_entries
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, Progress, Source
 from surestep_worker.models import Model, ModelSource, load_model
 from surestep_worker.tp import TensorParallel
-from tiny import make_tiny_checkpoint
 from torch import Tensor
 
 NORM = "model.layers.1.input_layernorm.weight"

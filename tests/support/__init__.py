@@ -1,0 +1,1 @@
+"""What tests share: stand-ins, checkpoints, processes, cases, and the oracles they are held against."""

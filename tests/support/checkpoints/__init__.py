@@ -1,0 +1,1 @@
+"""Tiny checkpoints and tokenizers, written by the libraries that users have."""

@@ -1,0 +1,297 @@
+"""A worker without tensors: full slot bookkeeping around a hash in place of a language model.
+
+The KV content of a position is the hash of all tokens up to it, chained through what is stored in
+the blocks. A page that was shared wrongly, overwritten or read too early therefore changes the
+tokens, and a shadow table of page owners names the culprit first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+
+import numpy as np
+from support.fakes.model import ROOT, Drafter, FakeModel, StatusOf, advance, pooled, ragged
+from support.fakes.state import DrafterRows, RecurrentStates, Slot, arms_of
+from surestep_common.invariants import (
+    DECODE,
+    POOL,
+    PREFILL,
+    PREFILL_LAST,
+    VERIFY,
+    IntArray,
+    check_step,
+)
+from surestep_common.plan_rows import (
+    KnownSlots,
+    PlanRows,
+    ResultRows,
+    check_plan_rows,
+    check_result_rows,
+)
+from surestep_proto import engine_pb2 as pb
+
+
+class FakeEngine:
+    """Executes plans. Raises LedgerError or AssertionError when a plan breaks the protocol."""
+
+    def __init__(
+        self,
+        model: FakeModel,
+        *,
+        drafter: Drafter | None = None,
+        status_of: StatusOf | None = None,
+        drafter_fails: Callable[[random.Random], bool] = lambda rng: False,
+        rank: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.model, self.rank = model, rank
+        self.slots: dict[int, Slot] = {}
+        self._drafter = drafter or ragged(0.7)
+        self._status_of = status_of or (lambda request_id, known: pb.OK)
+        self._drafter_fails = drafter_fails
+        self._rng = random.Random(seed)
+        self._slot_epochs: dict[int, int] = {}
+        self.reset(0)
+
+    def reset(self, epoch: int) -> None:
+        """Begin an epoch: no slot survives, and no KV content."""
+        self.epoch, self.step, self.slots = epoch, 0, {}
+        self._drafter_faults, self._drafter_rests = 0, False
+        self._kv: list[list[int | None]] = [
+            [None] * self.model.block_size for _ in range(self.model.num_blocks)
+        ]
+        self._drafter_rows = DrafterRows(self.model, self._kv_at)
+        self._states = RecurrentStates(self.model)
+        self._owner: dict[int, tuple[int, int]] = {}  # block -> the tenancy that may write it
+
+    def execute(self, plan: pb.StepPlan) -> pb.StepResult:
+        """Run one step."""
+        assert plan.epoch == self.epoch
+        check_step(self.step + 1, plan.step)
+        self.step = plan.step
+        self._free(plan)
+        self._admit(plan)
+        self._extend(plan)
+        result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=self.rank)
+        assert len(set(plan.slot)) == len(plan.slot), "two rows for a slot"
+        width = sum(n or 1 + k for n, k in zip(plan.num_tokens, plan.k_cap, strict=True))
+        assert 0 < width <= self.model.max_step_tokens
+        self._check_rows(plan)
+        self._states.check_plan(plan)
+        self._try_drafter(plan, result)
+        for row in range(len(plan.slot)):
+            self._run_row(plan, row, result)
+        result.digest = self._digest(result)
+        return result if self.rank == 0 else self._digest_only(result)
+
+    def _free(self, plan: pb.StepPlan) -> None:
+        for index, slot_epoch in zip(plan.freed_slots, plan.freed_slot_epochs, strict=True):
+            slot = self.slots.pop(index)
+            assert slot.admission.slot_epoch == slot_epoch
+
+    def _admit(self, plan: pb.StepPlan) -> None:
+        for admission in plan.admissions:
+            assert admission.slot not in self.slots, "slot is taken"
+            assert admission.slot < self.model.num_slots
+            assert admission.slot_epoch > self._slot_epochs.get(admission.slot, 0)
+            assert admission.num_cached < len(admission.token_ids)
+            self._slot_epochs[admission.slot] = admission.slot_epoch
+            slot = Slot(admission, list(admission.token_ids), admission.num_cached)
+            self._drafter_rows.admit(slot)
+            self._states.admit(slot)
+            self.slots[admission.slot] = slot
+
+    def _extend(self, plan: pb.StepPlan) -> None:
+        start = 0
+        for index, count in zip(plan.extend_slots, plan.extend_counts, strict=True):
+            for block in plan.block_ids[start : start + count]:
+                self._append(self.slots[index], block)
+            start += count
+
+    def _append(self, slot: Slot, block: int) -> None:
+        assert 0 < block < self.model.num_blocks
+        if len(slot.blocks) * self.model.block_size >= slot.admission.num_cached:
+            holders = [s.tenancy for s in self.slots.values() if block in s.blocks]
+            assert not holders, f"block {block} for {slot.tenancy} is still held by {holders}"
+            self._owner[block] = slot.tenancy
+            self._kv[block] = [None] * self.model.block_size
+            self._drafter_rows.clear(block)
+        slot.blocks.append(block)
+
+    def _check_rows(self, plan: pb.StepPlan) -> None:
+        slots = [self.slots[index] for index in plan.slot]
+        assert [slot.admission.slot_epoch for slot in slots] == list(plan.slot_epoch)
+        logged = zip(slots, plan.accepted_step, strict=True)
+        known = KnownSlots(
+            length=_column(slot.length for slot in slots),
+            capacity=_column(len(slot.blocks) * self.model.block_size for slot in slots),
+            prefill_len=_column(len(slot.admission.token_ids) for slot in slots),
+            max_len=_column(slot.admission.max_len for slot in slots),
+            prompt_len=_column(slot.admission.prompt_len for slot in slots),
+            pools=np.array([slot.admission.pooling > 0 for slot in slots]),
+            logged_accepted=_column(slot.log.get(step, -1) for slot, step in logged),
+            last_step=_column(slot.last_step for slot in slots),
+            prompt_chunk=self.model.prompt_chunk,
+        )
+        check_plan_rows(_rows(plan), known)
+
+    def _try_drafter(self, plan: pb.StepPlan, result: pb.StepResult) -> None:
+        assert plan.drafter_faults <= self._drafter_faults
+        used = VERIFY in plan.mode or any(plan.catch_up)
+        if plan.drafter_faults == self._drafter_faults and used:
+            self._drafter_faults += self._drafter_fails(self._rng)
+        self._drafter_rests = plan.drafter_faults < self._drafter_faults
+        result.drafter_faults = self._drafter_faults
+        result.drafter_skipped = self._drafter_rests
+
+    def _run_row(self, plan: pb.StepPlan, row: int, result: pb.StepResult) -> None:
+        slot, mode = self.slots[plan.slot[row]], int(plan.mode[row])
+        before, arms = slot.length, arms_of(plan, plan.slot[row])
+        if not self._drafter_rests:
+            self._drafter_rows.run(slot, mode, plan.catch_up[row])
+        taken = self._states.run(slot, slot.length, arms)
+        drafting = mode == VERIFY and not self._drafter_rests
+        drafts = self._draft(slot, plan.k_cap[row]) if drafting else []
+        emitted, status = self._window(slot, mode, plan.num_tokens[row], drafts, plan, result, row)
+        accepted = max(len(emitted) - 1, 0) if mode == VERIFY else 0
+        stop_ids = slot.admission.sampling.stop_token_ids
+        stop = next((i for i, token in enumerate(emitted) if token in stop_ids), None)
+        if stop is not None:
+            emitted = emitted[: stop + 1]
+        counts = len(drafts), accepted, len(emitted)
+        slot.length += _check_result(
+            plan, row, counts, ok=status == pb.OK, committed=before, stopped=stop is not None
+        )
+        if mode in (PREFILL, PREFILL_LAST, POOL):
+            taken += self._states.run(slot, slot.length, arms)
+        slot.tokens += emitted
+        slot.log[plan.step] = accepted
+        slot.last_step = plan.step
+        result.slot.append(plan.slot[row])
+        result.slot_epoch.append(plan.slot_epoch[row])
+        result.status.append(status)
+        result.len_before.append(before)
+        result.draft_upto.append(slot.draft_upto)
+        result.snapshot_ids_taken.extend(taken if status == pb.OK else [])
+        result.n_drafts.append(len(drafts))
+        result.n_accepted.append(accepted)
+        result.n_emitted.append(len(emitted))
+        result.token_ids.extend(emitted)
+        if slot.admission.sampling.want_logprobs:
+            for token in emitted:
+                _add_logprob(result.logprobs, row, token, slot.admission.sampling.num_top_logprobs)
+
+    def _window(
+        self,
+        slot: Slot,
+        mode: int,
+        num_tokens: int,
+        drafts: list[int],
+        plan: pb.StepPlan,
+        result: pb.StepResult,
+        row: int,
+    ) -> tuple[list[int], pb.RowStatus]:
+        """Consume the row's tokens. Returns what is emitted, and the row's status."""
+        start, sampling = slot.length, slot.admission.sampling
+        if slot.status != pb.OK:
+            return [], slot.status
+        if mode in (PREFILL, PREFILL_LAST, POOL):
+            inputs = slot.tokens[start : start + num_tokens]
+            if sampling.want_prompt_logprobs:
+                end = min(start + num_tokens + 1, slot.admission.prompt_len)
+                for token in slot.tokens[start + 1 : end]:
+                    num_top = sampling.num_top_prompt_logprobs
+                    _add_logprob(result.prompt_logprobs, row, token, num_top)
+        else:
+            assert start + 1 == len(slot.tokens), "decode before the prompt is consumed"
+            inputs = [slot.tokens[start], *drafts]
+        states = self._forward(slot, start, inputs)
+        slot.states += states
+        if mode == PREFILL:
+            return [], pb.OK
+        slot.status = self._status_of(slot.admission.request_id, len(slot.tokens))
+        if slot.status != pb.OK:
+            return [], slot.status
+        if mode == POOL:
+            vector = pooled(slot.states, slot.admission.pooling)
+            result.MergeFrom(pb.StepResult(pooled_rows=[row], pooled=[vector]))
+            return [], pb.OK
+        if mode in (PREFILL_LAST, DECODE):
+            return [self.model.choose(states[-1], sampling)], pb.OK
+        emitted = []
+        for state, draft in zip(states, [*drafts, None], strict=True):
+            emitted.append(self.model.choose(state, sampling))
+            if emitted[-1] != draft:
+                break
+        return emitted, pb.OK
+
+    def _kv_at(self, slot: Slot, position: int) -> int | None:
+        size = self.model.block_size
+        return self._kv[slot.blocks[position // size]][position % size]
+
+    def _forward(self, slot: Slot, start: int, inputs: list[int]) -> list[int]:
+        """Write KV for `inputs` at positions start.., reading everything before them."""
+        size, state, states = self.model.block_size, ROOT, list[int]()
+        tokens = self.model.mark([*slot.tokens[:start], *inputs], slot.admission.prompt_len)
+        for position, token in enumerate(tokens[:start]):
+            expected = advance(state, token)
+            stored = self._kv_at(slot, position)
+            assert stored == expected, f"{slot.tenancy} reads foreign KV at {position}"
+            state = stored
+        for position, token in enumerate(tokens[start:], start):
+            block = slot.blocks[position // size]
+            assert self._owner.get(block) == slot.tenancy, f"{slot.tenancy} writes block {block}"
+            state = advance(state, token)
+            self._kv[block][position % size] = state
+            states.append(state)
+        return states
+
+    def _draft(self, slot: Slot, k_cap: int) -> list[int]:
+        params = pb.SamplingParams(seed=slot.admission.sampling.seed)
+        right = self.model.complete(slot.tokens, k_cap, params, slot.admission.prompt_len)
+        drafts = self._drafter(self._rng, right)
+        assert len(drafts) <= k_cap
+        return [token % self.model.vocab_size for token in drafts]
+
+    def _digest(self, result: pb.StepResult) -> int:
+        lengths = sorted((index, slot.length) for index, slot in self.slots.items())
+        content = repr((list(result.token_ids), list(result.n_emitted), lengths)).encode()
+        return int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
+
+    def _digest_only(self, result: pb.StepResult) -> pb.StepResult:
+        epoch, step, digest = result.epoch, result.step, result.digest
+        return pb.StepResult(epoch=epoch, step=step, rank=self.rank, digest=digest)
+
+
+def _column(values: Iterable[int]) -> IntArray:
+    return np.array(list(values), dtype=np.int64)
+
+
+def _rows(plan: pb.StepPlan) -> PlanRows:
+    return PlanRows(**{name: _column(getattr(plan, wire)) for name, wire in PlanRows.wire_names()})
+
+
+def _check_result(
+    plan: pb.StepPlan, row: int, counts: tuple[int, ...], *, ok: bool, committed: int, stopped: bool
+) -> int:
+    """By how many tokens the slot of a row advances; `counts`: drafts, accepted, emitted."""
+    before, drafts, accepted, emitted = (_column([n]) for n in (committed, *counts))
+    no = np.array([False])
+    result = ResultRows(np.array([ok]), no, before, drafts, accepted, emitted, draft_upto=before)
+    planned = PlanRows(**{name: column[row : row + 1] for name, column in _rows(plan).columns()})
+    advance = check_result_rows(
+        planned, result, committed=before, ends_with_stop=np.array([stopped])
+    )
+    return int(advance[0])
+
+
+def _add_logprob(columns: pb.LogprobColumns, row: int, token: int, num_top: int) -> None:
+    columns.row.append(row)
+    columns.token_id.append(token)
+    columns.logprob.append(-0.5 - token % 7)
+    columns.rank.append(1)
+    columns.num_top.append(num_top)
+    columns.top_token_ids.extend(range(num_top))
+    columns.top_logprobs.extend([-0.5] * num_top)

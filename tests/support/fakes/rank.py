@@ -1,0 +1,113 @@
+"""A rank without tensors that misbehaves on demand; everything around the step is the real thing.
+
+Usage, by a supervisor: python rank.py STACKS_FILE [LOADING]
+
+LOADING says how it loads: "fills" its weights (the default), "crashes" while it does, or "dozes".
+A file with the name of STACKS_FILE and ".refuse" makes it fail, whatever it has: it holds the name
+of an error and a reason. A step does what the plan's only block id stands for. SIGUSR2 blocks the
+event loop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from surestep_common.errors import InvalidRequest
+from surestep_proto import engine_pb2 as pb
+from surestep_worker import memory
+from surestep_worker.checkpoint.held_weights import StaleWeights
+from surestep_worker.checkpoint.model_folder import fingerprint_of
+from surestep_worker.config import WorkerSettings
+from surestep_worker.heartbeat import Heartbeat
+from surestep_worker.pending import Done
+from surestep_worker.rank import Build, run
+
+MEMO = b"measured"
+WEIGHTS = b"weights"
+NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE = range(1, 4)
+LONG_S = 60
+
+
+class Runner:
+    """Does what plans say."""
+
+    num_late_compilations = 0
+    captured = 0, 0
+    has_chore = False
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+
+    def open(self, epoch: int) -> None:
+        pass
+
+    def do_chore(self) -> None: ...
+
+    def check_whole(self) -> None:
+        pass
+
+    def launch(self, plan: pb.StepPlan) -> Done:
+        self._heartbeat.enter(pb.FORWARD)
+        if SLEEP in plan.block_ids:
+            time.sleep(LONG_S)
+        if SLEEP_IN_NATIVE_CODE in plan.block_ids:
+            ctypes.PyDLL(None).sleep(LONG_S)  # keeps the interpreter lock
+        return Done(pb.StepResult(epoch=plan.epoch, step=plan.step))
+
+
+class Loaded(NamedTuple):
+    runner: Runner
+    facts: pb.WorkerInfo
+    memo: bytes
+    checkpoint: str = ""
+
+
+ERRORS = {error.__name__: error for error in (InvalidRequest, StaleWeights, RuntimeError)}
+
+
+def refuse(orders: Path) -> None:
+    if orders.exists():
+        name, _, reason = orders.read_text().partition(" ")
+        raise ERRORS[name](reason)
+
+
+def build_as(loading: str, orders: Path) -> Build:
+    def build(
+        settings: WorkerSettings, heartbeat: Heartbeat, weights_fd: int, memo: bytes
+    ) -> Loaded:
+        heartbeat.progress(pb.LOADING)
+        refuse(orders)
+        facts = pb.WorkerInfo(weight_bytes=0, model_path=memo.decode())
+        if not memory.is_sealed(weights_fd):
+            with open(weights_fd, "wb", closefd=False) as weights:
+                weights.write(WEIGHTS)
+                if settings.model is not None:
+                    weights.write(fingerprint_of(settings.model).encode())
+            if loading == "crashes":
+                raise RuntimeError("crashes while loading")
+            if loading == "dozes":
+                time.sleep(LONG_S)
+            memory.seal(weights_fd)
+        checkpoint = os.pread(weights_fd, 100, len(WEIGHTS)).decode()
+        return Loaded(Runner(heartbeat), facts, MEMO, checkpoint)
+
+    return build
+
+
+if __name__ == "__main__":
+    loading = sys.argv[2] if len(sys.argv) > 2 else "fills"
+
+    def preload(settings: WorkerSettings) -> Build:
+        stacks = open(sys.argv[1], "w")  # noqa: SIM115  # until the end of the process
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=True)
+        signal.signal(signal.SIGUSR2, lambda *_: time.sleep(LONG_S))
+        return build_as(loading, Path(sys.argv[1] + ".refuse"))
+
+    run(WorkerSettings.load([]), preload)

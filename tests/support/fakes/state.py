@@ -1,0 +1,138 @@
+"""State that follows the committed length: a drafter's rows and recurrent layers, without tensors.
+
+Written from docs/protocol.md alone, so that the scheduler's books meet another reading of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from support.fakes.model import ROOT, FakeModel, advance
+from surestep_proto import engine_pb2 as pb
+
+KvAt = Callable[["Slot", int], "int | None"]  # what the blocks hold for a position
+
+
+@dataclass
+class Slot:
+    """One tenancy as the worker knows it."""
+
+    admission: pb.Admission
+    tokens: list[int]  # known
+    length: int  # committed
+    blocks: list[int] = field(default_factory=list)
+    log: dict[int, int] = field(default_factory=lambda: {0: 0})  # step -> accepted
+    last_step: int = 0
+    status: pb.RowStatus = pb.OK  # once it failed, rows in flight fail too
+    draft_upto: int = 0
+    states: list[int] = field(default_factory=list)  # KV content of the positions computed here
+    folded: int = 0
+    state: int = ROOT  # recurrent, after `folded` tokens
+
+    @property
+    def tenancy(self) -> tuple[int, int]:
+        """Slot index and slot epoch."""
+        return self.admission.slot, self.admission.slot_epoch
+
+
+class DrafterRows:
+    """The drafter's layer: a row per position, made of the model's KV there and the next token."""
+
+    def __init__(self, model: FakeModel, kv_at: KvAt) -> None:
+        self._model = model
+        self._kv_at = kv_at
+        self._rows: dict[tuple[int, int], int] = {}  # by block and place in it
+
+    def clear(self, block: int) -> None:
+        """The block has a new owner."""
+        for place in range(self._model.block_size):
+            self._rows.pop((block, place), None)
+
+    def admit(self, slot: Slot) -> None:
+        """A tenancy begins with what it shares."""
+        slot.draft_upto = slot.admission.draft_valid
+        assert slot.draft_upto <= max(slot.admission.num_cached - 1, 0)
+        assert self._model.drafter_has_state or not slot.draft_upto
+
+    def run(self, slot: Slot, mode: int, catch_up: int) -> None:
+        """Make up for what the plan says; look at all rows before drafting."""
+        if not self._model.drafter_has_state:
+            assert not catch_up
+            return
+        while catch_up and slot.draft_upto < slot.length:
+            self._rows[self._place(slot, slot.draft_upto)] = self._row(slot, slot.draft_upto)
+            slot.draft_upto += 1
+            catch_up -= 1
+        if mode == pb.VERIFY:
+            assert slot.draft_upto == slot.length, f"{slot.tenancy} drafts from a state that lags"
+            self._look(slot)
+
+    def _look(self, slot: Slot) -> None:
+        for position in range(slot.draft_upto):
+            stored = self._rows.get(self._place(slot, position))
+            assert stored is not None, f"{slot.tenancy} has no drafter row at {position}"
+            # Behind the last row of a shared block somebody else may have gone on otherwise.
+            at_end = (position + 1) % self._model.block_size == 0
+            assert at_end or stored == self._row(slot, position), f"{slot.tenancy} at {position}"
+
+    def _row(self, slot: Slot, position: int) -> int:
+        kv = self._kv_at(slot, position)
+        assert kv is not None
+        return advance(kv, slot.tokens[position + 1])
+
+    def _place(self, slot: Slot, position: int) -> tuple[int, int]:
+        size = self._model.block_size
+        return slot.blocks[position // size], position % size
+
+
+class RecurrentStates:
+    """One state per slot and the snapshots of it; the KV hash chain stands for the layers."""
+
+    def __init__(self, model: FakeModel) -> None:
+        self._model = model
+        self._snapshots: dict[int, tuple[int, int]] = {}  # id -> length, state
+
+    def admit(self, slot: Slot) -> None:
+        """A tenancy begins, at zero or from a snapshot."""
+        admission = slot.admission
+        slot.folded = admission.num_cached
+        if not self._model.recurrent:
+            assert not admission.snapshot_id
+            return
+        assert bool(admission.snapshot_id) == bool(slot.folded)
+        expected = ROOT
+        for token in self._marked(slot)[: slot.folded]:
+            expected = advance(expected, token)
+        if slot.folded:
+            length, slot.state = self._snapshots[admission.snapshot_id]
+            assert (length, slot.state) == (slot.folded, expected), f"{slot.tenancy} starts wrong"
+
+    def run(self, slot: Slot, upto: int, arms: list[tuple[int, int]]) -> list[int]:
+        """Take the tokens before `upto` into the state; returns the ids of snapshots taken."""
+        taken, tokens = [], self._marked(slot)
+        while self._model.recurrent and slot.folded < upto:
+            slot.state = advance(slot.state, tokens[slot.folded])
+            slot.folded += 1
+            for length, snapshot in arms:
+                if length == slot.folded:
+                    self._snapshots[snapshot] = (length, slot.state)
+                    taken.append(snapshot)
+        return taken
+
+    def _marked(self, slot: Slot) -> list[int]:
+        return self._model.mark(slot.tokens, slot.admission.prompt_len)
+
+    def check_plan(self, plan: pb.StepPlan) -> None:
+        """Every armed id exists, is armed once, and for a slot that has a row."""
+        ids = plan.snapshot_ids
+        assert len(ids) == len(set(ids)) == len(plan.snapshot_lens)
+        assert all(0 < snapshot <= self._model.num_snapshots for snapshot in ids)
+        assert set(plan.snapshot_slots) <= set(plan.slot)
+        assert self._model.recurrent or not ids
+
+
+def arms_of(plan: pb.StepPlan, slot: int) -> list[tuple[int, int]]:
+    """(length, id) of the snapshots that a plan arms for a slot."""
+    columns = zip(plan.snapshot_slots, plan.snapshot_lens, plan.snapshot_ids, strict=True)
+    return [(length, snapshot) for armed, length, snapshot in columns if armed == slot]

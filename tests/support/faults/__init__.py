@@ -1,0 +1,1 @@
+"""Faults of a whole server: how they are caused, and the streams that must not notice."""

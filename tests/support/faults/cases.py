@@ -1,0 +1,240 @@
+"""The faults of the suite: how each is caused, and what shows that it happened."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from support.faults.server import Facts, FaultyServer
+
+SEED = 20_261_121
+FOREVER_S = 600  # longer than anyone waits: whoever blocks for it has to be killed
+Inject = Callable[[FaultyServer, int], None]  # the server, and the rank to hurt
+Proof = Callable[[Facts, Facts], bool]  # before and after
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a server of the matrix is started with."""
+
+    speculation: str  # none, ngram or mtp
+    ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.speculation}-tp{self.ranks}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`setups` are those that run by default; `drafters` those for which it means something."""
+
+    name: str
+    inject: Inject
+    proof: Proof
+    pause_s: float  # no client waits longer for its next token
+    setups: tuple[str, ...]
+    drafters: tuple[str, ...] = ("none", "ngram", "mtp")
+    causes: tuple[str, ...] = ()  # of the lost epoch, in the server's own words, if it knows any
+    needs_drafts: bool = False  # speculation must not be suspended for an earlier fault
+    waits_for: str = ""  # the part of the product that is not there yet
+
+
+SETUPS = tuple(Setup(*pair) for pair in itertools.product(("none", "ngram", "mtp"), (1, 2)))
+_DRAFTING = ("ngram", "mtp")
+
+
+def cases(full: bool) -> Iterator[tuple[Setup, Fault]]:
+    """What to run, setup by setup."""
+    for setup, fault in itertools.product(SETUPS, FAULTS):
+        chosen = full or str(setup) in fault.setups
+        if chosen and setup.speculation in fault.drafters and not fault.waits_for:
+            yield setup, fault
+
+
+def shown(fault: Fault, before: Facts, after: Facts) -> bool:
+    """Whether the server shows that the fault happened, and names one of its causes."""
+    new = {cause for epoch, cause in after.incidents if (epoch, cause) not in before.incidents}
+    return fault.proof(before, after) and (not fault.causes or bool(new & set(fault.causes)))
+
+
+# -- what shows that it happened ---------------------------------------------------------------
+
+
+def rank_replaced(before: Facts, after: Facts) -> bool:
+    """A new process, and a new epoch in which open requests started again."""
+    return before.rank_pids != after.rank_pids and after.replays > before.replays
+
+
+def scheduler_replaced(before: Facts, after: Facts) -> bool:
+    """A new process."""
+    return before.scheduler_pid != after.scheduler_pid
+
+
+def epoch_ended(before: Facts, after: Facts) -> bool:
+    """Open requests started again."""
+    return after.epoch > before.epoch and after.replays > before.replays
+
+
+def nothing(before: Facts, after: Facts) -> bool:
+    """Same processes, same epoch."""
+    return (before.rank_pids, before.scheduler_pid, before.epoch) == (
+        *(after.rank_pids, after.scheduler_pid),
+        after.epoch,
+    )
+
+
+def drafter_blamed(before: Facts, after: Facts) -> bool:
+    """Counted as a fault of the drafter, and nobody had to go.
+
+    Ranks that draft together cannot know of each other's faults: there the epoch may end instead.
+    """
+    if len(after.rank_pids) > 1 and after.epoch > before.epoch:
+        return True
+    return after.drafter_faults > before.drafter_faults and nothing(before, after)
+
+
+def anything(before: Facts, after: Facts) -> bool:
+    """How it is answered is up to the server: a process that was stopped is told to go on."""
+    return True
+
+
+# -- how it is caused --------------------------------------------------------------------------
+
+
+def _signal(number: signal.Signals) -> Inject:
+    return lambda server, rank: server.send(number, server.facts().rank_pids[rank])
+
+
+def _signal_all(number: signal.Signals) -> Inject:
+    return lambda server, rank: server.send(number, *server.facts().rank_pids)
+
+
+def _signal_scheduler(number: signal.Signals) -> Inject:
+    return lambda server, rank: server.send(number, server.facts().scheduler_pid)
+
+
+def _signal_supervisor(number: signal.Signals) -> Inject:
+    return lambda server, rank: server.send(number, server.supervisor_pid(rank))
+
+
+def _order(place: str, do: str, **details: float) -> Inject:
+    return lambda server, rank: server.order(place, rank, do, **details)
+
+
+def _order_first(place: str, do: str, **details: float) -> Inject:
+    """For places that matter on rank 0 only."""
+    return lambda server, rank: server.order(place, 0, do, **details)
+
+
+# A rank may be stopped in its drafter, and nobody can tell from outside that it is not to blame.
+_EXIT, _HANG = ("worker_exit",), ("worker_hang", "drafter")
+_ERROR = "worker_error", "connection"  # the stream of a failed step may be seen to break first
+
+FAULTS = (
+    Fault(
+        *("rank-killed", _signal(signal.SIGKILL), rank_replaced, 20),
+        setups=("none-tp1", "ngram-tp2"),
+        causes=_EXIT,
+    ),
+    Fault(
+        *("all-ranks-killed", _signal_all(signal.SIGKILL), rank_replaced, 20),
+        setups=("mtp-tp2",),
+        causes=_EXIT,
+    ),
+    Fault(
+        *("rank-stopped", _signal(signal.SIGSTOP), rank_replaced, 30),
+        setups=("mtp-tp1",),
+        causes=_HANG,
+    ),
+    Fault(
+        *("loop-blocked", _order("result", "sleep", s=FOREVER_S), rank_replaced, 30),
+        setups=("ngram-tp1",),
+        causes=_HANG,
+    ),
+    Fault(
+        *("lock-held", _order("forward", "hold-the-lock", s=FOREVER_S), rank_replaced, 30),
+        setups=("none-tp2",),
+        causes=_HANG,
+    ),
+    Fault(
+        *("forward-raises", _order("forward", "raise"), epoch_ended, 20),
+        setups=("mtp-tp2", "none-tp1"),
+        causes=_ERROR,
+    ),
+    Fault(
+        *("out-of-memory", _order("forward", "memory"), epoch_ended, 20),
+        setups=("mtp-tp1",),
+        causes=_ERROR,
+    ),
+    Fault(
+        *("allocation-fails", _order("forward", "allocate"), epoch_ended, 20),
+        setups=("ngram-tp1",),
+        causes=_ERROR,
+    ),
+    Fault(
+        *("row-not-finite", _order_first("logits", "nan", rows=1), anything, 20),
+        setups=("none-tp1", "mtp-tp1"),
+    ),
+    Fault(
+        *("all-rows-not-finite", _order_first("logits", "nan", rows=1 << 20), anything, 20),
+        setups=("ngram-tp2",),
+    ),
+    Fault(
+        *("drafter-raises", _order_first("propose", "raise"), drafter_blamed, 20),
+        setups=("ngram-tp1", "mtp-tp2"),
+        drafters=_DRAFTING,
+        needs_drafts=True,
+    ),
+    Fault(
+        *("drafter-not-finite", _order("head", "nan", rows=1 << 20), drafter_blamed, 20),
+        setups=("mtp-tp1",),
+        drafters=("mtp",),
+        needs_drafts=True,
+    ),
+    Fault(
+        *("drafts-out-of-range", _order_first("propose", "garbage"), drafter_blamed, 20),
+        setups=("ngram-tp2",),
+        drafters=_DRAFTING,
+        needs_drafts=True,
+    ),
+    Fault(
+        *("drafter-stalls", _order_first("propose", "sleep", s=FOREVER_S), rank_replaced, 30),
+        setups=("ngram-tp2", "mtp-tp1"),
+        drafters=_DRAFTING,
+        causes=("drafter",),
+        needs_drafts=True,
+    ),
+    Fault(
+        *("result-lost", _order("result", "drop"), epoch_ended, 30),
+        setups=("none-tp2", "mtp-tp1"),
+        causes=("ledger", *_HANG),
+    ),
+    Fault(
+        *("result-twice", _order("result", "duplicate"), anything, 20),
+        setups=("ngram-tp1", "mtp-tp2"),
+    ),
+    Fault("result-late", _order("result", "late", s=0.5), nothing, 20, ("none-tp1",)),
+    Fault("result-of-another-epoch", _order("result", "stale"), anything, 20, ("ngram-tp1",)),
+    Fault(
+        *("scheduler-killed", _signal_scheduler(signal.SIGKILL), scheduler_replaced, 20),
+        setups=("none-tp1", "ngram-tp2", "mtp-tp1"),
+    ),
+    Fault(
+        *("scheduler-stopped", _signal_scheduler(signal.SIGSTOP), anything, 30),
+        setups=("mtp-tp2",),
+    ),
+    Fault(
+        *("scheduler-drained", _signal_scheduler(signal.SIGTERM), scheduler_replaced, 30),
+        setups=("ngram-tp1",),
+    ),
+    Fault(
+        *("supervisor-killed", _signal_supervisor(signal.SIGKILL), rank_replaced, 30),
+        setups=("none-tp2",),
+    ),
+    Fault(
+        *("supervisor-ended", _signal_supervisor(signal.SIGTERM), rank_replaced, 30),
+        setups=("ngram-tp1",),
+    ),
+)

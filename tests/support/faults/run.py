@@ -1,0 +1,104 @@
+"""One run of sixteen streams, with a fault in the middle, and the oracle for it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from openai import AsyncOpenAI
+from support.faults.cases import Fault, Setup, shown
+from support.faults.server import FaultyServer, Holdings
+from support.faults.streams import LATE, Answer, Ask, Tally, differences, late_stop, mix, stream
+
+_RUN_S = 90.0  # for all streams, fault included
+_MAX_ENDED = 3  # streams before the fault: drafts that are all accepted make some fast
+_LEAD = 30  # tokens between the arrival of the late streams and the fault
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server and what it answers when nothing happens."""
+
+    server: FaultyServer
+    setup: Setup
+    model: Path
+    asks: list[Ask]
+    expected: list[Answer]
+    holdings: Holdings
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all answers together."""
+        return sum(answer.usage[1] for answer in self.expected)
+
+
+def client_of(url: str) -> AsyncOpenAI:
+    """The official client, which must not need a second try."""
+    return AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=_RUN_S)
+
+
+def prepare(server: FaultyServer, setup: Setup, model: Path, rng: random.Random) -> Served:
+    """Run the sixteen streams without a fault; stop strings are cut from what they say."""
+    asks = mix(rng)
+    expected = asyncio.run(run(server.stack.url, asks))
+    stops = [index for index, ask in enumerate(asks) if ask.kind == "stop string"]
+    for index in stops:
+        asks[index] = asks[index].until(late_stop(expected[index].choices[0].text))
+    for index, answer in zip(
+        stops, asyncio.run(run(server.stack.url, [asks[i] for i in stops])), strict=True
+    ):
+        assert answer.choices[0].finish_reason == "stop"
+        expected[index] = answer
+    server.stack.wait_until(server.has_standbys, "standby processes")
+    return Served(server, setup, model, asks, expected, server.holdings())
+
+
+async def run(
+    url: str, asks: list[Ask], at: int = 0, inject: Callable[[], None] | None = None
+) -> list[Answer]:
+    """All answers. The late streams open, and `inject` is called, around the token `at`."""
+    tally = Tally()
+    early = len(asks) - LATE if inject else len(asks)
+    async with client_of(url) as client, asyncio.timeout(_RUN_S), asyncio.TaskGroup() as tasks:
+        open_streams = [tasks.create_task(stream(client, ask, tally)) for ask in asks[:early]]
+        if inject is not None:
+            await tally.reached(at)
+            open_streams += [tasks.create_task(stream(client, ask, tally)) for ask in asks[early:]]
+            await tally.reached(at + _LEAD)
+            ended = sum(task.done() for task in open_streams)
+            assert ended <= _MAX_ENDED, f"the fault comes too late: {ended} streams have ended"
+            await asyncio.to_thread(inject)
+    return [task.result() for task in open_streams]
+
+
+def survive(served: Served, fault: Fault, seed: str) -> list[Answer]:
+    """Cause the fault in mid-stream and insist that no client could tell, but by the clock."""
+    try:
+        return _survive(served, fault, seed)
+    except BaseException as error:
+        error.add_note(served.server.stack.tail())
+        raise
+
+
+def _survive(served: Served, fault: Fault, seed: str) -> list[Answer]:
+    rng = random.Random(seed)
+    server, rank = served.server, rng.randrange(served.setup.ranks)
+    at = rng.randint(1, served.num_tokens // 10)  # the engine is ahead of what clients have read
+    if fault.needs_drafts:
+        server.draft_again()
+    before = server.facts()
+    answers = asyncio.run(
+        run(server.stack.url, served.asks, at, lambda: fault.inject(server, rank))
+    )
+    where = f"rank {rank} after token {at} (seed {seed})"
+    assert differences(served.expected, answers) == [], where
+    assert not server.pending_orders(), f"nothing happened: {where}"
+    server.recovered(served.holdings)
+    after = server.facts()
+    assert shown(fault, before, after), f"{where}: {before} became {after}"
+    pause_s = max(answer.pause_s for answer in answers)
+    assert pause_s < fault.pause_s, f"{where}: a client waited {pause_s:.1f} s"
+    return answers

@@ -1,0 +1,188 @@
+"""A server that is broken on purpose: its processes, its triggers, and what it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from support.processes.stack import Stack, serve
+
+_INJECT = Path(__file__).parents[2] / "faults" / "inject"
+SECRET = "one that several servers share"  # a gateway of two needs to know both
+_PACE_S = 0.01  # of a forward pass
+_FLAGS = (
+    *("--dtype", "float32", "--served-model-name", "tiny", "--kv-cache-memory", "0.05"),
+    *("--max-num-seqs", "24", "--max-num-batched-tokens", "128"),
+    *("--step-deadline-floor-s", "3", "--step-deadline-ceiling-s", "10", "--step-warmup-s", "10"),
+)
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What must be the same after a fault as before."""
+
+    processes: int  # all that the launcher has started, whoever started them
+    gateway_fds: int
+    scheduler_fds: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a fault changes, or must not change."""
+
+    rank_pids: tuple[int, ...]
+    scheduler_pid: int
+    epoch: int
+    replays: float
+    drafter_faults: float
+    incidents: tuple[tuple[int, str], ...]  # epochs that were lost, and why
+
+
+class FaultyServer:
+    """`surestep serve` with ways to hurt it."""
+
+    def __init__(self, stack: Stack, triggers: Path) -> None:
+        self.stack = stack
+        self._triggers = triggers
+
+    def status(self) -> Any:
+        """The /status document."""
+        return self.stack.status()
+
+    # -- hurting it ----------------------------------------------------------------------------
+
+    def supervisor_pid(self, rank: int) -> int:
+        """Of the parent of a rank."""
+        pid: int = self.status()["scheduler"]["supervisors"][rank]["pid"]
+        return pid
+
+    def send(self, number: signal.Signals, *pids: int) -> None:
+        """Signals to processes."""
+        for pid in pids:
+            os.kill(pid, number)
+
+    def order(self, place: str, rank: int, do: str, **details: Any) -> None:
+        """Have the next call of a place do something: see faults/inject/sitecustomize.py."""
+        path = self._triggers / f"{place}-{rank}"
+        scratch = path.with_suffix(".new")
+        scratch.write_text(json.dumps({"do": do, **details}))
+        scratch.rename(path)
+
+    def pending_orders(self) -> list[str]:
+        """Those that nobody has obeyed yet."""
+        return [path.name for path in self._triggers.iterdir()]
+
+    # -- looking at it -------------------------------------------------------------------------
+
+    def holdings(self) -> Holdings:
+        """Raises when the server does not answer or has a zombie."""
+        children = psutil.Process(self.stack.process.pid).children(recursive=True)
+        zombies = [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
+        assert not zombies, f"nobody waits for {zombies}"
+        status = self.status()
+        return Holdings(
+            processes=len(children),
+            gateway_fds=psutil.Process(status["gateway"]["pid"]).num_fds(),
+            scheduler_fds=psutil.Process(status["scheduler"]["pid"]).num_fds(),
+        )
+
+    def facts(self) -> Facts:
+        """Raises when the server does not answer."""
+        scheduler = self.status()["scheduler"]
+        return Facts(
+            rank_pids=tuple(each["rank_pid"] for each in scheduler["supervisors"]),
+            scheduler_pid=scheduler["pid"],
+            epoch=int(scheduler["epoch"]),
+            replays=self.stack.metric("surestep:replayed_requests_total"),
+            incidents=tuple((i["epoch"], i["cause"]) for i in scheduler["incidents"]),
+            drafter_faults=self.stack.metric("surestep:drafter_faults_total"),
+        )
+
+    def has_standbys(self) -> bool:
+        """Each rank has a process that waits to replace it."""
+        scheduler = self.status()["scheduler"]
+        return scheduler is not None and all(
+            supervisor["standby_pid"] for supervisor in scheduler["supervisors"]
+        )
+
+    def draft_again(self) -> None:
+        """Speculation that an earlier fault has suspended goes on: a new scheduler forgets."""
+        if self.stack.metric("surestep:speculation_suspended"):
+            old = self.facts().scheduler_pid
+            self.send(signal.SIGKILL, old)
+            self.stack.wait_until(lambda: self._is_served_by_another(old), "a new scheduler", 60)
+
+    def _is_served_by_another(self, scheduler_pid: int) -> bool:
+        scheduler = self.status()["scheduler"]
+        return (
+            scheduler is not None
+            and scheduler["pid"] != scheduler_pid
+            and self.stack.is_ready()
+            and self.has_standbys()
+        )
+
+    def idle(self) -> bool:
+        """No request is open anywhere and nothing is held for one."""
+        names = (
+            *("vllm:num_requests_running", "vllm:num_requests_waiting"),
+            *("vllm:kv_cache_usage_perc", "surestep:slots_used"),
+        )
+        with contextlib.suppress(AssertionError):  # no metrics: the scheduler is not back
+            held = [self.stack.metric(name) for name in names]
+            return held == [0, 0, 0, 0] and self.stack.get("/load")["server_load"] == 0
+        return False
+
+    def whole(self, before: Holdings) -> bool:
+        """As many processes as before, and no growing number of files."""
+        with contextlib.suppress(psutil.NoSuchProcess, TypeError, AssertionError):
+            now = self.holdings()
+            return (
+                now.processes == before.processes
+                and now.gateway_fds <= before.gateway_fds + 4
+                and now.scheduler_fds <= before.scheduler_fds + 4
+            )
+        return False
+
+    def recovered(self, before: Holdings) -> None:
+        """Ready, idle and whole within a minute, or the test fails."""
+        stack = self.stack
+        stack.wait_until(stack.is_ready, "readiness", timeout_s=60)
+        stack.wait_until(self.idle, "idleness", timeout_s=30)
+        stack.wait_until(lambda: self.whole(before), f"the state of before, {before}", timeout_s=30)
+
+
+@contextlib.contextmanager
+def serve_for_faults(
+    model: Path,
+    folder: Path,
+    *flags: str,
+    within: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[FaultyServer]:
+    """Start, wait until ready, yield, stop. The rest is for `serve`."""
+    triggers = folder / "triggers"
+    triggers.mkdir(parents=True)
+    surroundings = {
+        "PYTHONPATH": str(_INJECT),
+        "FAULT_TRIGGERS": str(triggers),
+        "FAULT_PACE_S": str(_PACE_S),
+        "SURESTEP_GRPC_SECRET": SECRET,
+        **(variables or {}),
+    }
+    with serve(
+        model,
+        folder / "logs",
+        *_FLAGS,
+        *flags,
+        variables=surroundings,
+        within=within,
+        console=folder / "console.log",
+    ) as stack:
+        yield FaultyServer(stack, triggers)

@@ -1,0 +1,39 @@
+"""Servers of the fault suite: what they are started with, and which tests use which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.faults.cases import SETUPS, Setup
+
+_HYBRID = Path(__file__).parents[2] / "data" / "tiny-hybrid"
+_SPECULATION = {
+    "ngram": '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}',
+    "mtp": '{"method": "qwen3_5_mtp", "num_speculative_tokens": 3}',
+}
+
+
+def flags(setup: Setup) -> list[str]:
+    """For `surestep serve`."""
+    ranks = ["--tensor-parallel-size", str(setup.ranks)]
+    if setup.speculation == "none":
+        return ranks
+    drafts = ["--speculative-config", _SPECULATION[setup.speculation]]
+    return [*ranks, *drafts, "--no-adaptive-draft-length"]
+
+
+def model(setup: Setup, folder: Path) -> Path:
+    """A trained hybrid with its MTP head, or else a random Llama, always the same, in `folder`."""
+    if setup.speculation == "mtp":
+        return _HYBRID
+    return make_tiny_checkpoint(folder / "tiny", "llama", seed=7, tokenizer=True, max_position=1024)
+
+
+def served_by(setups: Iterable[str]) -> pytest.MarkDecorator:
+    """The test runs against the servers of these setups."""
+    named = {str(setup): setup for setup in SETUPS}
+    params = [pytest.param(named[name], id=name) for name in setups]
+    return pytest.mark.parametrize("served", params, indirect=True, scope="session")

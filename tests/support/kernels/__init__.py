@@ -1,0 +1,1 @@
+"""Cases of the kernel tests, and Triton's interpreter and compiler."""

@@ -1,0 +1,1 @@
+"""Requests among strangers, drafters and mutants: the parity matrices."""

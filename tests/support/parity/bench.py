@@ -1,0 +1,227 @@
+"""One tiny model behind the real scheduler core and the real runner, in any arrangement."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from support.checkpoints.hybrid import make_tiny_hybrid
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.parity.captured_steps import capture_all, capturing
+from support.parity.cases import EOS, TOTAL_LEN, VOCAB, make_requests, strangers
+from support.parity.drafters import TRUTH
+from support.parity.local_engine import Answer, LocalEngine, Step, one_rank, one_rank_behind
+from support.parity.poison import poison_idle
+from surestep_kernels import load_kernels
+from surestep_kernels.step_ops import StepOps
+from surestep_proto import engine_pb2 as pb
+from surestep_scheduler.core.sequence import Request
+from surestep_scheduler.core.state import SchedulerState
+from surestep_worker.build import Built, assemble
+from surestep_worker.config import WorkerSettings
+from surestep_worker.kv_cache import bytes_per_block
+from surestep_worker.models import Model, ModelSource, load_model
+from surestep_worker.runner import Runner
+from surestep_worker.tp import TensorParallel
+
+BLOCK_SIZE = 8
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """What runs beside a request."""
+
+    num_slots: int
+    max_model_len: int = 4 * TOTAL_LEN
+    num_strangers: int = 0
+    step_tokens: int = 64  # max_num_batched_tokens
+    num_sequences: int | None = None  # at full length, for which there are KV blocks; None = all
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What must not matter."""
+
+    prefix_caching: bool = True
+    shuffle_seed: int = 0  # rows in random order, results delayed at random; 0 = neither
+    poison: bool = False  # whatever belongs to nobody is NaN or out of range
+    after_apply: Callable[[SchedulerState], None] = lambda state: None
+    step_ops: StepOps | None = None  # steps run as on a device that has these; None = as on a CPU
+    graphs: bool = False  # and are captured, all kinds before the first step
+    late: bool = False  # or each kind when steps have wanted it
+
+
+CALM = Conditions()
+
+NEIGHBOURS = {
+    "alone": Neighbours(num_slots=1),
+    "mixed": Neighbours(num_slots=8, num_strangers=12, step_tokens=24),
+    "near max_model_len": Neighbours(num_slots=12, max_model_len=TOTAL_LEN),
+    "preempted": Neighbours(num_slots=10, num_sequences=4, step_tokens=64),
+}
+
+
+def make_model(folder: Path) -> None:
+    """The checkpoint of the matrix: two layers, two heads that share keys and values."""
+    make_tiny_checkpoint(
+        folder, vocab=VOCAB, hidden=32, heads=2, kv_heads=1, intermediate=48, seed=7
+    )
+
+
+def make_hybrid(folder: Path) -> None:
+    """The checkpoint of the hybrid matrix: three recurrent layers, one of attention, an MTP head."""
+    make_tiny_hybrid(folder, vocab=VOCAB, eos_token_ids=(EOS,), seed=7)
+
+
+def load(folder: Path, tp: TensorParallel) -> Model:
+    """This rank's part of the checkpoint, with an MTP head where there is one."""
+    source = ModelSource(folder)
+    mtp = any(name.startswith("mtp.") for name in source.entries)
+    kernels = load_kernels("cpu")
+    return load_model(source, dtype="float32", device="cpu", tp=tp, kernels=kernels, mtp=mtp)
+
+
+def build_runner(
+    model: Model,
+    tp: TensorParallel,
+    neighbours: Neighbours,
+    drafter: str,
+    k: int,
+    step_ops: StepOps | None = None,
+) -> Built:
+    """A fresh runner around the model; with ops, as on a device that they are of."""
+    kernels = load_kernels("cpu")
+    if step_ops is not None:
+        kernels = replace(kernels, step=step_ops)
+    blocks = 1 + (neighbours.num_sequences or 100) * -(-TOTAL_LEN // BLOCK_SIZE)
+    settings = WorkerSettings(
+        max_num_seqs=neighbours.num_slots,
+        max_model_len=neighbours.max_model_len,
+        block_size=BLOCK_SIZE,
+        kv_cache_memory=blocks * bytes_per_block(model.kv_spec(BLOCK_SIZE), kernels) / 2**30,
+        speculative_config={"method": drafter, "num_speculative_tokens": k},
+    )
+    return assemble(settings, model, tp, kernels)
+
+
+class ParityBench:
+    """A model, the requests of the matrix, and what they answer alone without speculation."""
+
+    def __init__(self, folder: Path, make: Callable[[Path], None] = make_model) -> None:
+        make(folder)
+        self.folder = folder
+        self._tp = TensorParallel()
+        self._model = load(folder, self._tp)
+        self.plain: dict[str, list[int]] = {}  # answers without the parameter
+        self.captured = 0, 0  # of the latest runner
+        self.requests = make_requests(self._probe)
+        self.expected = self._alone(self.requests)
+
+    @property
+    def truth(self) -> list[list[int]]:
+        """Prompt and answer of every request."""
+        return [[*r.prompt_ids, *self.expected[r.id].token_ids] for r in self.requests]
+
+    def run(
+        self, where: str, *, drafter: str, k: int, depth: int, conditions: Conditions = CALM
+    ) -> dict[str, Answer]:
+        """Serve the requests of the matrix among neighbours; the strangers' answers are dropped."""
+        TRUTH.learn(self.truth, vocab_size=VOCAB, stop_id=EOS)
+        neighbours = NEIGHBOURS[where]
+        everyone = _interleave(self.requests, strangers(neighbours.num_strangers))
+        answers = self.serve(everyone, neighbours, drafter, k, depth, conditions)
+        return {request.id: answers[request.id] for request in self.requests}
+
+    def _probe(self, request: Request) -> list[int]:
+        self.plain[request.id] = self._alone([request])[request.id].token_ids
+        return self.plain[request.id]
+
+    def _alone(self, requests: Sequence[Request]) -> dict[str, Answer]:
+        return self.serve(requests, NEIGHBOURS["alone"], "none", 0, 0)
+
+    def serve(
+        self,
+        requests: Sequence[Request],
+        neighbours: Neighbours,
+        drafter: str,
+        k: int,
+        depth: int,
+        conditions: Conditions = CALM,
+    ) -> dict[str, Answer]:
+        """Answers of any requests by a fresh runner."""
+        ops = conditions.step_ops
+        built = build_runner(self._model, self._tp, neighbours, drafter, k, ops)
+        step = step_of(built.runner)
+        if conditions.graphs or conditions.late:
+            built.runner.prepare()
+        if conditions.graphs:
+            capture_all(built.runner)
+        if conditions.late:
+            step = capturing(built.runner, step)
+        if conditions.poison:
+            conditions = replace(conditions, after_apply=_poisoning(built.runner, conditions))
+        answers = serve(step, built.facts, requests, neighbours, depth, conditions)
+        self.captured = built.runner.captured
+        return answers
+
+
+def step_of(runner: Runner) -> Step:
+    """Steps on a device are finished as late as the depth allows."""
+    return (one_rank if runner.parts.synchronous else one_rank_behind)(runner)
+
+
+def serve(
+    step: Step,
+    facts: pb.WorkerInfo,
+    requests: Sequence[Request],
+    where: Neighbours,
+    depth: int,
+    conditions: Conditions = CALM,
+    reopen: Callable[[int], object] | None = None,
+) -> dict[str, Answer]:
+    """Answers of `requests`, which arrive one a step if there are strangers, else all at once."""
+    engine = LocalEngine(
+        step,
+        facts,
+        depth=depth,
+        max_num_batched_tokens=where.step_tokens,
+        enable_prefix_caching=conditions.prefix_caching,
+        after_apply=conditions.after_apply,
+        shuffle=random.Random(conditions.shuffle_seed) if conditions.shuffle_seed else None,
+        reopen=reopen,
+    )
+    return engine.run(requests, arrive_every=1 if where.num_strangers else 0)
+
+
+def _poisoning(runner: Runner, conditions: Conditions) -> Callable[[SchedulerState], None]:
+    def after_apply(state: SchedulerState) -> None:
+        poison_idle(runner, state)
+        conditions.after_apply(state)
+
+    return after_apply
+
+
+def _interleave(requests: Sequence[Request], others: Sequence[Request]) -> list[Request]:
+    """Spread `others` evenly among `requests`."""
+    both = [
+        *enumerate(requests),
+        *((i * len(requests) / len(others), x) for i, x in enumerate(others)),
+    ]
+    return [request for _, request in sorted(both, key=lambda item: item[0])]
+
+
+def same(answer: Answer, expected: Answer) -> bool:
+    """Equal in tokens, in why they ended, and in every reported log-probability."""
+    return (
+        (answer.token_ids, answer.finish, answer.error)
+        == (expected.token_ids, expected.finish, None)
+        and answer.logprobs == expected.logprobs
+        and answer.prompt_logprobs == expected.prompt_logprobs
+    )
+
+
+def total(answers: dict[str, Answer], name: str) -> int:
+    """Of one of the counts of answers."""
+    return sum(getattr(answer, name) for answer in answers.values())

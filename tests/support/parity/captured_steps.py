@@ -1,0 +1,41 @@
+"""Steps that are captured: all kinds before the first step, or each when steps have wanted it.
+
+Without a GPU a captured step is called instead of replayed: see surestep_worker.device.graphs.
+"""
+
+from __future__ import annotations
+
+import torch
+from support.parity.local_engine import Results, Step
+from surestep_proto import engine_pb2 as pb
+from surestep_worker.device.graphs import Graphs
+from surestep_worker.device.step import DeviceStep
+from surestep_worker.runner import Runner
+
+
+def graphs_of(runner: Runner) -> Graphs:
+    """Those of a runner that has been prepared."""
+    execution = runner._execution
+    assert isinstance(execution, DeviceStep)
+    assert execution._graphs is not None
+    return execution._graphs
+
+
+@torch.inference_mode()
+def capture_all(runner: Runner) -> None:
+    """Whole steps and parts, of every bucket."""
+    graphs = graphs_of(runner)
+    for kind in graphs.kinds():
+        assert graphs.capture(kind), kind
+
+
+def capturing(runner: Runner, step: Step) -> Step:
+    """Steps behind each of which one kind is captured that steps have wanted."""
+
+    def stepped(plan: pb.StepPlan) -> Results:
+        results = step(plan)
+        if graphs_of(runner)._wanted:
+            runner.do_chore()
+        return results
+
+    return stepped

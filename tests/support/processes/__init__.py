@@ -1,0 +1,1 @@
+"""The product's own processes, and what a test needs around them."""

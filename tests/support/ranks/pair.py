@@ -1,0 +1,110 @@
+"""Two real ranks in processes of their own; plans go in and results come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import pytest
+import torch
+from support.parity.bench import Neighbours, build_runner, load
+from support.parity.drafters import TRUTH
+from support.parity.local_engine import Step
+from support.parity.mutants import RANK_MUTANTS
+from support.parity.triton_engine import build_triton_engine
+from surestep_kernels.step_ops import STEP_REFERENCE
+from surestep_proto import engine_pb2 as pb
+from surestep_worker.build import Built
+from surestep_worker.tp import TensorParallel
+from torch import multiprocessing
+
+START_S = 60.0
+STEP_S = 10.0
+
+
+class RankFailed(Exception):
+    """A rank raised, or did not answer in STEP_S."""
+
+
+class RankSetup(NamedTuple):
+    """What every rank is told."""
+
+    folder: Path
+    address: str
+    neighbours: Neighbours
+    drafter: str
+    k: int
+    truth: list[list[int]]  # for the drafters that know it
+    mutant: str  # of rank 1; empty = none
+    # As on a CPU; as on a GPU, with torch's ops; the same, captured; on a GPU.
+    steps: Literal["cpu", "device", "captured", "gpu"] = "cpu"
+
+
+def rank_main(rank: int, setup: RankSetup, pipe: Connection) -> None:
+    """Answer plans until the pipe closes."""
+    torch.set_num_threads(1)
+    if rank == 1 and setup.mutant:
+        RANK_MUTANTS[setup.mutant](pytest.MonkeyPatch())
+    TRUTH.learn(setup.truth, vocab_size=2, stop_id=0)
+    built = build(rank, setup)
+    if setup.steps in ("captured", "gpu"):
+        built.runner.prepare()
+        built.facts.captured_shapes = built.runner.captured[0]
+    built.runner.open(1)
+    pipe.send_bytes(built.facts.SerializeToString())
+    while True:
+        plan = pb.StepPlan.FromString(pipe.recv_bytes())
+        pipe.send_bytes(built.runner.step(plan).SerializeToString())
+
+
+def build(rank: int, setup: RankSetup) -> Built:
+    """Join the other rank and load the model."""
+    what = setup.neighbours, setup.drafter, setup.k
+    if setup.steps == "gpu":
+        torch.cuda.set_device(rank)
+        tp = TensorParallel.connect(rank, 2, setup.address, "cuda", START_S)
+        return build_triton_engine(setup.folder, tp, *what)
+    tp = TensorParallel.connect(rank, 2, setup.address, "cpu", START_S)
+    ops = None if setup.steps == "cpu" else STEP_REFERENCE
+    return build_runner(load(setup.folder, tp), tp, *what, ops)
+
+
+@contextmanager
+def two_ranks(setup: RankSetup) -> Iterator[tuple[Step, pb.WorkerInfo]]:
+    """A step function over both ranks, and the facts of rank 0."""
+    spawn = multiprocessing.get_context("spawn")
+    pipes = [spawn.Pipe() for _ in range(2)]
+    ranks = [
+        spawn.Process(target=rank_main, args=(rank, setup, pipes[rank][1])) for rank in range(2)
+    ]
+    ours = [pipe for pipe, _ in pipes]
+
+    def step(plan: pb.StepPlan) -> list[pb.StepResult]:
+        for pipe in ours:
+            pipe.send_bytes(plan.SerializeToString())
+        return [pb.StepResult.FromString(message) for message in _answers(ours, STEP_S)]
+
+    try:
+        for rank, (_, theirs) in zip(ranks, pipes, strict=True):
+            rank.start()
+            theirs.close()
+        yield step, pb.WorkerInfo.FromString(_answers(ours, START_S)[0])
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+
+
+def _answers(pipes: Sequence[Connection], timeout_s: float) -> list[bytes]:
+    messages = []
+    for rank, pipe in enumerate(pipes):
+        try:
+            if not pipe.poll(timeout_s):
+                raise RankFailed(f"rank {rank} did not answer in {timeout_s} s")
+            messages.append(pipe.recv_bytes())
+        except EOFError:
+            raise RankFailed(f"rank {rank} ended") from None
+    return messages

@@ -1,0 +1,122 @@
+"""What one rank of the tensor-parallel tests runs; a module of its own, to import little."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from support.checkpoints.hybrid import FAMILIES, make_tiny_hybrid
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.parity.stepping import Row, pack
+from surestep_common.errors import Unavailable
+from surestep_kernels import load_kernels
+from surestep_worker.caches import Caches
+from surestep_worker.checkpoint.weight_store import WeightStore
+from surestep_worker.digest import fingerprint
+from surestep_worker.kv_cache import KVCache
+from surestep_worker.models import ModelSource, load_model
+from surestep_worker.peer_memory import told_by_all
+from surestep_worker.recurrent import RecurrentCache
+from surestep_worker.tp import TensorParallel
+from torch import Tensor, distributed
+
+BLOCK_SIZE = 16
+SLICES = ((0, 9), (0, 1), (0, 5), (3, 4), (4, 8))  # of rows that ranks sum
+TIMEOUT_S = 60.0
+VARIANTS: dict[str, dict[str, Any]] = {
+    "split-kv-heads": {"kv_heads": 2, "vocab": 384},
+    "shared-kv-head-odd-vocab": {"kv_heads": 1, "vocab": 385},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "qwen3-tied": {"family": "qwen3", "tie": True, "vocab": 383},
+    "qwen3_next": {"family": "qwen3_next"},
+    "qwen3_5-tied": {"family": "qwen3_5", "tie": True, "vocab": 383},
+    "qwen3_5_moe": {"family": "qwen3_5_moe"},
+    "qwen3_next-expert-parallel": {"family": "qwen3_next"},
+    "qwen3_5_moe-expert-parallel": {"family": "qwen3_5_moe"},
+}
+
+
+def make_variant(path: Path, name: str) -> None:
+    """Write the checkpoint of a variant."""
+    variant = VARIANTS[name]
+    make = make_tiny_hybrid if variant.get("family") in FAMILIES else make_tiny_checkpoint
+    make(path / name, **variant)
+
+
+STEPS = (
+    [Row([*range(40, 55)], 0, (3, 1), slot=1), Row([8, 8, 1], 0, (2, 4))],
+    [Row([4, 5, 6], 15, (3, 1), slot=1, window=True), Row([6, 382, 3], 3, (2, 4), window=True)],
+)
+
+
+@torch.inference_mode()
+def run_steps(
+    path: Path,
+    tp: TensorParallel,
+    cpu_kernels: Literal["auto", "reference"] = "auto",
+    store: WeightStore | None = None,
+) -> dict[str, Tensor]:
+    """Logits and fingerprint of every step."""
+    kernels = load_kernels("cpu", cpu_kernels)
+    model = load_model(
+        ModelSource(path, store),
+        dtype="auto",
+        device="cpu",
+        tp=tp,
+        kernels=kernels,
+        expert_parallel=path.name.endswith("expert-parallel"),
+    )
+    kv, spec = KVCache(model.kv_spec(BLOCK_SIZE), 5, kernels, "cpu"), model.recurrent_spec()
+    caches = Caches(kv, RecurrentCache(spec, 2, 4, 0, "cpu") if spec else None)
+    hidden = [model.forward(pack(rows, BLOCK_SIZE), caches) for rows in STEPS]
+    return {
+        "logits": torch.cat([model.logits(h) for h in hidden]),
+        "fingerprints": torch.tensor([fingerprint(h) for h in hidden]),
+    }
+
+
+def rank_main(rank: int, address: str, folder: Path, names: Sequence[str]) -> None:
+    """Run the checkpoints `names` in `folder`, and write the results there."""
+    torch.set_num_threads(1)
+    tp = TensorParallel.connect(rank, 2, address, "cpu", TIMEOUT_S)
+    results = {name: run_steps(folder / name, tp) for name in names}
+    results["collectives"] = {
+        "reduced": tp.all_reduce(torch.full((2, 3), 1.5 + rank, dtype=torch.bfloat16)),
+        "gathered": tp.all_gather(torch.full((2, 2), float(rank))),
+        "broadcast": tp.broadcast(torch.tensor([rank + 7])),
+    }
+    torch.save(results, folder / f"rank{rank}.pt")
+    tp.close()
+
+
+def addends(rank: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    """What a rank has of [rows, width]; sums of three or more depend on their order."""
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def sum_main(rank: int, size: int, address: str, folder: Path) -> None:
+    """Sum the same rows among more rows and fewer."""
+    torch.set_num_threads(1)
+    tp = TensorParallel.connect(rank, size, address, "cpu", TIMEOUT_S)
+    sums = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        x = addends(rank, 9, 33, dtype)
+        for first, last in SLICES:
+            sums[dtype, first, last] = tp.all_reduce(x[first:last].clone())
+    torch.save(sums, folder / f"rank{rank}.pt")
+    group = distributed.group.WORLD
+    assert group is not None
+    (folder / f"told{rank}").write_text("; ".join(told_by_all(group, f"I am {rank}")))
+    tp.close()
+
+
+def lonely_main(address: str, folder: Path) -> None:
+    start = time.monotonic()
+    try:
+        TensorParallel.connect(0, 2, address, "cpu", timeout_s=1.0)
+    except Unavailable as error:
+        (folder / "error").write_text(error.message)
+    (folder / "waited").write_text(f"{time.monotonic() - start}")

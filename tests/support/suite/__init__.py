@@ -1,0 +1,1 @@
+"""How the suite itself is run: plugins of pytest."""
