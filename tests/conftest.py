@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+pytest_plugins = ["support.suite.rotation"]
 SEED = 20_260_131
 GPU = Path("/dev/nvidiactl")
 HAS_CUDA = torch.cuda.is_available()
@@ -20,13 +21,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # its default; Triton 3.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much of what takes long is run."""
-    text = "every combination of the parity matrices; without it the slow ones take turns"
-    parser.addoption("--full-parity", action="store_true", help=text)
-    text = "every fault with every drafter and number of ranks; without it they take turns"
-    parser.addoption("--full-faults", action="store_true", help=text)
-    text = "every kernel at every size in test_gpu_compiles.py; without it a part of the sizes"
-    parser.addoption("--full-compile", action="store_true", help=text)
+    """What takes long, and what is kept of it."""
     text = "a folder for what test_gpu_compiles.py finds: a file of JSON for each Triton and target"
     parser.addoption("--compile-report", type=Path, help=text)
     text = "minutes of traffic with faults in tests/faults/test_soak.py; 0 = the short form"

@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
 
 @pytest.fixture
 def kills(pytestconfig: pytest.Config) -> int:
-    return KILLS_IN_FULL if pytestconfig.getoption("--full-faults") else KILLS
+    return KILLS_IN_FULL if pytestconfig.getoption("--full") else KILLS
 
 
 async def kill_again_and_again(server: Abused, kills: int, module: str) -> None:

@@ -71,7 +71,7 @@ def test_signals_at_one_spot_are_nobodys_fault(
 
     Steps of others, such as a canary's, are left alone.
     """
-    kills = 10 if pytestconfig.getoption("--full-faults") else 5
+    kills = 10 if pytestconfig.getoption("--full") else 5
     quiet = ids(complete(server, 1, MARK))
     epoch = server.facts().epoch - 1
     with ThreadPoolExecutor() as threads:

@@ -18,9 +18,10 @@ _AROUND_S = 300.0
 def pytest_generate_tests(metafunc: Any) -> None:
     """Tests that take a `fault` meet all of them, each on the servers where it is to run."""
     if "fault" in metafunc.fixturenames:
+        option = metafunc.config.option
         params = [
             pytest.param(setup, fault, id=f"{setup}-{fault.name}")
-            for setup, fault in cases(metafunc.config.getoption("--full-faults"))
+            for setup, fault in cases(None if option.full else option.share)
         ]
         metafunc.parametrize(("served", "fault"), params, indirect=["served"], scope="session")
 

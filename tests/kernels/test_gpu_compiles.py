@@ -127,7 +127,7 @@ def all_kernels() -> set[str]:
 
 @pytest.mark.timeout(1800)
 def test_every_kernel_compiles_within_its_limits(pytestconfig: pytest.Config) -> None:
-    compiler, variants = compile_all(full=pytestconfig.getoption("--full-compile"))
+    compiler, variants = compile_all(full=pytestconfig.getoption("--full"))
     folder = pytestconfig.getoption("--compile-report")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ def total(answers: dict[str, Answer], name: str) -> int:
 
 def combinations(request: pytest.FixtureRequest, k: int) -> Iterator[tuple[int, str, bool]]:
     """Depth, neighbours and caching; in turn, differently for every K, or all."""
-    if request.config.getoption("--full-parity"):
+    if request.config.getoption("--full"):
         yield from itertools.product(DEPTHS, NEIGHBOURS, (False, True))
     else:
         for depth in DEPTHS:
@@ -34,6 +34,7 @@ def combinations(request: pytest.FixtureRequest, k: int) -> Iterator[tuple[int, 
 
 
 @pytest.mark.parametrize(("drafter", "k"), SPECULATION)
+@pytest.mark.rotates(4, always=("none-0", "mtp-3"))
 def test_speculation_changes_nothing(
     request: pytest.FixtureRequest, hybrid_bench: ParityBench, drafter: str, k: int
 ) -> None:

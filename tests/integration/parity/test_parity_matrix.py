@@ -22,13 +22,14 @@ DEPTHS = (0, 1, 2)
 
 def depths(request: pytest.FixtureRequest, drafter: str, k: int, where: str) -> Sequence[int]:
     """All of them; alone, where requests run one after the other, one in turn."""
-    if where != "alone" or request.config.getoption("--full-parity"):
+    if where != "alone" or request.config.getoption("--full"):
         return DEPTHS
     return [DEPTHS[SPECULATION.index((drafter, k)) % len(DEPTHS)]]
 
 
 @pytest.mark.parametrize("where", NEIGHBOURS)
 @pytest.mark.parametrize(("drafter", "k"), SPECULATION)
+@pytest.mark.rotates(4, always=("none-0", "ngram-4", "flip-1-3"))
 def test_speculation_changes_nothing(
     request: pytest.FixtureRequest, bench: ParityBench, drafter: str, k: int, where: str
 ) -> None:

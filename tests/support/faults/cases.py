@@ -28,7 +28,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`setups` are those that run by default; `drafters` those for which it means something."""
+    """`setups` take turns; `drafters` are those for which it means something."""
 
     name: str
     inject: Inject
@@ -45,10 +45,11 @@ SETUPS = tuple(Setup(*pair) for pair in itertools.product(("none", "ngram", "mtp
 _DRAFTING = ("ngram", "mtp")
 
 
-def cases(full: bool) -> Iterator[tuple[Setup, Fault]]:
-    """What to run, setup by setup."""
+def cases(share: int | None) -> Iterator[tuple[Setup, Fault]]:
+    """What to run, setup by setup: each fault once, in the setup whose turn it is, or everywhere."""
     for setup, fault in itertools.product(SETUPS, FAULTS):
-        chosen = full or str(setup) in fault.setups
+        turn = fault.setups[share % len(fault.setups)] if share is not None else None
+        chosen = turn is None or str(setup) == turn
         if chosen and setup.speculation in fault.drafters and not fault.waits_for:
             yield setup, fault
 

@@ -147,7 +147,7 @@ async def _keep_hurting(
     until: float,
     seen: Soak,
 ) -> None:
-    faults = [fault for setup, fault in cases(full=True) if setup == served.setup]
+    faults = [fault for setup, fault in cases(share=None) if setup == served.setup]
     while True:
         await asyncio.sleep(rng.uniform(*every_s))
         if time.monotonic() > until - every_s[1]:

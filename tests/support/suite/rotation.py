@@ -1,0 +1,94 @@
+"""Large matrices in shares: each commit runs one share of their cases, and in turn all are run.
+
+    @pytest.mark.rotates(4, always=("ngram-4",))   # below the marks that make the cases
+
+runs those cases whose id holds one of `always`, and a quarter of the others. Which quarter follows
+from the number of the commit, so that a run can be repeated and four commits run every case.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much of the matrices is run."""
+    text = "every case of every matrix; without it the large ones are run in shares"
+    parser.addoption("--full", action="store_true", help=text)
+    text = "which share of the large matrices to run; default: the number of the commit"
+    parser.addoption("--share", type=int, help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Settle which share it is; the workers of pytest-xdist are told by their options."""
+    config.addinivalue_line("markers", "rotates(one_in, always=()): run a share of the cases")
+    if config.option.share is None:
+        config.option.share = commits(config.rootpath)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """What was run belongs to every report."""
+    return "matrices: in full" if config.option.full else _share(config)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How a failure is repeated, where the header is not shown or far away."""
+    if terminalreporter.getreports("failed") and not terminalreporter.config.option.full:
+        terminalreporter.write_line(_share(terminalreporter.config))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases of other shares, but none that is named on the command line."""
+    if config.option.full:
+        return
+    named = [argument for argument in config.args if argument.endswith("]")]
+    matrices = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("rotates") and not any(a.endswith(item.nodeid) for a in named):
+            matrices[item.nodeid.partition("[")[0]].append(item)
+    left_out = {item for cases in matrices.values() for item in _others(cases, config.option.share)}
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _others(cases: list[pytest.Item], share: int) -> Iterable[pytest.Item]:
+    """The cases of one matrix that are not to be run."""
+    mark = cases[0].get_closest_marker("rotates")
+    assert mark is not None
+    ids = [case.nodeid.partition("[")[2][:-1] for case in cases]
+    chosen = share_of(ids, share, *mark.args, **mark.kwargs)
+    return (case for case, name in zip(cases, ids, strict=True) if name not in chosen)
+
+
+def share_of(ids: Sequence[str], share: int, one_in: int, always: tuple[str, ...] = ()) -> set[str]:
+    """Of the cases `ids` those to run.
+
+    The others are dealt out in an order that has nothing to do with the matrix, or a share could
+    be one of its rows. Shares `share` to `share + one_in - 1` hold every case.
+    """
+    core = {name for name in ids if any(part in name for part in always)}
+    others = sorted(set(ids) - core, key=lambda name: sha256(name.encode()).digest())
+    return core | set(others[share % one_in :: one_in])
+
+
+def commits(root: Path) -> int:
+    """How many commits lead to this tree; 0 where that is not known."""
+    command = ["git", "rev-list", "--count", "HEAD"]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return int(done.stdout)
+
+
+def _share(config: pytest.Config) -> str:
+    share = config.option.share
+    return f"matrices: share {share}; --share {share} repeats it, --full runs every case"
