@@ -13,6 +13,7 @@ from support.kernels.cases import (
     Context,
     assert_close,
     fill_cache,
+    interpreted_in_turn,
     make_context,
     row_bounds,
 )
@@ -86,6 +87,7 @@ def check(gpu: str, q: Tensor, cache: LayerCache, rows: AttentionRows, **options
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), HEADS)
+@interpreted_in_turn
 def test_equals_the_reference_and_never_sees_unused_pages(
     gpu: str,
     reference: KernelSet,
@@ -143,6 +145,7 @@ def share_out(monkeypatch: pytest.MonkeyPatch, programs: int, lines: int, q: Ten
     [({}, False), ({"window": 300}, False), ({"sinks": torch.tensor([1.0, -1, 0])}, True)],
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@interpreted_in_turn
 def test_who_attends_to_a_split_does_not_show(
     gpu: str,
     reference: KernelSet,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.kernels.cases import interpreted_in_turn
 from support.kernels.draw_params import OFF, make_params, to
 from support.kernels.step_column import StepColumn
 from surestep_kernels.choose import RowStatus, choose_reference
@@ -23,6 +24,7 @@ RULES = [
 @pytest.mark.parametrize(
     ("vocab", "parts", "ties"), [(5, 64, True), (300, 64, True), (300, 2, True), (2049, 1, False)]
 )
+@interpreted_in_turn
 def test_chooses_what_the_reference_chooses(
     column: StepColumn,
     vocab: int,

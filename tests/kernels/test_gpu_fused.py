@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from support.kernels.cases import interpreted_in_turn
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.dispatch import load_triton
 from surestep_kernels.gpu.head_projection import project_heads_of_parts
@@ -138,6 +139,7 @@ def places(device: str, rows: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("heads", SIZES, ids=str)
 @pytest.mark.parametrize(("splits", "rows"), [(1, 3), (7, 5)])
+@interpreted_in_turn
 def test_heads_of_parts(
     gpu: str, heads: Heads, splits: int, rows: int, norms: bool, dtype: torch.dtype
 ) -> None:
@@ -189,6 +191,7 @@ def make_packed(kind: str, kernels: KernelSet, columns: int, device: str) -> Pac
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8"])
 @pytest.mark.parametrize("rows", [0, 1, 17, 300])  # from 257 on a product leaves no parts
+@interpreted_in_turn
 def test_whole_layers(gpu: str, kind: str, rows: int) -> None:
     """The ops of a model, each beside what a KernelSet makes of its single ops."""
     kernels, heads = triton_ops(), SIZES[1]

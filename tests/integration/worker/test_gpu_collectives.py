@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.processes.ports import free_address
 from support.ranks.gpu_collectives import DTYPES, ROWS, WIDTH, gpu_main
-from support.ranks.spawn import join_all
+from support.ranks.spawn import run
 from support.ranks.tensor_parallel import addends
-from torch import Tensor, multiprocessing
+from torch import Tensor
 
 pytestmark = pytest.mark.gpu
 
@@ -23,10 +23,8 @@ def ranks(
     size: int = request.param
     if torch.cuda.device_count() < size:
         pytest.skip(f"needs {size} GPUs")
-    spawn, address = multiprocessing.get_context("spawn"), free_address()
-    folder = tmp_path_factory.mktemp("ranks")
-    arguments = [(rank, size, address, folder) for rank in range(size)]
-    join_all([spawn.Process(target=gpu_main, args=one) for one in arguments])
+    address, folder = free_address(), tmp_path_factory.mktemp("ranks")
+    run(gpu_main, [(rank, size, address, folder) for rank in range(size)])
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(size)]
 
 

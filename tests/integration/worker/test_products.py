@@ -11,7 +11,7 @@ import torch
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.processes.ports import free_address
 from support.ranks.products import CASES, settle_main
-from support.ranks.spawn import join_all
+from support.ranks.spawn import run
 from surestep_kernels import KernelSet, PackedLinear, load_kernels
 from surestep_kernels.dispatch import load_triton
 from surestep_kernels.gpu import probe
@@ -23,7 +23,6 @@ from surestep_worker.heartbeat import Heartbeat
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.products import settle_products
 from surestep_worker.tp import TensorParallel
-from torch import multiprocessing
 
 SPLITS, SEQUENTIAL = "triton", "triton_sequential"
 SHAPE = 9, 16
@@ -148,8 +147,8 @@ def test_the_weights_of_a_model_are_met_once_of_each_kind(tmp_path: Path) -> Non
 
 
 def test_ranks_take_one_family(tmp_path: Path) -> None:
-    spawn, address = multiprocessing.get_context("spawn"), free_address()
-    join_all([spawn.Process(target=settle_main, args=(r, address, tmp_path)) for r in range(2)])
+    address = free_address()
+    run(settle_main, [(rank, address, tmp_path) for rank in range(2)])
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert first == dict(zip(CASES, (SEQUENTIAL, SPLITS, SPLITS), strict=True))

@@ -14,7 +14,7 @@ from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.quantize import METHODS, Twins, quantize
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.stepping import Row, pack
-from support.ranks.spawn import run_ranks
+from support.ranks.spawn import run_checkpoints
 from support.ranks.tensor_parallel import run_steps
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
@@ -52,7 +52,7 @@ def twins(folder: Path) -> dict[str, Twins]:
         plain = SMALL if name.startswith("hybrid") else ("model.layers.1.mlp",)
         for method in METHODS:
             made[f"{name}-{method}"] = quantize(source, method, plain=plain, group_size=16)
-    run_ranks(folder, [path.name for pair in made.values() for path in pair])
+    run_checkpoints(folder, [path.name for pair in made.values() for path in pair])
     return made
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.processes.ports import free_address
-from support.ranks.spawn import join_all, run_ranks
+from support.ranks.spawn import run, run_checkpoints
 from support.ranks.tensor_parallel import (
     SLICES,
     VARIANTS,
@@ -24,7 +24,6 @@ from surestep_worker.build import build_runner
 from surestep_worker.config import WorkerSettings
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.tp import TensorParallel
-from torch import multiprocessing
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tp")
     for name in VARIANTS:
         make_variant(path, name)
-    run_ranks(path, list(VARIANTS))
+    run_checkpoints(path, list(VARIANTS))
     return path
 
 
@@ -60,9 +59,8 @@ def test_collectives(folder: Path) -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_row_has_the_same_sum_among_any_rows(tmp_path: Path, size: int) -> None:
-    spawn, address = multiprocessing.get_context("spawn"), free_address()
-    ranks = [(rank, size, address, tmp_path) for rank in range(size)]
-    join_all([spawn.Process(target=sum_main, args=arguments) for arguments in ranks])
+    address = free_address()
+    run(sum_main, [(rank, size, address, tmp_path) for rank in range(size)])
     told = {(tmp_path / f"told{rank}").read_text() for rank in range(size)}
     assert told == {"; ".join(f"I am {rank}" for rank in range(size))}
     sums = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(size)]
@@ -76,8 +74,7 @@ def test_a_row_has_the_same_sum_among_any_rows(tmp_path: Path, size: int) -> Non
 
 
 def test_a_group_that_never_completes_is_unavailable(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    join_all([spawn.Process(target=lonely_main, args=(free_address(), tmp_path))])
+    run(lonely_main, [(free_address(), tmp_path)])
     assert "rank 0 found no group of 2" in (tmp_path / "error").read_text()
     assert float((tmp_path / "waited").read_text()) < 20.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 from surestep_kernels import KernelSet, QuantizedWeight
 from surestep_kernels.kv_cache import LayerCache
@@ -13,6 +14,8 @@ from torch import Tensor
 DTYPES = [torch.float32, torch.bfloat16]
 FORMATS = [WeightFormat.FP8, WeightFormat.INT4]
 BLOCK_SIZE = 16
+# Seconds a case in Triton's interpreter; a GPU runs all of them.
+interpreted_in_turn = pytest.mark.rotates(1 if torch.cuda.is_available() else 2)
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:

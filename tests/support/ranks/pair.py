@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,11 +16,11 @@ from support.parity.drafters import TRUTH
 from support.parity.local_engine import Step
 from support.parity.mutants import RANK_MUTANTS
 from support.parity.triton_engine import build_triton_engine
+from support.ranks.spawn import started
 from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_proto import engine_pb2 as pb
 from surestep_worker.build import Built
 from surestep_worker.tp import TensorParallel
-from torch import multiprocessing
 
 START_S = 60.0
 STEP_S = 10.0
@@ -75,27 +76,18 @@ def build(rank: int, setup: RankSetup) -> Built:
 @contextmanager
 def two_ranks(setup: RankSetup) -> Iterator[tuple[Step, pb.WorkerInfo]]:
     """A step function over both ranks, and the facts of rank 0."""
-    spawn = multiprocessing.get_context("spawn")
-    pipes = [spawn.Pipe() for _ in range(2)]
-    ranks = [
-        spawn.Process(target=rank_main, args=(rank, setup, pipes[rank][1])) for rank in range(2)
-    ]
-    ours = [pipe for pipe, _ in pipes]
+    pipes = [Pipe() for _ in range(2)]
+    ours, theirs = zip(*pipes, strict=True)
 
     def step(plan: pb.StepPlan) -> list[pb.StepResult]:
         for pipe in ours:
             pipe.send_bytes(plan.SerializeToString())
         return [pb.StepResult.FromString(message) for message in _answers(ours, STEP_S)]
 
-    try:
-        for rank, (_, theirs) in zip(ranks, pipes, strict=True):
-            rank.start()
-            theirs.close()
+    with started(rank_main, [(rank, setup, pipe) for rank, pipe in enumerate(theirs)]):
+        for pipe in theirs:
+            pipe.close()  # or the end of a rank would not be seen
         yield step, pb.WorkerInfo.FromString(_answers(ours, START_S)[0])
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.join()
 
 
 def _answers(pipes: Sequence[Connection], timeout_s: float) -> list[bytes]:

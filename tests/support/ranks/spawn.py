@@ -1,32 +1,45 @@
-"""Starts the ranks of the tensor-parallel tests in processes of their own."""
+"""Starts the ranks of a test in processes of their own, and ends them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any
 
 from support.processes.ports import free_address
 from support.ranks.tensor_parallel import TIMEOUT_S, rank_main
 from torch import multiprocessing
 
 
-def run_ranks(folder: Path, names: Sequence[str]) -> None:
-    """Run the checkpoints `names` in `folder` on two ranks; they leave their results there."""
-    spawn, address = multiprocessing.get_context("spawn"), free_address()
-    ranks = [(rank, address, folder, names) for rank in range(2)]
-    join_all([spawn.Process(target=rank_main, args=arguments) for arguments in ranks])
-
-
-def join_all(processes: list[SpawnProcess]) -> None:
-    """Wait for success of all; whatever still runs in the end is killed."""
+@contextmanager
+def started(
+    main: Callable[..., None], arguments: Sequence[tuple[Any, ...]]
+) -> Iterator[list[SpawnProcess]]:
+    """`main` in a process for each of `arguments`; whatever still runs in the end is killed."""
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=main, args=one) for one in arguments]
     try:
         for process in processes:
             process.start()
+        yield processes
+    finally:
+        for process in processes:
+            if process.pid is not None:
+                process.kill()
+                process.join()
+
+
+def run(main: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
+    """Run `main` in a process for each of `arguments`, and wait for the success of all."""
+    with started(main, arguments) as processes:
         for process in processes:
             process.join(TIMEOUT_S)
         assert [process.exitcode for process in processes] == [0] * len(processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+
+
+def run_checkpoints(folder: Path, names: Sequence[str]) -> None:
+    """Run the checkpoints `names` in `folder` on two ranks; they leave their results there."""
+    address = free_address()
+    run(rank_main, [(rank, address, folder, names) for rank in range(2)])
