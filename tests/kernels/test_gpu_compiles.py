@@ -158,7 +158,7 @@ def test_every_kernel_compiles_within_its_limits(pytestconfig: pytest.Config) ->
 
 @pytest.mark.timeout(300)
 def test_what_does_not_wait_first_for_earlier_kernels_is_found() -> None:
-    _, *variants = _finish(_begin("--cases", "early_kernels"))
+    _, *variants = _finish(_begin("--cases", "support.kernels.early_kernels"))
     assert {variant["kernel"]: bool(variant["before_wait"]) for variant in variants} == {
         "_waiting_kernel": False,
         "_loading_kernel": True,
