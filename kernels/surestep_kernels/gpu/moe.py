@@ -138,18 +138,12 @@ def _combine_kernel(
     made_ptr,  # f32[T, TOP_K, H]
     weights_ptr,  # f32[T, TOP_K]
     experts_ptr,  # i64[T, TOP_K]
-    first,
-    H,
-    E: tl.constexpr,
-    TOP_K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-):
+    first, H,
+    E: tl.constexpr, TOP_K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
     wait_for_earlier_kernels()
-    token, column = (
-        tl.program_id(0).to(tl.int64),
-        tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H),
-    )
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     total = tl.load(total_ptr + token * H + column, mask=column < H, other=0.0)
     total = add_experts(
         total, made_ptr, weights_ptr, experts_ptr, token, column, first, H, E, TOP_K, BLOCK_K

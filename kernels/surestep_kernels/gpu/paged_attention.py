@@ -1,7 +1,6 @@
 """Paged attention in Triton: decode rows, windows of drafts and prompts in one ragged batch.
 
-It has only run in Triton's interpreter, on the CPU (tests/kernels). It compiles for sm_90 but has
-never run on a GPU, nor been measured.
+It compiles for sm_90 and runs in Triton's interpreter; it has never run on a GPU.
 
 A program attends with a tile of BLOCK_M queries, the tokens of one row times the heads of one
 group, so that all of them share the loads. Positions are cut into splits at multiples of SPLIT and
