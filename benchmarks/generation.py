@@ -13,8 +13,8 @@ from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.engine.wire import from_proto, to_proto
 from surestep_scheduler.policy.schedule import schedule
-from surestep_worker.build import Built
-from surestep_worker.pending import Pending
+from surestep_worker.startup.build import Built
+from surestep_worker.step.pending import Pending
 
 
 def greedy(

@@ -30,9 +30,9 @@ import machine
 import numpy as np
 import torch
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.build import build_runner
 from surestep_worker.config import WorkerSettings
-from surestep_worker.pending import Pending
+from surestep_worker.startup.build import build_runner
+from surestep_worker.step.pending import Pending
 
 _STEPS, WARM_STEPS = 48, 8
 _GIB = 1 << 30
@@ -187,7 +187,7 @@ class Bench:
         self._epoch += 1
         runner = self.built.runner
         runner.open(self._epoch)
-        recurrent = runner.parts.caches.recurrent
+        recurrent = runner.context.caches.recurrent
         if recurrent is not None:  # any state will do
             recurrent.taken(np.array([1]), np.array([self._args.context]))
         under_way: deque[tuple[Pending, float]] = deque()
@@ -203,7 +203,7 @@ class Bench:
 
     def _plans(self, batch: int, width: int, top_p: float) -> Iterator[pb.StepPlan]:
         """The end of a prompt, then steps; lengths are planned as if every draft were accepted."""
-        slots, context = self.built.runner.parts.slots, self._args.context
+        slots, context = self.built.runner.context.slots, self._args.context
         snapshot_id = int(self.built.facts.recurrent)
         plan = pb.StepPlan(epoch=self._epoch, step=1)
         drawn = float(top_p < 1)

@@ -122,7 +122,7 @@ def _decode(
     args.programmatic_dependent_launch = wanted
     bench = Bench(args)
     torch.manual_seed(0)
-    for layer in bench.built.runner.parts.caches.kv.layers:
+    for layer in bench.built.runner.context.caches.kv.layers:
         for pages in layer.pages:
             pages.normal_()
     for batch in args.batch:

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import machine
 import torch
 from generation import greedy
-from surestep_worker.build import build_runner
 from surestep_worker.config import WorkerSettings
+from surestep_worker.startup.build import build_runner
 from torch import Tensor
 
 _PATTERN = 24  # tokens, then the same again

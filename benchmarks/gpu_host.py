@@ -25,14 +25,13 @@ import machine
 import numpy as np
 import torch
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.device.buckets import Bucket, find_bucket, in_order, make_buckets
-from surestep_worker.device.columns import Extras, StepColumns, need_of, padding
-from surestep_worker.device.forward import PassInputs
-from surestep_worker.device.geometry import Geometry
-from surestep_worker.device.upload import Inbox, Layout, upload
-from surestep_worker.device.wishes import WishBook
-from surestep_worker.plan import NOTHING_ARMED, Rows
-from surestep_worker.slots import Slots
+from surestep_worker.inputs.buckets import Bucket, find_bucket, in_order, make_buckets
+from surestep_worker.inputs.columns import Extras, PassInputs, StepColumns, need_of, padding
+from surestep_worker.inputs.geometry import Geometry
+from surestep_worker.inputs.upload import Inbox, Layout, upload
+from surestep_worker.ledger.plan import NO_SNAPSHOTS, Rows
+from surestep_worker.ledger.slots import Slots
+from surestep_worker.sampling.table import SamplingTable
 
 _REPEATS = 300
 CPU = torch.device("cpu")
@@ -67,14 +66,14 @@ def figures(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     launches = args.layers * args.launches_per_layer + args.launches_besides
     for count in args.rows:
         slots = Slots(count + 1, max_model_len=4096, max_draft_tokens=0, block_size=16)
-        book, rows = WishBook(slots.num_slots, 128256), _rows(count, args.prompt)
+        book, rows = SamplingTable(slots.num_slots, 128256), _rows(count, args.prompt)
         columns, geometry = make(rows, slots, book)
         bucket = _bucket(columns, geometry, slots.num_slots)
         line: dict[str, Any] = {"rows": count, "prompt": args.prompt}
         line["columns_us"] = timed(partial(make, rows, slots, book))
         line["tensors_us"] = timed(partial(upload, columns, CPU))
         if bucket is not None:
-            empty = padding(bucket, slots.num_slots, has_mtp=False)
+            empty = padding(bucket, slots.num_slots, has_draft_head=False)
             inbox = Inbox([empty], CPU)
             layout = Layout(empty, inbox.words)
             line["in_place_us"] = timed(partial(inbox.send, layout, columns, Extras()))
@@ -83,10 +82,10 @@ def figures(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield line
 
 
-def make(rows: Rows, slots: Slots, book: WishBook) -> tuple[StepColumns, Geometry]:
+def make(rows: Rows, slots: Slots, book: SamplingTable) -> tuple[StepColumns, Geometry]:
     """Arrays of a step."""
     wants = np.zeros(slots.num_slots, dtype=np.bool_)
-    geometry = Geometry.of(rows, slots, wants, NOTHING_ARMED)
+    geometry = Geometry.of(rows, slots, wants, NO_SNAPSHOTS)
     wishes = book.of(geometry.window_slot, geometry.position_window)
     inputs = PassInputs(geometry.rows, geometry.k_cap, geometry.hidden_index, None)
     return StepColumns(inputs, geometry.position_window, wishes.draw, wishes.stops), geometry

@@ -31,18 +31,18 @@ from surestep_kernels.dispatch import load_triton
 from surestep_kernels.gpu.paged_attention import paged_attention
 from surestep_kernels.gpu.store_kv import store_kv
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.build import assemble
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.parameters import Parameter
 from surestep_worker.config import WorkerSettings
-from surestep_worker.device.step import DeviceStep
-from surestep_worker.device.warm_up import warm_up_steps
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.inputs.warm_up import warm_up_steps
 from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.linear import Sharding
+from surestep_worker.ledger.plan import NO_SNAPSHOTS
 from surestep_worker.models import FAMILIES, Model
 from surestep_worker.models.decoder import Decoder
-from surestep_worker.plan import NOTHING_ARMED
-from surestep_worker.tp import TensorParallel
+from surestep_worker.startup.build import assemble
+from surestep_worker.step.step import StepLauncher
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
@@ -193,14 +193,14 @@ def count_step(kind: Kind, layers: Sequence[str], batch: int) -> Counter[str]:
         speculative_config={"method": "mtp", "num_speculative_tokens": 1} if drafts else None,
     )
     model = make_model(kind, layers, ops)
-    parts = assemble(settings, model, TensorParallel(), ops).runner.parts
-    step = DeviceStep(parts, parts.step_ops)
+    parts = assemble(settings, model, TensorParallel(), ops).runner.context
+    step = StepLauncher(parts, parts.step_ops)
     steps = warm_up_steps(parts.slots, 1, drafts, has_head=True)
     wanted = batch, drafts
     rows = next(rows for rows, _ in steps if (len(rows.slot), rows.max_drafts[0]) == wanted)
-    step._wishes.imagine(pb.SamplingParams(top_p=1, repetition_penalty=1))
+    step._wishes.set_dummy(pb.SamplingParams(top_p=1, repetition_penalty=1))
     with Launches() as counted, torch.inference_mode():
-        step._run(rows, step._memory.no_difference(), NOTHING_ARMED)
+        step._run(rows, step._memory.no_difference(), NO_SNAPSHOTS)
     return counted.names
 
 

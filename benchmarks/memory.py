@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import torch
 from surestep_kernels import load_kernels
+from surestep_worker.cache.kv_cache import CACHE_DTYPES, KVSpec, bytes_per_block
+from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.configs.hybrid import HybridConfig
 from surestep_worker.configs.model_config import resolve_dtype
-from surestep_worker.kv_cache import CACHE_DTYPES, KVSpec, bytes_per_block
 from surestep_worker.models import ModelSource
-from surestep_worker.recurrent import RecurrentSpec
 
 _GIB, _MIB, _KIB = 1 << 30, 1 << 20, 1 << 10
 _CACHES = 0.85  # of what is left: the rest is for activations
@@ -48,7 +48,7 @@ class Sizes(NamedTuple):
             block_size=_BLOCK,
             dtype=self.dtype,
             cache_dtype=cache_dtype,
-            hidden_size=self.hidden_size,
+            kept_hidden=self.hidden_size,
         )
 
 

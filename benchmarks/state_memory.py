@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 
 import torch
-from surestep_worker.recurrent import RecurrentSpec
+from surestep_worker.cache.recurrent import RecurrentSpec
 
 _MIB = 1 << 20
 _MODELS = {  # linear layers, key heads, value heads

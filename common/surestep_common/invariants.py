@@ -31,6 +31,8 @@ MEAN: Final = 2
 NULL_BLOCK: Final = 0  # never allocated: padding of block tables points at it
 
 IntArray = npt.NDArray[np.int64]
+Int32Array = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 

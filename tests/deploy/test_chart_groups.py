@@ -112,7 +112,7 @@ def test_gpus() -> None:
     (shm,) = [volume for volume in spec["volumes"] if volume["name"] == "shm"]
     assert shm["emptyDir"]["medium"] == "Memory"
     assert environ(worker)["SURESTEP_DEVICE"] == "cuda"
-    assert worker["command"][2].rstrip().endswith("surestep_worker.local_group")
+    assert worker["command"][2].rstrip().endswith("surestep_worker.distributed.local_group")
 
 
 def test_a_group_across_nodes_ends_and_comes_back_together() -> None:

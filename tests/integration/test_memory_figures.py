@@ -10,8 +10,8 @@ from memory import Sizes, figures, of_folder
 from safetensors.torch import load_file
 from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_kernels import load_kernels
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import Model, ModelSource, load_model
-from surestep_worker.tp import TensorParallel
 
 HYBRID = Path(__file__).parents[1] / "data" / "tiny-hybrid"
 
@@ -23,7 +23,7 @@ def loaded(folder: Path, *, mtp: bool) -> Model:
         device="cpu",
         tp=TensorParallel(),
         kernels=load_kernels("cpu", "reference"),
-        mtp=mtp,
+        draft_head=mtp,
     )
 
 

@@ -20,8 +20,8 @@ from surestep_kernels.choose import RowStatus
 from surestep_kernels.shape_logits import Positions, Shaping
 from surestep_kernels.step_ops import STEP_REFERENCE, StepOps
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.device.upload import upload
-from surestep_worker.device.wishes import WishBook
+from surestep_worker.inputs.upload import upload
+from surestep_worker.sampling.table import SamplingTable
 
 VOCAB, WIDTH, PROMPT = 37, 24, 5
 DENORMAL, LARGEST = 1e-45, 3.4028234663852886e38
@@ -53,7 +53,7 @@ def on_a_device(
 ) -> list[tuple[int, int]]:
     """Ids and statuses; slot and window of row n are n."""
     count = len(all_params)
-    book = WishBook(count, VOCAB)
+    book = SamplingTable(count, VOCAB)
     for slot, params in enumerate(all_params):
         book.admit(slot, params, PROMPT)
     rows = np.arange(count, dtype=np.int32)

@@ -12,7 +12,13 @@ from pathlib import Path, PurePath
 import pytest
 from repo.source import PACKAGES, Source, product
 
-_IN_ROOMS = ["surestep", "surestep_cli", "surestep_gateway"]
+_IN_ROOMS = [
+    "surestep",
+    "surestep_cli",
+    "surestep_gateway",
+    "surestep_scheduler",
+    "surestep_worker",
+]
 _MAX_FILES = 15  # Python files in a folder
 
 

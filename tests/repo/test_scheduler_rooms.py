@@ -1,19 +1,15 @@
-"""A package's folders hold few files, and the arrows of imports between them go one way."""
+"""The scheduler decides without knowing its shell, and says so in the field's words."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from graphlib import CycleError, TopologicalSorter
 from pathlib import PurePath
 
 import pytest
 from repo.source import PACKAGES, Source, product
 
-_MOST_FILES = 15  # Python files of a folder
-_PACKAGES = ("surestep_scheduler",)
 # Words that names of these packages had once; the field has others for what they meant.
 _WITHOUT_RETIRED_WORDS = ("surestep_scheduler", "surestep_common")
 _RETIRED = {
@@ -80,23 +76,6 @@ def names(source: Source) -> Iterator[tuple[int, str]]:
             if isinstance(name := getattr(node, kind), str):
                 small = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
                 yield getattr(node, "lineno", 0), small
-
-
-@pytest.mark.parametrize("package", _PACKAGES)
-def test_folders_hold_few_files(package: str) -> None:
-    folders = Counter(PurePath(source.name).parent for source in sources_of(package))
-    assert len(folders) > 1
-    assert {str(f): count for f, count in folders.items() if count > _MOST_FILES} == {}
-
-
-@pytest.mark.parametrize("package", _PACKAGES)
-def test_arrows_between_folders_go_one_way(package: str) -> None:
-    found = arrows(sources_of(package))
-    assert any(found.values())
-    try:
-        TopologicalSorter(found).prepare()
-    except CycleError as error:
-        pytest.fail(f"a circle of folders: {' -> '.join(error.args[1][::-1])}")
 
 
 def test_the_pure_folders_know_nothing_of_the_shell() -> None:

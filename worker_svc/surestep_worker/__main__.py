@@ -13,8 +13,9 @@ from surestep_common.tasks import end
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
 
+from surestep_worker.process.supervisor import Supervisor, rank_command
+
 from .config import WorkerSettings
-from .supervisor import Supervisor, rank_command
 
 
 async def supervise(settings: WorkerSettings) -> None:

@@ -72,7 +72,7 @@ spec:
           export SURESTEP_RANK=$rank
           export SURESTEP_WORKER_LISTEN=0.0.0.0:$((50100 - rank))
           export SURESTEP_SUPERVISOR_LISTEN=0.0.0.0:$((50200 - rank))
-          exec python -m surestep_worker.local_group
+          exec python -m surestep_worker.distributed.local_group
       {{- else }}
       command: [python, -m, surestep_common.watchdog, "127.0.0.1:50200", --, python, -m, surestep_worker]
       {{- end }}

@@ -140,11 +140,11 @@ def _methods(owner: str, **places: str) -> Callable[[ModuleType], None]:
 
 
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
-    "surestep_worker.service": _patch_service,
+    "surestep_worker.process.service": _patch_service,
     "surestep_worker.models.decoder": _methods("Decoder", forward="forward", logits="logits"),
     "surestep_worker.models.mtp": _methods("MtpHead", forward="head"),
-    "surestep_worker.spec.ngram": _methods("NgramDrafter", propose="propose"),
-    "surestep_worker.device.mtp": _methods("DeviceMtp", draft="propose"),
+    "surestep_worker.drafters.ngram": _methods("NgramDrafter", propose="propose"),
+    "surestep_worker.drafters.mtp": _methods("MtpSteps", draft="propose"),
 }
 
 

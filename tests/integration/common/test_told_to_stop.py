@@ -65,7 +65,7 @@ async def _started(*command: str, **environ: str) -> AsyncIterator[asyncio.subpr
     ("command", "heavy"),
     [
         (("surestep_gateway",), "uvloop"),
-        (("surestep_worker.local_group",), "pydantic_core"),
+        (("surestep_worker.distributed.local_group",), "pydantic_core"),
         (("surestep_common.watchdog", "127.0.0.1:1", "--", "sleep", "60"), "cygrpc"),
     ],
     ids=lambda value: value[0].rpartition(".")[2] if isinstance(value, tuple) else "",

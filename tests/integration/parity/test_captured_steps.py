@@ -17,11 +17,11 @@ from surestep_kernels.gather_step import StepInputs, gather_step_reference
 from surestep_kernels.slot_state import OUT_OF_BOUNDS, DraftIds, SlotState, StepRows
 from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_scheduler.core.state import SchedulerState
-from surestep_worker.device import graphs as graphs_module
-from surestep_worker.device.buckets import Need, make_buckets
-from surestep_worker.device.download import Packed, Words
-from surestep_worker.device.upload import Layout, _arrays, _names
-from surestep_worker.tp import TensorParallel
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.inputs.buckets import Need, make_buckets
+from surestep_worker.inputs.download import Packed, Words
+from surestep_worker.inputs.upload import Layout, _arrays, _names
+from surestep_worker.step import graphs as graphs_module
 from torch import Tensor
 
 CAPTURED = Conditions(step_ops=STEP_REFERENCE, graphs=True)

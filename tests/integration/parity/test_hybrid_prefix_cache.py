@@ -11,8 +11,8 @@ from support.parity.cases import VOCAB
 from support.parity.local_engine import LocalEngine, one_rank
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.core.sequence import Request
-from surestep_worker.build import Built
-from surestep_worker.tp import TensorParallel
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.startup.build import Built
 
 SEED = 8
 WHERE = Neighbours(num_slots=4, step_tokens=40)
@@ -93,7 +93,7 @@ def test_the_state_found_is_the_state_computed(hybrid_bench: ParityBench) -> Non
             cached.run([request("warm", prompt)])
         cached.run([request("probe", prompt, 1)])
         assert (cached.state.counters.prefix_cache_hits > 0) == warm
-        recurrent = built.runner.parts.caches.recurrent
+        recurrent = built.runner.context.caches.recurrent
         assert recurrent is not None
         states.append([layer.delta.state[0].clone() for layer in recurrent.layers])
     for found, computed in zip(*states, strict=True):

@@ -16,7 +16,7 @@ from support.parity.local_engine import Answer
 from surestep_common.errors import ModelFault
 from surestep_kernels.step_ops import STEP_REFERENCE, StepOps
 from surestep_scheduler.core.sequence import Request
-from surestep_worker.tp import TensorParallel
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 
 POISON = 1  # a token in no prompt of the matrix
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0}

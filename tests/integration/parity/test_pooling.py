@@ -33,8 +33,8 @@ from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.core.sequence import Finish, Request
 from surestep_scheduler.core.state import SchedulerState
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import Model
-from surestep_worker.tp import TensorParallel
 
 TOLERANCE = 1e-5
 ALONE = Neighbours(num_slots=1, step_tokens=256)  # every prompt in one step

@@ -23,12 +23,12 @@ from surestep_kernels import KernelSet, load_kernels
 from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.core.sequence import Request
-from surestep_worker.build import Built, assemble
 from surestep_worker.config import WorkerSettings
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.ledger.plan import IntArray
+from surestep_worker.ledger.slots import Slots
 from surestep_worker.models import ModelSource, load_model
-from surestep_worker.plan import IntArray
-from surestep_worker.slots import Slots
-from surestep_worker.tp import TensorParallel
+from surestep_worker.startup.build import Built, assemble
 from torch import Tensor
 
 CHUNK = 64
@@ -66,7 +66,9 @@ def chunking_kernels() -> KernelSet:
 def build(folder: Path, drafter: str, kernels: KernelSet) -> Built:
     tp = TensorParallel()
     source = ModelSource(folder)
-    model = load_model(source, dtype="bfloat16", device="cpu", tp=tp, kernels=kernels, mtp=True)
+    model = load_model(
+        source, dtype="bfloat16", device="cpu", tp=tp, kernels=kernels, draft_head=True
+    )
     settings = WorkerSettings(
         max_num_seqs=SLOTS,
         max_model_len=4 * CHUNK,
@@ -131,7 +133,7 @@ class Engine:
 
     def serve(self, others: Iterable[Request] = (), probe: Request = PROBE) -> Outcome:
         answer = self.local.run([*others, probe])["probe"]
-        recurrent = self.built.runner.parts.caches.recurrent
+        recurrent = self.built.runner.context.caches.recurrent
         assert recurrent is not None
         return Outcome(answer, [layer.delta.state[self.slot].clone() for layer in recurrent.layers])
 

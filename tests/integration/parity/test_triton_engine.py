@@ -18,7 +18,7 @@ from support.parity.cases import EOS, TOTAL_LEN, VOCAB
 from support.parity.drafters import TRUTH
 from support.parity.local_engine import one_rank_behind
 from support.parity.triton_engine import DEVICE, begin_to_capture, build_triton_engine
-from surestep_worker.tp import TensorParallel
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 
 NAMES = ("plain@0.0", "everything@0.7")
 # Room for a prompt among windows, and little else to interpret.

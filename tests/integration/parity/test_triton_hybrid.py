@@ -11,7 +11,7 @@ from support.parity.cases import EOS, VOCAB
 from support.parity.drafters import TRUTH
 from support.parity.local_engine import one_rank_behind
 from support.parity.triton_engine import build_triton_engine
-from surestep_worker.tp import TensorParallel
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 
 NAMES = ("plain@0.0", "everything@0.7")
 

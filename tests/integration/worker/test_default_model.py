@@ -10,9 +10,9 @@ import pytest
 import torch
 from support.parity.stepping import generate
 from surestep_kernels import load_kernels
-from surestep_worker.kv_cache import KVCache
+from surestep_worker.cache.kv_cache import KVCache
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import Model, ModelSource, load_model
-from surestep_worker.tp import TensorParallel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ import torch
 from support.checkpoints.tiny import FAMILIES, make_tiny_checkpoint
 from support.parity.stepping import Row, generate, step
 from surestep_kernels import KernelSet, load_kernels
-from surestep_worker.kv_cache import KVCache
+from surestep_worker.cache.kv_cache import KVCache
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import Model, ModelSource, load_model
-from surestep_worker.tp import TensorParallel
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

@@ -24,7 +24,7 @@ from support.parity.rank_trial import RankTrial, short_requests, tokens
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.kv_cache import FP8
 from surestep_kernels.step_ops import STEP_REFERENCE
-from surestep_worker.runner import Runner
+from surestep_worker.step.runner import Runner
 
 SETTINGS = {"attention_backend": "torch", "kv_cache_dtype": "fp8_e4m3"}
 RANK = RankTrial(short_requests(3, (0.0, 0.0, 0.7, 0.7)), SETTINGS)
@@ -81,7 +81,7 @@ def test_a_cached_prefix_answers_as_a_computed_one(dense: Path) -> None:
     prompt = [5, *range(20, 20 + 3 * BLOCK_SIZE)]
     twins = [make_request(name, prompt, {"temperature": 0.0, **NEUTRAL}) for name in "ab"]
     built = build(dense)
-    step = step_of(Runner(built.runner.parts))
+    step = step_of(Runner(built.runner.context))
     found = serve(step, built.facts, twins, NEIGHBOURS["alone"], 0)
     assert found["a"].token_ids == found["b"].token_ids != []
 
@@ -93,7 +93,7 @@ def test_a_hybrid_keeps_hidden_states_as_they_are(tmp_path: Path) -> None:
     found = answers(tmp_path, "near max_model_len", "mtp", 1)
     assert tokens(found) == tokens(alone)
     assert total(found, "num_drafts") > 0
-    kv = build(tmp_path, drafter="mtp").runner.parts.caches.kv
+    kv = build(tmp_path, drafter="mtp").runner.context.caches.kv
     assert kv.hidden.dtype is torch.float32
     assert {pages.dtype for layer in kv.layers for pages in layer.pages} == {FP8}
 

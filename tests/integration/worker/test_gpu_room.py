@@ -13,14 +13,14 @@ from support.parity.bench import load, make_hybrid, make_model
 from surestep_kernels import load_kernels
 from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.build import Built, assemble
-from surestep_worker.cache_budget import LEAST, CacheBudget, CacheSizes
 from surestep_worker.config import WorkerSettings
-from surestep_worker.gpu_memory import PAGE
-from surestep_worker.gpu_room import GpuRoom
-from surestep_worker.host_memory import OutOfMemory
-from surestep_worker.largest_steps import run_largest_steps
-from surestep_worker.tp import TensorParallel
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.host.host_memory import OutOfMemory
+from surestep_worker.startup.build import Built, assemble
+from surestep_worker.startup.cache_budget import LEAST, CacheBudget, CacheSizes
+from surestep_worker.startup.gpu_memory import PAGE
+from surestep_worker.startup.gpu_room import GpuRoom
+from surestep_worker.startup.largest_steps import run_largest_steps
 
 MIB = 1 << 20
 MAKE = {"dense": make_model, "hybrid": make_hybrid}
@@ -78,7 +78,7 @@ def test_a_rank_that_serves_the_largest_steps_stays_within_its_part(bench: Bench
         built = bench.assemble(settings, sizes)
         built.runner.prepare()
         run_largest_steps(built.runner)
-        kv, recurrent = built.runner.parts.caches.kv, built.runner.parts.caches.recurrent
+        kv, recurrent = built.runner.context.caches.kv, built.runner.context.caches.recurrent
         snapshots = recurrent.num_snapshots * recurrent.spec.snapshot_bytes if recurrent else 0
         memory = room.report(built.facts.kv_cache_bytes + snapshots)
         tensors = 2 * kv.spec.num_layers + 1 + (2 * recurrent.spec.num_layers if recurrent else 0)
@@ -146,7 +146,7 @@ def test_a_successor_does_not_wait_for_ever(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Others have taken it: with what there is the next one measures again."""
-    monkeypatch.setattr("surestep_worker.gpu_room._RETURN_S", 0.2)
+    monkeypatch.setattr("surestep_worker.startup.gpu_room._RETURN_S", 0.2)
     known = pb.DeviceMemory(total=100 * MIB, limit=90 * MIB, weights=80 * MIB)
     settings = bench.settings()
     with CountedCard(total=100 * MIB, others=60 * MIB) as card:

@@ -17,7 +17,7 @@ from surestep_common import rpc
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
 from surestep_worker.config import WorkerSettings
-from surestep_worker.supervisor import Supervisor, rank_command
+from surestep_worker.process.supervisor import Supervisor, rank_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 TIMEOUT_S = 120

@@ -11,11 +11,11 @@ import torch
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.parity.stepping import Row, step
 from surestep_kernels import load_kernels
-from surestep_worker.caches import Caches
-from surestep_worker.kv_cache import KVCache
+from surestep_worker.cache.caches import Caches
+from surestep_worker.cache.kv_cache import KVCache
+from surestep_worker.cache.recurrent import RecurrentCache
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import Model, ModelSource, load_model
-from surestep_worker.recurrent import RecurrentCache
-from surestep_worker.tp import TensorParallel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 

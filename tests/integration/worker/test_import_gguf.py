@@ -12,8 +12,8 @@ from support.checkpoints.tiny import CHAT_TEMPLATE, SPECIAL_TOKENS
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_worker.checkpoint.import_gguf import import_gguf
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model
-from surestep_worker.tp import TensorParallel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from surestep_worker.config import WorkerSettings
-from surestep_worker.local_group import LocalGroup, commands
+from surestep_worker.distributed.local_group import LocalGroup, commands
 
 OTHERS: set[psutil.Process] = set()  # children of this process for other tests
 SLEEPS = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -92,7 +92,12 @@ def test_each_rank_has_a_watchdog_of_its_own() -> None:
 @pytest.mark.slow
 async def test_a_wrong_setting_ends_it_with_a_line(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "surestep_worker.local_group", "--tensor-parallel-size=2"),
+        *(
+            sys.executable,
+            "-m",
+            "surestep_worker.distributed.local_group",
+            "--tensor-parallel-size=2",
+        ),
         f"--generation-config={tmp_path}",
         "--max-model-len=1",
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},

@@ -18,10 +18,11 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.core.sequence import Request
-from surestep_worker.device.mtp import DeviceMtp, DraftInputs
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.drafters import Drafts
+from surestep_worker.drafters.inputs import DraftInputs
+from surestep_worker.drafters.mtp import MtpSteps
 from surestep_worker.models import ModelSource, load_model
-from surestep_worker.spec import Drafts
-from surestep_worker.tp import TensorParallel
 from transformers import AutoModelForCausalLM
 
 TRAINED = Path(__file__).parents[2] / "data" / "tiny-hybrid"
@@ -38,9 +39,9 @@ class Proposal(NamedTuple):
 
 def record(into: list[Proposal], monkeypatch: pytest.MonkeyPatch) -> None:
     """Note every proposal."""
-    draft = DeviceMtp.draft
+    draft = MtpSteps.draft
 
-    def noted(self: DeviceMtp, rows: DraftInputs, *rest: Any) -> Drafts:
+    def noted(self: MtpSteps, rows: DraftInputs, *rest: Any) -> Drafts:
         state, asked = self._state, rows.k_cap > 0
         slots = rows.slot[asked].tolist()
         known = [state.tokens[slot, : state.known[slot]].tolist() for slot in slots]
@@ -50,7 +51,7 @@ def record(into: list[Proposal], monkeypatch: pytest.MonkeyPatch) -> None:
             into.append(Proposal(before, row[:count]))
         return drafts
 
-    monkeypatch.setattr(DeviceMtp, "draft", noted)
+    monkeypatch.setattr(MtpSteps, "draft", noted)
 
 
 def proposals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Proposal], LocalEngine]:
@@ -109,16 +110,16 @@ def test_requests_without_drafts_cost_the_drafter_nothing(
     """K = 0 is plain decoding: the head runs in no step."""
     tp = TensorParallel()
     built = build_runner(load(make_tiny_hybrid(tmp_path), tp), tp, WHERE, "mtp", K)
-    model = built.runner.parts.model
-    assert model.mtp is not None
+    model = built.runner.context.model
+    assert model.draft_head is not None
     runs = list[int]()
-    forward = model.mtp.forward
+    forward = model.draft_head.forward
 
     def counted(*inputs: Any) -> torch.Tensor:
         runs.append(len(inputs[0]))
         return forward(*inputs)
 
-    monkeypatch.setattr(model.mtp, "forward", counted)
+    monkeypatch.setattr(model.draft_head, "forward", counted)
     sampling = pb.SamplingParams(temperature=0.0, top_p=1.0, repetition_penalty=1.0)
     for draft_cap in (0, 1):
         engine = LocalEngine(
@@ -142,7 +143,7 @@ def test_a_head_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
 
     def load_with_head(folder: Path) -> None:
         load_model(
-            ModelSource(folder), dtype="auto", device="cpu", tp=tp, kernels=kernels, mtp=True
+            ModelSource(folder), dtype="auto", device="cpu", tp=tp, kernels=kernels, draft_head=True
         )
 
     bare = make_tiny_hybrid(tmp_path / "bare", mtp=False)

@@ -13,9 +13,9 @@ from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.quantize import quantize
 from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_common.errors import InvalidRequest
-from surestep_worker.build import Built, build_runner
 from surestep_worker.config import WorkerSettings
-from surestep_worker.rehearsal import output_is_finite
+from surestep_worker.startup.build import Built, build_runner
+from surestep_worker.startup.profile import output_is_finite
 
 NAN, INF = float("nan"), float("inf")
 

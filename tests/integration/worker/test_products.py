@@ -18,11 +18,11 @@ from surestep_kernels.gpu import probe
 from surestep_kernels.linear import pack_linear_reference
 from surestep_kernels.verdicts import Verdict
 from surestep_proto import engine_pb2 as pb
-from surestep_worker import products
-from surestep_worker.heartbeat import Heartbeat
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.models import ModelSource, load_model
-from surestep_worker.products import settle_products
-from surestep_worker.tp import TensorParallel
+from surestep_worker.startup import products
+from surestep_worker.startup.products import settle_products
 
 SPLITS, SEQUENTIAL = "triton", "triton_sequential"
 SHAPE = 9, 16

@@ -18,10 +18,10 @@ from support.ranks.spawn import run_checkpoints
 from support.ranks.tensor_parallel import run_steps
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
-from surestep_worker.caches import Caches
-from surestep_worker.kv_cache import KVCache
+from surestep_worker.cache.caches import Caches
+from surestep_worker.cache.kv_cache import KVCache
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import Model, ModelSource, load_model
-from surestep_worker.tp import TensorParallel
 from torch import Tensor
 
 # What published checkpoints leave plain.
@@ -90,7 +90,7 @@ def load(path: Path, *, mtp: bool = False) -> Model:
         device="cpu",
         tp=TensorParallel(),
         kernels=load_kernels("cpu"),
-        mtp=mtp,
+        draft_head=mtp,
     )
 
 
@@ -98,12 +98,14 @@ def load(path: Path, *, mtp: bool = False) -> Model:
 def mtp_logits(path: Path) -> Tensor:
     """Of the MTP head after a prompt of random hidden states."""
     model = load(path, mtp=True)
-    assert model.mtp is not None
+    assert model.draft_head is not None
     kv = KVCache(model.kv_spec(8), 4, load_kernels("cpu"), "cpu")
     ids = list(range(40, 52))
     hidden = torch.randn(len(ids), 32, generator=torch.Generator().manual_seed(1))
     batch = pack([Row(ids, 0, (3, 1))], 8)
-    return model.logits(model.mtp.forward(model.embed(batch.token_ids), hidden, batch, Caches(kv)))
+    return model.logits(
+        model.draft_head.forward(model.embed(batch.token_ids), hidden, batch, Caches(kv))
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from surestep_proto import engine_pb2 as pb
 from surestep_worker.config import WorkerSettings
-from surestep_worker.rank_process import RankProcess
+from surestep_worker.process.rank_process import RankProcess
 
 
 async def test_who_asks_for_a_restart_is_not_blamed_for_a_death_unnoticed_so_far() -> None:

@@ -10,12 +10,12 @@ import pytest
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.parity.bench import NEIGHBOURS, Neighbours, ParityBench, build_runner, load, serve
 from support.parity.local_engine import one_rank
-from surestep_worker.build import Built
-from surestep_worker.build import build_runner as build_from_settings
 from surestep_worker.config import WorkerSettings
-from surestep_worker.rehearsal import check_drafter, measure_costs
-from surestep_worker.runner import Runner
-from surestep_worker.tp import TensorParallel
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.startup.build import Built
+from surestep_worker.startup.build import build_runner as build_from_settings
+from surestep_worker.startup.profile import check_drafter, measure_costs
+from surestep_worker.step.runner import Runner
 
 TRAINED = Path(__file__).parents[2] / "data" / "tiny-hybrid"
 ROOM = Neighbours(num_slots=8, max_model_len=400)
@@ -81,7 +81,7 @@ def test_nothing_of_it_is_seen_by_requests(hybrid_bench: ParityBench) -> None:
     made = built(hybrid_bench.folder, "mtp", 3, where)
     measure_costs(made.runner)
     check_drafter(made.runner)
-    step = one_rank(Runner(made.runner.parts))
+    step = one_rank(Runner(made.runner.context))
     answers = serve(step, made.facts, hybrid_bench.requests, where, depth=1)
     for name, expected in hybrid_bench.expected.items():
         assert answers[name].token_ids == expected.token_ids

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from support.processes.ports import free_address
-from surestep_worker.rendezvous import meet
+from surestep_worker.distributed.rendezvous import meet
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 

@@ -11,10 +11,10 @@ import pytest
 from surestep_common import errors, rpc
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
-from surestep_worker import service
-from surestep_worker.heartbeat import Heartbeat
-from surestep_worker.pending import Done
-from surestep_worker.service import StepThread, WorkerService
+from surestep_worker.host.heartbeat import Heartbeat
+from surestep_worker.process import service
+from surestep_worker.process.service import StepThread, WorkerService
+from surestep_worker.step.pending import Done
 
 TIMEOUT_S = 10
 

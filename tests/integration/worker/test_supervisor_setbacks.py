@@ -49,8 +49,8 @@ class Setbacks:
 @pytest.fixture
 async def setbacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Setbacks]:
     """With a real checkpoint in the model folder, and little patience."""
-    monkeypatch.setattr("surestep_worker.supervisor._BACKOFF_S", (0.0, 0.05))
-    monkeypatch.setattr("surestep_worker.supervisor._REPAIR_S", 0.5)
+    monkeypatch.setattr("surestep_worker.process.supervisor._BACKOFF_S", (0.0, 0.05))
+    monkeypatch.setattr("surestep_worker.process.supervisor._REPAIR_S", 0.5)
     model = make_tiny_checkpoint(tmp_path / "model", hidden=32, layers=1)
     stacks = tmp_path / "stacks"
     command = [sys.executable, STAND_IN, str(stacks)]
@@ -83,7 +83,7 @@ async def test_weights_are_kept_when_nobody_can_look_for_others(
     def fails(folder: Path, generation_folder: Path | None) -> str:
         raise error
 
-    monkeypatch.setattr("surestep_worker.supervisor.fingerprint_of", fails)
+    monkeypatch.setattr("surestep_worker.process.supervisor.fingerprint_of", fails)
     setbacks.refuse("RuntimeError", "no luck")
     await setbacks.lose()
     assert (await setbacks.failed(6)).held_weight_bytes > 0
@@ -121,7 +121,7 @@ async def test_weights_that_a_rank_cannot_use_are_given_up_at_once(setbacks: Set
 async def test_a_lasting_failure_is_tried_again_rarely_and_passes_with_its_cause(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("surestep_worker.supervisor._REPAIR_S", 1.0)
+    monkeypatch.setattr("surestep_worker.process.supervisor._REPAIR_S", 1.0)
     orders = tmp_path / "stacks.refuse"
     orders.write_text("InvalidRequest config.json: hidden_size is -1")
     command = [sys.executable, STAND_IN, str(tmp_path / "stacks")]
@@ -141,7 +141,7 @@ async def test_a_lasting_failure_is_tried_again_rarely_and_passes_with_its_cause
 async def test_a_lasting_failure_is_no_reason_to_wait_once_weights_are_there(
     monkeypatch: pytest.MonkeyPatch, setbacks: Setbacks
 ) -> None:
-    monkeypatch.setattr("surestep_worker.supervisor._REPAIR_S", 60.0)
+    monkeypatch.setattr("surestep_worker.process.supervisor._REPAIR_S", 60.0)
     setbacks.refuse("InvalidRequest", "out of memory")
     await setbacks.lose()
     now = await setbacks.failed(3)
@@ -161,7 +161,7 @@ async def test_what_ended_a_rank_without_a_word_is_told_as_well(
 async def test_processes_that_cannot_be_started_are_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("surestep_worker.supervisor._BACKOFF_S", (0.0, 0.2))
+    monkeypatch.setattr("surestep_worker.process.supervisor._BACKOFF_S", (0.0, 0.2))
     program = tmp_path / "program"  # not there yet
     async with supervising(monkeypatch, [str(program), str(tmp_path / "stacks")]) as running:
         now = await running.until(lambda now: now.failure)
@@ -175,7 +175,7 @@ async def test_processes_that_cannot_be_started_are_waited_for(
 async def test_a_rank_lives_without_a_standby_that_cannot_be_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("surestep_worker.supervisor._BACKOFF_S", (0.0, 0.2))
+    monkeypatch.setattr("surestep_worker.process.supervisor._BACKOFF_S", (0.0, 0.2))
     program = tmp_path / "program"
     text = f"#!/bin/sh\nexec {sys.executable} {STAND_IN} $*\n"
     program.write_text(text)

@@ -20,10 +20,10 @@ from support.ranks.tensor_parallel import (
 )
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
-from surestep_worker.build import build_runner
 from surestep_worker.config import WorkerSettings
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model
-from surestep_worker.tp import TensorParallel
+from surestep_worker.startup.build import build_runner
 
 
 @pytest.fixture(scope="module")

@@ -20,12 +20,12 @@ from support.parity.stepping import Row, pack
 from support.ranks.tensor_parallel import run_steps
 from surestep_common.errors import InternalError, InvalidRequest
 from surestep_kernels import KernelSet, load_kernels
-from surestep_worker import memory
-from surestep_worker.caches import Caches
+from surestep_worker.cache.caches import Caches
+from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.checkpoint.weight_store import Record, WeightStore
-from surestep_worker.kv_cache import KVCache
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.host import shared_memory as memory
 from surestep_worker.models import Model, ModelSource, load_model
-from surestep_worker.tp import TensorParallel
 from torch import Tensor
 
 
@@ -59,7 +59,7 @@ def load(path: Path, fd: int, kernels: KernelSet | None = None, *, mtp: bool = F
         device="cpu",
         tp=TensorParallel(),
         kernels=kernels or load_kernels("cpu"),
-        mtp=mtp,
+        draft_head=mtp,
     )
 
 
@@ -79,13 +79,13 @@ def test_mapped_weights_give_the_bits_of_loaded_ones(
 
 @torch.inference_mode()
 def mtp_logits(model: Model) -> Tensor:
-    assert model.mtp is not None
+    assert model.draft_head is not None
     kv = KVCache(model.kv_spec(8), 4, load_kernels("cpu"), "cpu")
     ids = list(range(40, 52))
     batch, generator = pack([Row(ids, 0, (3, 1))], 8), torch.Generator().manual_seed(1)
     embedded = model.embed(batch.token_ids)
     hidden = torch.randn(embedded.shape, generator=generator)
-    return model.logits(model.mtp.forward(embedded, hidden, batch, Caches(kv)))
+    return model.logits(model.draft_head.forward(embedded, hidden, batch, Caches(kv)))
 
 
 @pytest.mark.parametrize("name", ["hybrid", "fp8", "awq"])

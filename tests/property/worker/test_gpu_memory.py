@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from surestep_worker.gpu_memory import Look, Part, Usage, left_for_caches, limit_of, taken
-from surestep_worker.host_memory import GIB, OutOfMemory
+from surestep_worker.host.host_memory import GIB, OutOfMemory
+from surestep_worker.startup.gpu_memory import Look, Part, Usage, left_for_caches, limit_of, taken
 
 totals = st.integers(1 * GIB, 192 * GIB)
 fractions = st.floats(0.01, 1.0)

@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 import torch
-from surestep_worker.gpu_memory import Look
+from surestep_worker.startup.gpu_memory import Look
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 

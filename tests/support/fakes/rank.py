@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 from surestep_common.errors import InvalidRequest
 from surestep_proto import engine_pb2 as pb
-from surestep_worker import memory
 from surestep_worker.checkpoint.held_weights import StaleWeights
 from surestep_worker.checkpoint.model_folder import fingerprint_of
 from surestep_worker.config import WorkerSettings
-from surestep_worker.heartbeat import Heartbeat
-from surestep_worker.pending import Done
-from surestep_worker.rank import Build, run
+from surestep_worker.host import shared_memory as memory
+from surestep_worker.host.heartbeat import Heartbeat
+from surestep_worker.process.rank import Build, run
+from surestep_worker.step.pending import Done
 
 MEMO = b"measured"
 WEIGHTS = b"weights"

@@ -168,7 +168,9 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="all sizes")
     parser.add_argument("--ops", nargs="*", help="these alone")
     parser.add_argument("--share", nargs=2, type=int, default=(0, 1), metavar=("I", "OF"))
-    parser.add_argument("--cases", default="support.kernels.compile_cases", help="a module with launches()")
+    parser.add_argument(
+        "--cases", default="support.kernels.compile_cases", help="a module with launches()"
+    )
     parser.add_argument("--programmatic-dependent-launch", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)

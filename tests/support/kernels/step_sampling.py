@@ -11,8 +11,8 @@ from surestep_kernels.choose import Chosen
 from surestep_kernels.commit_step import Report, StopIds
 from surestep_kernels.shape_logits import Positions, Shaping
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
-from surestep_worker.device.upload import upload
-from surestep_worker.device.wishes import WishBook, Wishes
+from surestep_worker.inputs.upload import upload
+from surestep_worker.sampling.table import SamplingBatch, SamplingTable
 from torch import Tensor
 
 OPS = load_kernels("cpu").step
@@ -26,7 +26,7 @@ class Rows(NamedTuple):
     length: Tensor  # i64[N]
     tokens: Tensor  # i32[S, W]
 
-    def wishes(self, book: WishBook) -> Wishes:
+    def wishes(self, book: SamplingTable) -> SamplingBatch:
         """What they ask for."""
         windows = np.arange(len(self.slot), dtype=np.int32)
         return upload(book.of(self.slot.numpy(), windows), _CPU)
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
         return torch.arange(len(self.slot), dtype=torch.int32)
 
 
-def shape(z: Tensor, rows: Rows, book: WishBook) -> None:
+def shape(z: Tensor, rows: Rows, book: SamplingTable) -> None:
     """Change the logits z f32[N, V] in place."""
     wishes = rows.wishes(book)
     shaping = Shaping(wishes.biases, wishes.penalties, wishes.forbidden)
@@ -44,7 +44,9 @@ def shape(z: Tensor, rows: Rows, book: WishBook) -> None:
     OPS.shape_logits(z, where, shaping)
 
 
-def sample(logits: Tensor, slot: Tensor, length: Tensor, tokens: Tensor, book: WishBook) -> Chosen:
+def sample(
+    logits: Tensor, slot: Tensor, length: Tensor, tokens: Tensor, book: SamplingTable
+) -> Chosen:
     """Choose the token at index length[n] of slot[n], from logits[n] f32[N, V], unchanged."""
     rows, z = Rows(slot, length, tokens), logits.contiguous().clone()
     shape(z, rows, book)
@@ -54,7 +56,7 @@ def sample(logits: Tensor, slot: Tensor, length: Tensor, tokens: Tensor, book: W
 
 
 def verify(
-    chosen: Chosen, cu: Tensor, drafts: Tensor, counts: Tensor, slot: Tensor, book: WishBook
+    chosen: Chosen, cu: Tensor, drafts: Tensor, counts: Tensor, slot: Tensor, book: SamplingTable
 ) -> Report:
     """What windows [V] of choices cu[w]:cu[w+1] emit, whose drafts are i64[V, K]; slots as asked.
 

@@ -19,12 +19,12 @@ from surestep_kernels.step_ops import StepOps
 from surestep_proto import engine_pb2 as pb
 from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.core.state import SchedulerState
-from surestep_worker.build import Built, assemble
+from surestep_worker.cache.kv_cache import bytes_per_block
 from surestep_worker.config import WorkerSettings
-from surestep_worker.kv_cache import bytes_per_block
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import Model, ModelSource, load_model
-from surestep_worker.runner import Runner
-from surestep_worker.tp import TensorParallel
+from surestep_worker.startup.build import Built, assemble
+from surestep_worker.step.runner import Runner
 
 BLOCK_SIZE = 8
 
@@ -80,7 +80,7 @@ def load(folder: Path, tp: TensorParallel) -> Model:
     source = ModelSource(folder)
     mtp = any(name.startswith("mtp.") for name in source.entries)
     kernels = load_kernels("cpu")
-    return load_model(source, dtype="float32", device="cpu", tp=tp, kernels=kernels, mtp=mtp)
+    return load_model(source, dtype="float32", device="cpu", tp=tp, kernels=kernels, draft_head=mtp)
 
 
 def build_runner(
@@ -169,7 +169,7 @@ class ParityBench:
 
 def step_of(runner: Runner) -> Step:
     """Steps on a device are finished as late as the depth allows."""
-    return (one_rank if runner.parts.synchronous else one_rank_behind)(runner)
+    return (one_rank if runner.context.synchronous else one_rank_behind)(runner)
 
 
 def serve(

@@ -1,6 +1,6 @@
 """Steps that are captured: all kinds before the first step, or each when steps have wanted it.
 
-Without a GPU a captured step is called instead of replayed: see surestep_worker.device.graphs.
+Without a GPU a captured step is called instead of replayed: see surestep_worker.step.graphs.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 import torch
 from support.parity.local_engine import Results, Step
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.device.graphs import Graphs
-from surestep_worker.device.step import DeviceStep
-from surestep_worker.runner import Runner
+from surestep_worker.step.graphs import Graphs
+from surestep_worker.step.runner import Runner
+from surestep_worker.step.step import StepLauncher
 
 
 def graphs_of(runner: Runner) -> Graphs:
     """Those of a runner that has been prepared."""
     execution = runner._execution
-    assert isinstance(execution, DeviceStep)
+    assert isinstance(execution, StepLauncher)
     assert execution._graphs is not None
     return execution._graphs
 

@@ -18,13 +18,13 @@ from zlib import crc32
 
 import torch
 from surestep_kernels.dispatch import REFERENCE
-from surestep_worker.spec import DRAFTERS, Drafts, Target
-from surestep_worker.spec.config import SpeculativeConfig
+from surestep_worker.drafters import DRAFTERS, DraftContext, Drafts
+from surestep_worker.drafters.config import SpeculativeConfig
 
 _ABSENT = cast(Any, None)
-NO_TARGET = Target(
-    _ABSENT, _ABSENT, _ABSENT, _ABSENT, _ABSENT, REFERENCE
-)  # for drafters that look at tokens only
+NO_CONTEXT = DraftContext(  # for drafters that look at tokens only
+    _ABSENT, _ABSENT, _ABSENT, _ABSENT, _ABSENT, REFERENCE, torch.device("cpu"), 0
+)
 
 
 CHARACTERS = ("oracle", "garbage", *(f"flip-{j}" for j in range(5)), "eos-mid", "none", "ragged")
@@ -56,7 +56,7 @@ TRUTH = Truth()
 class _PerRow:
     """A drafter that looks at one row at a time."""
 
-    def __init__(self, config: SpeculativeConfig, target: Target) -> None:
+    def __init__(self, config: SpeculativeConfig, context: DraftContext) -> None:
         self.num_drafts = config.num_speculative_tokens
 
     def draft(self, known: list[int], cap: int) -> list[int]:
@@ -100,8 +100,8 @@ class Garbage(_PerRow):
 class Flip(_PerRow):
     """The oracle, wrong at position `at`, right again behind it."""
 
-    def __init__(self, config: SpeculativeConfig, target: Target, at: int) -> None:
-        super().__init__(config, target)
+    def __init__(self, config: SpeculativeConfig, context: DraftContext, at: int) -> None:
+        super().__init__(config, context)
         self._at = at
 
     def draft(self, known: list[int], cap: int) -> list[int]:
@@ -110,7 +110,7 @@ class Flip(_PerRow):
 
 
 for _at in range(5):
-    DRAFTERS.register(f"flip-{_at}")(lambda config, target, at=_at: Flip(config, target, at))
+    DRAFTERS.register(f"flip-{_at}")(lambda config, context, at=_at: Flip(config, context, at))
 
 
 @DRAFTERS.register("eos-mid")

@@ -13,14 +13,13 @@ from zlib import crc32
 import torch
 from surestep_kernels.slot_state import SlotState
 from surestep_kernels.step_ops import StepOps
-from surestep_worker.device.mtp import DeviceMtp, DraftInputs
-from surestep_worker.parts import Parts
-from surestep_worker.plan import IntArray
-from surestep_worker.spec import DRAFTERS, Drafts, Target
-from surestep_worker.spec.config import SpeculativeConfig
-from surestep_worker.spec.mtp import MtpDrafter
-from surestep_worker.spec.ngram import NgramDrafter
-from surestep_worker.spec.temperature import DraftTemperature
+from surestep_worker.drafters import DRAFTERS, DraftContext, Drafts
+from surestep_worker.drafters.config import SpeculativeConfig
+from surestep_worker.drafters.inputs import DraftInputs
+from surestep_worker.drafters.mtp import MtpDrafter, MtpSteps
+from surestep_worker.drafters.ngram import NgramDrafter
+from surestep_worker.drafters.temperature import DraftTemperature
+from surestep_worker.ledger.plan import IntArray
 from torch import Tensor
 
 FAILURES: Counter[str] = Counter()  # since the test emptied it
@@ -40,8 +39,8 @@ class _Broken(Exception):
 class _Faulty:
     """Ngram drafts, or a fault: an exception, a wrong id, or too many drafts."""
 
-    def __init__(self, config: SpeculativeConfig, target: Target) -> None:
-        inner = DRAFTERS.get("ngram")(config, target)
+    def __init__(self, config: SpeculativeConfig, context: DraftContext) -> None:
+        inner = DRAFTERS.get("ngram")(config, context)
         assert isinstance(inner, NgramDrafter)
         self._inner = inner
 
@@ -62,8 +61,8 @@ DRAFTERS.register("faulty")(_Faulty)
 class _FaultyMtp(MtpDrafter):
     """The MTP head, or a fault of any of its parts, in the middle of its work."""
 
-    def on_device(self, parts: Parts, ops: StepOps, state: SlotState) -> DeviceMtp:
-        return _FaultyDeviceMtp(self, parts, ops, state)
+    def on_device(self, ops: StepOps, state: SlotState) -> MtpSteps:
+        return _FaultyMtpSteps(self, self._context, ops, state)
 
     def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
         if _unlucky("observed", slots.tolist(), n_accepted.tolist()):
@@ -71,7 +70,7 @@ class _FaultyMtp(MtpDrafter):
         super().observe(slots, n_drafts, n_accepted)
 
 
-class _FaultyDeviceMtp(DeviceMtp):
+class _FaultyMtpSteps(MtpSteps):
     def draft(self, rows: DraftInputs, *rest: Any) -> Drafts:
         drafted = super().draft(rows, *rest)
         if _unlucky("raised", "raise", *self._state.known[rows.slot.long()].tolist()):
@@ -93,15 +92,15 @@ class _FaultyDeviceMtp(DeviceMtp):
 
 
 @DRAFTERS.register("faulty-mtp")
-def _faulty_mtp(config: SpeculativeConfig, target: Target) -> MtpDrafter:
-    temperature = DraftTemperature(target.slots.num_slots, config.draft_temperature)
-    return _FaultyMtp(target, temperature)
+def _faulty_mtp(config: SpeculativeConfig, context: DraftContext) -> MtpDrafter:
+    temperature = DraftTemperature(context.slots.num_slots, config.draft_temperature)
+    return _FaultyMtp(context, temperature)
 
 
 class _Hopeless:
     """Raises whenever it is asked."""
 
-    def __init__(self, config: SpeculativeConfig, target: Target) -> None:
+    def __init__(self, config: SpeculativeConfig, context: DraftContext) -> None:
         pass
 
     def propose(self, *columns: torch.Tensor) -> NoReturn:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from surestep_kernels.recurrent import RecurrentRows
-from surestep_worker.batch import StepBatch
-from surestep_worker.device import forward
-from surestep_worker.recurrent import RecurrentCache
+from surestep_worker.cache.recurrent import RecurrentCache
+from surestep_worker.layers.batch import StepBatch
+from surestep_worker.step import forward
 
 HYBRID_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}
 

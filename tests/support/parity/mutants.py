@@ -21,16 +21,16 @@ from surestep_kernels.shape_logits import Positions
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
 from surestep_kernels.step_ops import StepOps
 from surestep_proto import engine_pb2 as pb
-from surestep_worker import runner
-from surestep_worker.device.drafting import DeviceDrafting
-from surestep_worker.device.forward import ForwardPass
-from surestep_worker.device.graphs import Graphs
-from surestep_worker.device.mtp import DraftInputs
-from surestep_worker.device.proposals import Proposals
-from surestep_worker.device.step import DeviceStep
-from surestep_worker.plan import Rows
-from surestep_worker.slots import Slots
-from surestep_worker.spec import Drafts
+from surestep_worker.drafters import Drafts
+from surestep_worker.drafters.inputs import DraftInputs
+from surestep_worker.ledger.plan import Rows
+from surestep_worker.ledger.slots import Slots
+from surestep_worker.step import runner
+from surestep_worker.step.drafting import Drafting
+from surestep_worker.step.forward import ForwardPass
+from surestep_worker.step.graphs import Graphs
+from surestep_worker.step.proposals import Proposals
+from surestep_worker.step.step import StepLauncher
 
 PERTURBED_STEP = 9
 PERTURBED_LEN = 20  # tokens
@@ -53,12 +53,12 @@ def _around(patch: pytest.MonkeyPatch, target: Any, name: str, change: Callable[
 def _around_op(patch: pytest.MonkeyPatch, name: str, change: Callable[..., Any]) -> None:
     """Replace an op of steps by `change(original, *args, **kwargs)`."""
 
-    def build(original: Any, self: DeviceStep, parts: Any, ops: StepOps) -> None:
+    def build(original: Any, self: StepLauncher, parts: Any, ops: StepOps) -> None:
         op = getattr(ops, name)
         changed: dict[str, Any] = {name: lambda *a, **kw: change(op, *a, **kw)}
         original(self, parts, replace(ops, **changed))
 
-    _around(patch, DeviceStep, "__init__", build)
+    _around(patch, StepLauncher, "__init__", build)
 
 
 @_mutant
@@ -76,7 +76,7 @@ def counts_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
     """A window starts where the plan was sure of, not where the slot has come to (#45100)."""
     sure = torch.zeros(0, dtype=torch.int32)
 
-    def run(original: Any, self: DeviceStep, rows: Rows, *rest: Any) -> Any:
+    def run(original: Any, self: StepLauncher, rows: Rows, *rest: Any) -> Any:
         nonlocal sure
         sure = torch.from_numpy(rows.len_lo).int()
         return original(self, rows, *rest)
@@ -89,7 +89,7 @@ def counts_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
         finally:
             state.committed.copy_(current)
 
-    _around(patch, DeviceStep, "_run", run)
+    _around(patch, StepLauncher, "_run", run)
     _around_op(patch, "gather_step", gather)
 
 
@@ -227,12 +227,12 @@ def _rank_mutant(mutate: Mutant) -> Mutant:
 def rank_local_gate(patch: pytest.MonkeyPatch) -> None:
     """A rank that is near its limit does not draft, while the others do (#49027, #44185)."""
 
-    def run(original: Any, self: DeviceDrafting, sent: DraftInputs, shape: Any) -> Any:
+    def run(original: Any, self: Drafting, sent: DraftInputs, shape: Any) -> Any:
         if self._state.committed.max() < PERTURBED_LEN:
             return original(self, sent, shape)
         return self.nothing(len(sent.slot))
 
-    _around(patch, DeviceDrafting, "run", run)
+    _around(patch, Drafting, "run", run)
 
 
 @_rank_mutant

@@ -7,9 +7,9 @@ import torch
 from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels.slot_state import SlotState
 from surestep_scheduler.core.state import SchedulerState
-from surestep_worker.device.step import DeviceStep
-from surestep_worker.plan import IntArray
-from surestep_worker.runner import Runner
+from surestep_worker.ledger.plan import IntArray
+from surestep_worker.step.runner import Runner
+from surestep_worker.step.step import StepLauncher
 
 _BYTES = 0x7F7F7F7F  # as an id, a count or a length: far out of range
 
@@ -19,13 +19,13 @@ def poison_idle(runner: Runner, state: SchedulerState) -> None:
 
     Call between steps: what the scheduler holds to be free, no plan in flight touches.
     """
-    parts = runner.parts
+    parts = runner.context
     pages = [NULL_BLOCK, *state.pool._free]
     for layer in parts.caches.kv.layers:
         layer.k[pages] = torch.nan
         layer.v[pages] = torch.nan
     kv = parts.caches.kv
-    kv.hidden.view(kv.num_blocks, kv.spec.block_size, kv.spec.hidden_size)[pages] = torch.nan
+    kv.hidden.view(kv.num_blocks, kv.spec.block_size, kv.spec.kept_hidden)[pages] = torch.nan
     idle = np.flatnonzero(~parts.slots.occupied)
     if parts.caches.recurrent is not None:
         for tensor in parts.caches.recurrent.tensors():
@@ -33,7 +33,7 @@ def poison_idle(runner: Runner, state: SchedulerState) -> None:
     parts.slots.tokens[idle] = _BYTES
     for counter in ("committed", "known", "folded", "draft_upto", "prompt_len", "max_len"):
         getattr(parts.slots, counter)[idle] = _BYTES
-    if isinstance(runner._execution, DeviceStep):
+    if isinstance(runner._execution, StepLauncher):
         _poison_device(runner._execution._memory.state, idle)
 
 

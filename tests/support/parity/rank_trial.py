@@ -13,9 +13,9 @@ from support.parity.cases import EOS, NEUTRAL, VOCAB, make_request, strangers
 from support.parity.drafters import TRUTH
 from support.parity.local_engine import Answer
 from surestep_scheduler.core.sequence import Request
-from surestep_worker.build import Built, build_runner
 from surestep_worker.config import WorkerSettings
-from surestep_worker.runner import Runner
+from surestep_worker.startup.build import Built, build_runner
+from surestep_worker.step.runner import Runner
 
 
 def short_requests(seed: int, temperatures: Sequence[float]) -> list[Request]:
@@ -71,7 +71,7 @@ class RankTrial:
         """Of the requests, among strangers."""
         built = self.build(folder, where, drafter, **changes)
         ops = conditions.step_ops
-        runner = Runner(built.runner.parts._replace(step_ops=ops)) if ops else built.runner
+        runner = Runner(built.runner.context._replace(step_ops=ops)) if ops else built.runner
         everyone = [*self.requests, *strangers(NEIGHBOURS[where].num_strangers // 3)]
         found = serve(step_of(runner), built.facts, everyone, NEIGHBOURS[where], depth, conditions)
         return {request.id: found[request.id] for request in self.requests}

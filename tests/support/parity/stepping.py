@@ -9,9 +9,9 @@ import torch
 from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.recurrent import RecurrentRows
-from surestep_worker.batch import StepBatch
-from surestep_worker.caches import Caches
-from surestep_worker.kv_cache import KVCache
+from surestep_worker.cache.caches import Caches
+from surestep_worker.cache.kv_cache import KVCache
+from surestep_worker.layers.batch import StepBatch
 from surestep_worker.models import Model
 from torch import Tensor
 

@@ -11,13 +11,13 @@ import torch
 from support.parity.bench import BLOCK_SIZE, Neighbours
 from surestep_kernels.attention import AttentionCase, choose_attention
 from surestep_kernels.dispatch import load_triton
-from surestep_worker.build import Built, assemble
 from surestep_worker.config import WorkerSettings
-from surestep_worker.device import step
-from surestep_worker.device.graphs import Graphs
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model
-from surestep_worker.runner import Runner
-from surestep_worker.tp import TensorParallel
+from surestep_worker.startup.build import Built, assemble
+from surestep_worker.step import step
+from surestep_worker.step.graphs import Graphs
+from surestep_worker.step.runner import Runner
 
 if TYPE_CHECKING:
     from surestep_kernels import KernelSet
@@ -42,7 +42,9 @@ def build_triton_engine(
     """A runner whose every op is Triton's."""
     kernels = triton_kernels()
     source, mtp = ModelSource(folder), drafter == "mtp"
-    model = load_model(source, dtype="float32", device=DEVICE, tp=tp, kernels=kernels, mtp=mtp)
+    model = load_model(
+        source, dtype="float32", device=DEVICE, tp=tp, kernels=kernels, draft_head=mtp
+    )
     settings = WorkerSettings(
         device=DEVICE,
         max_num_seqs=where.num_slots,

@@ -16,8 +16,8 @@ from surestep_common import rpc
 from surestep_proto import engine_pb2 as pb
 from surestep_proto import engine_pb2_grpc as pb_grpc
 from surestep_worker.config import WorkerSettings
-from surestep_worker.oom import OomKills
-from surestep_worker.supervisor import Supervisor
+from surestep_worker.host.oom import OomKills
+from surestep_worker.process.supervisor import Supervisor
 
 TIMEOUT_S = 30
 STAND_IN = stand_in_rank.__file__

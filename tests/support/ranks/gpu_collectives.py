@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from support.ranks.tensor_parallel import TIMEOUT_S, addends
-from surestep_worker.tp import TensorParallel
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from torch import Tensor
 
 WIDTH = 2048

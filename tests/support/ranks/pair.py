@@ -19,8 +19,8 @@ from support.parity.triton_engine import build_triton_engine
 from support.ranks.spawn import started
 from surestep_kernels.step_ops import STEP_REFERENCE
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.build import Built
-from surestep_worker.tp import TensorParallel
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.startup.build import Built
 
 START_S = 60.0
 STEP_S = 10.0

@@ -11,9 +11,9 @@ from surestep_kernels.dispatch import load_triton
 from surestep_kernels.gpu import probe
 from surestep_kernels.linear import pack_linear_reference
 from surestep_kernels.verdicts import Verdict
-from surestep_worker.heartbeat import Heartbeat
-from surestep_worker.products import settle_products
-from surestep_worker.tp import TensorParallel
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.host.heartbeat import Heartbeat
+from surestep_worker.startup.products import settle_products
 
 CASES = {  # of each rank: what its card says, and which card it is
     "both equal": (("", "a"), ("", "a")),

@@ -13,14 +13,14 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.stepping import Row, pack
 from surestep_common.errors import Unavailable
 from surestep_kernels import load_kernels
-from surestep_worker.caches import Caches
+from surestep_worker.cache.caches import Caches
+from surestep_worker.cache.kv_cache import KVCache
+from surestep_worker.cache.recurrent import RecurrentCache
 from surestep_worker.checkpoint.weight_store import WeightStore
-from surestep_worker.digest import fingerprint
-from surestep_worker.kv_cache import KVCache
+from surestep_worker.distributed.peer_memory import told_by_all
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model
-from surestep_worker.peer_memory import told_by_all
-from surestep_worker.recurrent import RecurrentCache
-from surestep_worker.tp import TensorParallel
+from surestep_worker.step.digest import fingerprint
 from torch import Tensor, distributed
 
 BLOCK_SIZE = 16

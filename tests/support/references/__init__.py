@@ -1,1 +1,1 @@
-"""Parts of the product written down a second time, plainly."""
+"""RankContext of the product written down a second time, plainly."""

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from support.kernels.step_sampling import sample, verify
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.device.wishes import WishBook
-from surestep_worker.spec import Drafter
+from surestep_worker.drafters import Drafter
+from surestep_worker.sampling.table import SamplingTable
 
 VOCAB = 24
 
@@ -62,7 +62,7 @@ class Decoding:
         width = max(len(r.prompt) + r.max_tokens for r in requests) + 20
         self._model = model
         self._requests = requests
-        self._slots = WishBook(n, VOCAB)
+        self._slots = SamplingTable(n, VOCAB)
         self._tokens = torch.zeros(n, width, dtype=torch.int32)
         self._length = torch.tensor([len(r.prompt) for r in requests])
         self._max_len = torch.tensor(

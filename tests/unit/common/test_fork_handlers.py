@@ -29,7 +29,7 @@ importlib.import_module(sys.argv[1])
         "surestep_gateway.__main__",
         "surestep_scheduler.__main__",
         "surestep_worker.__main__",
-        "surestep_worker.rank",
+        "surestep_worker.process.rank",
     ],
 )
 def test_it_is_told_before_it_is_imported(module: str) -> None:

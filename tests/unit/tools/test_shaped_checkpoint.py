@@ -11,14 +11,14 @@ from make_shaped_checkpoint import SHAPES, main
 from support.parity.bench import NEIGHBOURS, serve, total
 from support.parity.cases import NEUTRAL, make_request
 from support.parity.local_engine import one_rank
-from surestep_worker.build import build_runner
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.hybrid import HybridConfig
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.layers.linear import Sharding
 from surestep_worker.models.hybrid import parameter_table
-from surestep_worker.runner import Runner
-from surestep_worker.tp import TensorParallel
+from surestep_worker.startup.build import build_runner
+from surestep_worker.step.runner import Runner
 
 GREEDY = {"temperature": 0.0, **NEUTRAL}
 REQUESTS = [make_request(str(i), [i + 3, *range(9, 17)], GREEDY) for i in (0, 1)]
@@ -39,7 +39,7 @@ def test_a_shaped_checkpoint_is_served(tmp_path: Path, shape: str, drafter: str)
             speculative_config=config,
         )
         built = build_runner(settings)
-        step = one_rank(Runner(built.runner.parts))
+        step = one_rank(Runner(built.runner.context))
         found = serve(step, built.facts, REQUESTS, where, depth=1)
         return [found[request.id].token_ids for request in REQUESTS], total(found, "num_drafts")
 

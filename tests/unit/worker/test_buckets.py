@@ -10,16 +10,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from surestep_common.invariants import Int32Array
 from surestep_kernels.compilations import Compilations
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.device.buckets import Bucket, Need, find_bucket, in_order, make_buckets
-from surestep_worker.device.columns import StepColumns, need_of, padding
-from surestep_worker.device.forward import PassInputs
-from surestep_worker.device.geometry import Geometry
-from surestep_worker.device.upload import Inbox, Int32Array, Layout, upload
-from surestep_worker.device.wishes import WishBook
-from surestep_worker.plan import NOTHING_ARMED, Rows
-from surestep_worker.slots import Slots
+from surestep_worker.inputs.buckets import Bucket, Need, find_bucket, in_order, make_buckets
+from surestep_worker.inputs.columns import PassInputs, StepColumns, need_of, padding
+from surestep_worker.inputs.geometry import Geometry
+from surestep_worker.inputs.upload import Inbox, Layout, upload
+from surestep_worker.ledger.plan import NO_SNAPSHOTS, Rows
+from surestep_worker.ledger.slots import Slots
+from surestep_worker.sampling.table import SamplingTable
 
 CPU = torch.device("cpu")
 STALE = 0x7F7F7F7F
@@ -40,8 +40,8 @@ def rows_of(k_caps: list[int], prompts: list[int]) -> Rows:
 
 def columns_of(rows: Rows, slots: Slots) -> tuple[StepColumns, Geometry]:
     wants = np.zeros(slots.num_slots, dtype=np.bool_)
-    geometry = Geometry.of(rows, slots, wants, NOTHING_ARMED)
-    wishes = WishBook(slots.num_slots, 100).of(geometry.window_slot, geometry.position_window)
+    geometry = Geometry.of(rows, slots, wants, NO_SNAPSHOTS)
+    wishes = SamplingTable(slots.num_slots, 100).of(geometry.window_slot, geometry.position_window)
     inputs = PassInputs(geometry.rows, geometry.k_cap, geometry.hidden_index, None)
     return StepColumns(inputs, geometry.position_window, wishes.draw, wishes.stops), geometry
 
@@ -107,7 +107,7 @@ def test_nothing_and_what_is_scored_or_pooled_have_none() -> None:
     wants = np.ones(4, dtype=np.bool_)
     slots.prompt_len[:] = 9
     rows = rows_of([], [5])
-    scored = Geometry.of(rows, slots, wants, NOTHING_ARMED)
+    scored = Geometry.of(rows, slots, wants, NO_SNAPSHOTS)
     assert need_of(columns_of(rows, slots)[0], scored) is None
 
 
@@ -128,7 +128,7 @@ def test_every_word_of_a_layout_is_written_and_padding_belongs_to_nobody(
     assert need is not None
     tokens, count = need.tokens + 5 * more, need.rows + more
     bucket = Bucket(count, 4, tokens, tokens)
-    empty = padding(bucket, slots.num_slots, has_mtp=False)
+    empty = padding(bucket, slots.num_slots, has_draft_head=False)
     inbox = Inbox([empty], CPU)
     layout = Layout(empty, inbox.words)
     inbox.words.fill_(STALE)

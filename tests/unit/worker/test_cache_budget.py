@@ -8,13 +8,13 @@ import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_kernels.kv_cache import FP8
-from surestep_worker.cache_budget import CacheBudget
+from surestep_worker.cache.kv_cache import KVCache, KVSpec, blocks_that_fit, bytes_per_block
 from surestep_worker.config import WorkerSettings
-from surestep_worker.digest import fingerprint
-from surestep_worker.gpu_memory import PAGE
-from surestep_worker.host_memory import GIB, OutOfMemory, Room
-from surestep_worker.kv_cache import KVCache, KVSpec, blocks_that_fit, bytes_per_block
-from surestep_worker.tp import TensorParallel
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.host.host_memory import GIB, OutOfMemory, Room
+from surestep_worker.startup.cache_budget import CacheBudget
+from surestep_worker.startup.gpu_memory import PAGE
+from surestep_worker.step.digest import fingerprint
 
 SPEC = KVSpec(num_layers=3, num_kv_heads=2, head_dim=16, block_size=16, dtype=torch.bfloat16)
 KERNELS = load_kernels("cpu")
@@ -37,9 +37,9 @@ def test_layers_share_nothing() -> None:
 
 
 def test_fp8_pages_take_half_of_bfloat16_and_leave_hidden_states_alone() -> None:
-    narrow, hidden = replace(SPEC, cache_dtype=FP8), replace(SPEC, hidden_size=32)
+    narrow, hidden = replace(SPEC, cache_dtype=FP8), replace(SPEC, kept_hidden=32)
     assert 2 * bytes_per_block(narrow, KERNELS) == bytes_per_block(SPEC, KERNELS)
-    both = replace(narrow, hidden_size=32)
+    both = replace(narrow, kept_hidden=32)
     kept = bytes_per_block(hidden, KERNELS) - bytes_per_block(SPEC, KERNELS)
     assert bytes_per_block(both, KERNELS) - bytes_per_block(narrow, KERNELS) == kept > 0
     kv = KVCache(both, 4, KERNELS, "cpu")
@@ -72,7 +72,7 @@ def settings(**given: Any) -> WorkerSettings:
 
 def num_blocks(monkeypatch: pytest.MonkeyPatch, left: int, **given: Any) -> int:
     """With so many bytes left; sequences of 160 tokens, so that 41 blocks are of use."""
-    monkeypatch.setattr("surestep_worker.cache_budget.room", lambda: Room(left, "the test"))
+    monkeypatch.setattr("surestep_worker.startup.cache_budget.room", lambda: Room(left, "the test"))
     return CacheBudget(settings(**given), TensorParallel())._num_blocks(SPEC, KERNELS, 160)
 
 

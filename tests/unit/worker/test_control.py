@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from surestep_common.errors import InvalidRequest, Unavailable
-from surestep_worker import control, memory
-from surestep_worker.control import Kind, Message
+from surestep_worker.host import shared_memory as memory
+from surestep_worker.process import control
+from surestep_worker.process.control import Kind, Message
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from surestep_worker.spec.temperature import FACTORS, DraftTemperature
+from surestep_worker.drafters.temperature import FACTORS, DraftTemperature
 
 SEED = 6
 K = 3

@@ -8,11 +8,11 @@ from support.kernels.step_sampling import OPS
 from surestep_kernels.gather_step import StepInputs
 from surestep_kernels.slot_state import DraftIds
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.device.geometry import Geometry
-from surestep_worker.device.memory import SlotMemory
-from surestep_worker.device.upload import upload
-from surestep_worker.plan import NOTHING_ARMED, Rows
-from surestep_worker.slots import Slots
+from surestep_worker.inputs.geometry import Geometry
+from surestep_worker.inputs.slot_memory import SlotMemory
+from surestep_worker.inputs.upload import upload
+from surestep_worker.ledger.plan import NO_SNAPSHOTS, Rows
+from surestep_worker.ledger.slots import Slots
 
 BLOCK = 4
 SEED = 5
@@ -51,7 +51,7 @@ def random_case(rng: np.random.Generator) -> tuple[Rows, np.ndarray, Slots]:
 def gathered(rows: Rows, slots: Slots) -> tuple[Geometry, StepInputs]:
     """With as many drafts as there may be, which stand in the slots already."""
     wants, cpu = np.zeros(slots.num_slots + 1, dtype=np.bool_), torch.device("cpu")
-    geometry, state = Geometry.of(rows, slots, wants, NOTHING_ARMED), SlotMemory(slots, cpu).state
+    geometry, state = Geometry.of(rows, slots, wants, NO_SNAPSHOTS), SlotMemory(slots, cpu).state
     for name, column in state._asdict().items():
         column[: slots.num_slots] = torch.as_tensor(getattr(slots, name))
     known, caps = slots.known[rows.slot], rows.max_drafts

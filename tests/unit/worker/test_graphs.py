@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 import torch
-from surestep_worker.device import graphs as module
-from surestep_worker.device.buckets import Bucket, Need, make_buckets
-from surestep_worker.device.columns import StepColumns, padding
-from surestep_worker.device.graphs import Graphs, Kind, Queued
+from surestep_worker.inputs.buckets import Bucket, Need, make_buckets
+from surestep_worker.inputs.columns import StepColumns, padding
+from surestep_worker.step import graphs as module
+from surestep_worker.step.graphs import Graphs, Kind, Queued
 
 NULL_SLOT = 8
 BUCKETS = make_buckets(NULL_SLOT, 1, 1)
@@ -24,7 +24,7 @@ class Steps:
         self.graphs = Graphs(BUCKETS, self._padding, self._run, torch.device("cpu"))
 
     def _padding(self, bucket: Bucket) -> StepColumns:
-        return padding(bucket, NULL_SLOT, has_mtp=False)
+        return padding(bucket, NULL_SLOT, has_draft_head=False)
 
     def _run(self, columns: StepColumns, kind: Kind) -> Queued:
         self.ran.append(kind)

@@ -6,9 +6,9 @@ import os
 import time
 
 from surestep_proto import engine_pb2 as pb
-from surestep_worker import memory
-from surestep_worker.heartbeat import SIZE, Heartbeat
-from surestep_worker.watch import POLL_S, Late, Watch
+from surestep_worker.host import shared_memory as memory
+from surestep_worker.host.heartbeat import SIZE, Heartbeat
+from surestep_worker.process.watch import POLL_S, Late, Watch
 
 IDLE_S = 3.0
 MS = 1_000_000

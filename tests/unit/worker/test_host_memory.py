@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from surestep_worker.host_memory import GIB, OutOfMemory, memory_errors, room
+from surestep_worker.host.host_memory import GIB, OutOfMemory, memory_errors, room
 
 MEMINFO = "MemTotal: 9000000 kB\nMemAvailable: 4000000 kB\nSwapFree: 1000000 kB\n"
 STATUS = "Name:\tpython\nVmSize:\t 1000000 kB\nVmData:\t 500000 kB\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from surestep_worker.peer_memory import Place, in_one_shot, in_reach
-from surestep_worker.tp import Sum, how_to_sum
+from surestep_worker.distributed.peer_memory import Place, in_one_shot, in_reach
+from surestep_worker.distributed.tensor_parallel import Sum, how_to_sum
 
 HERE = ("mnt:[1]", "pid:[2]")
 VISIBLE = ["GPU-a", "GPU-b", "GPU-c"]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from surestep_kernels.ngram import ngram_reference
-from surestep_worker.spec.ngram import NgramDrafter
+from surestep_worker.drafters.ngram import NgramDrafter
 
 
 def _by_search(known: list[int], cap: int, min_n: int, max_n: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from surestep_worker.oom import OomKills
+from surestep_worker.host.oom import OomKills
 
 MACHINE = "pgfault 12\noom_kill {}\nnr_free_pages 7\n"
 CGROUP = "low 0\nhigh 0\nmax 3\noom 1\noom_kill {}\noom_group_kill 9\n"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from surestep_common.errors import InvalidRequest
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.plan_bounds import PlanBounds
+from surestep_worker.ledger.plan_bounds import PlanBounds
 
 BOUNDS = PlanBounds(
     num_slots=4,

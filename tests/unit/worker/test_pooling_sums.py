@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from surestep_worker.configs.model_config import MAX_POSITION
-from surestep_worker.pooling import PoolingSums
+from surestep_worker.layers.pooling import PoolingSums
 
 CPU = torch.device("cpu")
 

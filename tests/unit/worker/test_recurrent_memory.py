@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.parity.bench import Neighbours, build_runner, load
-from surestep_worker.recurrent import RecurrentCache, RecurrentSpec
-from surestep_worker.tp import TensorParallel
+from surestep_worker.cache.recurrent import RecurrentCache, RecurrentSpec
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 
 MIB = 1 << 20
 # Linear layers, value heads, and the MiB per state and per record of published models:

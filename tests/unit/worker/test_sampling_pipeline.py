@@ -12,7 +12,7 @@ from support.kernels.step_sampling import shape as shape_all
 from support.references.sampling import choose, params, shape
 from surestep_kernels.choose import Chosen
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.device.wishes import WishBook
+from surestep_worker.sampling.table import SamplingTable
 
 V, WIDTH, PROMPT = 40, 64, 9
 SEED = 20_240
@@ -59,7 +59,7 @@ class Case(NamedTuple):
     logits: torch.Tensor
     tokens: torch.Tensor
     length: torch.Tensor
-    slots: WishBook
+    slots: SamplingTable
 
 
 def _merged(shaping: pb.SamplingParams, drawing: pb.SamplingParams) -> pb.SamplingParams:
@@ -76,7 +76,7 @@ MIXED = [_merged(a, b) for a in (params(), *SHAPING.values()) for b in DRAWING.v
 def _case(all_params: list[pb.SamplingParams], seed: int = SEED) -> Case:
     generator = torch.Generator().manual_seed(seed)
     n = len(all_params)
-    slots = WishBook(n, V)
+    slots = SamplingTable(n, V)
     for slot, p in enumerate(all_params):
         slots.admit(slot, p, PROMPT)
     return Case(
@@ -127,7 +127,7 @@ def test_neighbours_change_nothing(threads: int) -> None:
     try:
         vocab = 40_000  # above the size at which torch starts to split single rows over threads
         mixed = [p for p in DRAWING.values() for _ in range(2)] + [params(repetition_penalty=1.2)]
-        slots = WishBook(len(mixed), vocab)
+        slots = SamplingTable(len(mixed), vocab)
         for slot, p in enumerate(mixed):
             slots.admit(slot, p, PROMPT)
         generator = torch.Generator().manual_seed(SEED)
@@ -228,7 +228,7 @@ def test_ties_go_to_the_lowest_id(name: str) -> None:
 )
 def test_nucleus_wider_than_the_first_look(p: pb.SamplingParams) -> None:
     """Flat logits over 12000 ids: far more candidates than the head that is tried first."""
-    slots = WishBook(1, 12_000)
+    slots = SamplingTable(1, 12_000)
     slots.admit(0, p, 1)
     logits = torch.randn(12, 12_000, generator=torch.Generator().manual_seed(SEED))
     slot, length = torch.zeros(12, dtype=torch.int64), torch.arange(1, 13)

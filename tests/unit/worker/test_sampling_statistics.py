@@ -11,7 +11,7 @@ from support.kernels.step_sampling import sample
 from support.references.sampling import distribution, params
 from surestep_kernels.gumbel import gumbel_argmax
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.device.wishes import WishBook
+from surestep_worker.sampling.table import SamplingTable
 
 V, DRAWS = 16, 400_000
 LOGITS = torch.randn(V, generator=torch.Generator().manual_seed(7)) * 1.5
@@ -29,7 +29,7 @@ CASES = {
 
 def _draws(p: pb.SamplingParams) -> torch.Tensor:
     """One token at each of DRAWS consecutive positions."""
-    slots = WishBook(1, V)
+    slots = SamplingTable(1, V)
     slots.admit(0, p, 1)
     slot = torch.zeros(DRAWS, dtype=torch.int64)
     tokens = torch.zeros(1, 1, dtype=torch.int32)

@@ -7,8 +7,8 @@ import pytest
 from surestep_common.errors import InternalError
 from surestep_common.invariants import NULL_BLOCK
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.plan import IntArray
-from surestep_worker.slots import Slots
+from surestep_worker.ledger.plan import IntArray
+from surestep_worker.ledger.slots import Slots
 
 
 def I(*values: int) -> IntArray:  # noqa: E743

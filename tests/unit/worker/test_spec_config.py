@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from support.parity.drafters import NO_TARGET
+from support.parity.drafters import NO_CONTEXT
 from surestep_common.errors import InvalidRequest
-from surestep_worker.spec import DRAFTERS
-from surestep_worker.spec.config import SpeculativeConfig
-from surestep_worker.spec.ngram import NgramDrafter
+from surestep_worker.drafters import DRAFTERS
+from surestep_worker.drafters.config import SpeculativeConfig
+from surestep_worker.drafters.ngram import NgramDrafter
 
 
 def test_reads_vllms_keys() -> None:
@@ -23,7 +23,7 @@ def test_reads_vllms_keys() -> None:
         3,
         1,
     )
-    assert isinstance(DRAFTERS.get(config.method)(config, NO_TARGET), NgramDrafter)
+    assert isinstance(DRAFTERS.get(config.method)(config, NO_CONTEXT), NgramDrafter)
 
 
 @pytest.mark.parametrize("name", ["mtp", "qwen3_next_mtp", "qwen3_5_mtp"])
@@ -67,7 +67,7 @@ def test_refuses_by_name(text: str, message: str) -> None:
 
 def test_importing_the_config_loads_no_torch() -> None:
     """The command line reads it at start-up."""
-    code = "import sys, surestep_worker.spec.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, surestep_worker.drafters.config; sys.exit('torch' in sys.modules)"
     paths = [path for path in sys.path if path]
     subprocess.run(
         [sys.executable, "-c", code], check=True, timeout=60, env={"PYTHONPATH": ":".join(paths)}

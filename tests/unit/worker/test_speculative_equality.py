@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from support.parity import drafters
-from support.parity.drafters import NO_TARGET
+from support.parity.drafters import NO_CONTEXT
 from support.references.sampling import choose, params
 from support.references.toy_decoding import VOCAB, Decoded, Decoding, Request, ToyModel
-from surestep_worker.spec import DRAFTERS, DeviceDrafter
-from surestep_worker.spec.config import SpeculativeConfig
+from surestep_worker.drafters import DRAFTERS, DeviceDrafter
+from surestep_worker.drafters.config import SpeculativeConfig
 
 MODEL_SEED, STOP = 99, 5
 MODEL = ToyModel(MODEL_SEED)
@@ -65,7 +65,7 @@ def _run(method: str, k: int, requests: list[Request]) -> Decoded:
     config = SpeculativeConfig(
         method=method, num_speculative_tokens=k, prompt_lookup_max=2, prompt_lookup_min=1
     )
-    drafter = DRAFTERS.get(method)(config, NO_TARGET)
+    drafter = DRAFTERS.get(method)(config, NO_CONTEXT)
     assert not isinstance(drafter, DeviceDrafter)
     return Decoding(MODEL, requests).run(drafter, k)
 

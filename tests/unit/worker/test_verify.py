@@ -11,14 +11,14 @@ from support.references.sampling import params
 from surestep_kernels.choose import Chosen
 from surestep_kernels.commit_step import Report
 from surestep_proto import engine_pb2 as pb
-from surestep_worker.device.wishes import WishBook
+from surestep_worker.sampling.table import SamplingTable
 
 Window = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # choices, their status, drafts
 NO_STOP, ONE_STOP, MANY_STOPS = 0, 1, 2  # slots
 
 
-def _stops() -> WishBook:
-    book = WishBook(3, 400)
+def _stops() -> SamplingTable:
+    book = SamplingTable(3, 400)
     book.admit(MANY_STOPS, params(stop_token_ids=[2, *range(100, 400)]), 1)
     book.admit(ONE_STOP, params(stop_token_ids=[2]), 1)
     book.admit(NO_STOP, params(), 1)

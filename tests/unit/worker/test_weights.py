@@ -12,8 +12,8 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_worker.checkpoint.model_folder import read_entries
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, Progress, Source
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import Model, ModelSource, load_model
-from surestep_worker.tp import TensorParallel
 from torch import Tensor
 
 NORM = "model.layers.1.input_layernorm.weight"

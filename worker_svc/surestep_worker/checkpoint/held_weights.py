@@ -6,7 +6,7 @@ import os
 
 from surestep_common.errors import InternalError
 
-from surestep_worker import memory
+from surestep_worker.host import shared_memory as memory
 
 
 class StaleWeights(InternalError):

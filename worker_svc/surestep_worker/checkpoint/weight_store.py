@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from surestep_worker import memory
+from surestep_worker.host import shared_memory as memory
 
 from .held_weights import StaleWeights
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from surestep_common.errors import InvalidRequest
 
+from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.model_folder import ConfigFiles
-from surestep_worker.recurrent import RecurrentSpec
 
 from .model_config import (
     FULL_ATTENTION,

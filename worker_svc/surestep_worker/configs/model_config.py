@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import torch
 from surestep_common.errors import InvalidRequest
 
+from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.schemes import Quantization
-from surestep_worker.recurrent import RecurrentSpec
 
 from .rope import Llama3Scaling, RopeConfig
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from surestep_kernels.head_projection import HeadProjection
 from torch import Tensor
 
-from surestep_worker.batch import StepBatch
-from surestep_worker.caches import Caches
+from surestep_worker.cache.caches import Caches
 from surestep_worker.checkpoint.parameters import Parameter
 from surestep_worker.configs.model_config import ModelConfig
 
+from .batch import StepBatch
 from .context import LayerContext
 from .linear import Part, Sharding, take_linear
 from .norm import take_norm

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from surestep_worker.batch import StepBatch
-from surestep_worker.caches import Caches
+from surestep_worker.cache.caches import Caches
 from surestep_worker.configs.model_config import ModelConfig
 
+from .batch import StepBatch
 from .context import LayerContext
 from .norm import take_norm
 from .residual import Residual, Share

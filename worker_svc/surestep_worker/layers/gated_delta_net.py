@@ -7,11 +7,11 @@ from collections.abc import Set
 import torch
 from torch import Tensor
 
-from surestep_worker.batch import StepBatch
-from surestep_worker.caches import Caches
+from surestep_worker.cache.caches import Caches
 from surestep_worker.checkpoint.parameters import Parameter, Source
 from surestep_worker.configs.hybrid import HybridConfig
 
+from .batch import StepBatch
 from .context import LayerContext
 from .linear import Part, Sharding, are_alike, take_linear
 from .residual import Product

@@ -14,7 +14,7 @@ from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, Source
 from surestep_worker.checkpoint.prepared import Weights
-from surestep_worker.tp import TensorParallel
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 
 
 class Part(NamedTuple):

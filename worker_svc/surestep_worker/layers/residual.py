@@ -8,7 +8,7 @@ from surestep_kernels import KernelSet, PackedLinear
 from surestep_kernels.moe import Mixture, PackedExperts
 from torch import Tensor
 
-from surestep_worker.tp import TensorParallel
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 
 
 class Product(NamedTuple):

@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from surestep_worker.batch import StepBatch
-from surestep_worker.caches import Caches
+from surestep_worker.cache.caches import Caches
+from surestep_worker.cache.kv_cache import KVSpec
+from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.configs.model_config import FULL_ATTENTION, LINEAR_ATTENTION, ModelConfig
-from surestep_worker.kv_cache import KVSpec
 from surestep_worker.layers.attention import Attention
+from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.decoder_layer import DecoderLayer, FeedForward, Mixer
 from surestep_worker.layers.embedding import Vocabulary
@@ -20,9 +21,8 @@ from surestep_worker.layers.mlp import GatedMlp
 from surestep_worker.layers.moe import SparseMoe
 from surestep_worker.layers.norm import output_bound, take_norm
 from surestep_worker.layers.residual import Residual
-from surestep_worker.recurrent import RecurrentSpec
 
-from .mtp import MtpHead
+from .mtp import PREFIX, MtpHead
 
 # By type of layer; each takes the beginning of its parameters' names and its layer of the cache.
 MIXERS: Mapping[str, Callable[[str, LayerContext[Any], int], Mixer]] = {
@@ -49,10 +49,10 @@ class Decoder:
         self.hidden_bound = output_bound(norm)
         self.has_head = self._vocabulary.has_head
         self._kv_layers = config.layer_types.count(FULL_ATTENTION)
-        self.mtp: MtpHead | None = None
-        if "mtp.norm" in context.weights:
-            layer = _layer("mtp.", context, FULL_ATTENTION, cache_layer=self._kv_layers)
-            self.mtp = MtpHead(context, layer)
+        self.draft_head: MtpHead | None = None
+        if PREFIX + "norm" in context.weights:
+            layer = _layer(PREFIX, context, FULL_ATTENTION, cache_layer=self._kv_layers)
+            self.draft_head = MtpHead(context, layer)
             self._kv_layers += 1
         self.weight_bytes = context.weights.nbytes
 
@@ -65,7 +65,7 @@ class Decoder:
             head_dim=config.head_dim,
             block_size=block_size,
             dtype=self._vocabulary.dtype,
-            hidden_size=config.hidden_size if self.mtp is not None else 0,
+            kept_hidden=config.hidden_size if self.draft_head is not None else 0,
         )
 
     def recurrent_spec(self) -> RecurrentSpec | None:

@@ -9,18 +9,18 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels import AttentionCase, KernelSet
 from torch import Tensor
 
-from surestep_worker.batch import StepBatch
-from surestep_worker.caches import Caches
+from surestep_worker.cache.caches import Caches
+from surestep_worker.cache.kv_cache import KVSpec
+from surestep_worker.cache.recurrent import RecurrentSpec
 from surestep_worker.checkpoint.parameters import CheckpointWeights, Progress
 from surestep_worker.checkpoint.prepared import prepared
 from surestep_worker.configs.model_config import ModelConfig, resolve_dtype
-from surestep_worker.host_memory import GIB, OutOfMemory, room
-from surestep_worker.kv_cache import KVSpec
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.host.host_memory import GIB, OutOfMemory, room
+from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.linear import Sharding
 from surestep_worker.layers.rotary import rotary_table
-from surestep_worker.recurrent import RecurrentSpec
-from surestep_worker.tp import TensorParallel
 
 from .decoder import Decoder
 from .families import FAMILIES
@@ -37,7 +37,7 @@ class Model(Protocol):
         """Architecture of the whole model."""
 
     weight_bytes: int  # of this rank's parameters
-    mtp: MtpHead | None  # if it was asked for
+    draft_head: MtpHead | None  # if it was asked for
     hidden_bound: float  # no element of a normed hidden state is greater
     has_head: bool  # it makes logits
 
@@ -67,7 +67,7 @@ class LoadOptions:
     dtype: str  # "auto", "float32" or "bfloat16"
     device: str
     max_model_len: int | None  # bounds the sequences, tokens; None: as the model allows
-    mtp: bool  # with its multi-token prediction head
+    draft_head: bool  # with the head that drafts for it
     expert_parallel: bool  # ranks share out whole experts
     progress: Progress | None
 
@@ -80,7 +80,7 @@ def load_model(
     tp: TensorParallel,
     kernels: KernelSet,
     max_model_len: int | None = None,
-    mtp: bool = False,
+    draft_head: bool = False,
     expert_parallel: bool = False,
     progress: Progress | None = None,
 ) -> Model:
@@ -93,7 +93,7 @@ def load_model(
         dtype=dtype,
         device=device,
         max_model_len=max_model_len,
-        mtp=mtp,
+        draft_head=draft_head,
         expert_parallel=expert_parallel,
         progress=progress,
     )
@@ -126,14 +126,14 @@ def _open_checkpoint(
 ) -> CheckpointWeights:
     """Open the checkpoint. Raises InvalidRequest when it does not hold what the model wants."""
     config, names = source.config, source.entries.keys()
-    if options.mtp and family.draft_head is None:
+    if options.draft_head and family.draft_head is None:
         raise InvalidRequest(f"{config.architecture} has no MTP head", param="speculative_config")
-    if options.mtp and not any(name.startswith(str(family.draft_head)) for name in names):
+    if options.draft_head and not any(name.startswith(str(family.draft_head)) for name in names):
         raise InvalidRequest("the checkpoint has no MTP head", param="speculative_config")
     checkpoint = CheckpointWeights(
         source.entries,
-        family.parameter_table(config, shard, names, draft_head=options.mtp),
-        ignore=family.ignored(config, shard, draft_head=options.mtp),
+        family.parameter_table(config, shard, names, draft_head=options.draft_head),
+        ignore=family.ignored(config, shard, draft_head=options.draft_head),
         quantization=config.quantization,
         dtype=resolve_dtype(options.dtype, config),
         progress=options.progress,

@@ -9,14 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from surestep_worker.batch import StepBatch
-from surestep_worker.caches import Caches
+from surestep_worker.cache.caches import Caches
 from surestep_worker.configs.model_config import ModelConfig
+from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.decoder_layer import DecoderLayer
 from surestep_worker.layers.linear import take_linear
 from surestep_worker.layers.norm import take_norm
 from surestep_worker.layers.residual import Residual
+
+PREFIX = "mtp."  # of its parameters
 
 
 class MtpHead:
@@ -27,10 +29,10 @@ class MtpHead:
         self._ops = context.kernels
         self._tp = context.shard.tp
         self._eps = context.config.rms_norm_eps
-        self._fc = take_linear(context.weights, "mtp.fc", context.kernels)
-        self._norm_embedding = take_norm(context, "mtp.norm_embedding")
-        self._norm_hidden = take_norm(context, "mtp.norm_hidden")
-        self._norm = take_norm(context, "mtp.norm")
+        self._fc = take_linear(context.weights, PREFIX + "fc", context.kernels)
+        self._norm_embedding = take_norm(context, PREFIX + "norm_embedding")
+        self._norm_hidden = take_norm(context, PREFIX + "norm_hidden")
+        self._norm = take_norm(context, PREFIX + "norm")
 
     def forward(
         self, next_embedding: Tensor, hidden: Tensor, batch: StepBatch, caches: Caches

@@ -19,7 +19,7 @@ from surestep_worker.checkpoint.model_folder import (
 from surestep_worker.checkpoint.safetensors_header import Entry
 from surestep_worker.checkpoint.weight_store import WeightStore
 from surestep_worker.configs.model_config import ModelConfig, architecture_of, lookup
-from surestep_worker.tp import TensorParallel
+from surestep_worker.distributed.tensor_parallel import TensorParallel
 
 from .families import FAMILIES
 

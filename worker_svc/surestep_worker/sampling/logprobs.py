@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from surestep_proto import engine_pb2 as pb
 
-from .head import head_of
+from .top_tokens import head_of
 
 # Logits worked on at a time: what stays near a CPU's cache; on a GPU what keeps it busy, in scratch
 # memory of some 25 bytes for each.

@@ -1,0 +1,1 @@
+"""The memory of sequences: pages of keys and values, and recurrent states."""

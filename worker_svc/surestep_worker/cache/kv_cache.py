@@ -1,0 +1,80 @@
+"""The paged key/value cache of one rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from surestep_common.errors import InvalidRequest
+from surestep_common.invariants import NULL_BLOCK
+from surestep_kernels import KernelSet
+from surestep_kernels.kv_cache import FP8, LayerCache
+
+from .pages import zero_pages
+
+# By the setting `kv_cache_dtype`. None: the model's.
+CACHE_DTYPES: Mapping[str, torch.dtype | None] = {"auto": None, "fp8": FP8, "fp8_e4m3": FP8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSpec:
+    """What the cache of a model must hold on this rank."""
+
+    num_layers: int
+    num_kv_heads: int  # of this rank
+    head_dim: int
+    block_size: int  # tokens
+    dtype: torch.dtype  # of the model, and of the hidden states kept
+    cache_dtype: torch.dtype | None = None  # of keys and values; None: the model's
+    # Width of the hidden state kept for every position, the input of a drafter; 0 = none are kept.
+    kept_hidden: int = 0
+
+    @property
+    def page_dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self.cache_dtype or self.dtype
+
+
+class KVCache:
+    """Key and value pages of every layer. Block NULL_BLOCK is among them but belongs to nobody."""
+
+    def __init__(self, spec: KVSpec, num_blocks: int, kernels: KernelSet, device: str) -> None:
+        assert num_blocks > NULL_BLOCK + 1, "no block besides the null block"
+        shape = _shape(spec, num_blocks, kernels)
+        self.spec = spec
+        self.num_blocks = num_blocks
+        self.layers = [
+            LayerCache(*(zero_pages(shape, spec.page_dtype, device) for _ in "kv"))
+            for _ in range(spec.num_layers)
+        ]
+        hidden = (num_blocks * spec.block_size, spec.kept_hidden)
+        self.hidden = zero_pages(hidden, spec.dtype, device)  # by flat slot, as kv_slots name them
+
+
+def bytes_per_block(spec: KVSpec, kernels: KernelSet) -> int:
+    """Memory of one block over all layers, keys, values and hidden states."""
+    elements = 2 * spec.num_layers * math.prod(_shape(spec, 1, kernels))
+    hidden = spec.block_size * spec.kept_hidden
+    return elements * spec.page_dtype.itemsize + hidden * spec.dtype.itemsize
+
+
+def blocks_that_fit(budget_bytes: int, spec: KVSpec, kernels: KernelSet) -> int:
+    """Blocks, the null block included, that fit into `budget_bytes`.
+
+    Raises InvalidRequest when that is not even one usable block.
+    """
+    each = bytes_per_block(spec, kernels)
+    blocks = budget_bytes // each
+    if blocks < NULL_BLOCK + 2:
+        raise InvalidRequest(
+            f"{budget_bytes} bytes for the KV cache hold {blocks} blocks of {each} bytes; "
+            "two are the least",
+            param="kv_cache_bytes",
+        )
+    return blocks
+
+
+def _shape(spec: KVSpec, num_blocks: int, kernels: KernelSet) -> tuple[int, ...]:
+    return kernels.kv_cache_shape(num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)

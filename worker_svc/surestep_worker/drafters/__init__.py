@@ -1,0 +1,23 @@
+"""Speculation: what a drafter is, and which there are."""
+
+from __future__ import annotations
+
+from surestep_worker.drafters.base import (
+    DeviceDrafter,
+    DraftContext,
+    Drafter,
+    Drafts,
+    KeepsState,
+    StatefulDrafter,
+)
+from surestep_worker.drafters.registry import DRAFTERS
+
+__all__ = [
+    "DRAFTERS",
+    "DeviceDrafter",
+    "DraftContext",
+    "Drafter",
+    "Drafts",
+    "KeepsState",
+    "StatefulDrafter",
+]

@@ -1,0 +1,110 @@
+"""What a drafter is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+    from surestep_kernels import KernelSet
+    from surestep_kernels.choose import DrawParams
+    from surestep_kernels.slot_state import SlotState
+    from surestep_kernels.step_ops import StepOps
+
+    from surestep_worker.cache.caches import Caches
+    from surestep_worker.distributed.tensor_parallel import TensorParallel
+    from surestep_worker.ledger.plan import IntArray
+    from surestep_worker.ledger.slots import Slots
+    from surestep_worker.models import Model
+    from surestep_worker.sampling.table import SamplingTable
+
+    from .inputs import DraftInputs, DraftShape, HeadInputs
+
+
+class Drafts(NamedTuple):
+    """Proposed continuations. Columns of `ids` from `counts` on are unused and hold a real id."""
+
+    ids: torch.Tensor  # i64[R,K]
+    counts: torch.Tensor  # i64[R]
+    non_finite: torch.Tensor | None = None  # bool[R]: rows cut short by logits of no use; None = no
+
+
+class DraftContext(NamedTuple):
+    """What a drafter may use of the rank whose model it drafts for."""
+
+    model: Model
+    caches: Caches
+    slots: Slots
+    sampling: SamplingTable
+    tp: TensorParallel
+    kernels: KernelSet
+    device: torch.device
+    max_draft_tokens: int
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of running requests. A wrong guess costs time, never a token."""
+
+    def propose(
+        self,
+        tokens: torch.Tensor,
+        slots: torch.Tensor,
+        lengths: torch.Tensor,
+        k_caps: torch.Tensor,
+    ) -> Drafts:
+        """Draft for every VERIFY row of a step, at its start.
+
+        Must be a function of its arguments and of committed state alone. A drafter without state is
+        asked on rank 0 only.
+
+        Args:
+            tokens: i32[S,W] token table.
+            slots: i64[R].
+            lengths: i64[R] known tokens: tokens[slot, :length]; what lies behind is stale.
+            k_caps: i64[R] most drafts allowed; the answer's counts never exceed them.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """A drafter with a KV cache of its own, which follows what is committed."""
+
+    def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
+        """What became of the drafts of slots [R]. All ranks observe the same."""
+        ...
+
+
+class DraftSteps(Protocol):
+    """What a DeviceDrafter does within a step. Queued on the device; the host waits for nothing."""
+
+    def inputs(self, slot: IntArray, k_cap: IntArray, room: IntArray, draw: DrawParams) -> Any:
+        """Return HeadInputs of arrays for rows [R] with `room` to catch up."""
+        ...
+
+    def draft(
+        self, rows: DraftInputs, sent: HeadInputs, shape: DraftShape, error: torch.Tensor
+    ) -> Drafts:
+        """Catch up with what is committed, then draft. All columns are i32."""
+        ...
+
+
+@runtime_checkable
+class DeviceDrafter(KeepsState, Protocol):
+    """One whose work is launched with the rest of a step, on whatever device."""
+
+    def on_device(self, ops: StepOps, state: SlotState) -> DraftSteps:
+        """Return what drafts, between the slots of a device and the ops of a step."""
+        ...
+
+
+@runtime_checkable
+class StatefulDrafter(Drafter, KeepsState, Protocol):
+    """One that works on the CPU. Every rank calls it, with the same arguments."""
+
+    def catch_up(self, slots: IntArray, start: IntArray, count: IntArray) -> None:
+        """Bring the state up to date for positions start..start+count of slots [R], count > 0.
+
+        All of them are committed. `propose` needs the state of every committed position.
+        """
+        ...

@@ -1,0 +1,180 @@
+"""Drafting with the model's own multi-token prediction head, used again for every further draft.
+
+The head's row for position i takes the model's hidden state at i and token i + 1. Hidden states of
+all positions lie in the KV pages, so positions that were never drafted from can be caught up with
+at any time. Rows of drafts themselves are written too, from the head's own output, and overwritten
+when the next step catches up with what was accepted.
+
+All rows that are given are caught up with and drafted for: what a row may not do is padding.
+Penalties, biases and words that a request forbids do not shape its drafts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from surestep_common.invariants import FloatArray
+from surestep_kernels.choose import DrawParams, RowStatus
+from surestep_kernels.gather_tokens import TokenInputs, TokenRuns
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.slot_state import SlotState
+from surestep_kernels.step_ops import StepOps
+from torch import Tensor
+
+from surestep_worker.layers.batch import StepBatch
+from surestep_worker.ledger.plan import IntArray
+from surestep_worker.ledger.positions import offsets
+from surestep_worker.models.mtp import MtpHead
+
+from .base import DraftContext, Drafts
+from .inputs import DraftInputs, DraftShape, HeadInputs
+from .temperature import DraftTemperature
+
+
+class MtpDrafter:
+    """The head, and how much flatter or sharper than the requests' its draws are."""
+
+    def __init__(self, context: DraftContext, temperature: DraftTemperature) -> None:
+        assert context.model.draft_head is not None, "the model was loaded without its MTP head"
+        self.head: MtpHead = context.model.draft_head
+        self._context, self._sampling, self._temperature = context, context.sampling, temperature
+
+    def on_device(self, ops: StepOps, state: SlotState) -> MtpSteps:
+        """Return what drafts, between the slots of a device and the ops of a step."""
+        return MtpSteps(self, self._context, ops, state)
+
+    def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
+        """See KeepsState."""
+        random = self._sampling.draws(slots)
+        if random.any():
+            self._temperature.observe(slots[random], n_drafts[random], n_accepted[random])
+
+    def factors(self, slots: IntArray) -> FloatArray:
+        """Divisors [R] of the logits; greedy requests have no use for any."""
+        factors = np.ones(len(slots), dtype=np.float32)
+        random = self._sampling.draws(slots)
+        if random.any():
+            factors[random] = self._temperature.choose(slots[random])
+        return factors
+
+
+class MtpSteps:
+    """Drafts with the head of an MtpDrafter."""
+
+    def __init__(
+        self, drafter: MtpDrafter, context: DraftContext, ops: StepOps, state: SlotState
+    ) -> None:
+        self._drafter, self._context, self._ops, self._state = drafter, context, ops, state
+        width = context.model.config.hidden_size
+        dtype = context.caches.kv.spec.dtype
+        # Output of the head for the newest committed position of each slot.
+        self._seed = torch.zeros(len(state.known), width, dtype=dtype, device=context.device)
+
+    def inputs(self, slot: IntArray, k_cap: IntArray, room: IntArray, draw: DrawParams) -> Any:
+        """HeadInputs of arrays for rows [R] with `room` to catch up."""
+        factors: Any = np.ones(len(slot), dtype=np.float32)
+        null_slot = len(self._state.known) - 1
+        drafts = np.flatnonzero((k_cap > 0) & (slot < null_slot))
+        factors[drafts] = self._drafter.factors(slot[drafts])
+        cu: Any = offsets(room).astype(np.int32)
+        token_row: Any = np.repeat(np.arange(len(room), dtype=np.int32), room)
+        return HeadInputs(token_row, cu, draw, factors)
+
+    def draft(
+        self, rows: DraftInputs, sent: HeadInputs, shape: DraftShape, error: Tensor
+    ) -> Drafts:
+        """Catch up with what is committed, then draft. All columns are i32."""
+        slots, k_cap = rows.slot.long(), rows.k_cap
+        if shape.max_catch_up:
+            self._catch_up(slots, rows.catch_up, sent, shape.max_catch_up, error)
+        ids = torch.zeros(
+            len(slots), self._context.max_draft_tokens, dtype=torch.int32, device=slots.device
+        )
+        counts, non_finite = torch.zeros_like(k_cap), torch.zeros_like(k_cap)
+        hidden, known = self._seed[slots], self._state.known[slots]
+        going = torch.ones_like(k_cap)
+        for step in range(shape.num_drafts):
+            going = going * (k_cap > step)
+            chosen, status = self._choose(hidden, known + step, sent, shape)
+            non_finite |= going * (status == RowStatus.NON_FINITE)
+            going = going * (status == RowStatus.OK)
+            ids[:, step] = chosen * going
+            counts += going
+            self._write(slots, known + step, chosen, going)
+            if step + 1 < shape.num_drafts:
+                hidden = self._next(slots, known + step - 1, going, hidden, error)
+        return Drafts(ids, counts, non_finite)
+
+    def _catch_up(
+        self,
+        slots: Tensor,
+        catch_up: Tensor,
+        sent: HeadInputs,
+        max_tokens: int,
+        error: Tensor,
+    ) -> None:
+        state, kept = self._state, self._context.caches.kv.hidden
+        upto = state.draft_upto[slots]
+        valid = torch.minimum(catch_up, state.committed[slots] - upto)
+        runs = TokenRuns(sent.token_row, sent.cu_rows, slots, upto, valid)
+        tokens = self._gather(runs, error)
+        out = self._head(runs, tokens, kept[tokens.kv_slots], max_tokens)
+        last = (sent.cu_rows[:-1] + valid - 1).clamp(min=0).long()
+        moved = (valid > 0).unsqueeze(1)
+        self._seed[slots] = torch.where(moved, out[last], self._seed[slots])
+
+    def _choose(
+        self, hidden: Tensor, length: Tensor, sent: HeadInputs, shape: DraftShape
+    ) -> tuple[Tensor, Tensor]:
+        """Ids and status i32[R]; rank 0 chooses for all."""
+        logits = self._context.model.logits(hidden).float() / sent.factors.unsqueeze(1)
+        row = torch.arange(len(length), dtype=torch.int32, device=length.device)
+        chosen = self._ops.choose(
+            logits, row, length, sent.draw, random=shape.random, truncated=shape.truncated
+        )
+        ids, status = (self._context.tp.broadcast(column) for column in chosen)
+        return ids, status
+
+    def _write(self, slots: Tensor, place: Tensor, ids: Tensor, wanted: Tensor) -> None:
+        """Draft ids of the wanted rows go where the head looks for them."""
+        tokens = self._state.tokens
+        at = place.clamp(max=tokens.shape[1] - 1).long()
+        tokens[slots, at] = torch.where(wanted > 0, ids, tokens[slots, at])
+
+    def _next(
+        self,
+        slots: Tensor,
+        position: Tensor,
+        wanted: Tensor,
+        hidden: Tensor,
+        error: Tensor,
+    ) -> Tensor:
+        """The head's output [R, H] at positions [R], behind each of which stands a draft."""
+        row = torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device)
+        runs = TokenRuns(row[:-1], row, slots, position, wanted)
+        return self._head(runs, self._gather(runs, error), hidden, max_tokens=1)
+
+    def _gather(self, runs: TokenRuns, error: Tensor) -> TokenInputs:
+        """Positions, each with the token behind it."""
+        kv = self._context.caches.kv
+        return self._ops.gather_tokens(
+            runs,
+            self._state,
+            error,
+            shift=1,
+            block_size=kv.spec.block_size,
+            num_blocks=kv.num_blocks,
+        )
+
+    def _head(
+        self, runs: TokenRuns, tokens: TokenInputs, hidden: Tensor, max_tokens: int
+    ) -> Tensor:
+        rows = AttentionRows(
+            self._state.block_tables, runs.slots, runs.cu_rows, runs.start, max_tokens
+        )
+        none = torch.zeros(0, dtype=torch.int64, device=hidden.device)
+        batch = StepBatch(*tokens[:2], rows=rows, kv_slots=tokens.kv_slots, hidden_index=none)
+        embedded = self._context.model.embed(tokens.token_ids)
+        return self._drafter.head.forward(embedded, hidden, batch, self._context.caches)

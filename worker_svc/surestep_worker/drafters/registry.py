@@ -1,0 +1,45 @@
+"""Drafters, by the name that `--speculative-config` gives as `method`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surestep_common.registry import Registry
+
+from .base import DeviceDrafter, DraftContext, Drafter
+
+if TYPE_CHECKING:
+    from .config import SpeculativeConfig
+
+# Factories take the SpeculativeConfig and the DraftContext.
+DRAFTERS: Registry[Drafter | DeviceDrafter] = Registry("speculative method")
+
+NEED_DRAFT_HEAD = frozenset({"mtp"})  # methods that use one of the model's own
+
+# Names under which vLLM knows a method.
+ALIASES = {
+    "[ngram]": "ngram",
+    "qwen3_next_mtp": "mtp",
+    "qwen3_5_mtp": "mtp",
+}
+
+
+@DRAFTERS.register("ngram")
+def _ngram(config: SpeculativeConfig, context: DraftContext) -> Drafter:
+    from .ngram import NgramDrafter
+
+    return NgramDrafter(
+        context.kernels.ngram,
+        num_drafts=config.num_speculative_tokens,
+        max_n=config.prompt_lookup_max,
+        min_n=config.prompt_lookup_min,
+    )
+
+
+@DRAFTERS.register("mtp")
+def _mtp(config: SpeculativeConfig, context: DraftContext) -> DeviceDrafter:
+    from .mtp import MtpDrafter
+    from .temperature import DraftTemperature
+
+    temperature = DraftTemperature(context.slots.num_slots, config.draft_temperature)
+    return MtpDrafter(context, temperature)

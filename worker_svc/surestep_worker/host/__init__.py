@@ -1,0 +1,1 @@
+"""What the host gives a rank: memory, and signs of life."""

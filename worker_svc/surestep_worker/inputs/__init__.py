@@ -1,0 +1,1 @@
+"""What the host sends with a step, and where it lands on the device."""

@@ -1,0 +1,73 @@
+"""The slots of a device: one block of words, written by the differences of each plan."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from surestep_common.invariants import Int32Array
+from surestep_kernels.slot_state import SlotState
+from surestep_kernels.write_runs import Runs
+from surestep_proto import engine_pb2 as pb
+
+from surestep_worker.ledger.plan import IntArray
+from surestep_worker.ledger.slots import Slots
+
+
+class SlotMemory:
+    """The words behind a SlotState. Lines 0..S-1 belong to slots, line S is the NULL slot."""
+
+    def __init__(self, slots: Slots, device: torch.device) -> None:
+        lines = slots.num_slots + 1
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(SlotState._fields, (lines,))
+        shapes["tokens"] = lines, slots.tokens.shape[1]
+        shapes["block_tables"] = lines, slots.block_tables.shape[1]
+        sizes = [math.prod(shapes[name]) for name in SlotState._fields]
+        self.words = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        parts = self.words.split(sizes)
+        self.state = SlotState(
+            *(part.view(shapes[name]) for name, part in zip(SlotState._fields, parts, strict=True))
+        )
+        self._slots = slots
+        self._first = {
+            name: int(offset)
+            for name, offset in zip(SlotState._fields, np.cumsum([0, *sizes[:-1]]), strict=True)
+        }
+        self._line = {name: math.prod(shape[1:]) for name, shape in shapes.items()}
+
+    def differences(self, plan: pb.StepPlan) -> Runs | None:
+        """What `plan`, which the host's slots hold already, changes; arrays."""
+        to, runs = list[int](), list[Int32Array]()
+
+        def write(field: str, slot: int, values: IntArray | Int32Array, at: int = 0) -> None:
+            to.append(self._first[field] + slot * self._line[field] + at)
+            runs.append(np.ascontiguousarray(values, dtype=np.int32))
+
+        slots = self._slots
+        admitted = {admission.slot for admission in plan.admissions}
+        for slot in sorted(admitted):
+            write("tokens", slot, slots.tokens[slot, : slots.known[slot]].numpy())
+            write("block_tables", slot, slots.block_tables[slot])
+            for name in ("committed", "known", "folded", "draft_upto"):
+                write(name, slot, getattr(slots, name)[slot : slot + 1])
+        for slot, count in zip(plan.extend_slots, plan.extend_counts, strict=True):
+            if slot not in admitted:
+                end = int(slots.num_blocks[slot])
+                write(
+                    "block_tables", slot, slots.block_tables[slot, end - count : end], end - count
+                )
+        return _runs(to, runs) if runs else None
+
+    def no_difference(self) -> Runs:
+        """One that writes what is there already; arrays."""
+        null_slot = self._slots.num_slots
+        return _runs([self._first["known"] + null_slot], [np.zeros(1, dtype=np.int32)])
+
+
+def _runs(to: list[int], runs: list[Int32Array]) -> Runs:
+    lengths = [len(run) for run in runs]
+    cu = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    columns: Any = np.array(to, dtype=np.int32), cu, np.concatenate(runs)
+    return Runs._make((*columns, max(lengths)))

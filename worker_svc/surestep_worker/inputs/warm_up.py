@@ -1,0 +1,62 @@
+"""Steps in which nobody is, run before the first real one so that no kernel is compiled later.
+
+Which kernels a step runs, and how they are compiled, follows from its longest row, from its drafts
+and from what its requests ask of sampling. Rows of the NULL slot are as good for that as any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from surestep_proto import engine_pb2 as pb
+
+from surestep_worker.ledger.plan import Rows
+from surestep_worker.ledger.slots import Slots
+
+_GREEDY = pb.SamplingParams(top_p=1, repetition_penalty=1)
+_DRAWN = pb.SamplingParams(top_p=1, repetition_penalty=1, temperature=1)
+EVERYTHING = pb.SamplingParams(  # that restricts or shapes what is drawn
+    temperature=1,
+    top_p=0.9,
+    top_k=3,
+    min_p=0.1,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias={0: 1.0},
+    stop_token_ids=[0],
+    min_tokens=1,
+    bad_words=[pb.TokenSequence(token_ids=[0, 1])],
+)
+
+
+def warm_up_steps(
+    slots: Slots, max_tokens: int, max_drafts: int, *, has_head: bool
+) -> Iterator[tuple[Rows, pb.SamplingParams]]:
+    """Rows, and what they ask of sampling: windows of all parameters, prompts of all sizes.
+
+    The largest have a row in every slot, and all `max_tokens` of a step. Without a head there are
+    prompts alone, and they are pooled.
+    """
+    null_slot, longest = slots.num_slots, min(max_tokens, slots.tokens.shape[1])
+    for params in (_GREEDY, _DRAWN, EVERYTHING) if has_head else ():
+        for k_cap in range(max_drafts + 1):
+            yield _rows(null_slot, 1, pb.VERIFY, k_cap=k_cap), params
+    if has_head:
+        yield _rows(null_slot, slots.num_slots, pb.VERIFY, k_cap=max_drafts), _GREEDY
+    last = pb.PREFILL_LAST if has_head else pb.POOL
+    for power in range(longest.bit_length()):
+        yield _rows(null_slot, 1, last, num_tokens=1 << power), _GREEDY
+    prompts = min(slots.num_slots, -(-max_tokens // longest))
+    yield _rows(null_slot, prompts, last, num_tokens=longest), _GREEDY
+
+
+def _rows(
+    slot: int, count: int, mode: pb.DecodeMode, *, k_cap: int = 0, num_tokens: int = 0
+) -> Rows:
+    """A drafter with state catches up with as many positions as each row has tokens, if any."""
+    told = {"slot": slot, "mode": mode, "num_tokens": num_tokens, "max_drafts": k_cap}
+    told["catch_up"] = 1 + k_cap if mode == pb.VERIFY else num_tokens
+    names = (name for name, _ in Rows.none().columns())
+    return Rows(**{name: np.full(count, told.get(name, 0)) for name in names})

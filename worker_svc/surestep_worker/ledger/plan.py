@@ -1,0 +1,88 @@
+"""Proto columns as numpy arrays: the only file of the worker that reads a StepPlan's rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+from surestep_common.errors import InvalidRequest
+from surestep_common.invariants import BoolArray, IntArray
+from surestep_common.plan_rows import PlanRows
+from surestep_proto import engine_pb2 as pb
+
+__all__ = [
+    "NO_SNAPSHOTS",
+    "BoolArray",
+    "IntArray",
+    "Rows",
+    "SnapshotRequests",
+    "read_rows",
+    "read_snapshots",
+]
+
+_MODES = frozenset((pb.PREFILL, pb.PREFILL_LAST, pb.DECODE, pb.VERIFY, pb.POOL))
+
+Rows = PlanRows
+
+
+class SnapshotRequests(NamedTuple):
+    """Snapshots to take when a slot's state has advanced to exactly `length` tokens. All [N]."""
+
+    slot: IntArray
+    length: IntArray
+    id: IntArray  # 1..num_snapshots
+
+
+NO_SNAPSHOTS = SnapshotRequests(*np.zeros((3, 0), dtype=np.int64))
+
+
+def read_snapshots(plan: pb.StepPlan, num_snapshots: int) -> SnapshotRequests:
+    """Snapshots that `plan` arms. Raises InvalidRequest for columns or ids that make no sense."""
+    if not plan.snapshot_ids and not plan.snapshot_slots and not plan.snapshot_lens:
+        return NO_SNAPSHOTS
+    armed = SnapshotRequests(
+        _column(plan.snapshot_slots), _column(plan.snapshot_lens), _column(plan.snapshot_ids)
+    )
+    if len({len(column) for column in armed}) > 1:
+        raise InvalidRequest("snapshot columns are not parallel", param="snapshot_slots")
+    if not set(plan.snapshot_slots) <= set(plan.slot):
+        raise InvalidRequest("a snapshot of a slot without a row", param="snapshot_slots")
+    if len(set(plan.snapshot_slots)) != len(armed.slot):
+        raise InvalidRequest("a slot has more than one snapshot", param="snapshot_slots")
+    if not all(0 < x <= num_snapshots for x in plan.snapshot_ids):
+        raise InvalidRequest("a snapshot id that does not exist", param="snapshot_ids")
+    return armed
+
+
+def read_rows(plan: pb.StepPlan) -> Rows:
+    """Read the rows of `plan`.
+
+    Raises InvalidRequest when columns differ in length or a mode is unknown.
+    """
+    names = dict(Rows.wire_names())
+    rows = Rows(**{name: _column(getattr(plan, wire_name)) for name, wire_name in names.items()})
+    for name, column in rows.columns():
+        if len(column) != len(rows):
+            wire_name = names[name]
+            raise InvalidRequest(
+                f"plan column {wire_name} is not parallel to slot", param=wire_name
+            )
+    if len(set(plan.slot)) != len(rows):
+        raise InvalidRequest("a slot has more than one row", param="slot")
+    if not _MODES.issuperset(plan.mode):
+        raise InvalidRequest("unknown or unsupported decode mode", param="mode")
+    return rows
+
+
+def _column(values: object) -> IntArray:
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        raise InvalidRequest("a number of the plan has more than 63 bits") from None
+
+
+def without_drafts(rows: Rows) -> Rows:
+    """Return rows that neither draft nor catch up."""
+    nothing = np.zeros_like(rows.max_drafts)
+    return dataclasses.replace(rows, max_drafts=nothing, catch_up=nothing)

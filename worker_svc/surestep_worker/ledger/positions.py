@@ -1,0 +1,92 @@
+"""Which tokens of a step are sampled, scored or pooled: what the host knows from the plan alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from surestep_proto import engine_pb2 as pb
+
+from .plan import BoolArray, IntArray, Rows
+from .slots import Slots
+
+
+class Sampled(NamedTuple):
+    """Which tokens of a batch are sampled. W windows, N positions."""
+
+    row: IntArray  # [W] index into the plan's rows
+    cu: IntArray  # [W+1] window w owns sampled positions cu[w]:cu[w+1]
+    window: IntArray  # [N] of each position
+    offset: IntArray  # [N] its index within the window
+    token: IntArray  # [N] index into the batch's tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPositions:
+    """Prompt tokens whose log-probabilities are wanted, each predicted by the token before."""
+
+    row: IntArray  # [P] index into the plan's rows, ascending
+    slot: IntArray  # [P]
+    token_id: IntArray  # [P]
+    predictor: IntArray  # [P] index into the batch's tokens of the token before
+
+
+class PooledTokens(NamedTuple):
+    """Which tokens of a batch go into vectors, and whose vectors are complete."""
+
+    slot: IntArray  # [Q] of each token
+    token: IntArray  # [Q] its index into the batch's tokens
+    row: IntArray  # [K] index into the plan's rows of the complete ones, ascending
+    row_slot: IntArray  # [K] slot of each
+    num_tokens: IntArray  # [K] that each is the mean of
+
+
+def sampled_positions(rows: Rows, cu: IntArray, n_drafts: IntArray) -> Sampled:
+    """The last token of PREFILL_LAST, every token of DECODE and VERIFY."""
+    row = np.flatnonzero(rows.is_sampled)
+    width = np.where(rows.mode[row] == pb.PREFILL_LAST, 1, 1 + n_drafts[row])
+    window_cu = offsets(width)
+    window = np.repeat(np.arange(len(row)), width)
+    offset = np.arange(window_cu[-1]) - window_cu[window]
+    first = np.where(rows.mode[row] == pb.PREFILL_LAST, cu[row + 1] - 1, cu[row])
+    return Sampled(row, window_cu, window, offset, first[window] + offset)
+
+
+def prompt_positions(
+    rows: Rows, row: IntArray, positions: IntArray, slots: Slots, wants_prompt: BoolArray
+) -> PromptPositions:
+    """Those of a batch whose tokens [T] belong to `row` and stand at `positions`."""
+    token_slot = rows.slot[row]
+    wanted = (rows.is_prefill & wants_prompt[rows.slot])[row]
+    predictor = np.flatnonzero(wanted & (positions + 1 < slots.prompt_len[token_slot]))
+    slot = token_slot[predictor]
+    return PromptPositions(
+        row=row[predictor],
+        slot=slot,
+        token_id=slots.ids_at(slot, positions[predictor] + 1),
+        predictor=predictor,
+    )
+
+
+def pooled_tokens(rows: Rows, row: IntArray, cu: IntArray, slots: Slots) -> PooledTokens:
+    """Those of a batch whose tokens [T] belong to `row`; row r owns tokens cu[r]:cu[r+1]."""
+    pooling = slots.pooling[rows.slot]
+    complete = rows.mode == pb.POOL
+    wanted = (rows.is_prefill & (pooling == pb.MEAN))[row]
+    wanted[cu[1:][complete] - 1] = True  # the last token, whatever the pooling
+    (token,), (last,) = wanted.nonzero(), complete.nonzero()
+    whole = rows.len_hi[last] + rows.num_tokens[last]  # prompts are consumed as planned
+    num_tokens = np.where(pooling[last] == pb.MEAN, whole, 1)
+    return PooledTokens(rows.slot[row[token]], token, last, rows.slot[last], num_tokens)
+
+
+def tokens_consumed(rows: Rows, n_drafts: IntArray) -> IntArray:
+    """Input tokens of each row [R]."""
+    consumed: IntArray = np.where(rows.is_prefill, rows.num_tokens, 1 + n_drafts)
+    return consumed
+
+
+def offsets(counts: IntArray) -> IntArray:
+    """First element of each of R groups i64[R+1], the total behind them."""
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)

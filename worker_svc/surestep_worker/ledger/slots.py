@@ -1,0 +1,146 @@
+"""What a rank remembers of the requests it runs: one permanent slot per tenancy."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from surestep_common.errors import InternalError
+from surestep_common.invariants import NULL_BLOCK, chunked_length
+from surestep_proto import engine_pb2 as pb
+
+from surestep_worker.cache.pages import zero_pages
+
+from .plan import IntArray
+
+_LOG_DEPTH = 8  # steps with a row of a slot; more than any pipelining depth
+
+
+class Slots:
+    """Structure of arrays indexed by slot; nothing here is indexed by batch row.
+
+    These are the host's books: what it knows without asking. Steps read and advance a SlotState;
+    the tokens here are those of admissions, and where the two share memory all that are known.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        max_model_len: int,
+        max_draft_tokens: int,
+        block_size: int,
+        prompt_chunk: int = 1,
+    ) -> None:
+        self.block_size = block_size
+        self.prompt_chunk = prompt_chunk  # tokens of a prompt that recurrent layers take at once
+        self.num_slots = num_slots
+        # One more than the context for the newest token, and room for drafts behind it.
+        room = max_model_len + max_draft_tokens + 1
+        self.tokens = zero_pages((num_slots, room), torch.int32, "cpu")
+        self._tokens = self.tokens.numpy()  # shares memory
+        assert NULL_BLOCK == 0
+        self.block_tables = np.zeros((num_slots, -(-room // block_size)), dtype=np.int32)
+        self.num_blocks = np.zeros(num_slots, dtype=np.int64)
+        self.tenancy = np.zeros(num_slots, dtype=np.int64)  # newest slot epoch seen
+        self.occupied = np.zeros(num_slots, dtype=np.bool_)
+        self.committed = np.zeros(num_slots, dtype=np.int64)  # tokens whose KV is valid
+        self.known = np.zeros(num_slots, dtype=np.int64)  # tokens whose id is known
+        # Two columns that rows of padding read too: the line behind the slots' is the NULL slot's.
+        self.prompt_len = np.zeros(num_slots + 1, dtype=np.int64)
+        # pb.Pooling: how a vector is made of the prompt.
+        self.pooling = np.zeros(num_slots + 1, dtype=np.int64)
+        self.admitted_len = np.zeros(num_slots, dtype=np.int64)  # tokens known at admission
+        self.max_len = np.zeros(num_slots, dtype=np.int64)
+        self.folded = np.zeros(num_slots, dtype=np.int64)  # tokens that the recurrent state holds
+        self.draft_upto = np.zeros(num_slots, dtype=np.int64)  # positions the drafter's state holds
+        self.last_step = np.zeros(num_slots, dtype=np.int64)  # newest step that ran this tenancy
+        # The worker's half of the double entry: accepted counts of the newest steps of each slot.
+        self._log_step = np.zeros((num_slots, _LOG_DEPTH), dtype=np.int64)
+        self._log_accepted = np.zeros((num_slots, _LOG_DEPTH), dtype=np.int64)
+
+    def share(self, tokens: torch.Tensor) -> None:
+        """Keep token ids in the table [S, W] that steps write, from now on."""
+        self.tokens = tokens
+        self._tokens = tokens.numpy()
+
+    def admit(self, admission: pb.Admission) -> None:
+        """Start a tenancy. Raises InternalError when the slot is taken or the tenancy is old."""
+        slot = admission.slot
+        if self.occupied[slot] or admission.slot_epoch <= self.tenancy[slot]:
+            raise InternalError(f"slot {slot} cannot start tenancy {admission.slot_epoch}")
+        count = len(admission.token_ids)
+        if not admission.num_cached < count <= min(admission.max_len, self.tokens.shape[1]):
+            raise InternalError(f"slot {slot}: {count} tokens do not fit the admission")
+        if admission.draft_valid > max(admission.num_cached - 1, 0):
+            raise InternalError(f"slot {slot}: the drafter's state is ahead of the cached prefix")
+        self.occupied[slot] = True
+        self.tenancy[slot] = admission.slot_epoch
+        self._tokens[slot, :count] = admission.token_ids
+        self.known[slot] = self.admitted_len[slot] = count
+        self.committed[slot] = self.folded[slot] = admission.num_cached
+        self.draft_upto[slot] = admission.draft_valid
+        self.prompt_len[slot] = admission.prompt_len
+        self.max_len[slot] = admission.max_len
+        self.pooling[slot] = admission.pooling
+        self._forget(slot)
+
+    def free(self, slot: int, tenancy: int) -> None:
+        """End a tenancy. Raises InternalError when it is not the one that occupies the slot."""
+        if not self.occupied[slot] or self.tenancy[slot] != tenancy:
+            raise InternalError(f"slot {slot} does not hold tenancy {tenancy}")
+        self.occupied[slot] = False
+        self._forget(slot)
+
+    def reset(self) -> None:
+        """End every tenancy: a new epoch begins and tenancies count from 1 again."""
+        self.occupied[:] = False
+        self.tenancy[:] = 0
+        self._forget(slice(None))
+
+    def extend(self, slot: int, block_ids: IntArray) -> None:
+        """Append KV blocks to a slot's block table."""
+        begin = self.num_blocks[slot]
+        self.block_tables[slot, begin : begin + len(block_ids)] = block_ids
+        self.num_blocks[slot] += len(block_ids)
+
+    def chunked(self, slot: IntArray, start: IntArray, count: IntArray) -> IntArray:
+        """How many of the `count` tokens of prefill rows [R] fill whole chunks of their prompt."""
+        if self.prompt_chunk == 1:
+            return np.zeros_like(count)
+        left = chunked_length(self.prompt_len[slot], self.prompt_chunk) - start
+        chunked: IntArray = np.clip(left, 0, count)
+        return chunked
+
+    def accepted_at(self, slot: IntArray, step: IntArray) -> IntArray:
+        """Accepted counts this rank recorded for (slot, step) pairs [R]; -1 where it has none."""
+        hit = self._log_step[slot] == step[:, None]
+        counts = np.where(hit, self._log_accepted[slot], -1).max(axis=1)
+        return np.where(step == 0, 0, counts)
+
+    def commit(
+        self,
+        step: int,
+        slot: IntArray,
+        folded: IntArray,
+        consumed: IntArray,
+        accepted: IntArray,
+        emitted: IntArray,
+    ) -> None:
+        """Advance by committed tokens only; a step has written the `emitted` [R] new ones."""
+        self.folded[slot] = folded
+        self.committed[slot] += consumed
+        self.known[slot] += emitted
+        entry = self._log_step[slot].argmin(axis=1)  # the oldest: a slot may have no row for long
+        self._log_step[slot, entry] = step
+        self._log_accepted[slot, entry] = accepted
+
+    def ids_at(self, slot: IntArray, position: IntArray) -> IntArray:
+        """Token ids at positions, elementwise."""
+        ids: IntArray = self._tokens[slot, position].astype(np.int64)
+        return ids
+
+    def _forget(self, slot: int | slice) -> None:
+        self.block_tables[slot] = NULL_BLOCK
+        self.num_blocks[slot] = 0
+        self.last_step[slot] = 0
+        self._log_step[slot] = 0
+        self._log_accepted[slot] = 0

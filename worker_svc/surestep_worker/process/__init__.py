@@ -1,0 +1,1 @@
+"""The processes of a rank: its supervisor, the rank itself, and the service that takes plans."""

@@ -1,0 +1,78 @@
+"""How the rank processes of a supervisor ended, and how long it took to replace them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from surestep_proto import engine_pb2 as pb
+
+from surestep_worker.host.heartbeat import Beat
+
+from .rank_process import Verdict
+
+_KEPT = 20
+
+
+@dataclass(slots=True)
+class Exit:
+    """One of them. Moments are of CLOCK_MONOTONIC."""
+
+    pid: int
+    verdict: Verdict
+    last: Beat
+    last_age_s: float
+    at: float
+    replaced_s: float = 0.0  # until the next rank was ready; 0 = not yet
+
+
+class Exits:
+    """The latest ones."""
+
+    def __init__(self) -> None:
+        self._exits: deque[Exit] = deque(maxlen=_KEPT)
+        self.count = 0
+        self.failures = 0  # consecutive ones before the rank was ready
+
+    def note(self, pid: int, verdict: Verdict, last: Beat, *, was_ready: bool) -> None:
+        """A rank has ended, this moment."""
+        self.count += 1
+        self.failures = 0 if was_ready else self.failures + 1
+        self._exits.appendleft(Exit(pid, verdict, last, last.age_s(), time.monotonic()))
+
+    def note_ready(self) -> float:
+        """A rank is ready. Returns the seconds since the end of the one before it, 0 if none."""
+        self.failures = 0
+        now = time.monotonic()
+        for exit_ in self._exits:
+            exit_.replaced_s = exit_.replaced_s or now - exit_.at
+        return self._exits[0].replaced_s if self._exits else 0.0
+
+    @property
+    def last(self) -> str:
+        """The latest one in a line; empty = none."""
+        if not self._exits:
+            return ""
+        return f"pid {self._exits[0].pid}: {self._exits[0].verdict.reason}"
+
+    def reports(self) -> Iterator[pb.RankExit]:
+        """All that are kept, newest first."""
+        now = time.monotonic()
+        for exit_ in self._exits:
+            yield pb.RankExit(
+                pid=exit_.pid,
+                cause=exit_.verdict.cause,
+                reason=exit_.verdict.reason,
+                last=report_beat(exit_.last, exit_.last_age_s),
+                age_s=now - exit_.at,
+                replaced_s=exit_.replaced_s,
+                signal=exit_.verdict.signal,
+                outside=exit_.verdict.outside,
+            )
+
+
+def report_beat(beat: Beat, age_s: float) -> pb.Heartbeat:
+    """A beat as the protocol tells it."""
+    return pb.Heartbeat(epoch=beat.epoch, step=beat.step, phase=beat.phase, age_s=age_s)

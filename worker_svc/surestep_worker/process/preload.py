@@ -1,0 +1,31 @@
+"""Imports whatever a rank needs, so that a standby has nothing left to import.
+
+No device is touched: a standby lives beside the rank that uses it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from surestep_worker.config import WorkerSettings
+from surestep_worker.startup.build import build_runner
+
+if TYPE_CHECKING:
+    from .rank import Build
+
+# What the rank imports where it is needed.
+_LATE = (
+    "surestep_worker.drafters.mtp",
+    "surestep_worker.drafters.ngram",
+    "surestep_worker.drafters.temperature",
+    "torch.distributed",
+)
+_LATE_ON_CUDA = ("torch.distributed._symmetric_memory",)
+
+
+def everything(settings: WorkerSettings) -> Build:
+    """Import all of it; returns what loads the model."""
+    for module in _LATE if settings.device == "cpu" else _LATE + _LATE_ON_CUDA:
+        importlib.import_module(module)
+    return build_runner

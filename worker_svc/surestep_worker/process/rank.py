@@ -1,0 +1,219 @@
+"""The rank process: a standby that has imported everything, then the rank that serves plans."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import uvloop
+from surestep_common import access, log, rpc
+from surestep_common.errors import InvalidRequest, SurestepError, Unavailable
+from surestep_common.process import (
+    die_with_parent,
+    dump_stacks_on_signal,
+    prefer_as_victim,
+)
+from surestep_common.tasks import end
+from surestep_proto import engine_pb2 as pb
+from surestep_proto import engine_pb2_grpc as pb_grpc
+
+from surestep_worker.checkpoint.held_weights import StaleWeights
+from surestep_worker.config import WorkerSettings
+from surestep_worker.host.heartbeat import Heartbeat
+from surestep_worker.host.host_memory import memory_errors
+
+from . import control
+from .control import Activation, Failure, Kind, Message
+from .service import StepRunner, StepThread, WorkerService
+
+logger = logging.getLogger("surestep_worker.process.rank")  # which runs as __main__
+
+_STOP_GRACE_S = 2.0  # the scheduler has drained before a rank is told to stop
+_TICK_S = 0.5
+# A standby costs time only, and a rank no request; who talks to clients cannot be replaced.
+_VICTIM_AS_STANDBY, _VICTIM_AS_RANK = 800, 400
+
+
+class Loaded(Protocol):
+    """What a rank serves."""
+
+    @property
+    def runner(self) -> StepRunner:
+        """Executes plans."""
+
+    @property
+    def facts(self) -> pb.WorkerInfo:
+        """For the scheduler."""
+
+    @property
+    def memo(self) -> bytes:
+        """For the next rank."""
+
+    @property
+    def checkpoint(self) -> str:
+        """Fingerprint of the weights."""
+
+
+# Loads the model, on the step thread: settings, heartbeat, weights descriptor, memo.
+Build = Callable[[WorkerSettings, Heartbeat, int, bytes], Loaded]
+
+
+class CannotStart(Exception):
+    """What failed before the rank was ready."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+    @property
+    def told(self) -> Message:
+        """What the supervisor should know."""
+        failure = Failure.PASSING
+        if isinstance(self.error, StaleWeights):
+            failure = Failure.WEIGHTS
+        elif isinstance(self.error, InvalidRequest):
+            failure = Failure.LASTING
+        known = isinstance(self.error, SurestepError)
+        reason = str(self.error) if known else f"{type(self.error).__name__}: {self.error}"
+        return Message(Kind.FAILED, failure=failure, reason=reason)
+
+
+@contextlib.contextmanager
+def _start() -> Iterator[None]:
+    """A part of the start. Raises CannotStart for every error in it."""
+    try:
+        with memory_errors():
+            yield
+    except Exception as error:
+        raise CannotStart(error) from error
+
+
+class Rank:
+    """From activation to SIGTERM."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        supervisor: socket.socket,
+        activation: Activation,
+        build: Build,
+    ) -> None:
+        limits = settings.heartbeat_timeout_s, settings.load_timeout_s
+        self._settings = settings
+        self._supervisor = supervisor
+        self._weights_fd, self._memo = activation.weights_fd, activation.memo
+        self._build = build
+        self._heartbeat = Heartbeat.shared(activation.heartbeat_fd, *limits)
+        os.close(activation.heartbeat_fd)
+        self._thread = StepThread()
+        self._ended = asyncio.Event()
+        self._alone: Unavailable | None = None  # why there is no group any more
+
+    async def serve(self) -> None:
+        """Run until SIGTERM or SIGINT.
+
+        Raises CannotStart, and Unavailable when the supervisor or another rank is gone.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ended.set)
+        loop.add_reader(self._supervisor.fileno(), self._ended.set)  # nothing more but its end
+        settings, thread = self._settings, self._thread
+        rank = settings.rank, settings.tensor_parallel_size
+        service = WorkerService(*rank, thread, self._heartbeat)
+        server = rpc.Server([pb.DESCRIPTOR.services_by_name["Worker"]])
+        pb_grpc.add_WorkerServicer_to_server(service, server.grpc)
+        with _start():
+            await server.start(settings.rank_address)
+        try:
+            with _start():
+                built = await self._load(service)
+            await server.set_serving(True)
+            ready = Message(Kind.READY, built.memo, checkpoint=built.checkpoint)
+            control.send(self._supervisor, ready)
+            logger.info("ready on %s", settings.rank_address)
+            await self._tick_until_ended(service)
+        finally:
+            await server.stop(_STOP_GRACE_S)
+            thread.close()
+
+    async def _load(self, service: WorkerService) -> Loaded:
+        inherited = self._heartbeat, self._weights_fd, self._memo
+        built = await self._thread.submit(lambda: self._build(self._settings, *inherited))
+        service.ready(built.runner, built.facts)
+        await self._thread.submit(service.tick)  # idle, before it says that it is ready
+        return built
+
+    async def _tick_until_ended(self, service: WorkerService) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            ticking = tasks.create_task(self._tick(service))
+            await self._ended.wait()
+            await end(ticking)
+        if self._alone is not None:
+            raise self._alone
+        if control.is_closed(self._supervisor):
+            raise Unavailable("the supervisor is gone")
+        control.send(self._supervisor, Message(Kind.LEAVING))
+
+    async def _tick(self, service: WorkerService) -> None:
+        """A sign of life on the way that plans take: through the loop and the step thread."""
+        try:
+            while True:
+                await self._thread.submit(service.tick)
+                await asyncio.sleep(_TICK_S)
+        except Unavailable as error:
+            self._alone = error
+            self._ended.set()
+
+
+def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) -> int:
+    """A standby that `preload` prepares, until it is activated; then the rank. Exit status."""
+    die_with_parent()
+    prefer_as_victim(_VICTIM_AS_STANDBY)
+    dump_stacks_on_signal(and_end=True)
+    log.configure("worker", rank=settings.rank, level=settings.log_level, as_json=settings.log_json)
+    supervisor = control.inherited()
+    try:
+        with _start():
+            build = preload(settings)
+        control.send(supervisor, Message(Kind.STANDBY))
+        activation = control.wait_for_activation(supervisor)
+        prefer_as_victim(_VICTIM_AS_RANK)
+        uvloop.run(Rank(settings, supervisor, activation, build).serve())
+    except CannotStart as failed:
+        # A traceback says nothing about a model or a setting that is wrong.
+        traceback = None if isinstance(failed.error, SurestepError) else failed.error
+        logger.error("cannot start: %s", failed.told.reason, exc_info=traceback)
+        with contextlib.suppress(OSError):
+            control.send(supervisor, failed.told)
+        return 1
+    except Unavailable as gone:
+        logger.error("%s", gone)
+        with contextlib.suppress(OSError):
+            control.send(supervisor, Message(Kind.FAILED, reason=str(gone)))
+        return 1
+    return 0
+
+
+def _preload(settings: WorkerSettings) -> Build:
+    from .preload import everything  # torch: seconds
+
+    return everything(settings)
+
+
+def main() -> int:
+    """Entry point of `python -m surestep_worker.process.rank`, which a supervisor starts."""
+    settings = WorkerSettings.load()
+    access.use(settings)
+    return run(settings, _preload)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,285 @@
+"""The Worker service of one rank: the event loop moves messages, the step thread moves tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+import grpc
+from surestep_common import rpc
+from surestep_common.errors import InvalidRequest, Unavailable
+from surestep_proto import engine_pb2 as pb
+from surestep_proto import engine_pb2_grpc as pb_grpc
+
+from surestep_worker.host.heartbeat import Heartbeat
+from surestep_worker.step.pending import Pending
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_IDLE_NS = 500_000_000  # without a step
+MAX_PLANS_IN_FLIGHT = 8  # per stream; more than any pipelining depth
+
+
+class StepRunner(Protocol):
+    """What the service needs of a runner. Its methods are called from the step thread only."""
+
+    @property
+    def num_late_compilations(self) -> int:
+        """Kernels compiled while serving."""
+
+    def open(self, epoch: int) -> None:
+        """Begin an epoch with empty slots."""
+
+    def launch(self, plan: pb.StepPlan) -> Pending:
+        """Begin to execute one plan."""
+
+    @property
+    def captured(self) -> tuple[int, int]:
+        """Kinds of step that are one launch; and how many steps were not, where there are any."""
+
+    @property
+    def has_chore(self) -> bool:
+        """Whether there is something to do between two steps. Called from any thread."""
+
+    def do_chore(self) -> None:
+        """Do a part of what makes steps faster, if any is left."""
+
+    def check_whole(self) -> None:
+        """Raise Unavailable when a rank of the group is gone."""
+
+
+class StepThread:
+    """The one thread that touches tensors. Work runs in submission order."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="step")
+
+    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run `work` on the thread; the future belongs to the running loop."""
+        return asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        """Finish what runs, start nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class WorkerService(pb_grpc.WorkerServicer):
+    """Serves Info once the model is loaded and one Run stream per epoch."""
+
+    def __init__(
+        self, rank: int, world_size: int, thread: StepThread, heartbeat: Heartbeat
+    ) -> None:
+        self._thread = thread
+        self.heartbeat = heartbeat
+        self._runner: StepRunner | None = None
+        self._facts = pb.WorkerInfo(
+            rank=rank, world_size=world_size, pid=os.getpid(), instance_id=uuid.uuid4().hex
+        )
+        self._epoch = 0  # newest epoch accepted: the fence
+        self._last_step = 0
+        self._last_step_at: float | None = None
+        self._step_ended = 0  # by perf_counter_ns
+        self._needed = 0  # when it was last: ready, or through with a step
+        self._streams = 0
+        self._under_way: deque[pb.StepPlan] = deque()  # launched and not finished; step thread only
+
+    def ready(self, runner: StepRunner, facts: pb.WorkerInfo) -> None:
+        """The model is loaded: `facts` joins what the service already knows of itself."""
+        self._facts.MergeFrom(facts)
+        self._needed = time.perf_counter_ns()
+        self._runner = runner
+
+    async def Info(
+        self, request: pb.WorkerInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.WorkerInfo:
+        """Facts of this rank. Raises Unavailable while the model loads."""
+        runner = self._loaded()
+        captured, missed = runner.captured
+        info = pb.WorkerInfo(
+            last_epoch=self._epoch,
+            last_step=self._last_step,
+            late_compilations=runner.num_late_compilations,
+            captured_shapes=captured,
+            uncaptured_steps=missed,
+        )
+        info.MergeFrom(self._facts)
+        if self._last_step_at is not None:
+            info.last_step_age_s = time.monotonic() - self._last_step_at
+        return info
+
+    async def Run(
+        self,
+        request_iterator: AsyncIterator[pb.StepPlan],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """Execute plans in order and write one result each, until the stream or the epoch ends."""
+        runner = self._loaded()
+        results: asyncio.Queue[asyncio.Future[_Step] | None] = asyncio.Queue(MAX_PLANS_IN_FLIGHT)
+        self._streams += 1
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read(runner, request_iterator, results))
+                tasks.create_task(self._write(runner, results, context))
+        except* Exception as group:  # noqa: BLE001  # the first one is raised again
+            # The first failure is the cause; the others follow from the cancelled stream.
+            error = group.exceptions[0]
+            if self._streams == 1:  # else the newest epoch may not be this stream's
+                code, message = rpc.status_of(error)
+                self._facts.stream_error.CopyFrom(
+                    pb.StreamError(epoch=self._epoch, code=code.name, message=message)
+                )
+            raise error from None
+        finally:
+            self._streams -= 1
+
+    async def _read(
+        self,
+        runner: StepRunner,
+        plans: AsyncIterator[pb.StepPlan],
+        results: asyncio.Queue[asyncio.Future[_Step] | None],
+    ) -> None:
+        epoch: int | None = None
+        async for plan in plans:
+            received = time.perf_counter_ns()
+            if epoch is None:
+                epoch = plan.epoch
+                await self._open(runner, epoch)
+            step = _Step(self, runner, plan, epoch, received)
+            await results.put(self._thread.submit(step))
+        await results.put(None)
+
+    async def _open(self, runner: StepRunner, epoch: int) -> None:
+        if epoch <= self._epoch:
+            raise InvalidRequest(f"epoch {epoch} is not newer than {self._epoch}", param="epoch")
+        self._epoch = epoch  # from here on, steps of older streams refuse to run
+        self._last_step = 0
+        await self._thread.submit(lambda: self._begin(runner, epoch))
+        logger.info("epoch %d opened", epoch)
+
+    def _begin(self, runner: StepRunner, epoch: int) -> None:
+        self._under_way.clear()  # what an older stream left
+        runner.open(epoch)
+
+    async def _write(
+        self,
+        runner: StepRunner,
+        results: asyncio.Queue[asyncio.Future[_Step] | None],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        while (future := await results.get()) is not None:
+            step = await future
+            if step.result is None:
+                await asyncio.to_thread(step.wait)
+                await self._thread.submit(step.finish)
+            result = step.result
+            assert result is not None, "finished"
+            self._last_step, self._last_step_at = result.step, time.monotonic()
+            await context.write(result)
+            if runner.has_chore:
+                await self._thread.submit(runner.do_chore)
+
+    def began(self, plan: pb.StepPlan) -> None:
+        """A plan is launched. Called from the step thread."""
+        self._under_way.append(plan)
+        self._beat(plan)
+
+    def ended(self, plan: pb.StepPlan) -> None:
+        """A plan is finished, or has failed: the time of the next one counts from now."""
+        with contextlib.suppress(ValueError):  # of an older stream
+            self._under_way.remove(plan)
+        self._beat(self._under_way[0] if self._under_way else None)
+
+    def tick(self) -> None:
+        """A sign of life of a rank that nobody waits for. Called from the step thread.
+
+        One that nobody has needed for a while uses the time. Raises Unavailable when the group is
+        no more: without an epoch nobody else would notice.
+        """
+        if not self._under_way or not self._streams:
+            if time.perf_counter_ns() - self._needed > _IDLE_NS:
+                self._loaded().do_chore()
+            self.heartbeat.idle()
+        if not self._streams:
+            self._loaded().check_whole()
+
+    def _beat(self, plan: pb.StepPlan | None) -> None:
+        if plan is None:
+            self.heartbeat.idle()
+        else:
+            self.heartbeat.begin(plan.epoch, plan.step, plan.budget_ms)
+
+    def gap_ns(self, started: int) -> int:
+        """Nanoseconds from the end of the step before to `started`, the begin of one that ends now.
+
+        0 for the first step. Called from the step thread.
+        """
+        ended, self._step_ended = self._step_ended, time.perf_counter_ns()
+        self._needed = self._step_ended
+        return started - ended if ended else 0
+
+    def check_fence(self, epoch: int) -> None:
+        """Raises Unavailable when a newer stream has taken over."""
+        if epoch != self._epoch:
+            raise Unavailable(f"epoch {epoch} is fenced by epoch {self._epoch}")
+
+    def _loaded(self) -> StepRunner:
+        if self._runner is None:
+            raise Unavailable("the model is still loading")
+        return self._runner
+
+
+class _Step:
+    """One plan on its way through the step thread."""
+
+    def __init__(
+        self,
+        service: WorkerService,
+        runner: StepRunner,
+        plan: pb.StepPlan,
+        epoch: int,
+        received: int,
+    ) -> None:
+        self._service, self._runner, self._plan = service, runner, plan
+        self._epoch, self._received = epoch, received
+        self._started = 0
+        self._pending: Pending
+        self.result: pb.StepResult | None = None
+
+    def __call__(self) -> _Step:
+        """Launch, and finish what is over at once. On the step thread, as is `finish`."""
+        self._service.check_fence(self._epoch)
+        self._started = time.perf_counter_ns()
+        self._service.began(self._plan)
+        try:
+            self._pending = self._runner.launch(self._plan)
+        except BaseException:
+            self._service.ended(self._plan)
+            raise
+        if self._pending.done:
+            self.finish()
+        return self
+
+    def wait(self) -> None:
+        """Until the device is through with the step. On any thread."""
+        self._pending.wait()
+
+    def finish(self) -> None:
+        """Turn what the device did into `result`."""
+        self._service.check_fence(self._epoch)
+        try:
+            result = self._pending.finish()
+        finally:
+            self._service.ended(self._plan)
+        result.timings.queue_us = (self._started - self._received) // 1000
+        result.timings.gap_us = self._service.gap_ns(self._started) // 1000
+        self.result = result

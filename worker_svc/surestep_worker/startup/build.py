@@ -1,0 +1,284 @@
+"""Puts a rank together from its settings. Imports torch; runs on the step thread."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import NamedTuple
+
+import torch
+from surestep_common.errors import InvalidRequest
+from surestep_kernels import KernelSet
+from surestep_proto import engine_pb2 as pb
+
+from surestep_worker.cache.caches import Caches
+from surestep_worker.cache.kv_cache import CACHE_DTYPES, bytes_per_block
+from surestep_worker.checkpoint.weight_store import WeightStore
+from surestep_worker.config import WorkerSettings
+from surestep_worker.configs.generation_config import sampling_defaults
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.drafters import DRAFTERS, DeviceDrafter, DraftContext, Drafter, KeepsState
+from surestep_worker.drafters.config import SpeculativeConfig
+from surestep_worker.drafters.registry import NEED_DRAFT_HEAD
+from surestep_worker.host.heartbeat import Heartbeat
+from surestep_worker.layers.pooling import PoolingSums
+from surestep_worker.ledger.slots import Slots
+from surestep_worker.models import Model, ModelSource, check_alike, load_model
+from surestep_worker.sampling.table import SamplingTable
+from surestep_worker.step.rank_context import RankContext
+from surestep_worker.step.runner import Runner
+
+from .build_log import log_facts, show_progress
+from .cache_budget import LEAST, CacheBudget, CacheSizes, allocate
+from .choose_kernels import choose_kernels
+from .gpu_room import take_gpu
+from .products import settle_products
+from .try_out import try_out
+
+logger = logging.getLogger(__name__)
+
+_TP_TIMEOUT_S = 60.0  # a rank that does not arrive at a collective; step deadlines are far shorter
+
+
+class Built(NamedTuple):
+    """A runner ready for its first epoch, and the facts the Worker service reports of it."""
+
+    runner: Runner
+    facts: pb.WorkerInfo
+    checkpoint: str = ""  # its fingerprint
+
+    @property
+    def memo(self) -> bytes:
+        """What was measured and decided: for the rank that comes after this one."""
+        facts = self.facts
+        return pb.WorkerInfo(
+            costs=facts.costs,
+            check_drafts=facts.check_drafts,
+            check_accepted=facts.check_accepted,
+            num_blocks=facts.num_blocks,
+            num_snapshots=facts.num_snapshots,
+            linear_backend=facts.linear_backend,
+            memory=facts.memory,
+        ).SerializeToString()
+
+
+def build_runner(
+    settings: WorkerSettings,
+    heartbeat: Heartbeat | None = None,
+    weights_fd: int | None = None,
+    memo: bytes = b"",
+) -> Built:
+    """Load the model and allocate everything a rank needs.
+
+    What the `memo` of an earlier rank tells is not measured again. Raises InvalidRequest for
+    settings the model cannot serve, for a model that is broken, and for memory that does not
+    suffice.
+    """
+    heartbeat = heartbeat or Heartbeat.unseen()
+    heartbeat.progress(pb.LOADING)
+    if settings.model is None:
+        raise InvalidRequest("no model folder given", param="model")
+    if settings.dtype == "float16":
+        logger.warning("--dtype float16: computing in bfloat16, which has its size and more range")
+    gpu = take_gpu(settings, memo)
+    store = WeightStore(weights_fd) if weights_fd is not None else None
+    source = ModelSource(settings.model, store, settings.generation_folder)
+    defaults = sampling_defaults(
+        source.generation, settings.generation_config, settings.override_generation_config or {}
+    )
+    kernels = choose_kernels(settings, source)
+    tp = TensorParallel.connect(
+        settings.rank,
+        settings.tensor_parallel_size,
+        settings.tp_master,
+        settings.device,
+        _TP_TIMEOUT_S,
+    )
+    check_alike(source, tp)
+    known = pb.WorkerInfo.FromString(memo) if _all_know(memo, tp) else None
+    model = _load(settings, source, tp, kernels, heartbeat)
+    settle_products(kernels, tp, torch.device(settings.device), heartbeat, known)
+
+    def made(sizes: CacheSizes) -> Built:
+        return assemble(settings, model, tp, kernels, heartbeat, sizes)
+
+    if known is not None:
+        sizes = CacheSizes(known.num_blocks, known.num_snapshots)
+    else:
+        left = gpu.measure(lambda: made(LEAST).runner, tp) if gpu is not None else None
+        sizes = _sizes(settings, model, tp, kernels, left)
+    built = made(sizes)
+    log_facts(built.facts)
+    built.facts.model_fingerprint = _voice(source, settings, built.facts)
+    built.facts.defaults.CopyFrom(defaults)
+    built.runner.prepare()
+    if known is not None:
+        built.facts.MergeFrom(known)
+    else:
+        try_out(built.runner, built.facts, source)
+        if gpu is not None:
+            built.facts.memory.CopyFrom(gpu.report(_cache_bytes(built)))
+    kernels.compilations.serve()
+    return built._replace(checkpoint=source.fingerprint)
+
+
+def _load(
+    settings: WorkerSettings,
+    source: ModelSource,
+    tp: TensorParallel,
+    kernels: KernelSet,
+    heartbeat: Heartbeat,
+) -> Model:
+    speculation = _speculation(settings)
+    return load_model(
+        source,
+        dtype=settings.dtype,
+        device=settings.device,
+        tp=tp,
+        kernels=kernels,
+        max_model_len=settings.max_model_len,
+        draft_head=speculation is not None and speculation.method in NEED_DRAFT_HEAD,
+        expert_parallel=settings.enable_expert_parallel,
+        progress=show_progress(heartbeat),
+    )
+
+
+def _voice(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) -> str:
+    """The fingerprint of the checkpoint, and of which kind the numbers are that it computes."""
+    cache_dtype = CACHE_DTYPES[settings.kv_cache_dtype]
+    kinds = [facts.dtype, str(cache_dtype).removeprefix("torch.") if cache_dtype else facts.dtype]
+    if settings.activation_dtype != "auto":
+        kinds.append(f"{settings.activation_dtype}_activations")
+    return "-".join((source.fingerprint, *kinds))
+
+
+def _cache_bytes(built: Built) -> int:
+    """Of KV blocks and snapshots."""
+    recurrent = built.runner.context.caches.recurrent
+    snapshots = recurrent.num_snapshots * recurrent.spec.snapshot_bytes if recurrent else 0
+    return built.facts.kv_cache_bytes + snapshots
+
+
+def _all_know(memo: bytes, tp: TensorParallel) -> bool:
+    """Whether every rank has a memo: the ranks rehearse together or not at all."""
+    return int(tp.all_reduce(torch.tensor([int(bool(memo))])).item()) == tp.size
+
+
+def assemble(
+    settings: WorkerSettings,
+    model: Model,
+    tp: TensorParallel,
+    kernels: KernelSet,
+    heartbeat: Heartbeat | None = None,
+    sizes: CacheSizes | None = None,
+) -> Built:
+    """A runner around a loaded model, with caches of these sizes, or of those that there is room
+    for."""
+    config, speculation = model.config, _speculation(settings)
+    max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
+    if sizes is None:
+        sizes = _sizes(settings, model, tp, kernels)
+    caches = allocate(settings, model, kernels, sizes, window=max_drafts + 1)
+    max_model_len = settings.max_model_len or config.max_length
+    slots = _slots(settings, caches, kernels, max_model_len, max_drafts)
+    sampling = SamplingTable(settings.max_num_seqs, config.vocab_size)
+    device = torch.device(settings.device)
+    for_drafter = DraftContext(model, caches, slots, sampling, tp, kernels, device, max_drafts)
+    drafter = _drafter(speculation, for_drafter)
+    context = RankContext(
+        model=model,
+        caches=caches,
+        slots=slots,
+        sampling=sampling,
+        pooling=PoolingSums(slots.num_slots, config.hidden_size, model.hidden_bound, device),
+        drafter=drafter,
+        max_draft_tokens=max_drafts,
+        tp=tp,
+        device=device,
+        heartbeat=heartbeat or Heartbeat.unseen(),
+        step_ops=kernels.step,
+        use_graphs=not settings.enforce_eager,
+        max_step_tokens=settings.max_num_batched_tokens,
+        compilations=kernels.compilations,
+    )
+    return Built(Runner(context), _facts(settings, context, kernels))
+
+
+def _facts(settings: WorkerSettings, context: RankContext, kernels: KernelSet) -> pb.WorkerInfo:
+    """But for what is measured, and for what the checkpoint's files tell."""
+    model, kv, recurrent = context.model, context.caches.kv, context.caches.recurrent
+    speculation = _speculation(settings)
+    return pb.WorkerInfo(
+        model_path=str(settings.model),
+        architecture=model.config.architecture,
+        dtype=str(kv.spec.dtype).removeprefix("torch."),
+        device=settings.device,
+        vocab_size=model.config.vocab_size,
+        max_model_len=settings.max_model_len or model.config.max_length,
+        num_slots=settings.max_num_seqs,
+        num_blocks=kv.num_blocks,
+        block_size=settings.block_size,
+        max_step_tokens=settings.max_num_batched_tokens,
+        drafter=speculation.method if speculation is not None else "",
+        max_draft_tokens=context.max_draft_tokens,
+        eos_token_ids=model.config.eos_token_ids,
+        weight_bytes=model.weight_bytes,
+        kv_cache_bytes=kv.num_blocks * bytes_per_block(kv.spec, kernels),
+        drafter_has_state=isinstance(context.drafter, KeepsState),
+        recurrent=recurrent is not None,
+        num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
+        state_bytes_per_slot=recurrent.slot_bytes if recurrent is not None else 0,
+        hidden_size=model.config.hidden_size,
+        headless=not model.has_head,
+        prompt_chunk=context.slots.prompt_chunk,
+        linear_backend=kernels.linear_backend,
+        programmatic_dependent_launch=settings.device == "cuda"
+        and settings.programmatic_dependent_launch,
+    )
+
+
+def _sizes(
+    settings: WorkerSettings,
+    model: Model,
+    tp: TensorParallel,
+    kernels: KernelSet,
+    left: int | None = None,
+) -> CacheSizes:
+    """Of the caches; `left` bytes have been found to be for them alone."""
+    speculation = _speculation(settings)
+    max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
+    max_model_len = settings.max_model_len or model.config.max_length
+    return CacheBudget(settings, tp, left).sizes(model, kernels, max_model_len, max_drafts)
+
+
+def _slots(
+    settings: WorkerSettings,
+    caches: Caches,
+    kernels: KernelSet,
+    max_model_len: int,
+    max_drafts: int,
+) -> Slots:
+    """Recurrent layers take prompts in chunks, where kernels do; those are too coarse for fp32."""
+    recurrent = caches.recurrent
+    in_chunks = recurrent is not None and recurrent.spec.dtype is not torch.float32
+    sizes = settings.max_num_seqs, max_model_len, max_drafts, settings.block_size
+    return Slots(*sizes, kernels.delta_chunk if in_chunks else 1)
+
+
+def _speculation(settings: WorkerSettings) -> SpeculativeConfig | None:
+    """How this rank drafts; None if it does not."""
+    if settings.speculative_config is None:
+        return None
+    config = SpeculativeConfig.from_json(json.dumps(settings.speculative_config))
+    return config if config.num_speculative_tokens else None
+
+
+def _drafter(
+    config: SpeculativeConfig | None, context: DraftContext
+) -> Drafter | DeviceDrafter | None:
+    if config is None:
+        return None
+    if not context.model.has_head:
+        message = "the model has no output head: there is nothing to draft"
+        raise InvalidRequest(message, param="speculative_config")
+    return DRAFTERS.get(config.method)(config, context)

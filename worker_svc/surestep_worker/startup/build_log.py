@@ -1,0 +1,56 @@
+"""What a rank says of itself while it is built, in its log."""
+
+from __future__ import annotations
+
+import logging
+
+from surestep_proto import engine_pb2 as pb
+
+from surestep_worker.checkpoint.parameters import Progress
+from surestep_worker.host.heartbeat import Heartbeat
+from surestep_worker.host.host_memory import GIB
+
+logger = logging.getLogger(__name__)
+
+_MIB = 1 << 20
+_PROGRESS_STEP = 0.1  # of the checkpoint, between two log lines
+
+
+def show_progress(heartbeat: Heartbeat) -> Progress:
+    """Log every tenth of the checkpoint; whoever starts the worker shows a bar from these lines."""
+    logged = -1.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal logged
+        heartbeat.progress(pb.LOADING)
+        share = done / total
+        if share - logged >= _PROGRESS_STEP or (done == total and logged < 1):
+            logged = share
+            logger.info("loading weights: %d of %d MB", done >> 20, max(total >> 20, 1))
+
+    return progress
+
+
+def log_facts(facts: pb.WorkerInfo) -> None:
+    """A few lines of what it is."""
+    logger.info(
+        "%s, %s on %s: %d slots, %d KV blocks of %d tokens (%.2f GiB), drafter %s, K = %d",
+        facts.architecture,
+        facts.dtype,
+        facts.device,
+        facts.num_slots,
+        facts.num_blocks,
+        facts.block_size,
+        facts.kv_cache_bytes / GIB,
+        facts.drafter or "none",
+        facts.max_draft_tokens,
+    )
+    if facts.recurrent:
+        logger.info(
+            "recurrent state: %.2f MiB per slot (1 state, %d records), %d snapshots",
+            facts.state_bytes_per_slot / _MIB,
+            facts.max_draft_tokens + 1,
+            facts.num_snapshots,
+        )
+    if facts.programmatic_dependent_launch:
+        logger.info("kernels start while those before them end: programmatic dependent launch")

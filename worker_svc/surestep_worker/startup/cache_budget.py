@@ -1,0 +1,208 @@
+"""How large the caches of a rank are: as the settings say, as far as there is memory."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from surestep_kernels import KernelSet
+
+from surestep_worker.cache.caches import Caches
+from surestep_worker.cache.kv_cache import (
+    CACHE_DTYPES,
+    KVCache,
+    KVSpec,
+    blocks_that_fit,
+    bytes_per_block,
+)
+from surestep_worker.cache.recurrent import RecurrentCache, RecurrentSpec
+from surestep_worker.config import WorkerSettings
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.host.host_memory import GIB, OutOfMemory, Room, room
+from surestep_worker.models import Model
+
+from .gpu_memory import PAGE
+
+logger = logging.getLogger(__name__)
+
+_SNAPSHOTS_PER_SLOT = 8  # more would outlive the blocks of their prefixes
+# Of the memory that is left: the rest is for activations, a standby and whatever else runs here.
+_SHARES = {"kv_cache_memory": 0.6, "snapshot_memory": 0.2}
+Field = Literal["kv_cache_memory", "snapshot_memory"]
+
+
+class CacheSizes(NamedTuple):
+    """Of one rank; every rank of a group has the same."""
+
+    num_blocks: int  # NULL block included
+    num_snapshots: int = 0
+
+
+LEAST = CacheSizes(num_blocks=2)  # with which every step runs, if not every request
+
+
+class CacheBudget:
+    """Decides the sizes of one rank's caches."""
+
+    def __init__(
+        self, settings: WorkerSettings, tp: TensorParallel, left: int | None = None
+    ) -> None:
+        """`left`: bytes that are for caches and nothing else; None: there is other use for what
+        is left of the memory."""
+        self._settings, self._tp = settings, tp
+        self._measured = left is not None
+        self._room = _free(settings.device) if left is None else Room(left, "the GPU for caches")
+        if settings.device == "cpu" and "gpu_memory_utilization" in settings.model_fields_set:
+            logger.warning(
+                "--gpu-memory-utilization does nothing on CPUs: --kv-cache-memory and "
+                "--snapshot-memory say how large the caches are"
+            )
+
+    def sizes(
+        self, model: Model, kernels: KernelSet, max_model_len: int, max_drafts: int
+    ) -> CacheSizes:
+        """Raises OutOfMemory for what was asked for and does not fit."""
+        spec, recurrent = kv_spec(self._settings, model), model.recurrent_spec()
+        if recurrent is not None and not self._measured:
+            self._warn_of_states(recurrent, max_drafts + 1)
+        if spec.cache_dtype is not None:
+            logger.info("KV cache of %s, not scaled", spec.cache_dtype)
+        if recurrent is not None:
+            self._taken(2 * recurrent.num_layers, PAGE)  # each tensor of snapshots begins at one
+        snapshots = 0
+        if recurrent is not None and not self._blocks_are_given:
+            snapshots = self._num_snapshots(recurrent)
+        blocks = self._num_blocks(spec, kernels, max_model_len)
+        if recurrent is not None and self._blocks_are_given:
+            snapshots = self._num_snapshots(recurrent)
+        return CacheSizes(blocks, snapshots)
+
+    @property
+    def _blocks_are_given(self) -> bool:
+        """Somebody has said how large the KV cache is."""
+        given = self._settings.model_fields_set
+        return bool(given & {"kv_cache_memory", "num_gpu_blocks_override"})
+
+    def _num_blocks(self, spec: KVSpec, kernels: KernelSet, max_model_len: int) -> int:
+        settings, each = self._settings, bytes_per_block(spec, kernels)
+        if settings.num_gpu_blocks_override is not None:
+            wanted = settings.num_gpu_blocks_override * each
+            self._asked("num_gpu_blocks_override", wanted)
+            return self._taken(settings.num_gpu_blocks_override, each)
+        if self._measured and not self._blocks_are_given:
+            rounding = (2 * spec.num_layers + 1) * PAGE  # each tensor begins at a page
+            budget = max(0, self._room.nbytes - rounding)
+            blocks = self._least(blocks_that_fit(budget, spec, kernels))
+            self._check_length(blocks, each, max_model_len)
+            return blocks
+        # No more than all slots at full length could use.
+        useful = 1 + settings.max_num_seqs * -(-max_model_len // settings.block_size)
+        fit = blocks_that_fit(int(settings.kv_cache_memory * GIB), spec, kernels)
+        budget = self._within_room("kv_cache_memory", min(fit, useful) * each)
+        blocks = self._least(min(blocks_that_fit(budget, spec, kernels), useful))
+        return self._taken(blocks, each)
+
+    def _check_length(self, blocks: int, each: int, max_model_len: int) -> None:
+        """Raise OutOfMemory where a request of the length asked for would not fit alone."""
+        size = self._settings.block_size
+        longest = (blocks - 1) * size + 1  # the newest token needs no block yet
+        if longest >= max_model_len:
+            return
+        needed, left = 1 + -(-(max_model_len - 1) // size), blocks * each
+        about = (
+            f"a request of {max_model_len} tokens takes {needed * each / GIB:.2f} GiB of KV "
+            f"blocks, and {left / GIB:.2f} GiB are left for them: {longest} tokens fit"
+        )
+        remedies = (
+            f"a higher --gpu-memory-utilization (now {self._settings.gpu_memory_utilization:g}), "
+            "--kv-cache-dtype fp8 or more GPUs make room"
+        )
+        if self._settings.max_model_len is None:
+            logger.warning("%s; %s", about, remedies)
+            return
+        raise OutOfMemory(
+            f"--max-model-len {max_model_len}: {about}; --max-model-len {longest} would do, "
+            f"{remedies}",
+            param="max_model_len",
+        )
+
+    def _warn_of_states(self, spec: RecurrentSpec, window: int) -> None:
+        num_slots = self._settings.max_num_seqs
+        states = (num_slots + 1) * spec.slot_bytes(window)
+        if states > self._room.nbytes:
+            message = "recurrent state of %d requests takes %.2f GiB: %s; --max-num-seqs lowers it"
+            logger.warning(message, num_slots, states / GIB, self._room)
+
+    def _num_snapshots(self, spec: RecurrentSpec) -> int:
+        settings, each = self._settings, spec.snapshot_bytes
+        useful = _SNAPSHOTS_PER_SLOT * settings.max_num_seqs
+        if self._measured and "snapshot_memory" not in settings.model_fields_set:
+            budget = int(_SHARES["snapshot_memory"] * self._room.nbytes)
+        else:
+            budget = int(settings.snapshot_memory * GIB)
+            budget = self._within_room("snapshot_memory", min(budget // each, useful) * each)
+        return self._taken(self._least(min(budget // each, useful)), each)
+
+    def _within_room(self, field: Field, wanted: int) -> int:
+        """Bytes of a cache: less than wanted if the size is only a default."""
+        room = self._room
+        if field in self._settings.model_fields_set:
+            return self._asked(field, wanted)
+        # The ranks of a group may be on one machine, and some of them not loaded yet.
+        share = int(room.nbytes * _SHARES[field] / self._settings.ranks_here)
+        if share < wanted:
+            logger.warning(
+                "%s is lowered from %.2f to %.2f GiB: %s", field, wanted / GIB, share / GIB, room
+            )
+        return min(share, wanted)
+
+    def _asked(self, field: str, wanted: int) -> int:
+        """Bytes of a cache, as the settings say."""
+        if wanted > self._room.nbytes:
+            flag = "--" + field.replace("_", "-")
+            message = f"{flag}: {wanted / GIB:.2f} GiB, but only {self._room}"
+            raise OutOfMemory(message, param=field)
+        return wanted
+
+    def _taken(self, count: int, each: int) -> int:
+        """The same number; what is measured is then less by so many."""
+        if self._measured:
+            self._room = self._room._replace(nbytes=max(0, self._room.nbytes - count * each))
+        return count
+
+    def _least(self, count: int) -> int:
+        """What every rank of the group has room for."""
+        return int(self._tp.all_gather(torch.tensor([count])).min())
+
+
+def allocate(
+    settings: WorkerSettings, model: Model, kernels: KernelSet, sizes: CacheSizes, window: int
+) -> Caches:
+    """Caches of these sizes: blocks, a state and the records of a window per slot, snapshots."""
+    spec, recurrent = kv_spec(settings, model), model.recurrent_spec()
+    kv = KVCache(spec, sizes.num_blocks, kernels, settings.device)
+    if recurrent is None:
+        return Caches(kv)
+    states = RecurrentCache(
+        recurrent,
+        num_slots=settings.max_num_seqs,
+        window=window,
+        num_snapshots=sizes.num_snapshots,
+        device=settings.device,
+    )
+    return Caches(kv, states)
+
+
+def kv_spec(settings: WorkerSettings, model: Model) -> KVSpec:
+    """Of a model's blocks, as the settings want them."""
+    cache_dtype = CACHE_DTYPES[settings.kv_cache_dtype]
+    return replace(model.kv_spec(settings.block_size), cache_dtype=cache_dtype)
+
+
+def _free(device: str) -> Room:
+    """Where a rank's caches lie."""
+    if device.startswith("cuda"):
+        return Room(torch.cuda.mem_get_info()[0], "the memory of the GPU")
+    return room()

@@ -1,0 +1,52 @@
+"""Which kernels a rank computes with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from surestep_common.errors import InvalidRequest
+from surestep_kernels import KernelSet, load_kernels
+
+from surestep_worker.cache.kv_cache import CACHE_DTYPES
+from surestep_worker.checkpoint.schemes import Fp8
+from surestep_worker.config import WorkerSettings
+from surestep_worker.models import ModelSource, attention_case
+
+
+def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
+    """The ops of the device, with attention for this model: those that weights in memory are laid
+    out for, otherwise the fastest."""
+    device, store = settings.device, source.store
+    if settings.activation_dtype != "auto" and not isinstance(source.config.quantization, Fp8):
+        raise InvalidRequest(
+            f"activation_dtype {settings.activation_dtype}: the checkpoint has no FP8 weights",
+            param="activation_dtype",
+        )
+    case = attention_case(source, device, settings.dtype, settings.block_size)
+    case = replace(case, cache_dtype=CACHE_DTYPES[settings.kv_cache_dtype])
+    kernels = load_kernels(
+        device,
+        cpu_kernels="reference" if store.sealed and not store.kernels else "auto",
+        attention_backend=settings.attention_backend,
+        case=case,
+        linear_backend=settings.linear_backend,
+        code=store.kernels,
+        activation_dtype=settings.activation_dtype,
+    )
+    if device == "cuda":
+        _choose_launches(settings)
+    kernels.set_num_threads(settings.cpu_threads or _share_of_cores(settings))
+    return kernels
+
+
+def _choose_launches(settings: WorkerSettings) -> None:
+    """For the whole process, before the first launch."""
+    from surestep_kernels.gpu.dependent_launch import use_dependent_launches
+
+    use_dependent_launches(wanted=settings.programmatic_dependent_launch)
+
+
+def _share_of_cores(settings: WorkerSettings) -> int:
+    """Cores this process may run on, shared among the ranks."""
+    return max(1, len(os.sched_getaffinity(0)) // settings.tensor_parallel_size)

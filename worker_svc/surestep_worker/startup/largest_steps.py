@@ -1,0 +1,111 @@
+"""The steps that need most memory, run before anything serves so that it can be measured.
+
+What a step needs follows from its tokens, from the positions whose logits are looked at and from
+what is asked of these; hardly from what stands in the caches. So all rows share one KV block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surestep_proto import engine_pb2 as pb
+
+from surestep_worker.drafters import KeepsState
+from surestep_worker.inputs.warm_up import EVERYTHING
+from surestep_worker.ledger.practice_plan import add_admission, add_row
+from surestep_worker.step.runner import Runner
+
+_BLOCK = 1  # of every slot, everywhere: what rows read there is of no interest
+_LOGPROBS = pb.SamplingParams(
+    want_logprobs=True, num_top_logprobs=20, want_prompt_logprobs=True, num_top_prompt_logprobs=20
+)
+
+
+def run_largest_steps(runner: Runner) -> None:
+    """Steps of all the tokens that one may have: prompts alone, and windows beside a prompt.
+
+    All of them are sampled with everything and tell log-probabilities of everything, those of
+    prompts included. The number of rows goes from one up: attention shares few out among more
+    programs, which takes memory too.
+    """
+    steps = _Steps(runner.twin())
+    steps.prompts()
+    if runner.context.model.has_head:
+        for rows in steps.numbers_of_rows():
+            steps.windows(rows)
+
+
+class _Steps:
+    """Epochs of two steps or one."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner, context = runner, runner.context
+        self._slots, self._most_tokens = context.slots, context.max_step_tokens
+        self._width = context.max_draft_tokens + 1
+        self._max_len = self._slots.tokens.shape[1]
+        self._longest = self._max_len - self._width - 1  # prompt: it leaves room for a window
+        self._epoch = self._step = 0
+
+    def numbers_of_rows(self) -> Iterator[int]:
+        """1, 2, 4, .. and as many windows as a step has room for."""
+        most = max(1, min(self._slots.num_slots, self._most_tokens // self._width))
+        rows = 1
+        while rows < most:
+            yield rows
+            rows *= 2
+        yield most
+
+    def prompts(self) -> None:
+        """As many tokens of prompts as a step takes, and a vector or a token of each."""
+        plan = self._open()
+        left = self._most_tokens
+        for slot in range(self._slots.num_slots):
+            if not left:
+                break
+            length = min(left, self._longest)
+            self._add_prompt(plan, slot, length)
+            left -= length
+        self._run(plan)
+
+    def windows(self, rows: int) -> None:
+        """A window in every row and, if there is a slot, a prompt that takes the rest."""
+        plan = self._open()
+        for slot in range(rows):
+            self._add_prompt(plan, slot, 1)
+        result = self._run(plan)
+        plan, context = self._plan(), self._runner.context
+        mode, k_cap = (pb.VERIFY, self._width - 1) if self._width > 1 else (pb.DECODE, 0)
+        lag = int(isinstance(context.drafter, KeepsState) and k_cap > 0)
+        for slot, status in enumerate(result.status):
+            if status == pb.OK:  # a model that computes no numbers is found out later
+                add_row(plan, slot, mode, 1, lag=lag, k_cap=k_cap, last_step=1)
+        rest = min(self._most_tokens - rows * self._width, self._longest)
+        if rows < self._slots.num_slots and rest > 0:
+            self._add_prompt(plan, rows, rest)
+        self._run(plan)
+
+    def _add_prompt(self, plan: pb.StepPlan, slot: int, length: int) -> None:
+        """A request whose whole prompt is read in this step."""
+        blocks = -(-(length + self._width + 1) // self._slots.block_size)
+        add_admission(plan, slot, [0] * length, [_BLOCK] * blocks, self._max_len)
+        admission, mode = plan.admissions[-1], pb.PREFILL_LAST
+        if self._runner.context.model.has_head:
+            admission.sampling.CopyFrom(EVERYTHING)
+            admission.sampling.MergeFrom(_LOGPROBS)
+        else:
+            admission.ClearField("sampling")
+            admission.pooling, mode = pb.MEAN, pb.POOL
+        add_row(plan, slot, mode, 0, num_tokens=length)
+
+    def _open(self) -> pb.StepPlan:
+        self._epoch, self._step = self._epoch + 1, 0
+        self._runner.open(self._epoch)
+        return self._plan()
+
+    def _plan(self) -> pb.StepPlan:
+        return pb.StepPlan(epoch=self._epoch, step=self._step + 1)
+
+    def _run(self, plan: pb.StepPlan) -> pb.StepResult:
+        self._step += 1
+        self._runner.context.heartbeat.progress(pb.WARMING_UP)  # each may compile kernels
+        return self._runner.step(plan)

@@ -1,0 +1,103 @@
+"""Which family multiplies by plain weights on a GPU: what the card says, and all ranks agree on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from surestep_kernels import KernelSet
+from surestep_kernels.verdicts import Identity, Verdict, default_folder, digest_of, keep, kept
+from surestep_proto import engine_pb2 as pb
+
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.host.heartbeat import Heartbeat
+
+if TYPE_CHECKING:
+    from surestep_kernels.gpu.products import Family, Products
+
+logger = logging.getLogger(__name__)
+
+_PROBE_S = 30.0  # most that asking may take, compiling included; collectives wait for longer
+
+
+@torch.inference_mode()
+def settle_products(
+    kernels: KernelSet,
+    tp: TensorParallel,
+    device: torch.device,
+    heartbeat: Heartbeat,
+    known: pb.WorkerInfo | None = None,
+    folder: Path | None = None,
+) -> None:
+    """Choose, unless the settings have or there is nothing to choose for.
+
+    Called by all ranks, with their weights loaded. What an earlier rank had chosen, if it is
+    `known`, stays: its requests go on. Verdicts are kept in `folder`.
+    """
+    heartbeat.progress(pb.WARMING_UP)
+    products = kernels.products
+    if products is not None and products.is_open and products.weights:
+        _settle(products, tp, device, heartbeat, known, folder or default_folder())
+
+
+def _settle(
+    products: Products,
+    tp: TensorParallel,
+    device: torch.device,
+    heartbeat: Heartbeat,
+    known: pb.WorkerInfo | None,
+    folder: Path,
+) -> None:
+    from surestep_kernels.gpu.probe import identity
+    from surestep_kernels.gpu.products import Family
+
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    about = identity(products.weights, device)
+    verdict = kept(about, folder)
+    if known is not None and known.linear_backend:
+        family = Family(known.linear_backend)
+    else:
+        if verdict is None:
+            verdict = _ask(products, device, heartbeat)
+            keep(verdict, about, folder)
+        family = _agreed(verdict, identity([], device), tp)
+    serves = family is Family.SEQUENTIAL and verdict is not None and verdict.equal
+    cublas = verdict.cublas if verdict is not None and serves else frozenset()
+    products.settle(family, cublas)
+    logger.info("products: %s, for many rows cuBLAS by %d weights", family, len(cublas))
+
+
+def _ask(products: Products, device: torch.device, heartbeat: Heartbeat) -> Verdict:
+    """Within _PROBE_S. A card that cannot be asked has not said that its bits are equal."""
+    from surestep_kernels.gpu.probe import probe
+    from triton.errors import TritonError
+
+    began = time.monotonic()
+
+    def go_on() -> bool:
+        heartbeat.progress(pb.WARMING_UP)
+        return time.monotonic() - began < _PROBE_S
+
+    try:
+        verdict = probe(products.weights, device, go_on)
+    except (RuntimeError, TritonError) as error:
+        logger.warning("the card cannot be asked which products are equal: %s", error)
+        return Verdict("", finished=False)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # caches are as large as what is free
+    what = "equal bits" if verdict.equal else verdict.unequal or "not found out in time"
+    logger.info("products of this card: %s (%.1f s)", what, time.monotonic() - began)
+    return verdict
+
+
+def _agreed(verdict: Verdict, card: Identity, tp: TensorParallel) -> Family:
+    """One family for all ranks: that of splits if one of them, or its card, differs."""
+    from surestep_kernels.gpu.products import Family
+
+    own = torch.tensor([int(digest_of(card)[:15], 16)])
+    alike = torch.equal(own, tp.broadcast(own.clone()))
+    votes = tp.all_reduce(torch.tensor([int(verdict.equal and alike)]))
+    return Family.SEQUENTIAL if int(votes.item()) == tp.size else Family.SPLITS

@@ -1,0 +1,243 @@
+"""What a rank does before it is ready: see whether the model computes numbers and the drafter
+drafts, and measure what steps cost.
+
+Plans are made here as a scheduler would make them, and go through the runner that will serve. All
+ranks of a group rehearse the same steps; rank 0's clock decides for all of them when to stop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from surestep_proto import engine_pb2 as pb
+
+from surestep_worker.drafters import KeepsState
+from surestep_worker.ledger.practice_plan import add_admission, add_row
+from surestep_worker.step.rank_context import RankContext
+from surestep_worker.step.runner import Runner
+
+_BUDGET_S = 0.6  # for the costs, and again for the check: a rank is needed back in seconds
+_REPEATS = 3
+_CONTEXT = 16  # tokens that stand before every row
+_LONG_CONTEXT = 1024
+_CHECK_ROWS = 4  # texts that the drafter is checked on
+_CHECK_WINDOWS = 12
+_PROMPT = 8  # tokens in each text on which the logits are looked at
+
+
+class Check(NamedTuple):
+    """How the drafter fared against what the model itself writes, greedily."""
+
+    drafts: int
+    accepted: int
+
+
+class Sample(NamedTuple):
+    """One step, microseconds."""
+
+    prepare: int
+    rest: int
+    num_tokens: int
+    drafts: int  # of the row with most
+
+
+def measure_costs(runner: Runner) -> pb.StepCosts:
+    """Costs of steps with few and many rows; empty where the sizes leave no room to measure."""
+    rehearsal, costs = _Rehearsal(runner.twin()), pb.StepCosts()
+    points = dict[int, float]()
+    num_rows = 1
+    while num_rows <= rehearsal.most_rows and rehearsal.goes_on():
+        plain, verify = rehearsal.time_rows(num_rows)
+        points[num_rows] = plain.prepare + plain.rest
+        if verify.drafts:
+            points.setdefault(verify.num_tokens, plain.prepare + verify.rest)
+            costs.draft_rows.append(num_rows)
+            costs.draft_us.append(max(0, verify.prepare - plain.prepare) / verify.drafts)
+        num_rows *= 2
+    for tokens, step_us in sorted(points.items()):
+        costs.tokens.append(tokens)
+        costs.step_us.append(step_us)
+    if points:
+        costs.us_per_context_token = rehearsal.context_cost(points[1])
+    return costs
+
+
+def output_is_finite(runner: Runner) -> bool:
+    """Whether the model makes logits, or vectors, that are numbers of a few short texts.
+
+    Rank 0 knows.
+    """
+    result = _Rehearsal(runner.twin()).read_prompts()
+    return all(status == pb.OK for status in result.status)
+
+
+def check_drafter(runner: Runner) -> Check:
+    """Let a drafter with state follow the model for some windows; nothing for other drafters."""
+    rehearsal = _Rehearsal(runner.twin())
+    if not isinstance(runner.context.drafter, KeepsState) or not rehearsal.most_rows:
+        return Check(0, 0)
+    rehearsal.admit(range(min(_CHECK_ROWS, rehearsal.most_rows)), context=0)
+    results = [rehearsal.step(pb.VERIFY) for _ in rehearsal.while_time(_CHECK_WINDOWS)]
+    return Check(
+        sum(sum(result.n_drafts) for result in results),
+        sum(sum(result.n_accepted) for result in results),
+    )
+
+
+@dataclass
+class _Rehearsal:
+    """Slots 0, 1, .. with a block table each, stepped without a scheduler."""
+
+    runner: Runner  # nobody else's
+    _slots: list[int] = field(init=False, default_factory=list)
+    _step: int = field(init=False, default=0)
+    _epoch: int = field(init=False, default=0)
+    _began: float = field(init=False, default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        width = self.context.max_draft_tokens + 1
+        # A prompt's token, the decode rows and the windows, each with room for all drafts.
+        self._length = _CONTEXT + 1 + (_REPEATS + max(_REPEATS, _CHECK_WINDOWS)) * width
+
+    @property
+    def context(self) -> RankContext:
+        """Those that will serve."""
+        return self.runner.context
+
+    @property
+    def most_rows(self) -> int:
+        """Slots for which there are blocks, 0 if a slot is too short."""
+        kv, slots = self.context.caches.kv, self.context.slots
+        if self._length > slots.tokens.shape[1] - self.context.max_draft_tokens - 1:
+            return 0
+        blocks = -(-self._length // slots.block_size)
+        return min(slots.num_slots, (kv.num_blocks - 1) // blocks)
+
+    def goes_on(self) -> bool:
+        """Whether there is time left, by the clock of rank 0."""
+        left = torch.tensor([int(time.monotonic() - self._began < _BUDGET_S)])
+        return bool(self.context.tp.broadcast(left).item())
+
+    def while_time(self, most: int) -> Iterable[int]:
+        """0, 1, .. most - 1, as long as there is time."""
+        for i in range(most):
+            if not self.goes_on():
+                return
+            yield i
+
+    def time_rows(self, num_rows: int) -> tuple[Sample, Sample]:
+        """The fastest of some DECODE steps and of some VERIFY steps."""
+        self.admit(range(num_rows), _CONTEXT)
+        plain = [_sample(self.step(pb.DECODE)) for _ in range(_REPEATS)]
+        if not self.context.max_draft_tokens:
+            return _fastest(plain), Sample(0, 0, 0, 0)
+        return _fastest(plain), _fastest(_sample(self.step(pb.VERIFY)) for _ in range(_REPEATS))
+
+    def context_cost(self, short_us: float) -> float:
+        """Microseconds per token of context, found on one long row."""
+        slots, kv = self.context.slots, self.context.caches.kv
+        room = min(slots.tokens.shape[1], (kv.num_blocks - 1) * slots.block_size) - self._length
+        context = min(_LONG_CONTEXT, room) // slots.block_size * slots.block_size
+        if context <= _CONTEXT:
+            return 0.0
+        self.admit([0], context)
+        sample = _fastest(_sample(self.step(pb.DECODE)) for _ in range(_REPEATS))
+        return max(0.0, sample.prepare + sample.rest - short_us) / context
+
+    def read_prompts(self) -> pb.StepResult:
+        """A step that reads short texts, of tokens from all over the vocabulary."""
+        kv, slots, vocab = (
+            self.context.caches.kv,
+            self.context.slots,
+            self.context.model.config.vocab_size,
+        )
+        longest = slots.tokens.shape[1] - self.context.max_draft_tokens - 2
+        length = min(_PROMPT, longest, slots.block_size, self.context.max_step_tokens)
+        rows = min(_CHECK_ROWS, slots.num_slots, kv.num_blocks - 1)
+        rows = min(rows, self.context.max_step_tokens // length)
+        self._open(range(rows))
+        plan = self._plan()
+        for slot in range(rows):
+            ids = [(slot * length + i) * vocab // (rows * length) for i in range(length)]
+            add_admission(plan, slot, ids, [1 + slot], slots.tokens.shape[1])
+            if self.context.model.has_head:
+                add_row(plan, slot, pb.PREFILL_LAST, 0, num_tokens=length)
+            else:
+                plan.admissions[-1].ClearField("sampling")
+                plan.admissions[-1].pooling = pb.LAST_TOKEN
+                add_row(plan, slot, pb.POOL, 0, num_tokens=length)
+        return self._run(plan)
+
+    def admit(self, slots: Iterable[int], context: int) -> None:
+        """A new epoch with these slots, `context` tokens of unspecified content in each."""
+        self._open(slots)
+        recurrent = self.context.caches.recurrent
+        if recurrent is not None and not recurrent.num_snapshots:
+            context = 0
+        if recurrent is not None and context:  # a state of zeros will do
+            recurrent.taken(np.array([1]), np.array([context]))
+        plan = self._plan()
+        blocks = -(-(context + self._length) // self.context.slots.block_size)
+        for i, slot in enumerate(self._slots):
+            ids, owned = (
+                [self._token(slot)] * (context + 1),
+                range(1 + i * blocks, 1 + (i + 1) * blocks),
+            )
+            add_admission(
+                plan, slot, ids, owned, self.context.slots.tokens.shape[1], num_cached=context
+            )
+            plan.admissions[-1].snapshot_id = int(recurrent is not None and context > 0)
+            add_row(plan, slot, pb.PREFILL_LAST, context, num_tokens=1)
+        self._run(plan)
+
+    def step(self, mode: pb.DecodeMode) -> pb.StepResult:
+        """One row of this mode in every slot."""
+        plan, slots = self._plan(), self.context.slots
+        drafting = mode == pb.VERIFY
+        stateful = drafting and isinstance(self.context.drafter, KeepsState)
+        for slot in self._slots:
+            lag = int(slots.committed[slot] - slots.draft_upto[slot]) * stateful
+            k_cap = self.context.max_draft_tokens * drafting
+            last_step = int(slots.last_step[slot])
+            length = int(slots.committed[slot])
+            add_row(plan, slot, mode, length, lag=lag, k_cap=k_cap, last_step=last_step)
+        return self._run(plan)
+
+    def _open(self, slots: Iterable[int]) -> None:
+        self._epoch, self._step, self._slots = self._epoch + 1, 0, list(slots)
+        self.runner.open(self._epoch)
+
+    def _token(self, slot: int) -> int:
+        """What the prompt of a slot consists of: tokens from all over the vocabulary."""
+        vocab_size = self.context.model.config.vocab_size
+        return (slot + 1) * vocab_size // (_CHECK_ROWS + 1) % vocab_size
+
+    def _plan(self) -> pb.StepPlan:
+        return pb.StepPlan(epoch=self._epoch, step=self._step + 1)
+
+    def _run(self, plan: pb.StepPlan) -> pb.StepResult:
+        """The next one of its shape is as fast as it will be when serving."""
+        self._step += 1
+        result, ended = self.runner.step(plan), time.monotonic()
+        self.runner.do_wanted()
+        self._began += time.monotonic() - ended  # which is not the steps' time
+        return result
+
+
+def _sample(result: pb.StepResult) -> Sample:
+    timings = result.timings
+    return Sample(
+        prepare=timings.prepare_us,
+        rest=timings.forward_us + timings.sample_us,
+        num_tokens=len(result.n_drafts) + sum(result.n_drafts),
+        drafts=max(result.n_drafts, default=0),
+    )
+
+
+def _fastest(samples: Iterable[Sample]) -> Sample:
+    return min(samples, key=lambda sample: sample.prepare + sample.rest)

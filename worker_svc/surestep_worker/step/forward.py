@@ -1,0 +1,120 @@
+"""The part of a step that is alike in all steps of one shape: draft, gather, forward.
+
+It reads the slots and what the host has sent, and asks the host nothing: a CUDA graph can hold it.
+What it leaves is small: every graph keeps memory for that, as it does not for what lies between.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from surestep_kernels.gather_step import StepInputs
+from surestep_kernels.paged_attention import AttentionRows
+from surestep_kernels.recurrent import RecurrentRows
+from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.step_ops import StepOps
+from surestep_proto import engine_pb2 as pb
+from torch import Tensor
+
+from surestep_worker.drafters.inputs import DraftInputs, DraftShape
+from surestep_worker.inputs.columns import PassInputs
+from surestep_worker.layers.batch import StepBatch
+
+from .drafting import Drafted, Drafting
+from .phases import Phases
+from .rank_context import RankContext
+
+
+class PassShape(NamedTuple):
+    """What decides which kernels run; everything else is on the device."""
+
+    max_tokens: int  # of a row
+    draft: DraftShape
+
+
+class PassOutputs(NamedTuple):
+    """What sampling goes on with."""
+
+    rows: StepRows
+    drafts: DraftIds
+    non_finite: Tensor  # i32[R] 1: drafting met logits that were not finite
+    failed: bool  # the drafter did, and there are no drafts
+    inputs: StepInputs
+    hidden: Tensor  # [N + P + Q, H] final, of the positions that are scored or pooled
+    error: Tensor  # i32[1], see slot_state
+
+
+class ForwardPass:
+    """Runs it. Not thread-safe: every call comes from the step thread."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        ops: StepOps,
+        state: SlotState,
+        drafting: Drafting,
+        phases: Phases,
+    ) -> None:
+        self._context, self._ops, self._state, self._drafting = context, ops, state, drafting
+        self._phases = phases
+
+    def __call__(
+        self, sent: PassInputs, shape: PassShape, drafted: Drafted | None = None
+    ) -> PassOutputs:
+        """Queue it on the device: all of it, or what is left behind the drafts."""
+        rows, kv = sent.rows, self._context.caches.kv
+        if drafted is None:
+            asked = DraftInputs(rows.slot, sent.k_cap, rows.catch_up, sent.head)
+            drafted = self.draft(asked, shape.draft)
+        self._phases.enter(pb.FORWARD)
+        rows, error = rows._replace(catch_up=drafted.catch_up), drafted.error
+        inputs = self._ops.gather_step(
+            rows, drafted.drafts, self._state, error, kv.spec.block_size, kv.num_blocks
+        )
+        hidden = self._forward(rows, inputs, sent.hidden_index, shape.max_tokens)
+        return PassOutputs(
+            rows, drafted.drafts, drafted.non_finite, drafted.failed, inputs, hidden, error
+        )
+
+    def draft(self, asked: DraftInputs, shape: DraftShape) -> Drafted:
+        """Queue what comes first."""
+        self._phases.enter(pb.DRAFTING)
+        return self._drafting.run(asked, shape)
+
+    def _forward(
+        self, rows: StepRows, inputs: StepInputs, hidden_index: Tensor, max_tokens: int
+    ) -> Tensor:
+        if not len(inputs.token_ids):  # the plan only frees slots
+            return torch.empty(0, 1, device=self._context.device)
+        caches, index = self._context.caches, hidden_index.long()
+        batch = _batch(self._state, rows, inputs, index, max_tokens)
+        hidden = self._context.model.forward(batch, caches)
+        if caches.kv.spec.kept_hidden:  # what a drafter with state will draft from
+            caches.kv.hidden[batch.kv_slots] = hidden
+        return hidden[index]
+
+
+def _batch(
+    state: SlotState, rows: StepRows, inputs: StepInputs, hidden_index: Tensor, max_tokens: int
+) -> StepBatch:
+    return StepBatch(
+        token_ids=inputs.token_ids,
+        positions=inputs.positions,
+        rows=AttentionRows(
+            state.block_tables, inputs.slots, rows.cu_rows, inputs.start, max_tokens
+        ),
+        kv_slots=inputs.kv_slots,
+        hidden_index=hidden_index,
+        recurrent=RecurrentRows(
+            slots=inputs.slots,
+            cu_rows=rows.cu_rows,
+            start=inputs.start,
+            pending=inputs.pending,
+            window=1 - rows.advances,
+            snapshot_after=inputs.snapshot_after,
+            snapshot_line=rows.snapshot_line,
+            chunked=rows.chunked,
+            max_tokens=max_tokens,
+        ),
+    )

@@ -1,0 +1,45 @@
+"""Where a step is: told to who watches the rank, and timed."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+from surestep_proto import engine_pb2 as pb
+
+from surestep_worker.host.heartbeat import Heartbeat
+
+
+class Phases:
+    """Not thread-safe: every call comes from the step thread."""
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+        self.begin()
+
+    def begin(self) -> None:
+        """A step is being prepared."""
+        self._spent_ns = defaultdict[pb.Phase, int](int)
+        self._phase, self._since_ns = pb.PREPARING, time.perf_counter_ns()
+
+    def enter(self, phase: pb.Phase) -> None:
+        """The next phase of the step."""
+        self._lap()
+        self._phase = phase
+        self._heartbeat.enter(phase)
+
+    def timings(self) -> pb.Timings:
+        """Of the step so far, where every launch is over when it returns."""
+        self._lap()
+        draft_ns = self._spent_ns[pb.DRAFTING]
+        return pb.Timings(
+            draft_us=draft_ns // 1000,
+            prepare_us=(self._spent_ns[pb.PREPARING] + draft_ns) // 1000,
+            forward_us=self._spent_ns[pb.FORWARD] // 1000,
+            sample_us=self._spent_ns[pb.SAMPLING] // 1000,
+        )
+
+    def _lap(self) -> None:
+        now = time.perf_counter_ns()
+        self._spent_ns[self._phase] += now - self._since_ns
+        self._since_ns = now

@@ -1,0 +1,73 @@
+"""From what a step did to the StepResult that reports it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from surestep_proto import engine_pb2 as pb
+
+from surestep_worker.ledger.plan import IntArray, Rows
+from surestep_worker.ledger.positions import PooledTokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """Counts per row of the plan. All arrays are [R]."""
+
+    len_before: IntArray
+    n_drafts: IntArray
+    status: IntArray
+    n_accepted: IntArray
+    n_emitted: IntArray
+
+
+def digest(
+    outcome: StepOutcome, ids: IntArray, committed: IntArray, hidden_fingerprint: int
+) -> int:
+    """64 bits over tokens, counts, slot lengths after the step and final hidden states."""
+    hasher = hashlib.blake2b(digest_size=8)
+    for array in (outcome.n_drafts, outcome.status, outcome.n_accepted, committed):
+        hasher.update(array.tobytes())
+    hasher.update(ids.tobytes())
+    hasher.update(hidden_fingerprint.to_bytes(8, "little", signed=True))
+    return int.from_bytes(hasher.digest(), "little")
+
+
+def fill_rows(result: pb.StepResult, rows: Rows, outcome: StepOutcome, ids: IntArray) -> None:
+    """The row columns, in the plan's order, and the ids that they emit."""
+    result.slot.extend(rows.slot.tolist())
+    result.slot_epoch.extend(rows.slot_epoch.tolist())
+    result.status.extend(outcome.status.tolist())
+    result.len_before.extend(outcome.len_before.tolist())
+    result.n_drafts.extend(outcome.n_drafts.tolist())
+    result.n_accepted.extend(outcome.n_accepted.tolist())
+    result.n_emitted.extend(outcome.n_emitted.tolist())
+    result.token_ids.extend(ids.tolist())
+
+
+def judge_vectors(outcome: StepOutcome, pooled: PooledTokens, vectors: torch.Tensor) -> None:
+    """Rows whose vectors [K, H] are no numbers have failed."""
+    if not len(vectors):
+        return
+    finite = vectors.isfinite().all(dim=1).numpy()
+    outcome.status[pooled.row[~finite]] = pb.NON_FINITE
+
+
+def fill_vectors(
+    result: pb.StepResult, outcome: StepOutcome, pooled: PooledTokens, vectors: torch.Tensor
+) -> None:
+    """Vectors [K, H] of the rows that have not failed."""
+    if not len(vectors):
+        return
+    ok = outcome.status[pooled.row] == pb.OK
+    result.pooled_rows.extend(pooled.row[ok].tolist())
+    result.pooled.extend(vector.astype("<f4").tobytes() for vector in vectors.numpy()[ok])
+
+
+def emitted_ids(tokens: torch.Tensor, n_emitted: IntArray) -> IntArray:
+    """Ids of all rows in order, CSR by n_emitted [R], from the leading parts of tokens [R, K+1]."""
+    ids: IntArray = tokens.numpy()[np.arange(tokens.shape[1]) < n_emitted[:, None]]
+    return ids

@@ -1,0 +1,148 @@
+"""Executes step plans on one rank: their differences first, then their rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from surestep_common.errors import InvalidRequest
+from surestep_proto import engine_pb2 as pb
+
+from surestep_worker.ledger.plan import Rows, read_rows
+from surestep_worker.ledger.plan_bounds import PlanBounds
+from surestep_worker.ledger.plan_check import check_rows
+
+from .pending import Pending
+from .rank_context import RankContext
+from .step import StepLauncher
+
+
+class Runner:
+    """One rank's executor. Not thread-safe: every call comes from the step thread."""
+
+    def __init__(self, context: RankContext, execution: StepLauncher | None = None) -> None:
+        """`execution` is that of another runner, whose epochs are over."""
+        self.context = context
+        self._slots = context.slots
+        self._execution = execution or StepLauncher(context, context.step_ops)
+        self._bounds = _bounds(context)
+        self._epoch = 0
+        self._step = 0
+
+    def twin(self) -> Runner:
+        """Another one with epochs of its own, on the same context: for steps before the first."""
+        return Runner(self.context, self._execution)
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Do, before the first step, what takes its time once."""
+        self._execution.prepare()
+
+    def open(self, epoch: int) -> None:
+        """Begin an epoch: every slot is emptied. Raises InvalidRequest for an old epoch."""
+        if epoch <= self._epoch:
+            raise InvalidRequest(f"epoch {epoch} is not newer than {self._epoch}", param="epoch")
+        self._epoch, self._step = epoch, 0
+        self._slots.reset()
+        self._execution.open()
+        if self.context.caches.recurrent is not None:
+            self.context.caches.recurrent.forget()
+        for slot in range(self._slots.num_slots):
+            self.context.sampling.free(slot)
+
+    @property
+    def num_late_compilations(self) -> int:
+        """Kernels compiled while serving."""
+        return self.context.compilations.num_late
+
+    @property
+    def captured(self) -> tuple[int, int]:
+        """Kinds of step that are one launch; and how many steps were not, where there are any."""
+        return self._execution.captured
+
+    @property
+    def graph_bytes(self) -> int:
+        """Memory of the device that captured steps will take, all of them; known when prepared."""
+        return self._execution.graph_bytes
+
+    @property
+    def has_chore(self) -> bool:
+        """Whether steps have wanted something that would make them faster. Any thread may ask."""
+        return self._execution.has_chore
+
+    @torch.inference_mode()
+    def do_chore(self) -> None:
+        """Do a part of what makes steps faster, if any is left: between steps, or when idle."""
+        self._execution.do_chore()
+
+    @torch.inference_mode()
+    def do_wanted(self) -> None:
+        """Do all that steps have wanted."""
+        self._execution.do_wanted()
+
+    def check_whole(self) -> None:
+        """Raise Unavailable when a rank of the group is gone. Between epochs."""
+        self.context.tp.check_whole()
+
+    @torch.inference_mode()
+    def launch(self, plan: pb.StepPlan) -> Pending:
+        """Begin to execute a plan. Raises LedgerError or InvalidRequest; the epoch is then over."""
+        return self._execution.launch(plan, self._apply(plan))
+
+    def step(self, plan: pb.StepPlan) -> pb.StepResult:
+        """Execute one plan. Raises as `launch` and Pending.finish do."""
+        pending = self.launch(plan)
+        pending.wait()
+        return pending.finish()
+
+    def _apply(self, plan: pb.StepPlan) -> Rows:
+        """Differences first, in the order the protocol fixes; then the rows are checked."""
+        if plan.epoch != self._epoch or plan.step != self._step + 1:
+            raise InvalidRequest(
+                f"plan {plan.epoch}/{plan.step} does not follow {self._epoch}/{self._step}",
+                param="step",
+            )
+        self._bounds.check(plan, self._slots.num_blocks.tolist())
+        for slot, tenancy in zip(plan.freed_slots, plan.freed_slot_epochs, strict=True):
+            self._slots.free(slot, tenancy)
+            self.context.sampling.free(slot)
+        for admission in plan.admissions:
+            self._slots.admit(admission)
+            self._restore(admission)
+            if admission.pooling:
+                self.context.pooling.admit(admission.slot)
+            else:
+                self.context.sampling.admit(
+                    admission.slot, admission.sampling, admission.prompt_len
+                )
+        self._extend(plan)
+        rows = read_rows(plan)
+        check_rows(rows, self._slots, self.context.max_draft_tokens)
+        self._step = plan.step
+        self._slots.last_step[rows.slot] = plan.step
+        return rows
+
+    def _restore(self, admission: pb.Admission) -> None:
+        """Recurrent state behind a cached prefix comes from the snapshot of exactly its length."""
+        recurrent = self.context.caches.recurrent
+        if recurrent is None or not admission.num_cached:
+            return
+        recurrent.restore(admission.snapshot_id, admission.slot, admission.num_cached)
+
+    def _extend(self, plan: pb.StepPlan) -> None:
+        block_ids = np.array(plan.block_ids, dtype=np.int64)
+        ends = np.cumsum(np.array(plan.extend_counts, dtype=np.int64))
+        for slot, count, end in zip(plan.extend_slots, plan.extend_counts, ends, strict=True):
+            self._slots.extend(slot, block_ids[end - count : end])
+
+
+def _bounds(context: RankContext) -> PlanBounds:
+    slots, recurrent = context.slots, context.caches.recurrent
+    return PlanBounds(
+        num_slots=slots.num_slots,
+        max_tokens=slots.tokens.shape[1],
+        num_blocks=context.caches.kv.num_blocks,
+        max_blocks_per_slot=slots.block_tables.shape[1],
+        vocab_size=context.model.config.vocab_size,
+        num_snapshots=recurrent.num_snapshots if recurrent is not None else 0,
+        headless=not context.model.has_head,
+    )

@@ -1,0 +1,98 @@
+"""The end of a step: logits, choice, commit, and what is reported of it.
+
+Which kernels that takes depends on what the requests ask for. For those who ask for tokens alone it
+is the same in every step, and stands in the graph of the whole step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from surestep_kernels.choose import Chosen
+from surestep_kernels.shape_logits import Positions, Shaping
+from surestep_kernels.slot_state import SlotState
+from surestep_kernels.step_ops import StepOps
+from surestep_proto import engine_pb2 as pb
+from torch import Tensor
+
+from surestep_worker.inputs.columns import Extras, PooledColumns, StepColumns
+from surestep_worker.inputs.download import Packed
+from surestep_worker.inputs.logprob_plan import score_positions
+
+from .forward import PassOutputs
+from .phases import Phases
+from .rank_context import RankContext
+
+
+class Asked(NamedTuple):
+    """What decides which kernels run; everything else is on the device."""
+
+    random: bool  # some window draws
+    truncated: bool  # and restricts what it draws from
+    width: int = 0  # most alternatives of a position that is scored
+
+
+PLAIN = Asked(random=True, truncated=False)
+
+
+class Settling:
+    """Runs it. Not thread-safe: every call comes from the step thread."""
+
+    def __init__(
+        self, context: RankContext, ops: StepOps, state: SlotState, phases: Phases
+    ) -> None:
+        self._context, self._ops, self._state, self._phases = context, ops, state, phases
+
+    def __call__(
+        self, columns: StepColumns, outputs: PassOutputs, extras: Extras, asked: Asked
+    ) -> Packed:
+        """Queue it on the device."""
+        num_pooled = len(extras.pooled.slot) if extras.pooled is not None else 0
+        scored, pooled = outputs.hidden.split((len(outputs.hidden) - num_pooled, num_pooled))
+        logits = self._context.model.logits(scored).float() if len(scored) else scored
+        vectors = self._pool(extras.pooled, pooled)
+        self._phases.enter(pb.SAMPLING)
+        kept = extras.scored is not None and extras.shaping != Shaping()  # in place
+        raw = logits.clone() if kept else logits
+        chosen = self._choose(columns, outputs, logits, extras.shaping, asked)
+        report = self._ops.commit_step(
+            outputs.rows, outputs.drafts, chosen, columns.stops, self._state
+        )
+        scores = () if extras.scored is None else score_positions(
+            raw, chosen.ids, extras.scored, asked.width
+        )  # fmt: skip
+        bits = self._ops.fingerprint(outputs.hidden, outputs.rows, outputs.inputs.valid)
+        return Packed.of([report, outputs.error, bits, outputs.non_finite, vectors, *scores])
+
+    def _pool(self, columns: PooledColumns | None, hidden: Tensor) -> Tensor:
+        """Vectors f32[K, H] of the rows that complete one."""
+        if columns is None:
+            return torch.empty(0, 0, device=hidden.device)
+        slot, row_slot, num_tokens = (column.long() for column in columns)
+        self._context.pooling.add(slot, hidden)
+        return self._context.pooling.mean(row_slot, num_tokens)
+
+    def _choose(
+        self,
+        columns: StepColumns,
+        outputs: PassOutputs,
+        logits: Tensor,
+        shaping: Shaping,
+        asked: Asked,
+    ) -> Chosen:
+        """Rank 0 decides for all."""
+        window, inputs = columns.position_window, outputs.inputs
+        z = logits[: len(window)]
+        if not len(window):
+            nothing = torch.zeros(0, dtype=torch.int32, device=z.device)
+            return Chosen(nothing, nothing)
+        if shaping != Shaping():
+            slot = inputs.slots[outputs.rows.position_row.long()].int()
+            where = Positions(window, slot, inputs.lengths, self._state.tokens)
+            self._ops.shape_logits(z, where, shaping)
+        chosen = self._ops.choose(
+            z, window, inputs.lengths, columns.draw,
+            random=asked.random, truncated=asked.truncated,
+        )  # fmt: skip
+        return Chosen._make(self._context.tp.broadcast(column) for column in chosen)
