@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
+from surestep_proto import worker_pb2
 from surestep_scheduler.config import SchedulerSettings
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
@@ -53,7 +54,7 @@ def _request(index: int, prompt: Sequence[int], max_tokens: int) -> Request:
     )
 
 
-def _limits(facts: pb.WorkerInfo, depth: int) -> Limits:
+def _limits(facts: worker_pb2.WorkerInfo, depth: int) -> Limits:
     settings = SchedulerSettings(
         worker_addresses=["none"],  # nobody is asked
         pipeline_depth=depth,

@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 import machine
 import numpy as np
 import torch
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
 from surestep_worker.config import WorkerSettings
 from surestep_worker.startup.build import build_runner
 from surestep_worker.step.pending import Pending
@@ -207,7 +208,7 @@ class Bench:
         snapshot_id = int(self.built.facts.recurrent)
         plan = pb.StepPlan(epoch=self._epoch, step=1)
         drawn = float(top_p < 1)
-        sampling = pb.SamplingParams(temperature=drawn, top_p=top_p, repetition_penalty=1)
+        sampling = sampling_pb2.SamplingParams(temperature=drawn, top_p=top_p, repetition_penalty=1)
         for slot in range(batch):
             plan.admissions.add(
                 slot=slot, slot_epoch=1, token_ids=[(7 * slot + 1) % 1000] * (context + 1),

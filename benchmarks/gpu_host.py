@@ -24,7 +24,7 @@ from typing import Any
 import machine
 import numpy as np
 import torch
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 from surestep_worker.inputs.buckets import Bucket, find_bucket, in_order, make_buckets
 from surestep_worker.inputs.columns import Extras, PassInputs, StepColumns, need_of, padding
 from surestep_worker.inputs.geometry import Geometry

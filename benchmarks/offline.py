@@ -37,7 +37,7 @@ from surestep_common import access
 from surestep_common.access import PeerSettings
 from surestep_common.config import ENV_PREFIX
 from surestep_common.rpc import connect
-from surestep_proto import engine_pb2, generate_pb2, generate_pb2_grpc
+from surestep_proto import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc
 from tokenizers import Tokenizer
 
 _PHRASE_TOKENS = 12  # length of what a repetitive prompt repeats
@@ -66,15 +66,15 @@ class Round:
 
 def requests(
     args: argparse.Namespace, seed: int, num_drafts: int | None
-) -> Iterator[generate_pb2.GenerateRequest]:
+) -> Iterator[scheduler_pb2.GenerateRequest]:
     """Requests to the full length. Prompts depend on `seed`, the index and nothing else."""
     run = uuid.uuid4().hex  # as salt: no round finds another one's prompts in the prefix cache
     for index in range(args.num_prompts):
         rng = random.Random(f"{seed}:{index}")
-        sampling = engine_pb2.SamplingParams(
+        sampling = sampling_pb2.SamplingParams(
             temperature=args.temperature, top_p=1, repetition_penalty=1, seed=rng.getrandbits(64)
         )
-        yield generate_pb2.GenerateRequest(
+        yield scheduler_pb2.GenerateRequest(
             request_id=f"{run}-{index}",
             prompt_ids=prompt(args, rng),
             max_tokens=args.max_tokens,
@@ -104,7 +104,7 @@ def text_ids(text: Path, model: Path) -> list[int]:
 
 
 async def measure(
-    stub: generate_pb2_grpc.SchedulerStub,
+    stub: scheduler_pb2_grpc.SchedulerStub,
     args: argparse.Namespace,
     seed: int,
     concurrency: int,
@@ -113,7 +113,7 @@ async def measure(
     """One round with so many requests open at most; drafts per step as the server likes, or so."""
     gate = asyncio.Semaphore(concurrency)
 
-    async def generate(request: generate_pb2.GenerateRequest) -> list[generate_pb2.GenerateChunk]:
+    async def generate(request: scheduler_pb2.GenerateRequest) -> list[scheduler_pb2.GenerateChunk]:
         async with gate:
             return [chunk async for chunk in stub.Generate(request, timeout=args.timeout)]
 
@@ -185,7 +185,7 @@ async def steps(args: argparse.Namespace) -> dict[str, Any]:
     async with engine(args) as (stub, _):
         for seed in range(args.rounds):
             await measure(stub, args, seed, max(args.concurrency), None)
-        stats = await stub.Stats(generate_pb2.StatsRequest(), timeout=args.timeout)
+        stats = await stub.Stats(scheduler_pb2.StatsRequest(), timeout=args.timeout)
     return {
         "step_ms": {"p50": 1e3 * stats.step_time_p50_s, "p99": 1e3 * stats.step_time_p99_s},
         "pause_ms": {"p50": 1e3 * stats.step_gap_p50_s, "p99": 1e3 * stats.step_gap_p99_s},
@@ -204,7 +204,7 @@ async def startup(args: argparse.Namespace) -> dict[str, Any]:
 @contextlib.asynccontextmanager
 async def engine(
     args: argparse.Namespace,
-) -> AsyncIterator[tuple[generate_pb2_grpc.SchedulerStub, float | None]]:
+) -> AsyncIterator[tuple[scheduler_pb2_grpc.SchedulerStub, float | None]]:
     """The scheduler, launched if asked, and the seconds its first token took if so."""
     async with contextlib.AsyncExitStack() as stack:
         server = None
@@ -212,7 +212,7 @@ async def engine(
             log_path = Path(tempfile.gettempdir()) / "offline-launch.log"
             server = await stack.enter_async_context(launched(args.launch, log_path))
         channel = await stack.enter_async_context(connect(args.scheduler))
-        stub = generate_pb2_grpc.SchedulerStub(channel)
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
 
         async def probe() -> bool:
             request = next(requests(args, 0, None))

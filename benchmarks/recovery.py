@@ -33,8 +33,8 @@ from safetensors.torch import save_file
 from surestep_cli.serve.model_source import resolve
 from surestep_cli.serve.ports import free_addresses
 from surestep_common.rpc import connect
-from surestep_proto import engine_pb2 as pb
-from surestep_proto.engine_pb2_grpc import SupervisorStub
+from surestep_proto import supervisor_pb2 as pb
+from surestep_proto.supervisor_pb2_grpc import SupervisorStub
 
 _WIDTH, _HEADS, _INNER, _VOCAB = 1024, 16, 2816, 32000
 _POLL_S = 0.02

@@ -17,7 +17,8 @@ from collections import deque
 from statistics import median, quantiles
 
 import machine
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.sequence import Request
@@ -54,7 +55,7 @@ def make_state(running: int, drafts: int, steps: int) -> SchedulerState:
             emitted_ids=[],
             max_tokens=max_len,
             stop_ids=frozenset([0]),
-            sampling=pb.SamplingParams(),
+            sampling=sampling_pb2.SamplingParams(),
         )
         state.add(request, now=float(index))
     return state

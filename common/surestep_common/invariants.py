@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .errors import InternalError
 
-# The values of DecodeMode in engine.proto, so that pure code needs no generated module.
+# The values of DecodeMode in worker.proto, so that pure code needs no generated module.
 PREFILL: Final = 1
 PREFILL_LAST: Final = 2
 DECODE: Final = 3

@@ -27,7 +27,7 @@ from .invariants import (
     require,
 )
 
-_WIRE_NAMES = {"max_drafts": "k_cap"}  # of columns that have another name in engine.proto
+_WIRE_NAMES = {"max_drafts": "k_cap"}  # of columns that have another name in worker.proto
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class _Rows:
 
     @classmethod
     def wire_names(cls) -> tuple[tuple[str, str], ...]:
-        """Return each column's name, and the name that it has in engine.proto."""
+        """Return each column's name, and the name that it has in worker.proto."""
         return tuple((name, _WIRE_NAMES.get(name, name)) for name in cls.names())
 
     def columns(self) -> Iterator[tuple[str, Any]]:
@@ -60,7 +60,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class PlanRows(_Rows):
-    """What a plan says of its rows; StepPlan in engine.proto explains each column."""
+    """What a plan says of its rows; StepPlan in worker.proto explains each column."""
 
     slot: IntArray
     slot_epoch: IntArray
@@ -93,7 +93,7 @@ class PlanRows(_Rows):
 
 @dataclass(frozen=True)
 class ResultRows(_Rows):
-    """What a result reports of its rows; StepResult in engine.proto explains each column."""
+    """What a result reports of its rows; StepResult in worker.proto explains each column."""
 
     ok: BoolArray
     non_finite: BoolArray  # not ok because of the model's logits, not of the request's parameters

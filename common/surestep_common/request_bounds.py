@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from surestep_proto.engine_pb2 import SamplingParams
+from surestep_proto.sampling_pb2 import SamplingParams
 
 from .errors import InvalidRequest, RequestTooLarge
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surestep_proto.engine_pb2 import SamplingDefaults
+from surestep_proto.sampling_pb2 import SamplingDefaults
 
 # Fields of SamplingParams that a model may have defaults for.
 SHAPING = (

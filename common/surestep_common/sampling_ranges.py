@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from surestep_proto.engine_pb2 import SamplingParams
+from surestep_proto.sampling_pb2 import SamplingParams
 
 from .errors import InvalidRequest
 from .request_bounds import LEAST_REPETITION, MOST_PENALTY, MOST_REPETITION, check_entries

@@ -15,8 +15,8 @@ import uuid
 from collections.abc import Iterator
 
 import grpc
-from surestep_proto import generate_pb2 as pb
-from surestep_proto.generate_pb2_grpc import SchedulerStub
+from surestep_proto import scheduler_pb2 as pb
+from surestep_proto.scheduler_pb2_grpc import SchedulerStub
 
 PATIENCE_S = 60  # without a token
 # Notices a server that hangs: connections stay up while the process behind them stands still.

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from surestep_common.errors import InvalidRequest
-from surestep_proto.engine_pb2 import LAST_TOKEN, MEAN, Pooling
+from surestep_proto.sampling_pb2 import LAST_TOKEN, MEAN, Pooling
 
 _MODES: Mapping[str, Pooling] = {"lasttoken": LAST_TOKEN, "mean_tokens": MEAN, "mean": MEAN}
 _MODE = "pooling_mode"

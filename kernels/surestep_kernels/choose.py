@@ -13,7 +13,7 @@ from .mass import mass_of, mass_wanted
 
 
 class RowStatus(IntEnum):
-    """As in engine.proto."""
+    """As in worker.proto."""
 
     OK = 1
     NON_FINITE = 2

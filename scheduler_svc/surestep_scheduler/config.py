@@ -9,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 from surestep_common.access import PeerSettings
 from surestep_common.config import Count, Names
 from surestep_common.tracing import TraceSettings
-from surestep_proto import engine_pb2
+from surestep_proto import worker_pb2
 
 if TYPE_CHECKING:
     from .core.limits import Limits
@@ -103,7 +103,7 @@ class SchedulerSettings(PeerSettings, TraceSettings):
             raise ValueError("--grpc-api-key needs --grpc-secret or --grpc-secret-file")
         return self
 
-    def limits(self, info: engine_pb2.WorkerInfo) -> Limits:
+    def limits(self, info: worker_pb2.WorkerInfo) -> Limits:
         """Fit the settings into the workers' sizes. Raises InvalidRequest where they do not."""
         from .core.limits import Limits
         from .speculation.draft_length import StepCosts  # numpy, which settings alone do not need

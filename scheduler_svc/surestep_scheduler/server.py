@@ -13,8 +13,8 @@ from surestep_common.request_bounds import MAX_REQUEST_BYTES
 from surestep_common.rpc import Server
 from surestep_common.tasks import end
 from surestep_common.tracing import open_tracer
-from surestep_proto import generate_pb2, vllm_engine_pb2
-from surestep_proto.generate_pb2_grpc import add_SchedulerServicer_to_server
+from surestep_proto import scheduler_pb2, vllm_engine_pb2
+from surestep_proto.scheduler_pb2_grpc import add_SchedulerServicer_to_server
 from surestep_proto.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
 
 from .config import SchedulerSettings
@@ -22,7 +22,7 @@ from .engine.engine import Engine
 from .service.service import SchedulerService
 from .vllm.service import VllmService
 
-_OURS = generate_pb2.DESCRIPTOR.services_by_name["Scheduler"]
+_OURS = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"]
 _VLLMS = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
 # Methods for clients; the others are for operators and the gateway.
 _FOR_CLIENTS = [f"/{_OURS.full_name}/{name}" for name in ("Generate", "Info")]
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 async def running(settings: SchedulerSettings) -> AsyncIterator[str]:
     """Serve inside the block; gives the bound address. Leaving the block drains and stops."""
     server = _server(settings)
-    engine = Engine(settings, lambda state: server.set_serving(state == generate_pb2.SERVING))
+    engine = Engine(settings, lambda state: server.set_serving(state == scheduler_pb2.SERVING))
     tracer = open_tracer(settings, "surestep-scheduler")
     host, _, _ = settings.scheduler_listen.rpartition(":")
     async with asyncio.TaskGroup() as tasks:

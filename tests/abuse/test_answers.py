@@ -13,7 +13,7 @@ from slow_clients import connect, post, stop_reading
 from support.fakes.scheduler import default_info, start, tokens
 from support.processes.gateway_stack import Stack, StartStack, stacks
 from surestep_gateway.request import prepare
-from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
+from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 COMPLETIONS = "/v1/completions"
 LONG = default_info(max_model_len=20_000)

@@ -14,7 +14,7 @@ from nasty_bodies import Nasty, nasty_bodies
 from support.fakes.scheduler import default_info, emulating, running, start, tokens
 from support.processes.gateway import gateway, until_ready
 from support.processes.ports import free_port
-from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
+from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 LARGE, MEDIUM, SMALL = 31 << 20, 1 << 20, 60 << 10
 LIMIT_S = "0.1"

@@ -15,7 +15,14 @@ from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.processes.stack import Stack, serve
-from surestep_proto import engine_pb2, generate_pb2, generate_pb2_grpc, vllm_engine_pb2
+from surestep_proto import (
+    sampling_pb2,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    supervisor_pb2,
+    vllm_engine_pb2,
+    worker_pb2,
+)
 
 API_KEY, ADMIN_KEY, GRPC_KEY = "key-of-a-client", "key-of-an-operator", "key-of-a-grpc-client"
 _FLAGS = ("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--kv-cache-memory", "0.01")
@@ -23,7 +30,7 @@ _TIMEOUT_S = 10
 _FOR_CLIENTS = {"Generate", "Info"}
 _METHODS = [
     method
-    for module in (engine_pb2, generate_pb2, vllm_engine_pb2)
+    for module in (scheduler_pb2, supervisor_pb2, vllm_engine_pb2, worker_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]
@@ -102,15 +109,15 @@ def test_a_client_of_grpc_may_generate_and_no_more(
 
 
 def test_a_client_of_grpc_gets_tokens(served: Served) -> None:
-    request = generate_pb2.GenerateRequest(
+    request = scheduler_pb2.GenerateRequest(
         request_id="mine",
         prompt_ids=[5, 6, 7],
         max_tokens=3,
-        sampling=engine_pb2.SamplingParams(top_p=1, repetition_penalty=1),
+        sampling=sampling_pb2.SamplingParams(top_p=1, repetition_penalty=1),
     )
     metadata = (("authorization", f"Bearer {GRPC_KEY}"),)
     with grpc.insecure_channel(served.addresses["Scheduler"]) as channel:
-        stub = generate_pb2_grpc.SchedulerStub(channel)
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
         chunks = list(stub.Generate(request, metadata=metadata, timeout=_TIMEOUT_S))
     assert sum(len(chunk.token_ids) for chunk in chunks) == 3
 

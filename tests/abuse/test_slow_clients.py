@@ -16,7 +16,7 @@ from slow_clients import OTHERS, READERS, be, silent
 from support.fakes.scheduler import FakeScheduler, emulating, running, start, tokens
 from support.processes.gateway import Process, gateway, until_ready
 from support.processes.ports import free_port
-from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest
+from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest
 
 NUM_CLIENTS = 1000
 HONEST = 4

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from aiohttp import web
 from surestep_common.rpc import Server
-from surestep_proto import generate_pb2, generate_pb2_grpc
+from surestep_proto import scheduler_pb2, scheduler_pb2_grpc
 
 TOKENS_PER_DRAFTED_STEP = 4
 
@@ -38,30 +38,30 @@ async def models(_: web.Request) -> web.Response:
     return web.json_response({"data": [{"id": "toy"}]})
 
 
-class ToyScheduler(generate_pb2_grpc.SchedulerServicer):
+class ToyScheduler(scheduler_pb2_grpc.SchedulerServicer):
     """Counts up from the prompt's last id, several tokens at a time when drafts are allowed."""
 
     async def Generate(
-        self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[generate_pb2.GenerateChunk]:
+        self, request: scheduler_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[scheduler_pb2.GenerateChunk]:
         """See the class."""
         drafts = not (request.HasField("num_draft_tokens") and request.num_draft_tokens == 0)
         stride = TOKENS_PER_DRAFTED_STEP if drafts else 1
         ids = [request.prompt_ids[-1] + 1 + i for i in range(request.max_tokens)]
         steps = [ids[i : i + stride] for i in range(0, len(ids), stride)]
         for step in steps:
-            yield generate_pb2.GenerateChunk(token_ids=step)
+            yield scheduler_pb2.GenerateChunk(token_ids=step)
         accepted = len(ids) - len(steps)
-        end = generate_pb2.RequestEnd(
+        end = scheduler_pb2.RequestEnd(
             num_steps=len(steps), num_draft_tokens=2 * accepted, num_accepted_tokens=accepted
         )
-        yield generate_pb2.GenerateChunk(finish_reason=generate_pb2.LENGTH, end=end)
+        yield scheduler_pb2.GenerateChunk(finish_reason=scheduler_pb2.LENGTH, end=end)
 
 
 async def start_scheduler(port: int) -> tuple[Server, int]:
     """A listening ToyScheduler and its port."""
-    server = Server([generate_pb2.DESCRIPTOR.services_by_name["Scheduler"]])
-    generate_pb2_grpc.add_SchedulerServicer_to_server(ToyScheduler(), server.grpc)
+    server = Server([scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"]])
+    scheduler_pb2_grpc.add_SchedulerServicer_to_server(ToyScheduler(), server.grpc)
     return server, await server.start(f"127.0.0.1:{port}")
 
 

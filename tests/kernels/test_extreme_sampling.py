@@ -19,7 +19,7 @@ from surestep_common.sampling_ranges import check_sampling
 from surestep_kernels.choose import RowStatus
 from surestep_kernels.shape_logits import Positions, Shaping
 from surestep_kernels.step_ops import STEP_REFERENCE, StepOps
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
 from surestep_worker.inputs.upload import upload
 from surestep_worker.sampling.table import SamplingTable
 

@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 from surestep_common.errors import InvalidRequest
-from surestep_proto.engine_pb2 import SamplingParams, TokenSequence
-from surestep_proto.generate_pb2 import GenerateRequest
+from surestep_proto.sampling_pb2 import SamplingParams, TokenSequence
+from surestep_proto.scheduler_pb2 import GenerateRequest
 from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.service.requests import ended, parse_request
 

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_common.rpc import connect
-from surestep_proto import engine_pb2 as pb
-from surestep_proto.engine_pb2_grpc import SupervisorStub
-from surestep_proto.generate_pb2 import SchedulerInfoRequest
-from surestep_proto.generate_pb2_grpc import SchedulerStub
+from surestep_proto import supervisor_pb2 as pb
+from surestep_proto.scheduler_pb2 import SchedulerInfoRequest
+from surestep_proto.scheduler_pb2_grpc import SchedulerStub
+from surestep_proto.supervisor_pb2_grpc import SupervisorStub
 
 from surestep_cli.api.http import call, unix_socket
 from surestep_cli.terminal.output import unbreakable

@@ -15,8 +15,8 @@ from surestep_common.errors import (
     Unauthenticated,
     Unavailable,
 )
-from surestep_proto.engine_pb2 import LogprobColumns, SamplingParams, TokenSequence
-from surestep_proto.generate_pb2 import GenerateChunk, SchedulerInfo
+from surestep_proto.sampling_pb2 import LogprobColumns, SamplingParams, TokenSequence
+from surestep_proto.scheduler_pb2 import GenerateChunk, SchedulerInfo
 
 from .asynchronous import AsyncClient
 from .blocking import Client

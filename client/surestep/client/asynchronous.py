@@ -12,9 +12,9 @@ from typing import Any, Self, Unpack
 import grpc
 from surestep_common.errors import SurestepError
 from surestep_common.rpc import translate_errors
-from surestep_proto.engine_pb2 import SamplingParams
-from surestep_proto.generate_pb2 import GenerateChunk, SchedulerInfo, SchedulerInfoRequest
-from surestep_proto.generate_pb2_grpc import SchedulerStub
+from surestep_proto.sampling_pb2 import SamplingParams
+from surestep_proto.scheduler_pb2 import GenerateChunk, SchedulerInfo, SchedulerInfoRequest
+from surestep_proto.scheduler_pb2_grpc import SchedulerStub
 
 from . import connection
 from .completion import Completion

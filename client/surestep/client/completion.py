@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from surestep_proto.engine_pb2 import LogprobColumns
-from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, RequestEnd, RequestStart
+from surestep_proto.sampling_pb2 import LogprobColumns
+from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, RequestEnd, RequestStart
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from surestep_common.errors import (
     SurestepError,
     Unavailable,
 )
-from surestep_proto.engine_pb2 import SamplingParams
-from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest
+from surestep_proto.sampling_pb2 import SamplingParams
+from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 

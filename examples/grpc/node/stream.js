@@ -10,7 +10,7 @@ const RETRY_MS = 500
 const OPTIONS = { 'grpc.keepalive_time_ms': 5_000, 'grpc.keepalive_timeout_ms': 2_000 }
 
 const [folder, address, ...prompt] = process.argv.slice(2)
-const loaded = loadSync('surestep_proto/generate.proto', {
+const loaded = loadSync('surestep_proto/scheduler.proto', {
   includeDirs: [folder],
   keepCase: true,
   longs: String, // seeds have 64 bits

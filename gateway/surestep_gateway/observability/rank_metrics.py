@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from surestep_proto.engine_pb2 import READY, SupervisorStatus, WorkerInfo
-from surestep_proto.generate_pb2 import SERVING, SchedulerStatus
+from surestep_proto.scheduler_pb2 import SERVING, SchedulerStatus
+from surestep_proto.supervisor_pb2 import READY, SupervisorStatus
+from surestep_proto.worker_pb2 import WorkerInfo
 
 from .metric_families import Field, Kind, Labelled, Split, family, split_family
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from surestep_proto.generate_pb2 import SchedulerInfo, SchedulerStats, SchedulerStatus
+from surestep_proto.scheduler_pb2 import SchedulerInfo, SchedulerStats, SchedulerStatus
 
 from surestep_gateway.schedulers.circuit_breaker import BreakerState
 

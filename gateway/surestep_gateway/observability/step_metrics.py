@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from surestep_proto.generate_pb2 import SchedulerStats, StepStats
+from surestep_proto.scheduler_pb2 import SchedulerStats, StepStats
 
 from .metric_families import (
     Distribution,

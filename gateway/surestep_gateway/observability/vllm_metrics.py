@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
-from surestep_proto.generate_pb2 import SchedulerInfo, SchedulerStats
+from surestep_proto.scheduler_pb2 import SchedulerInfo, SchedulerStats
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from surestep_proto.generate_pb2 import GenerateChunk
+from surestep_proto.scheduler_pb2 import GenerateChunk
 
 from surestep_gateway.request.protocol import GenerationBody
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from surestep_proto.engine_pb2 import LogprobColumns
+from surestep_proto.sampling_pb2 import LogprobColumns
 
 from surestep_gateway.text.tokenizer import Tokenizer
 

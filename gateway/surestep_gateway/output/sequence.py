@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from surestep_proto.engine_pb2 import LogprobColumns
-from surestep_proto.generate_pb2 import LENGTH, STOP, GenerateChunk
+from surestep_proto.sampling_pb2 import LogprobColumns
+from surestep_proto.scheduler_pb2 import LENGTH, STOP, GenerateChunk
 
 from surestep_gateway.observability.metrics import SequenceEnd, SequenceTimer
 from surestep_gateway.parsers import Event, content_of

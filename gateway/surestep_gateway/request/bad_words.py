@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from surestep_common.errors import InvalidRequest
 from surestep_common.request_bounds import most_bad_word_ids
-from surestep_proto.engine_pb2 import TokenSequence
+from surestep_proto.sampling_pb2 import TokenSequence
 
 from surestep_gateway.text.tokenizer import Texts, Tokenizer
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from surestep_common.errors import InvalidRequest
-from surestep_proto.generate_pb2 import SchedulerInfo
+from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts

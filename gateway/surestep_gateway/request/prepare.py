@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 import orjson
 from surestep_common.errors import InvalidRequest, ModelNotFound, RequestTooLarge
 from surestep_common.request_bounds import check_prompt_logprobs
-from surestep_proto.engine_pb2 import SamplingParams
-from surestep_proto.generate_pb2 import SchedulerInfo
+from surestep_proto.sampling_pb2 import SamplingParams
+from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.text.text_processor import TextProcessor

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surestep_common.errors import InvalidRequest
-from surestep_proto.engine_pb2 import SamplingParams
-from surestep_proto.generate_pb2 import GenerateRequest, SchedulerInfo
+from surestep_proto.sampling_pb2 import SamplingParams
+from surestep_proto.scheduler_pb2 import GenerateRequest, SchedulerInfo
 
 from surestep_gateway.text.tokenizer import Tokenizer
 

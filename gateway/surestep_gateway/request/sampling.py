@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from surestep_common.errors import ContextOverflow, InvalidRequest
 from surestep_common.request_bounds import check_entries
-from surestep_proto.engine_pb2 import SamplingParams, TokenSequence
-from surestep_proto.generate_pb2 import SchedulerInfo
+from surestep_proto.sampling_pb2 import SamplingParams, TokenSequence
+from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from .protocol import ChatBody, GenerationBody, Truncation
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pydantic import BaseModel
-from surestep_proto.generate_pb2 import SchedulerStats
+from surestep_proto.scheduler_pb2 import SchedulerStats
 
 _KEPT = 181  # samples, one a second: three minutes between the first and the last
 _OUTAGES = 20

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from surestep_common import tracing
 from surestep_common.errors import ConnectionLost, DeadlineExceeded, QueueFull, Unavailable
 from surestep_common.tracing import Span, SpanKind
-from surestep_proto.engine_pb2 import NO_POOLING, Pooling, SamplingParams
-from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest, ResolvedParams
+from surestep_proto.sampling_pb2 import NO_POOLING, Pooling, SamplingParams
+from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest, ResolvedParams
 
 from surestep_gateway.auth.tenants import ANYBODY, Tenant
 from surestep_gateway.config import GatewaySettings

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from surestep_common.errors import ModelChanged, Unavailable
-from surestep_proto.generate_pb2 import SchedulerInfo
+from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from .losses import IsolationQueue
 from .routing import RoutingCandidate, choose

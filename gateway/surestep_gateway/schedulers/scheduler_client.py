@@ -19,8 +19,8 @@ from surestep_common.errors import (
     SurestepError,
 )
 from surestep_common.rpc import connect, translate_errors
-from surestep_proto import generate_pb2 as pb
-from surestep_proto import generate_pb2_grpc
+from surestep_proto import scheduler_pb2 as pb
+from surestep_proto import scheduler_pb2_grpc
 
 from .circuit_breaker import CircuitBreaker
 from .history import History
@@ -117,7 +117,7 @@ class SchedulerClient:
         self._missed = 0  # probes without an answer, in a row
         self._loss = _Loss(0, frozenset())  # the latest
         self._channel = connect(address)
-        self._stub: Any = generate_pb2_grpc.SchedulerStub(self._channel)
+        self._stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel)
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
         self._watching: grpc.aio.UnaryStreamCall[Any, Any] | None = None
 

@@ -18,7 +18,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive
 from surestep_common.errors import Cancelled, InvalidRequest, ModelChanged
-from surestep_proto.generate_pb2 import SchedulerInfo
+from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.context import Gateway
 from surestep_gateway.embedding_config import EmbeddingConfig

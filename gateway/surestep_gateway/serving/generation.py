@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from surestep_common.seeds import sibling_seed
-from surestep_proto.engine_pb2 import SamplingParams
-from surestep_proto.generate_pb2 import SchedulerInfo
+from surestep_proto.sampling_pb2 import SamplingParams
+from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.auth.tenants import Caller, Tenant
 from surestep_gateway.context import Gateway

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from surestep_proto.engine_pb2 import LogprobColumns
+from surestep_proto.sampling_pb2 import LogprobColumns
 
 from surestep_gateway.context import Gateway
 from surestep_gateway.output.chat_message import message_delta, whole_message

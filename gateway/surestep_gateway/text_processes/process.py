@@ -17,7 +17,7 @@ import sys
 from surestep_common import log
 from surestep_common.errors import InternalError, RequestTooLarge, SurestepError
 from surestep_common.process import die_with_parent
-from surestep_proto.generate_pb2 import SchedulerInfo
+from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.text.process_limits import limit_memory
 from surestep_gateway.text.text_processor import TextProcessor

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from surestep_proto.generate_pb2 import SchedulerInfo
+from surestep_proto.scheduler_pb2 import SchedulerInfo
 
 from surestep_gateway.observability.metrics import GatewayMetrics
 from surestep_gateway.text.text_processor import NeedsProcess, TextProcessor

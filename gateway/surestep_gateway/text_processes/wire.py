@@ -15,8 +15,8 @@ from typing import BinaryIO
 import orjson
 from surestep_common import errors
 from surestep_common.errors import InternalError, SurestepError
-from surestep_proto.engine_pb2 import SamplingParams
-from surestep_proto.generate_pb2 import GenerateRequest
+from surestep_proto.sampling_pb2 import SamplingParams
+from surestep_proto.scheduler_pb2 import GenerateRequest
 
 from surestep_gateway.request.embedding_body import EmbeddingBody
 from surestep_gateway.request.embedding_inputs import PreparedInputs

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from surestep_common.errors import SurestepError
-from surestep_proto.generate_pb2 import SchedulerStatus
+from surestep_proto.scheduler_pb2 import SchedulerStatus
 
 from surestep_gateway.schedulers.pool import SchedulerPool
 from surestep_gateway.schedulers.scheduler_client import SchedulerClient

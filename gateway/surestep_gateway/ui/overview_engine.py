@@ -5,15 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator
-from surestep_proto.engine_pb2 import (
-    DeviceMemory,
-    ExitCause,
-    Phase,
-    RankState,
-    SupervisorStatus,
-    WorkerInfo,
-)
-from surestep_proto.generate_pb2 import EngineState, Incident, RecentSteps, SchedulerStatus
+from surestep_proto.scheduler_pb2 import EngineState, Incident, RecentSteps, SchedulerStatus
+from surestep_proto.supervisor_pb2 import ExitCause, Phase, RankState, SupervisorStatus
+from surestep_proto.worker_pb2 import DeviceMemory, WorkerInfo
 
 _TEXT = 500  # characters
 _EXITS = 5
@@ -121,7 +115,7 @@ class IncidentView(BaseModel):
 
 
 class StepsView(BaseModel):
-    """The latest steps in parallel columns, oldest first; see RecentSteps in generate.proto."""
+    """The latest steps in parallel columns, oldest first; see RecentSteps in scheduler.proto."""
 
     epoch: list[int]
     step: list[int]

@@ -6,7 +6,7 @@ Every list in it has a bound, and so has every text.
 from __future__ import annotations
 
 from pydantic import BaseModel
-from surestep_proto.generate_pb2 import SchedulerInfo, SchedulerStats
+from surestep_proto.scheduler_pb2 import SchedulerInfo, SchedulerStats
 
 from surestep_gateway.observability.step_metrics import drafted_at
 from surestep_gateway.schedulers.history import HistoryView, OutageView

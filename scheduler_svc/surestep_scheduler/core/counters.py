@@ -42,7 +42,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Counters:
-    """Tokens, requests and steps; see SchedulerStats in generate.proto."""
+    """Tokens, requests and steps; see SchedulerStats in scheduler.proto."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0

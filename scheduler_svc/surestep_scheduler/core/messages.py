@@ -63,7 +63,7 @@ class Plan:
 
 
 class RankTimes(NamedTuple):
-    """What a rank spent on a step, in microseconds; see Timings in engine.proto."""
+    """What a rank spent on a step, in microseconds; see Timings in worker.proto."""
 
     queue_us: int
     prepare_us: int

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from surestep_common.errors import InvalidRequest, ModelChanged, SurestepError, Unavailable
-from surestep_proto import engine_pb2, generate_pb2
+from surestep_proto import scheduler_pb2, supervisor_pb2, worker_pb2
 
 from surestep_scheduler.config import SchedulerSettings
 from surestep_scheduler.core.limits import Limits
@@ -34,7 +34,7 @@ _POLL_SHARE = 0.02  # of the time that passed already
 _RETRY_AFTER_S = 1.0
 _HASHED_INLINE = 16_384  # tokens of a prompt whose blocks are hashed in less than a millisecond
 
-StateListener = Callable[[generate_pb2.EngineState], Awaitable[None]]
+StateListener = Callable[[scheduler_pb2.EngineState], Awaitable[None]]
 
 
 class Engine:
@@ -63,9 +63,9 @@ class Engine:
                 warmup_s=settings.step_warmup_s,
             )
         )
-        self.engine_state = generate_pb2.WAITING_FOR_WORKERS
+        self.engine_state = scheduler_pb2.WAITING_FOR_WORKERS
         self.state: SchedulerState | None = None  # None until the workers' sizes are known
-        self.infos: Sequence[engine_pb2.WorkerInfo] = ()
+        self.infos: Sequence[worker_pb2.WorkerInfo] = ()
         self.waiting_for = "no worker has answered yet"  # in a line; empty while it serves
 
     @property
@@ -74,7 +74,7 @@ class Engine:
         return self._known_state().limits
 
     @property
-    def model(self) -> engine_pb2.WorkerInfo:
+    def model(self) -> worker_pb2.WorkerInfo:
         """What is served, as rank 0 says. Raises Unavailable before the workers were reached."""
         self._known_state()
         return self.infos[0]
@@ -116,7 +116,7 @@ class Engine:
             self.check_model(model)
             if state.limits is not limits:  # the workers were replaced meanwhile
                 seq = state.sequence(request, self.clock())
-        if self.engine_state == generate_pb2.DRAINING:
+        if self.engine_state == scheduler_pb2.DRAINING:
             raise _shutting_down()
         opened = self._requests.open(state.enqueue(seq, self.clock()))
         self._wake.set()
@@ -156,7 +156,7 @@ class Engine:
 
     async def drain(self) -> None:
         """Admit nothing more; what is open goes on."""
-        await self._set_engine_state(generate_pb2.DRAINING)
+        await self._set_engine_state(scheduler_pb2.DRAINING)
 
     async def restart_workers(self, reason: str) -> int:
         """Replace all ranks; open requests go on. Returns the epoch that was ended for it.
@@ -173,9 +173,9 @@ class Engine:
             await self._reached.wait_for(lambda: self.state and self.state.epoch > epoch)
         return epoch
 
-    async def _set_engine_state(self, state: generate_pb2.EngineState) -> None:
-        if self.engine_state not in (state, generate_pb2.DRAINING):
-            logger.info("state %s", generate_pb2.EngineState.Name(state))
+    async def _set_engine_state(self, state: scheduler_pb2.EngineState) -> None:
+        if self.engine_state not in (state, scheduler_pb2.DRAINING):
+            logger.info("state %s", scheduler_pb2.EngineState.Name(state))
             self.engine_state = state
             await self._on_state(state)
 
@@ -209,12 +209,12 @@ class Engine:
             self._reached.notify_all()
         return group
 
-    def addresses(self, statuses: Sequence[engine_pb2.SupervisorStatus]) -> list[str]:
+    def addresses(self, statuses: Sequence[supervisor_pb2.SupervisorStatus]) -> list[str]:
         """Return host:port of each rank, in rank order, as far as known."""
         told = [status.rank_address for status in statuses]
         return self._settings.worker_addresses or told
 
-    def _accept(self, infos: list[engine_pb2.WorkerInfo]) -> None:
+    def _accept(self, infos: list[worker_pb2.WorkerInfo]) -> None:
         """Go on with these workers, whatever they have become; what is open and does not fit ends.
 
         Raises Unavailable when the ranks differ, InvalidRequest when the settings do not go with
@@ -247,7 +247,7 @@ class Engine:
             canary_interval_s=self._settings.canary_interval_s,
         )
         self.waiting_for = ""
-        await self._set_engine_state(generate_pb2.SERVING)
+        await self._set_engine_state(scheduler_pb2.SERVING)
         logger.info("epoch %d on %d ranks", self.state.epoch, len(self.infos))
         return await self._epoch.run(group)
 
@@ -266,7 +266,7 @@ class Engine:
         if CANARY in state.open:  # the next one shows more if it starts afresh
             self.close(self._requests[CANARY])
         self.waiting_for = f"epoch {state.epoch} is lost: {error}"
-        await self._set_engine_state(generate_pb2.RECOVERING)
+        await self._set_engine_state(scheduler_pb2.RECOVERING)
         pids = [info.pid for info in self.infos]
         await self.supervisors.restart(str(error), pids, self._settings.restart_timeout_s)
         statuses = await self.supervisors.statuses(self._settings.worker_connect_timeout_s)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from surestep_common.errors import DeadlineExceeded, ModelFault, SurestepError
 from surestep_common.invariants import LAST_TOKEN
-from surestep_proto import engine_pb2
+from surestep_proto import sampling_pb2
 
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.messages import Outcome
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 5.0
 _CANARY_TOKENS = 16  # of a canary that is to show that the workers live
 _SEND_S = 1.0  # that workers get at least to take a plan
-_GREEDY = engine_pb2.SamplingParams(top_p=1, repetition_penalty=1)
+_GREEDY = sampling_pb2.SamplingParams(top_p=1, repetition_penalty=1)
 _OVERSLEPT_S = 0.25  # a timeout noticed so late shows a pause of this process, not of the workers
 
 

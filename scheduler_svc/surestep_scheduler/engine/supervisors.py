@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from surestep_common.errors import SurestepError, Unavailable
 from surestep_common.rpc import connect, translate_errors
-from surestep_proto import engine_pb2 as pb
-from surestep_proto.engine_pb2_grpc import SupervisorStub
+from surestep_proto import supervisor_pb2 as pb
+from surestep_proto.supervisor_pb2_grpc import SupervisorStub
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from typing import cast
 import numpy as np
 from surestep_common.invariants import IntArray, LedgerError
 from surestep_common.plan_rows import PlanRows, ResultRows
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
 
 from surestep_scheduler.core.messages import Outcome, Plan, RankTimes
 from surestep_scheduler.core.sequence import Tenancy, TokenLogprobs
@@ -52,7 +53,7 @@ def _admit(message: pb.Admission, tenancy: Tenancy) -> None:
     message.max_len = seq.max_len
     message.snapshot_id = tenancy.snapshot_id
     message.draft_valid = tenancy.draft_valid
-    message.pooling = cast("pb.Pooling", seq.request.pooling)
+    message.pooling = cast("sampling_pb2.Pooling", seq.request.pooling)
     if seq.request.sampling is not None:
         message.sampling.CopyFrom(seq.request.sampling)
 
@@ -115,7 +116,7 @@ def _zeros(count: int) -> IntArray:
     return np.zeros(count, dtype=np.int64)
 
 
-def _by_row(columns: pb.LogprobColumns) -> dict[int, TokenLogprobs]:
+def _by_row(columns: sampling_pb2.LogprobColumns) -> dict[int, TokenLogprobs]:
     rows: dict[int, TokenLogprobs] = {}
     start = 0
     for index, row in enumerate(columns.row):
@@ -131,9 +132,9 @@ def _by_row(columns: pb.LogprobColumns) -> dict[int, TokenLogprobs]:
     return rows
 
 
-def logprob_columns(logprobs: TokenLogprobs, first_row: int) -> pb.LogprobColumns:
+def logprob_columns(logprobs: TokenLogprobs, first_row: int) -> sampling_pb2.LogprobColumns:
     """Return columns whose positions are numbered from `first_row`."""
-    return pb.LogprobColumns(
+    return sampling_pb2.LogprobColumns(
         row=range(first_row, first_row + len(logprobs.token_id)),
         token_id=logprobs.token_id,
         logprob=logprobs.logprob,

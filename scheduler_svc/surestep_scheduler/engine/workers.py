@@ -17,8 +17,8 @@ from surestep_common.errors import (
     kind_of_code,
 )
 from surestep_common.rpc import connect, translate_errors
-from surestep_proto import engine_pb2 as pb
-from surestep_proto.engine_pb2_grpc import WorkerStub
+from surestep_proto import worker_pb2 as pb
+from surestep_proto.worker_pb2_grpc import WorkerStub
 
 from surestep_scheduler.core.messages import Outcome
 

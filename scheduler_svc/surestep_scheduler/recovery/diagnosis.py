@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from surestep_common.errors import DeadlineExceeded, DrafterFault, SurestepError, Unavailable
 from surestep_common.invariants import DigestError, LedgerError
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
+from surestep_proto import worker_pb2
 
 from .incidents import Cause
 from .non_finite import NonFiniteLogits
@@ -44,7 +45,7 @@ _TOLD = (
 
 def diagnose(
     error: SurestepError,
-    ranks: Sequence[pb.WorkerInfo],
+    ranks: Sequence[worker_pb2.WorkerInfo],
     statuses: Sequence[pb.SupervisorStatus],
     *,
     supervised: bool,
@@ -95,7 +96,7 @@ def _of_exit(death: _Death, *, unknown: bool) -> Diagnosis:
 
 
 def _deaths(
-    ranks: Sequence[pb.WorkerInfo], statuses: Sequence[pb.SupervisorStatus]
+    ranks: Sequence[worker_pb2.WorkerInfo], statuses: Sequence[pb.SupervisorStatus]
 ) -> list[_Death]:
     pids = {info.rank: info.pid for info in ranks}
     return [

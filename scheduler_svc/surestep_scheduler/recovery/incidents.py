@@ -14,7 +14,7 @@ _LONGEST_PAUSE_S = 30.0
 
 
 class Cause(StrEnum):
-    """Why an epoch was lost; see Incident in generate.proto."""
+    """Why an epoch was lost; see Incident in scheduler.proto."""
 
     WORKER_EXIT = "worker_exit"
     WORKER_HANG = "worker_hang"

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 
 from surestep_common.errors import SurestepError, Unavailable
-from surestep_proto import engine_pb2
-from surestep_proto import generate_pb2 as pb
+from surestep_proto import scheduler_pb2 as pb
+from surestep_proto import worker_pb2
 
 from surestep_scheduler.core.counters import Counters
 from surestep_scheduler.core.messages import RankTimes
@@ -96,7 +96,7 @@ def _incident(engine: Engine, incident: Incident) -> pb.Incident:
     )
 
 
-async def _ranks(addresses: list[str]) -> Sequence[engine_pb2.WorkerInfo]:
+async def _ranks(addresses: list[str]) -> Sequence[worker_pb2.WorkerInfo]:
     group = WorkerGroup(addresses)
     try:
         return await group.infos(_TIMEOUT_S)

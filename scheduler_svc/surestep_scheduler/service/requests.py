@@ -10,7 +10,7 @@ import numpy as np
 from surestep_common.errors import InvalidRequest
 from surestep_common.request_bounds import check_name, check_prompt_logprobs
 from surestep_common.sampling_ranges import check_sampling
-from surestep_proto import engine_pb2, generate_pb2
+from surestep_proto import sampling_pb2, scheduler_pb2
 
 from surestep_scheduler.core.sequence import Finish, Request
 from surestep_scheduler.recovery.poison import CANARY
@@ -24,7 +24,7 @@ _OF_TOKENS = (
 )
 
 
-def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Request:
+def parse_request(message: scheduler_pb2.GenerateRequest, vocab_size: int) -> Request:
     """Translate a request that leaves nothing open into the core's terms; see `resolve`.
 
     Raises InvalidRequest or RequestTooLarge naming the parameter.
@@ -65,9 +65,9 @@ def parse_request(message: generate_pb2.GenerateRequest, vocab_size: int) -> Req
     )
 
 
-def _check_pooled(message: generate_pb2.GenerateRequest) -> None:
+def _check_pooled(message: scheduler_pb2.GenerateRequest) -> None:
     """Raise InvalidRequest for what has no meaning where a vector is wanted."""
-    if message.pooling not in engine_pb2.Pooling.values():
+    if message.pooling not in sampling_pb2.Pooling.values():
         raise InvalidRequest(f"pooling {message.pooling} is not known", param="pooling")
     given = {field.name for field, _ in message.ListFields()}
     for name in _OF_TOKENS:
@@ -75,7 +75,7 @@ def _check_pooled(message: generate_pb2.GenerateRequest) -> None:
             raise InvalidRequest(f"{name} has no meaning with pooling", param=name)
 
 
-def _check_min_tokens(message: generate_pb2.GenerateRequest) -> None:
+def _check_min_tokens(message: scheduler_pb2.GenerateRequest) -> None:
     least, most = message.sampling.min_tokens, message.max_tokens
     if least > most:
         raise InvalidRequest(f"min_tokens={least} exceeds max_tokens={most}", param="min_tokens")

@@ -10,8 +10,9 @@ import secrets
 
 from surestep_common.request_bounds import check_entries
 from surestep_common.sampling_defaults import SHAPING
-from surestep_proto.engine_pb2 import SamplingDefaults, WorkerInfo
-from surestep_proto.generate_pb2 import GenerateRequest, ResolvedParams
+from surestep_proto.sampling_pb2 import SamplingDefaults
+from surestep_proto.scheduler_pb2 import GenerateRequest, ResolvedParams
+from surestep_proto.worker_pb2 import WorkerInfo
 
 
 def resolve(message: GenerateRequest, model: WorkerInfo, max_request_len: int) -> ResolvedParams:

@@ -9,8 +9,8 @@ from typing import Any
 
 from surestep_common.errors import DeadlineExceeded
 from surestep_common.tracing import Tracer
-from surestep_proto import generate_pb2 as pb
-from surestep_proto.generate_pb2_grpc import SchedulerServicer
+from surestep_proto import scheduler_pb2 as pb
+from surestep_proto.scheduler_pb2_grpc import SchedulerServicer
 
 from surestep_scheduler.core.sequence import Finish, Output, TokenLogprobs
 from surestep_scheduler.core.sequence import Sequence as TokenSequence
@@ -29,7 +29,7 @@ _FINISH = {Finish.STOP: pb.STOP, Finish.LENGTH: pb.LENGTH, Finish.POOLED: pb.POO
 
 
 class SchedulerService(SchedulerServicer):
-    """Handlers of generate.proto. Errors become statuses in the server's interceptor."""
+    """Handlers of scheduler.proto. Errors become statuses in the server's interceptor."""
 
     def __init__(self, engine: Engine, address: str, tracer: Tracer) -> None:
         self._engine = engine

@@ -25,7 +25,7 @@ _SURE = 0.99  # no draft is taken for certain
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Microseconds, as measured by the workers. See StepCosts in engine.proto."""
+    """Microseconds, as measured by the workers. See StepCosts in worker.proto."""
 
     step: FloatArray  # of a step of n input rows, by n
     draft: FloatArray  # of one draft position of n rows, by n; draft[0] = 0

@@ -11,8 +11,8 @@ from surestep_common.errors import Unavailable
 from surestep_common.release import package_version
 from surestep_common.sampling_defaults import neutral, shown
 from surestep_proto import vllm_engine_pb2 as pb
-from surestep_proto.engine_pb2 import SamplingDefaults
-from surestep_proto.generate_pb2 import EngineState
+from surestep_proto.sampling_pb2 import SamplingDefaults
+from surestep_proto.scheduler_pb2 import EngineState
 
 from surestep_scheduler.engine.engine import Engine
 from surestep_scheduler.service import report

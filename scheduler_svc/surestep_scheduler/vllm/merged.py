@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
 from surestep_common.tasks import end
-from surestep_proto.generate_pb2 import GenerateChunk
+from surestep_proto.scheduler_pb2 import GenerateChunk
 
 Stream = AsyncGenerator[GenerateChunk, None]
 

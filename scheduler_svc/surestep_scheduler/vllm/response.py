@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from surestep_proto import generate_pb2
+from surestep_proto import scheduler_pb2
 from surestep_proto import vllm_engine_pb2 as pb
-from surestep_proto.engine_pb2 import LogprobColumns
-from surestep_proto.generate_pb2 import GenerateChunk
+from surestep_proto.sampling_pb2 import LogprobColumns
+from surestep_proto.scheduler_pb2 import GenerateChunk
 
-_FINISH = {generate_pb2.STOP: "stop", generate_pb2.LENGTH: "length"}
+_FINISH = {scheduler_pb2.STOP: "stop", scheduler_pb2.LENGTH: "length"}
 _ABORT = "abort"
 
 
@@ -49,7 +49,7 @@ class ChoiceResponses:
             told.finish_reason = _FINISH[chunk.finish_reason]
             told.spec_draft_tokens = chunk.end.num_draft_tokens
             told.spec_accepted_tokens = chunk.end.num_accepted_tokens
-            if chunk.finish_reason == generate_pb2.STOP and told.output_ids[-1] in self._stop_ids:
+            if chunk.finish_reason == scheduler_pb2.STOP and told.output_ids[-1] in self._stop_ids:
                 told.matched_token_id = told.output_ids[-1]
             yield pb.GenerateResponse(complete=told)
 

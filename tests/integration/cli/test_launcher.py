@@ -19,7 +19,7 @@ from support.fakes.worker import FakeSupervisor, FakeWorker
 from support.processes.launcher import Bench
 from surestep_cli.serve.launcher import Service
 from surestep_common.errors import InvalidRequest, Unavailable
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
 
 
 async def test_services_end_in_the_order_of_dependence(bench: Bench) -> None:

@@ -25,7 +25,7 @@ from surestep_common.errors import (
     SurestepError,
     Unavailable,
 )
-from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest, ResolvedParams
+from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest, ResolvedParams
 from surestep_scheduler import server
 
 

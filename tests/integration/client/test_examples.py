@@ -18,8 +18,8 @@ from support.processes.ports import free_address
 from support.processes.scheduler_harness import make_settings
 from surestep_cli.commands import proto
 from surestep_common.errors import Unavailable
-from surestep_proto.engine_pb2 import SamplingParams
-from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest, ResolvedParams
+from surestep_proto.sampling_pb2 import SamplingParams
+from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest, ResolvedParams
 from surestep_scheduler import server
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "grpc"

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from support.processes.gateway_stack import Stack, StartStack
-from surestep_proto.generate_pb2 import SchedulerStats
+from surestep_proto.scheduler_pb2 import SchedulerStats
 
 BUSY = SchedulerStats(num_running=3, num_waiting=7, num_blocks_used=30, num_blocks_total=40)
 

@@ -7,7 +7,7 @@ from support.fakes.scheduler import emulated, replay
 from support.processes.gateway_stack import Stack
 from surestep_common.seeds import sibling_seed
 from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_proto.generate_pb2 import STOP
+from surestep_proto.scheduler_pb2 import STOP
 
 USER = [{"role": "user", "content": "hello"}]
 CHAT = "/v1/chat/completions"

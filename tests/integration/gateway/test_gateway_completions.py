@@ -110,7 +110,7 @@ async def test_special_tokens_can_be_kept(stack: Stack, tokenizer: Tokenizer) ->
 
 async def _special(request: Any) -> Any:
     from support.fakes.scheduler import start, tokens
-    from surestep_proto.generate_pb2 import LENGTH
+    from surestep_proto.scheduler_pb2 import LENGTH
 
     yield start()
     yield tokens([1])

@@ -17,7 +17,7 @@ from support.fakes.scheduler import running, start, tokens
 from support.processes.gateway import gateway, until_ready
 from support.processes.gateway_stack import Stack, StartStack
 from support.processes.ports import free_port
-from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
+from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 BODY = json.dumps({"prompt": "hello", "max_tokens": 2}).encode()
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"

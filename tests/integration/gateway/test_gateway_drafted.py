@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.fakes.scheduler import Script, emulated, start, tokens
 from support.processes.gateway_stack import Stack
-from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
+from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 ASKED = {"speculative": {"return_drafted": True}}
 DRAFTED = [True, True, False, False, True, False, True, True]  # in two windows to a chunk

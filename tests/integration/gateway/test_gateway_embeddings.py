@@ -19,8 +19,8 @@ from support.fakes.scheduler import default_info, emulated_vector, emulating, fa
 from support.processes.gateway_stack import Stack, StartStack, stacks
 from surestep_common.errors import ConnectionLost, InvalidRequest, ModelFault, QueueFull
 from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_proto.engine_pb2 import LAST_TOKEN, MEAN
-from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest
+from surestep_proto.sampling_pb2 import LAST_TOKEN, MEAN
+from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest
 
 PATH = "/v1/embeddings"
 TEXTS = ["the quick brown fox", "hello world", "Grüße, 你好", "x"]

@@ -10,7 +10,7 @@ from support.fakes.scheduler import default_info, emulated, emulating, start, to
 from support.processes.gateway_stack import Events, Paused, Stack, StartStack
 from surestep_common.errors import QueueFull, Unavailable
 from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
+from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hello"}]

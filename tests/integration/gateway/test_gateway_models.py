@@ -12,8 +12,8 @@ from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import ConnectionLost, ModelChanged
 from surestep_common.healthcheck import trouble
 from surestep_common.sampling_defaults import SHAPING, neutral
-from surestep_proto.engine_pb2 import SamplingDefaults
-from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest, ResolvedParams
+from surestep_proto.sampling_pb2 import SamplingDefaults
+from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest, ResolvedParams
 
 BODY = {"prompt": "the quick brown", "max_tokens": 12, "seed": 4, "return_token_ids": True}
 

@@ -5,7 +5,7 @@ import os
 from prometheus_client.parser import text_string_to_metric_families
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_proto.generate_pb2 import SchedulerStats
+from surestep_proto.scheduler_pb2 import SchedulerStats
 
 SCHEDULER_NAMES = {
     "vllm:num_requests_running": 1.0,

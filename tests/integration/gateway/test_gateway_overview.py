@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.ui.overview_model import Overview
-from surestep_proto import engine_pb2
-from surestep_proto.generate_pb2 import (
+from surestep_proto import supervisor_pb2, worker_pb2
+from surestep_proto.scheduler_pb2 import (
     RECOVERING,
     WAITING_FOR_WORKERS,
     Incident,
@@ -39,19 +39,23 @@ async def until(stack: Stack, condition: Any) -> Overview:
 
 def busy() -> SchedulerStatus:
     """One rank that works and one that is gone, a loss, and two steps."""
-    heartbeat = engine_pb2.Heartbeat(phase=engine_pb2.FORWARD, age_s=0.25)
+    heartbeat = supervisor_pb2.Heartbeat(phase=supervisor_pb2.FORWARD, age_s=0.25)
     exits = [
-        engine_pb2.RankExit(pid=40 + i, cause=engine_pb2.KILLED, reason="x" * 9999, age_s=i)
+        supervisor_pb2.RankExit(pid=40 + i, cause=supervisor_pb2.KILLED, reason="x" * 9999, age_s=i)
         for i in range(20)
     ]
     return SchedulerStatus(
         supervisors=[
-            engine_pb2.SupervisorStatus(
-                rank=0, rank_state=engine_pb2.READY, rank_pid=50, restarts=2, heartbeat=heartbeat
+            supervisor_pb2.SupervisorStatus(
+                rank=0,
+                rank_state=supervisor_pb2.READY,
+                rank_pid=50,
+                restarts=2,
+                heartbeat=heartbeat,
             ),
-            engine_pb2.SupervisorStatus(rank=1, rank_state=engine_pb2.DEAD, exits=exits),
+            supervisor_pb2.SupervisorStatus(rank=1, rank_state=supervisor_pb2.DEAD, exits=exits),
         ],
-        ranks=[engine_pb2.WorkerInfo(rank=0, pid=50, last_epoch=3, last_step=7, weight_bytes=9)],
+        ranks=[worker_pb2.WorkerInfo(rank=0, pid=50, last_epoch=3, last_step=7, weight_bytes=9)],
         incidents=[Incident(cause="worker_exit", reason="rank 1: <b>signal 9</b>", epoch=2)],
         recent_steps=RecentSteps(
             epoch=[3, 3],

@@ -15,7 +15,7 @@ import pytest
 from support.fakes.scheduler import running, start, tokens
 from support.processes.gateway import Process, gateway, readiness, until_ready
 from support.processes.ports import free_port
-from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
+from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 
 async def test_sigterm_lets_open_requests_finish(model: Path) -> None:

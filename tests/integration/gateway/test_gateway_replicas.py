@@ -11,7 +11,7 @@ from support.fakes.scheduler import FakeScheduler, emulated, emulating, failing,
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import InternalError, InvalidRequest, QueueFull, Unavailable
 from surestep_gateway.schedulers.circuit_breaker import BreakerState
-from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
+from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 CHAT = "/v1/chat/completions"
 

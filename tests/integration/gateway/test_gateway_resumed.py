@@ -11,7 +11,7 @@ import pytest
 from support.fakes.scheduler import emulating
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import ConnectionLost
-from surestep_proto.generate_pb2 import GenerateChunk, GenerateRequest
+from surestep_proto.scheduler_pb2 import GenerateChunk, GenerateRequest
 
 
 class Losing:

@@ -8,7 +8,7 @@ import pytest
 from support.fakes.scheduler import replay
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_proto.generate_pb2 import STOP
+from surestep_proto.scheduler_pb2 import STOP
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from support.fakes.scheduler import emulated, start, tokens
 from support.processes.gateway_stack import Stack
 from surestep_common.errors import QueueFull
-from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
+from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 
 class Narrow:

@@ -7,21 +7,15 @@ from collections.abc import Callable
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.processes.gateway_stack import Stack
-from surestep_proto.engine_pb2 import (
-    READY,
-    STARTING,
-    DeviceMemory,
-    Heartbeat,
-    SupervisorStatus,
-    WorkerInfo,
-)
-from surestep_proto.generate_pb2 import (
+from surestep_proto.scheduler_pb2 import (
     SERVING,
     RankSeconds,
     SchedulerStats,
     SchedulerStatus,
     StepStats,
 )
+from surestep_proto.supervisor_pb2 import READY, STARTING, Heartbeat, SupervisorStatus
+from surestep_proto.worker_pb2 import DeviceMemory, WorkerInfo
 
 STEPS = StepStats(
     num_steps_by_mode={"decode": 5, "verify": 6},

@@ -24,7 +24,7 @@ from support.fakes.scheduler import Script, replay, start, tokens
 from support.processes.gateway_stack import Stack, StartStack
 from surestep_common.errors import Unavailable
 from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_proto.generate_pb2 import LENGTH, STOP, GenerateChunk, GenerateRequest
+from surestep_proto.scheduler_pb2 import LENGTH, STOP, GenerateChunk, GenerateRequest
 
 
 @pytest.fixture

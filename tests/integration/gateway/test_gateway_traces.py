@@ -16,7 +16,7 @@ from support.processes.gateway_stack import Stack, StartStack
 from support.processes.ports import free_port
 from support.processes.trace_collector import Collector, Sent, collecting, collecting_http
 from surestep_common.errors import InternalError, QueueFull
-from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
+from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 GENERATE = "surestep.v1.Scheduler/Generate"
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

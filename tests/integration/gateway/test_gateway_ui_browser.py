@@ -13,8 +13,8 @@ from support.checkpoints import tiny_tokenizer
 from support.fakes.scheduler import default_info, replay
 from support.processes.browser import async_browser, complaints, needs_browser
 from support.processes.gateway_stack import Stack, StartStack
-from surestep_proto import engine_pb2
-from surestep_proto.generate_pb2 import RECOVERING, Incident, SchedulerStats, SchedulerStatus
+from surestep_proto import supervisor_pb2
+from surestep_proto.scheduler_pb2 import RECOVERING, Incident, SchedulerStats, SchedulerStatus
 
 pytestmark = [needs_browser, pytest.mark.timeout(120)]
 
@@ -68,7 +68,9 @@ async def test_hostile_text_stays_text(start_stack: StartStack, chromium: Browse
         waiting_for=HOSTILE,
         state=RECOVERING,
         incidents=[Incident(cause=HOSTILE, reason=HOSTILE, epoch=1)],
-        supervisors=[engine_pb2.SupervisorStatus(failure=HOSTILE, rank_state=engine_pb2.DEAD)],
+        supervisors=[
+            supervisor_pb2.SupervisorStatus(failure=HOSTILE, rank_state=supervisor_pb2.DEAD)
+        ],
     )
     async with visit(chromium, stack) as page:
         found = complaints(page)
@@ -123,8 +125,10 @@ async def test_states_in_plain_words(start_stack: StartStack, chromium: Browser)
         second.stats = SchedulerStats(num_running=5)
         await shows(page, ".tile >> nth=2", "5 running")
         await serve(stack, drafter="ngram", max_draft_tokens=4)
-        heartbeat = engine_pb2.Heartbeat(phase=engine_pb2.LOADING)
-        loading = engine_pb2.SupervisorStatus(rank_state=engine_pb2.STARTING, heartbeat=heartbeat)
+        heartbeat = supervisor_pb2.Heartbeat(phase=supervisor_pb2.LOADING)
+        loading = supervisor_pb2.SupervisorStatus(
+            rank_state=supervisor_pb2.STARTING, heartbeat=heartbeat
+        )
         first.status = SchedulerStatus(
             state=RECOVERING, waiting_for="epoch 3 is lost: gone", supervisors=[loading]
         )
@@ -183,7 +187,7 @@ async def test_narrow_screens_have_nothing_beside_them(
     start_stack: StartStack, chromium: Browser, scheme: str
 ) -> None:
     stack = await start_stack(replicas=2, served_model_name="a" * 90)
-    ranks = [engine_pb2.SupervisorStatus(rank=rank, rank_pid=rank + 1) for rank in range(3)]
+    ranks = [supervisor_pb2.SupervisorStatus(rank=rank, rank_pid=rank + 1) for rank in range(3)]
     reason = "rank 1: " + "x" * 300
     await serve(stack, model_path="/" + "m" * 120, drafter="mtp")
     for scheduler in stack.schedulers:

@@ -16,7 +16,7 @@ from support.parity.drafters import TRUTH
 from support.parity.local_engine import Answer
 from support.processes.ports import free_address
 from support.ranks.pair import RankSetup, two_ranks
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.core.sequence import Finish, Request
 
 SEED = 41

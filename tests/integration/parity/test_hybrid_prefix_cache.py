@@ -9,7 +9,7 @@ import torch
 from support.parity.bench import BLOCK_SIZE, Neighbours, ParityBench, build_runner, load
 from support.parity.cases import VOCAB
 from support.parity.local_engine import LocalEngine, one_rank
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.core.sequence import Request
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.startup.build import Built

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from support.parity.bench import NEIGHBOURS, ParityBench, build_runner, load
 from support.parity.local_engine import LocalEngine, one_rank
 from surestep_common.errors import SurestepError
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.startup.build import Built
 

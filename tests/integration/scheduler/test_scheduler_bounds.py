@@ -22,8 +22,8 @@ from support.processes.scheduler_harness import (
 from surestep_common import request_bounds as bounds
 from surestep_common.errors import RequestTooLarge
 from surestep_common.rpc import from_rpc_error
-from surestep_proto import engine_pb2
-from surestep_proto import generate_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import scheduler_pb2 as pb
 from surestep_scheduler.cache.prefix import PrefixChain
 
 MODEL = FakeModel()
@@ -52,7 +52,7 @@ async def test_full_queues_are_still_full_queues() -> None:
 @pytest.mark.parametrize(
     ("name", "wish"),
     [
-        ("bad_words", [engine_pb2.TokenSequence(token_ids=[7])] * (bounds.MAX_BAD_WORDS + 1)),
+        ("bad_words", [sampling_pb2.TokenSequence(token_ids=[7])] * (bounds.MAX_BAD_WORDS + 1)),
         ("stop_token_ids", [7] * (bounds.MAX_STOP_IDS + 1)),
         ("allowed_token_ids", [7] * (bounds.MAX_ALLOWED_IDS + 1)),
     ],

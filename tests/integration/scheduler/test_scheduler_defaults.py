@@ -15,8 +15,9 @@ from support.processes.scheduler_harness import (
     scheduler,
 )
 from surestep_common.sampling_defaults import SHAPING
-from surestep_proto import generate_pb2 as pb
-from surestep_proto.engine_pb2 import SamplingDefaults, SamplingParams, StepPlan
+from surestep_proto import scheduler_pb2 as pb
+from surestep_proto.sampling_pb2 import SamplingDefaults, SamplingParams
+from surestep_proto.worker_pb2 import StepPlan
 
 DEFAULTS = SamplingDefaults(
     temperature=0.5,

@@ -25,7 +25,7 @@ from support.processes.scheduler_harness import (
 )
 from surestep_common.errors import InvalidRequest
 from surestep_common.rpc import connect
-from surestep_proto import engine_pb2
+from surestep_proto import worker_pb2
 from surestep_scheduler.server import running
 
 MODEL = FakeModel()
@@ -148,10 +148,10 @@ async def test_too_many_waiting_tokens_are_refused() -> None:
 async def test_workers_that_compute_nonsense_are_replaced_and_nobody_fails() -> None:
     sick = False
 
-    def status_of(request_id: str, known: int) -> engine_pb2.RowStatus:
-        return engine_pb2.NON_FINITE if sick else engine_pb2.OK
+    def status_of(request_id: str, known: int) -> worker_pb2.RowStatus:
+        return worker_pb2.NON_FINITE if sick else worker_pb2.OK
 
-    async def falls_sick(plan: engine_pb2.StepPlan) -> None:
+    async def falls_sick(plan: worker_pb2.StepPlan) -> None:
         nonlocal sick
         sick = plan.epoch == 1 and plan.step > 5
 

@@ -23,8 +23,8 @@ from support.processes.scheduler_harness import (
 )
 from surestep_common.errors import InvalidRequest
 from surestep_common.rpc import connect
-from surestep_proto import engine_pb2
-from surestep_proto import generate_pb2 as pb
+from surestep_proto import scheduler_pb2 as pb
+from surestep_proto import worker_pb2
 
 MODEL = FakeModel()
 MESSAGES = [make_request(i, 1 + i, 90, stop_token_ids=[]) for i in range(24)]
@@ -96,7 +96,7 @@ async def test_a_hung_worker_without_supervisor_is_fenced() -> None:
 
 
 async def test_ranks_that_disagree_are_fenced() -> None:
-    def once(plan: engine_pb2.StepPlan) -> int:
+    def once(plan: worker_pb2.StepPlan) -> int:
         return int((plan.epoch, plan.step) == (1, 9))
 
     async with (
@@ -124,7 +124,7 @@ async def test_ranks_in_the_wrong_order_are_not_served() -> None:
 
 
 async def test_a_request_that_kills_every_worker_is_given_up() -> None:
-    async def poisoned(plan: engine_pb2.StepPlan) -> None:
+    async def poisoned(plan: worker_pb2.StepPlan) -> None:
         if any(admission.request_id == "r7" for admission in plan.admissions):
             raise RuntimeError("illegal memory access")
 

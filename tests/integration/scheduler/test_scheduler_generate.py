@@ -19,8 +19,8 @@ from support.processes.scheduler_harness import (
     scheduler,
     trailing,
 )
-from surestep_proto import engine_pb2
-from surestep_proto import generate_pb2 as pb
+from surestep_proto import sampling_pb2, worker_pb2
+from surestep_proto import scheduler_pb2 as pb
 
 MODEL = FakeModel()
 
@@ -100,8 +100,8 @@ async def test_a_deadline_ends_the_request() -> None:
 
 
 async def test_bad_logits_end_one_request_only() -> None:
-    def status_of(request_id: str, known: int) -> engine_pb2.RowStatus:
-        return engine_pb2.NON_FINITE if request_id == "r2" and known > 14 else engine_pb2.OK
+    def status_of(request_id: str, known: int) -> worker_pb2.RowStatus:
+        return worker_pb2.NON_FINITE if request_id == "r2" and known > 14 else worker_pb2.OK
 
     async with (
         fake_worker(MODEL, status_of=status_of) as worker,
@@ -198,7 +198,7 @@ async def test_a_request_goes_on_where_another_scheduler_left_it() -> None:
         ("stop_token_ids", {"stop_token_ids": [101]}),
         ("allowed_token_ids", {"allowed_token_ids": [500]}),
         ("logit_bias", {"logit_bias": {7: float("inf")}}),
-        ("bad_words", {"bad_words": [engine_pb2.TokenSequence()]}),
+        ("bad_words", {"bad_words": [sampling_pb2.TokenSequence()]}),
     ],
 )
 async def test_bad_requests_name_the_parameter(

@@ -22,8 +22,8 @@ from support.processes.scheduler_harness import (
     make_settings,
     scheduler,
 )
-from surestep_proto import engine_pb2
-from surestep_proto import generate_pb2 as pb
+from surestep_proto import scheduler_pb2 as pb
+from surestep_proto import supervisor_pb2, worker_pb2
 
 MODEL = FakeModel()
 MESSAGES = [make_request(i, 1 + i, 90, stop_token_ids=[]) for i in range(24)]
@@ -50,17 +50,17 @@ def supervised(supervisor: str, **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("exit_cause", "phase", "cause"),
     [
-        (engine_pb2.KILLED, engine_pb2.FORWARD, "worker_exit"),
-        (engine_pb2.EXITED, engine_pb2.IDLE, "worker_exit"),
-        (engine_pb2.HUNG, engine_pb2.SAMPLING, "worker_hang"),
-        (engine_pb2.HUNG, engine_pb2.DRAFTING, "drafter"),
-        (engine_pb2.KILLED, engine_pb2.DRAFTING, "drafter"),
-        (engine_pb2.OUT_OF_MEMORY, engine_pb2.DRAFTING, "out_of_memory"),
-        (engine_pb2.OUT_OF_MEMORY, engine_pb2.IDLE, "out_of_memory"),
+        (supervisor_pb2.KILLED, supervisor_pb2.FORWARD, "worker_exit"),
+        (supervisor_pb2.EXITED, supervisor_pb2.IDLE, "worker_exit"),
+        (supervisor_pb2.HUNG, supervisor_pb2.SAMPLING, "worker_hang"),
+        (supervisor_pb2.HUNG, supervisor_pb2.DRAFTING, "drafter"),
+        (supervisor_pb2.KILLED, supervisor_pb2.DRAFTING, "drafter"),
+        (supervisor_pb2.OUT_OF_MEMORY, supervisor_pb2.DRAFTING, "out_of_memory"),
+        (supervisor_pb2.OUT_OF_MEMORY, supervisor_pb2.IDLE, "out_of_memory"),
     ],
 )
 async def test_the_supervisor_knows_the_cause(
-    exit_cause: engine_pb2.ExitCause, phase: engine_pb2.Phase, cause: str
+    exit_cause: supervisor_pb2.ExitCause, phase: supervisor_pb2.Phase, cause: str
 ) -> None:
     gate = Gate(epoch=1, steps=12)
     supervisor = FakeSupervisor(lambda: FakeWorker(MODEL, before_step=gate))
@@ -122,7 +122,7 @@ async def test_a_scheduler_that_was_stopped_does_not_blame_the_workers() -> None
 
 
 async def test_an_error_of_the_worker_is_told_from_a_lost_connection() -> None:
-    async def raises(plan: engine_pb2.StepPlan) -> None:
+    async def raises(plan: worker_pb2.StepPlan) -> None:
         if (plan.epoch, plan.step) == (1, 9):
             raise RuntimeError("illegal memory access")
 
@@ -131,14 +131,14 @@ async def test_an_error_of_the_worker_is_told_from_a_lost_connection() -> None:
         await everything(client)
         status = await status_of(client)
     assert [incident.cause for incident in status.incidents] == ["worker_error"]
-    assert status.supervisors[0].exits[0].cause == engine_pb2.REQUESTED
+    assert status.supervisors[0].exits[0].cause == supervisor_pb2.REQUESTED
 
 
 async def test_a_lost_stream_alone_is_a_lost_connection() -> None:
     """The rank lives; it is replaced all the same, so that no step of the old epoch goes on."""
 
     class Cutting(FakeWorker):
-        async def Run(self, requests: Any, context: Any) -> AsyncIterator[engine_pb2.StepResult]:
+        async def Run(self, requests: Any, context: Any) -> AsyncIterator[worker_pb2.StepResult]:
             async for result in super().Run(requests, context):
                 if (result.epoch, result.step) == (1, 9):
                     return
@@ -153,7 +153,7 @@ async def test_a_lost_stream_alone_is_a_lost_connection() -> None:
 
 
 async def test_ranks_that_disagree_are_told_from_a_broken_protocol() -> None:
-    def once(plan: engine_pb2.StepPlan) -> int:
+    def once(plan: worker_pb2.StepPlan) -> int:
         return int((plan.epoch, plan.step) == (1, 9))
 
     async with (
@@ -182,8 +182,8 @@ async def test_all_ranks_are_replaced_together() -> None:
         await first.lose()
         await work
         assert second.worker.pid != pid
-        assert [exit_.cause for exit_ in second.exits] == [engine_pb2.REQUESTED]
-        assert [exit_.cause for exit_ in first.exits] == [engine_pb2.KILLED]
+        assert [exit_.cause for exit_ in second.exits] == [supervisor_pb2.REQUESTED]
+        assert [exit_.cause for exit_ in first.exits] == [supervisor_pb2.KILLED]
 
 
 async def test_workers_are_found_as_soon_as_they_are_ready() -> None:

@@ -25,7 +25,7 @@ from support.processes.scheduler_harness import (
     scheduler,
     trailing,
 )
-from surestep_proto import generate_pb2 as pb
+from surestep_proto import scheduler_pb2 as pb
 from surestep_scheduler.cache.prefix import PrefixChain
 
 MODEL = FakeModel()

@@ -16,15 +16,15 @@ from support.processes.scheduler_harness import (
     scheduler,
     trailing,
 )
-from surestep_proto import engine_pb2
-from surestep_proto import generate_pb2 as pb
+from surestep_proto import sampling_pb2, worker_pb2
+from surestep_proto import scheduler_pb2 as pb
 
 MODEL = FakeModel()
 LONGEST = MODEL.max_model_len
 
 
 def for_a_vector(
-    index: int, length: int = 10, pooling: engine_pb2.Pooling = engine_pb2.MEAN, **changes: Any
+    index: int, length: int = 10, pooling: sampling_pb2.Pooling = sampling_pb2.MEAN, **changes: Any
 ) -> pb.GenerateRequest:
     """The prompt of `make_request`, pooled."""
     message = make_request(index, length)
@@ -36,8 +36,8 @@ def for_a_vector(
     return pb.GenerateRequest(**(values | changes))
 
 
-def both(index: int) -> engine_pb2.Pooling:
-    return engine_pb2.MEAN if index % 2 else engine_pb2.LAST_TOKEN
+def both(index: int) -> sampling_pb2.Pooling:
+    return sampling_pb2.MEAN if index % 2 else sampling_pb2.LAST_TOKEN
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -67,7 +67,7 @@ async def test_vectors_come_beside_tokens(depth: int) -> None:
 async def test_vectors_survive_the_workers() -> None:
     """A rank dies in the middle of every prompt; each starts over."""
 
-    async def dies(plan: engine_pb2.StepPlan) -> None:
+    async def dies(plan: worker_pb2.StepPlan) -> None:
         if (plan.epoch, plan.step) == (1, 4):
             raise RuntimeError("illegal memory access")
 
@@ -100,7 +100,7 @@ async def test_a_prompt_may_fill_the_context() -> None:
     [
         ({"max_tokens": 1}, "max_tokens"),
         ({"emitted_ids": [1]}, "emitted_ids"),
-        ({"sampling": engine_pb2.SamplingParams(top_p=1)}, "sampling"),
+        ({"sampling": sampling_pb2.SamplingParams(top_p=1)}, "sampling"),
         ({"num_draft_tokens": 0}, "num_draft_tokens"),
         ({"ignore_eos": True}, "ignore_eos"),
         ({"resolved": pb.ResolvedParams()}, "resolved"),
@@ -136,7 +136,7 @@ async def test_a_prompt_that_ends_the_workers_is_found() -> None:
         def __init__(self) -> None:
             super().__init__(MODEL, before_step=self.look)
 
-        async def look(self, plan: engine_pb2.StepPlan) -> None:
+        async def look(self, plan: worker_pb2.StepPlan) -> None:
             names = {slot: s.admission.request_id for slot, s in self.engine.slots.items()}
             names |= {admission.slot: admission.request_id for admission in plan.admissions}
             if any(names[slot] == "v3" for slot in plan.slot):

@@ -18,8 +18,8 @@ from support.processes.scheduler_harness import (
     make_settings,
     scheduler,
 )
-from surestep_proto import engine_pb2
-from surestep_proto import generate_pb2 as pb
+from surestep_proto import scheduler_pb2 as pb
+from surestep_proto import supervisor_pb2, worker_pb2
 
 MODEL = FakeModel()
 NUM = 16
@@ -29,8 +29,8 @@ MESSAGES = [make_request(i, 1 + 2 * i, 40, stop_token_ids=[]) for i in range(NUM
 class Death(NamedTuple):
     """How a rank ends, as its supervisor tells of it."""
 
-    cause: engine_pb2.ExitCause
-    phase: engine_pb2.Phase = engine_pb2.FORWARD
+    cause: supervisor_pb2.ExitCause
+    phase: supervisor_pb2.Phase = supervisor_pb2.FORWARD
     outside: bool = False
 
 
@@ -41,7 +41,7 @@ class Poisoned(FakeWorker):
         super().__init__(MODEL, before_step=self.look)
         self._fatal = fatal
 
-    async def look(self, plan: engine_pb2.StepPlan) -> None:
+    async def look(self, plan: worker_pb2.StepPlan) -> None:
         names = {slot: s.admission.request_id for slot, s in self.engine.slots.items()}
         names |= {admission.slot: admission.request_id for admission in plan.admissions}
         rows = zip(plan.slot, plan.len_lo, plan.len_hi, plan.num_tokens, plan.k_cap, strict=True)
@@ -116,7 +116,7 @@ class Doomed(FakeWorker):
         super().__init__(MODEL, before_step=self.look)
         self._at, self._doomed, self._spared = at, doomed, spared
 
-    async def look(self, plan: engine_pb2.StepPlan) -> None:
+    async def look(self, plan: worker_pb2.StepPlan) -> None:
         names = {slot: s.admission.request_id for slot, s in self.engine.slots.items()}
         names |= {admission.slot: admission.request_id for admission in plan.admissions}
         rows = zip(plan.slot, plan.len_hi, plan.num_tokens, plan.k_cap, strict=True)
@@ -130,11 +130,11 @@ class Doomed(FakeWorker):
 @pytest.mark.parametrize(
     ("death", "fails"),
     [
-        (Death(engine_pb2.OUT_OF_MEMORY), True),
-        (Death(engine_pb2.KILLED), True),  # by SIGSEGV, say
-        (Death(engine_pb2.KILLED, outside=True), False),
-        (Death(engine_pb2.EXITED, outside=True), False),
-        (Death(engine_pb2.OUT_OF_MEMORY, phase=engine_pb2.IDLE), False),
+        (Death(supervisor_pb2.OUT_OF_MEMORY), True),
+        (Death(supervisor_pb2.KILLED), True),  # by SIGSEGV, say
+        (Death(supervisor_pb2.KILLED, outside=True), False),
+        (Death(supervisor_pb2.EXITED, outside=True), False),
+        (Death(supervisor_pb2.OUT_OF_MEMORY, phase=supervisor_pb2.IDLE), False),
     ],
 )
 async def test_what_four_deaths_at_one_spot_say_of_a_request(death: Death, fails: bool) -> None:
@@ -174,7 +174,7 @@ async def test_what_only_drafts_or_long_chunks_do_fails_nobody() -> None:
         def __init__(self) -> None:
             super().__init__(MODEL, before_step=self.look)
 
-        async def look(self, plan: engine_pb2.StepPlan) -> None:
+        async def look(self, plan: worker_pb2.StepPlan) -> None:
             if any(tokens > NUM for tokens in plan.num_tokens):
                 raise RuntimeError("no kernel for so many rows")
 
@@ -195,7 +195,7 @@ async def test_workers_that_end_at_every_step_are_nobodys_fault() -> None:
     """Attempts become rare, requests stay open, and go on when the machine is well again."""
     broken = True
 
-    async def dies(plan: engine_pb2.StepPlan) -> None:
+    async def dies(plan: worker_pb2.StepPlan) -> None:
         if broken:
             raise RuntimeError("uncorrectable memory error")
 

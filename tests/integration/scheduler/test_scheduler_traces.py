@@ -16,7 +16,7 @@ from support.processes.scheduler_harness import (
     scheduler,
 )
 from support.processes.trace_collector import Collector, Sent, collecting
-from surestep_proto import engine_pb2
+from surestep_proto import supervisor_pb2
 
 MODEL = FakeModel()
 GENERATE = "surestep.v1.Scheduler/Generate"
@@ -48,7 +48,7 @@ async def test_a_replay_is_linked_to_the_attempt_that_was_lost(collector: Collec
             call = client.stub.Generate(message, metadata=PARENT)
             chunks = asyncio.ensure_future(_all(call))
             await gate.reached.wait()
-            await supervisor.lose(engine_pb2.KILLED, engine_pb2.FORWARD, "signal 9")
+            await supervisor.lose(supervisor_pb2.KILLED, supervisor_pb2.FORWARD, "signal 9")
             tokens = await chunks
     assert tokens == expected(MODEL, message)
     (whole,) = collector.named(GENERATE)

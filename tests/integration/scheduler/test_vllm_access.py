@@ -14,7 +14,7 @@ from support.fakes.worker import fake_worker
 from support.processes.ports import free_address
 from support.processes.scheduler_harness import Client, code_of, make_settings, stub_of
 from surestep_common import access
-from surestep_proto import generate_pb2 as pb
+from surestep_proto import scheduler_pb2 as pb
 from surestep_scheduler import server
 
 SECRET, GUEST = "s" * 32, "a guest's key"

@@ -20,7 +20,7 @@ from support.clients.vllm_wire import SERVICE, WireClient
 from support.fakes.worker import FakeWorker, serving
 from support.processes.scheduler_harness import Gate, code_of, make_settings, scheduler
 from surestep_common.sampling_defaults import neutral
-from surestep_proto import generate_pb2
+from surestep_proto import scheduler_pb2
 
 
 @pytest.mark.parametrize(
@@ -162,5 +162,5 @@ async def test_health_and_reflection_know_the_service() -> None:
         (listed,) = [reply async for reply in call]
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
     names = {service.name for service in listed.list_services_response.service}
-    own = generate_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
+    own = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
     assert {SERVICE, own} <= names

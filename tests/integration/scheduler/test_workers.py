@@ -8,7 +8,7 @@ import grpc
 import pytest
 from support.fakes.worker import fake_worker
 from surestep_common.errors import ConnectionLost, InternalError, SurestepError
-from surestep_proto import engine_pb2
+from surestep_proto import worker_pb2
 from surestep_scheduler.engine.workers import WorkerGroup
 
 
@@ -33,12 +33,12 @@ async def run(group: WorkerGroup, plan: bytes) -> None:
 
 @pytest.mark.parametrize(("epoch", "kind"), [(1, InternalError), (2, ConnectionLost)])
 async def test_a_rank_says_what_ended_its_stream(epoch: int, kind: type[SurestepError]) -> None:
-    async def raises(plan: engine_pb2.StepPlan) -> None:
+    async def raises(plan: worker_pb2.StepPlan) -> None:
         raise InternalError("illegal memory access")
 
     async with fake_worker(before_step=raises) as address:
         first, second = WorkerGroup([address]), WorkerGroup([address])
-        plan = engine_pb2.StepPlan(epoch=1, step=1).SerializeToString()
+        plan = worker_pb2.StepPlan(epoch=1, step=1).SerializeToString()
         with pytest.raises(ExceptionGroup, match="TaskGroup") as lost:
             await run(first, plan)
         assert isinstance(lost.value.exceptions[0], InternalError)

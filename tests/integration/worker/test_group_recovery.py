@@ -14,8 +14,9 @@ import pytest
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.processes.ports import free_address
 from surestep_common import rpc
-from surestep_proto import engine_pb2 as pb
-from surestep_proto import engine_pb2_grpc as pb_grpc
+from surestep_proto import sampling_pb2, worker_pb2
+from surestep_proto import supervisor_pb2 as pb
+from surestep_proto import worker_pb2_grpc as pb_grpc
 from surestep_worker.config import WorkerSettings
 from surestep_worker.process.supervisor import Supervisor, rank_command
 
@@ -59,18 +60,18 @@ class Group:
     async def step(self) -> list[int]:
         """One step on both ranks: a forward pass with its collectives. Returns the digests."""
         self._epoch += 1
-        plan = pb.StepPlan(
+        plan = worker_pb2.StepPlan(
             epoch=self._epoch,
             step=1,
             budget_ms=20_000,
             admissions=[
-                pb.Admission(
+                worker_pb2.Admission(
                     slot=0,
                     slot_epoch=1,
                     token_ids=[5, 6, 7],
                     prompt_len=3,
                     max_len=64,
-                    sampling=pb.SamplingParams(top_p=1, repetition_penalty=1),
+                    sampling=sampling_pb2.SamplingParams(top_p=1, repetition_penalty=1),
                 )
             ],
             extend_slots=[0],
@@ -78,7 +79,7 @@ class Group:
             block_ids=[1],
             slot=[0],
             slot_epoch=[1],
-            mode=[pb.PREFILL_LAST],
+            mode=[worker_pb2.PREFILL_LAST],
             num_tokens=[3],
             len_lo=[0],
             len_hi=[0],
@@ -90,13 +91,13 @@ class Group:
         )
         return list(await asyncio.gather(*(self._digest(s, plan) for s in self._settings)))
 
-    async def _digest(self, settings: WorkerSettings, plan: pb.StepPlan) -> int:
+    async def _digest(self, settings: WorkerSettings, plan: worker_pb2.StepPlan) -> int:
         async with rpc.connect(settings.rank_address) as channel:
             call = pb_grpc.WorkerStub(channel).Run(timeout=TIMEOUT_S, wait_for_ready=True)
             await call.write(plan)
             result = await call.read()
             await call.done_writing()
-        assert isinstance(result, pb.StepResult)
+        assert isinstance(result, worker_pb2.StepResult)
         return int(result.digest)
 
 

@@ -16,7 +16,7 @@ from support.parity.local_engine import LocalEngine, one_rank
 from support.references.mtp import MtpReference
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.core.sequence import Request
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import Drafts

@@ -17,7 +17,7 @@ from surestep_kernels.dispatch import load_triton
 from surestep_kernels.gpu import probe
 from surestep_kernels.linear import pack_linear_reference
 from surestep_kernels.verdicts import Verdict
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.models import ModelSource, load_model

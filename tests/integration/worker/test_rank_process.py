@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
 from surestep_worker.config import WorkerSettings
 from surestep_worker.process.rank_process import RankProcess
 

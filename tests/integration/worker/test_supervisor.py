@@ -15,7 +15,7 @@ import pytest
 from support.fakes.rank import MEMO, NOTHING, SLEEP, SLEEP_IN_NATIVE_CODE
 from support.processes.supervisor import IDLE_S, STAND_IN, TIMEOUT_S, Supervised, supervising
 from surestep_common.process import STOPPED, state_of
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
 from surestep_worker.host.oom import OomKills
 
 

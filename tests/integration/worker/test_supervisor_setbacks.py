@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.processes.supervisor import STAND_IN, Supervised, supervising
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
 
 
 class Setbacks:

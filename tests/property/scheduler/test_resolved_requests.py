@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from surestep_common.sampling_defaults import SHAPING
-from surestep_proto.engine_pb2 import SamplingDefaults, SamplingParams, WorkerInfo
-from surestep_proto.generate_pb2 import GenerateRequest
+from surestep_proto.sampling_pb2 import SamplingDefaults, SamplingParams
+from surestep_proto.scheduler_pb2 import GenerateRequest
+from surestep_proto.worker_pb2 import WorkerInfo
 from surestep_scheduler.service.resolve import resolve
 
 UNIT = st.floats(0.125, 1, width=32)

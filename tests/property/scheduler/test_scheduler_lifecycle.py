@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from support.parity.lifecycle import MODEL, PREFIXES, Lifecycle
 from surestep_common.invariants import LedgerError
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.cache.snapshots import SnapshotCache
 from surestep_scheduler.core.lookup import Lookup
 from surestep_scheduler.core.messages import Plan

@@ -16,8 +16,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from surestep_common import request_bounds as bounds
 from surestep_common.errors import InvalidRequest, RequestTooLarge, SurestepError
-from surestep_proto import engine_pb2 as pb
-from surestep_proto.generate_pb2 import GenerateRequest
+from surestep_proto import sampling_pb2 as pb
+from surestep_proto import worker_pb2
+from surestep_proto.scheduler_pb2 import GenerateRequest
 from surestep_scheduler.cache import prefix
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.state import SchedulerState
@@ -207,7 +208,7 @@ def test_prompt_logprobs_are_bounded_by_what_comes_back() -> None:
 def test_an_admission_takes_no_more_than_foretold(
     values: list[int], blocks: list[int], sampling: pb.SamplingParams, numbers: int
 ) -> None:
-    plan = pb.StepPlan(block_ids=blocks, extend_slots=[numbers], extend_counts=[numbers])
+    plan = worker_pb2.StepPlan(block_ids=blocks, extend_slots=[numbers], extend_counts=[numbers])
     plan.admissions.add(
         slot=numbers, slot_epoch=numbers, token_ids=values, prompt_len=numbers, max_len=numbers,
         num_cached=numbers, snapshot_id=numbers, draft_valid=numbers, sampling=sampling,

@@ -8,7 +8,7 @@ from typing import Any
 
 from support.fakes.scheduler import FakeScheduler, emulate
 from surestep.client import AsyncClient, Client, Completion, SamplingParams
-from surestep_proto.generate_pb2 import GenerateRequest
+from surestep_proto.scheduler_pb2 import GenerateRequest
 
 PROMPT = [5, 6, 7]
 SAMPLING = SamplingParams(temperature=0.5, seed=9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.core.sequence import Request
 
 POOLINGS = {"last": pb.LAST_TOKEN, "mean": pb.MEAN}

@@ -30,7 +30,8 @@ from surestep_common.plan_rows import (
     check_plan_rows,
     check_result_rows,
 )
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
 
 
 class FakeEngine:
@@ -249,7 +250,7 @@ class FakeEngine:
         return states
 
     def _draft(self, slot: Slot, k_cap: int) -> list[int]:
-        params = pb.SamplingParams(seed=slot.admission.sampling.seed)
+        params = sampling_pb2.SamplingParams(seed=slot.admission.sampling.seed)
         right = self.model.complete(slot.tokens, k_cap, params, slot.admission.prompt_len)
         drafts = self._drafter(self._rng, right)
         assert len(drafts) <= k_cap
@@ -287,7 +288,7 @@ def _check_result(
     return int(advance[0])
 
 
-def _add_logprob(columns: pb.LogprobColumns, row: int, token: int, num_top: int) -> None:
+def _add_logprob(columns: sampling_pb2.LogprobColumns, row: int, token: int, num_top: int) -> None:
     columns.row.append(row)
     columns.token_id.append(token)
     columns.logprob.append(-0.5 - token % 7)

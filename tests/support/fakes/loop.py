@@ -7,7 +7,8 @@ from typing import Any
 
 from support.fakes.engine import FakeEngine
 from support.fakes.model import Drafter, FakeModel, StatusOf
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Plan
@@ -74,7 +75,7 @@ class FakeLoop:
             prompt_ids=prompt,
             emitted_ids=[],
             max_tokens=max_tokens,
-            **({"sampling": pb.SamplingParams(seed=self._count)} | wishes),
+            **({"sampling": sampling_pb2.SamplingParams(seed=self._count)} | wishes),
         )
         return self.state.add(request, now=float(self._count))
 

@@ -9,7 +9,8 @@ from itertools import accumulate
 
 import numpy as np
 from surestep_common.sampling_defaults import neutral
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
+from surestep_proto import worker_pb2
 
 _MASK = (1 << 64) - 1
 ROOT = 0x9E3779B97F4A7C15
@@ -84,7 +85,7 @@ class FakeModel:
 
 
 Drafter = Callable[[random.Random, list[int]], list[int]]  # the right drafts -> what is proposed
-StatusOf = Callable[[str, int], "pb.RowStatus"]  # request id, known tokens -> RowStatus
+StatusOf = Callable[[str, int], "worker_pb2.RowStatus"]  # request id, known tokens -> RowStatus
 
 
 def ragged(accuracy: float) -> Drafter:

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from surestep_common.errors import InvalidRequest
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2
+from surestep_proto import worker_pb2 as pb
 from surestep_worker.checkpoint.held_weights import StaleWeights
 from surestep_worker.checkpoint.model_folder import fingerprint_of
 from surestep_worker.config import WorkerSettings
@@ -54,7 +55,7 @@ class Runner:
         pass
 
     def launch(self, plan: pb.StepPlan) -> Done:
-        self._heartbeat.enter(pb.FORWARD)
+        self._heartbeat.enter(supervisor_pb2.FORWARD)
         if SLEEP in plan.block_ids:
             time.sleep(LONG_S)
         if SLEEP_IN_NATIVE_CODE in plan.block_ids:
@@ -82,7 +83,7 @@ def build_as(loading: str, orders: Path) -> Build:
     def build(
         settings: WorkerSettings, heartbeat: Heartbeat, weights_fd: int, memo: bytes
     ) -> Loaded:
-        heartbeat.progress(pb.LOADING)
+        heartbeat.progress(supervisor_pb2.LOADING)
         refuse(orders)
         facts = pb.WorkerInfo(weight_bytes=0, model_path=memo.decode())
         if not memory.is_sealed(weights_fd):

@@ -13,9 +13,9 @@ from typing import Any
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_common.rpc import Server
 from surestep_common.sampling_defaults import neutral
-from surestep_proto import generate_pb2, generate_pb2_grpc
-from surestep_proto.engine_pb2 import LogprobColumns
-from surestep_proto.generate_pb2 import (
+from surestep_proto import scheduler_pb2, scheduler_pb2_grpc
+from surestep_proto.sampling_pb2 import LogprobColumns
+from surestep_proto.scheduler_pb2 import (
     LENGTH,
     POOLED,
     STOP,
@@ -29,7 +29,7 @@ from surestep_proto.generate_pb2 import (
     SchedulerStatus,
 )
 
-SERVICE = generate_pb2.DESCRIPTOR.services_by_name["Scheduler"]
+SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"]
 Script = Callable[[GenerateRequest], AsyncIterator[GenerateChunk]]
 
 
@@ -167,7 +167,7 @@ def failing(error: Exception, after: Sequence[int] = ()) -> Script:
 
 
 @dataclass
-class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
     """`script` answers each Generate call; the lists record what happened."""
 
     script: Script = emulating
@@ -236,7 +236,7 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
         while self.hanging:
             await asyncio.sleep(0.01)
         told = SchedulerStatus(
-            pid=1, address=f"127.0.0.1:{self.port}", state=generate_pb2.SERVING, epoch=3, step=7
+            pid=1, address=f"127.0.0.1:{self.port}", state=scheduler_pb2.SERVING, epoch=3, step=7
         )
         told.MergeFrom(self.status)
         return told
@@ -255,7 +255,7 @@ class FakeScheduler(generate_pb2_grpc.SchedulerServicer):  # untyped base
     async def start(self, *, serving: bool = True) -> None:
         """Listen; a second start takes the same port again."""
         self._server = Server([SERVICE])
-        generate_pb2_grpc.add_SchedulerServicer_to_server(self, self._server.grpc)
+        scheduler_pb2_grpc.add_SchedulerServicer_to_server(self, self._server.grpc)
         self.port = await self._server.start(f"127.0.0.1:{self.port}")
         await self._server.set_serving(serving)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from support.fakes.model import ROOT, FakeModel, advance
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 
 KvAt = Callable[["Slot", int], "int | None"]  # what the blocks hold for a position
 

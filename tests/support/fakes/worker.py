@@ -15,27 +15,24 @@ import grpc
 from support.fakes.engine import FakeEngine
 from support.fakes.model import Drafter, FakeModel, StatusOf
 from surestep_common.rpc import Server, status_of
-from surestep_proto import engine_pb2 as pb
-from surestep_proto.engine_pb2_grpc import (
-    SupervisorServicer,
-    WorkerServicer,
-    add_SupervisorServicer_to_server,
-    add_WorkerServicer_to_server,
-)
+from surestep_proto import supervisor_pb2 as pb
+from surestep_proto import worker_pb2
+from surestep_proto.supervisor_pb2_grpc import SupervisorServicer, add_SupervisorServicer_to_server
+from surestep_proto.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
 _PIDS = count(1 << 22)  # of no real process
 
-BeforeStep = Callable[[pb.StepPlan], Awaitable[None]]
+BeforeStep = Callable[[worker_pb2.StepPlan], Awaitable[None]]
 
 
-Perturb = Callable[[pb.StepPlan], int]
+Perturb = Callable[[worker_pb2.StepPlan], int]
 
 
-async def _at_once(plan: pb.StepPlan) -> None:
+async def _at_once(plan: worker_pb2.StepPlan) -> None:
     """A step takes no time."""
 
 
-def _exact(plan: pb.StepPlan) -> int:
+def _exact(plan: worker_pb2.StepPlan) -> int:
     """All ranks agree."""
     return 0
 
@@ -63,7 +60,7 @@ class FakeWorker(WorkerServicer):
         self._perturb = perturb
         self._instance_id = uuid.uuid4().hex
         self._server: Server | None = None
-        self._ended: pb.StreamError | None = None
+        self._ended: worker_pb2.StreamError | None = None
 
     async def start(self, address: str = "127.0.0.1:0") -> str:
         """Listen; returns host:port."""
@@ -80,10 +77,12 @@ class FakeWorker(WorkerServicer):
         assert self._server is not None
         await self._server.stop(grace_s=0)
 
-    async def Info(self, request: pb.WorkerInfoRequest, context: Any) -> pb.WorkerInfo:
+    async def Info(
+        self, request: worker_pb2.WorkerInfoRequest, context: Any
+    ) -> worker_pb2.WorkerInfo:
         """Facts of the fake model."""
         model = self.model
-        return pb.WorkerInfo(
+        return worker_pb2.WorkerInfo(
             rank=self.engine.rank,
             world_size=self._world_size,
             pid=self.pid,
@@ -115,20 +114,22 @@ class FakeWorker(WorkerServicer):
         )
 
     async def Run(
-        self, requests: AsyncIterator[pb.StepPlan], context: Any
-    ) -> AsyncIterator[pb.StepResult]:
+        self, requests: AsyncIterator[worker_pb2.StepPlan], context: Any
+    ) -> AsyncIterator[worker_pb2.StepResult]:
         """Execute plans until a newer stream takes over."""
         try:
             async for result in self._run(requests, context):
                 yield result
         except Exception as error:
             code, message = status_of(error)
-            self._ended = pb.StreamError(epoch=self.engine.epoch, code=code.name, message=message)
+            self._ended = worker_pb2.StreamError(
+                epoch=self.engine.epoch, code=code.name, message=message
+            )
             raise
 
     async def _run(
-        self, requests: AsyncIterator[pb.StepPlan], context: Any
-    ) -> AsyncIterator[pb.StepResult]:
+        self, requests: AsyncIterator[worker_pb2.StepPlan], context: Any
+    ) -> AsyncIterator[worker_pb2.StepResult]:
         self.num_streams += 1
         stream = self.num_streams
         first = True

@@ -16,7 +16,7 @@ from support.parity.local_engine import Answer, LocalEngine, Step, one_rank, one
 from support.parity.poison import poison_idle
 from surestep_kernels import load_kernels
 from surestep_kernels.step_ops import StepOps
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.core.state import SchedulerState
 from surestep_worker.cache.kv_cache import bytes_per_block

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from support.parity.local_engine import Results, Step
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 from surestep_worker.step.graphs import Graphs
 from surestep_worker.step.runner import Runner
 from surestep_worker.step.step import StepLauncher

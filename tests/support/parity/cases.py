@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.core.sequence import Request
 
 SEED = 20

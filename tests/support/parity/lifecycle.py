@@ -19,7 +19,8 @@ from support.fakes.engine import FakeEngine
 from support.fakes.model import FakeModel
 from support.parity.reuse import check_reuse
 from surestep_common.errors import ModelFault, QueueFull
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
+from surestep_proto.sampling_pb2 import LAST_TOKEN, MEAN, NO_POOLING, SamplingParams
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.sequence import Finish, Output, Request, Sequence
@@ -129,11 +130,11 @@ class Lifecycle(RuleBasedStateMachine):
         broken=st.integers(0, 9).map(lambda n: n == 0),
         tenant=st.sampled_from(["", "", "first", "second"]),
         weight=st.sampled_from([1.0, 4.0]),
-        pooling=st.sampled_from([pb.NO_POOLING, pb.NO_POOLING, pb.LAST_TOKEN, pb.MEAN]),
+        pooling=st.sampled_from([NO_POOLING, NO_POOLING, LAST_TOKEN, MEAN]),
     )
     def arrive(self, prompt: list[int], max_tokens: int, **wish: Any) -> None:
         self.count += 1
-        sampling = pb.SamplingParams(
+        sampling = SamplingParams(
             seed=self.count,
             stop_token_ids=wish["stop_ids"],
             want_prompt_logprobs=wish["prompt_logprobs"],

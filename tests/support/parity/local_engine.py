@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from surestep_common.errors import SurestepError
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Plan

@@ -15,7 +15,7 @@ from support.fakes import scheduler as fake_scheduler
 from support.fakes.scheduler import FakeScheduler, emulated, start, tokens
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.server import GatewayServer
-from surestep_proto.generate_pb2 import LENGTH, GenerateChunk, GenerateRequest
+from surestep_proto.scheduler_pb2 import LENGTH, GenerateChunk, GenerateRequest
 
 
 class Stack:

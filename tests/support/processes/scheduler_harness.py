@@ -11,9 +11,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.fakes.model import FakeModel
 from surestep_common.rpc import connect
-from surestep_proto import engine_pb2
-from surestep_proto import generate_pb2 as pb
-from surestep_proto.generate_pb2_grpc import SchedulerStub
+from surestep_proto import sampling_pb2, worker_pb2
+from surestep_proto import scheduler_pb2 as pb
+from surestep_proto.scheduler_pb2_grpc import SchedulerStub
 from surestep_scheduler.config import SchedulerSettings
 from surestep_scheduler.server import running
 
@@ -121,7 +121,7 @@ def make_request(
         request_id=f"r{index}",
         prompt_ids=[(7 * index + i) % 101 for i in range(length)],
         max_tokens=max_tokens,
-        sampling=engine_pb2.SamplingParams(**(values | sampling)),
+        sampling=sampling_pb2.SamplingParams(**(values | sampling)),
     )
 
 
@@ -139,7 +139,7 @@ class Gate:
         self.reached = asyncio.Event()
         self.opened = asyncio.Event()
 
-    async def __call__(self, plan: engine_pb2.StepPlan) -> None:
+    async def __call__(self, plan: worker_pb2.StepPlan) -> None:
         """Pass or wait."""
         if plan.epoch == self._epoch and plan.step > self._steps:
             self.reached.set()

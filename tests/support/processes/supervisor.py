@@ -13,8 +13,9 @@ import pytest
 from support.fakes import rank as stand_in_rank
 from support.processes.ports import free_address
 from surestep_common import rpc
-from surestep_proto import engine_pb2 as pb
-from surestep_proto import engine_pb2_grpc as pb_grpc
+from surestep_proto import supervisor_pb2 as pb
+from surestep_proto import supervisor_pb2_grpc as pb_grpc
+from surestep_proto import worker_pb2, worker_pb2_grpc
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host.oom import OomKills
 from surestep_worker.process.supervisor import Supervisor
@@ -30,7 +31,7 @@ class Supervised:
     def __init__(
         self,
         supervisor: pb_grpc.SupervisorStub,
-        rank: pb_grpc.WorkerStub,
+        rank: worker_pb2_grpc.WorkerStub,
         stop: Callable[[], object],
     ) -> None:
         self._supervisor = supervisor
@@ -59,9 +60,9 @@ class Supervised:
         reply = await self._supervisor.Restart(request, timeout=TIMEOUT_S)
         return bool(reply.restarted)
 
-    async def info(self) -> pb.WorkerInfo:
-        facts: pb.WorkerInfo = await self.rank.Info(
-            pb.WorkerInfoRequest(), timeout=TIMEOUT_S, wait_for_ready=True
+    async def info(self) -> worker_pb2.WorkerInfo:
+        facts: worker_pb2.WorkerInfo = await self.rank.Info(
+            worker_pb2.WorkerInfoRequest(), timeout=TIMEOUT_S, wait_for_ready=True
         )
         return facts
 
@@ -69,7 +70,7 @@ class Supervised:
         """Have the rank do something; its answer is not waited for."""
         self._epoch += 1
         call = self.rank.Run(timeout=TIMEOUT_S)
-        plan = pb.StepPlan(epoch=self._epoch, step=1, budget_ms=budget_ms, block_ids=[what])
+        plan = worker_pb2.StepPlan(epoch=self._epoch, step=1, budget_ms=budget_ms, block_ids=[what])
         await call.write(
             plan,
         )
@@ -105,7 +106,7 @@ async def supervising(
         asyncio.TaskGroup() as tasks,
     ):
         running = tasks.create_task(supervisor.run())
-        stubs = pb_grpc.SupervisorStub(channel), pb_grpc.WorkerStub(rank)
+        stubs = pb_grpc.SupervisorStub(channel), worker_pb2_grpc.WorkerStub(rank)
         yield Supervised(*stubs, running.cancel)
         running.cancel()
     await server.stop(0)

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
 
 NEVER = -math.inf
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 from support.kernels.step_sampling import sample, verify
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
+from surestep_proto import worker_pb2
 from surestep_worker.drafters import Drafter
 from surestep_worker.sampling.table import SamplingTable
 
@@ -107,7 +108,7 @@ class Decoding:
         logits = self._model.logits(self._tokens, slot[rows], row_length)
         sampled = sample(logits, slot[rows], row_length, self._tokens, self._slots)
         verdict = verify(sampled, cu_rows, drafts, counts, slot, self._slots)
-        assert (verdict.status == pb.OK).all()
+        assert (verdict.status == worker_pb2.OK).all()
         self._counts += torch.stack([counts.sum(), verdict.n_accepted.sum(), torch.tensor(1)])
         for r, s in enumerate(slot.tolist()):
             self._commit(s, verdict.tokens[r, : verdict.n_emitted[r]])

@@ -6,16 +6,16 @@ from typing import Any
 
 from surestep_cli.monitor.status import remarks, rows
 from surestep_gateway.api.operator_routes import as_json
-from surestep_proto.engine_pb2 import (
+from surestep_proto.scheduler_pb2 import SERVING, Incident, SchedulerStatus
+from surestep_proto.supervisor_pb2 import (
     HUNG,
     READY,
     SAMPLING,
     Heartbeat,
     RankExit,
     SupervisorStatus,
-    WorkerInfo,
 )
-from surestep_proto.generate_pb2 import SERVING, Incident, SchedulerStatus
+from surestep_proto.worker_pb2 import WorkerInfo
 
 GATEWAY = {"pid": 1, "address": "g:1", "state": "SERVING"}
 SUPERVISOR = SupervisorStatus(

@@ -12,8 +12,8 @@ import pytest
 from surestep_common import access, rpc
 from surestep_common.access import PeerSettings
 from surestep_common.errors import Unauthenticated
-from surestep_proto import generate_pb2 as pb
-from surestep_proto import generate_pb2_grpc as pb_grpc
+from surestep_proto import scheduler_pb2 as pb
+from surestep_proto import scheduler_pb2_grpc as pb_grpc
 
 SECRET = "0123456789abcdef"
 INFO = "/surestep.v1.Scheduler/Info"

@@ -12,7 +12,7 @@ from support.checkpoints.embedders import write_modules
 from surestep_common.errors import InvalidRequest
 from surestep_gateway.config import GatewaySettings
 from surestep_gateway.embedding_config import EmbeddingConfig, HfOverrides, PoolerConfig
-from surestep_proto.engine_pb2 import LAST_TOKEN, MEAN
+from surestep_proto.sampling_pb2 import LAST_TOKEN, MEAN
 
 
 def load(folder: Path, pooler: Any = None, overrides: Any = None) -> EmbeddingConfig:

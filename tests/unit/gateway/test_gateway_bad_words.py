@@ -8,7 +8,7 @@ from surestep_common.request_bounds import MAX_BAD_WORD_IDS, MAX_ENTRIES, check_
 from surestep_gateway.request.bad_words import MAX_CHARS, bad_words
 from surestep_gateway.request.protocol import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS
 from surestep_gateway.text.tokenizer import Texts, Tokenizer
-from surestep_proto.engine_pb2 import SamplingParams
+from surestep_proto.sampling_pb2 import SamplingParams
 
 WIDE = "\U0001d11e"  # four bytes of UTF-8, four tokens of a byte-level tokenizer
 

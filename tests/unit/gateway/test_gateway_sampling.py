@@ -12,7 +12,7 @@ from surestep_gateway.request.bad_words import bad_words
 from surestep_gateway.request.protocol import ChatBody, CompletionBody, GenerationBody
 from surestep_gateway.request.sampling import fit_prompt, max_tokens, sampling_params
 from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_proto.engine_pb2 import SamplingParams
+from surestep_proto.sampling_pb2 import SamplingParams
 
 INFO = default_info()
 

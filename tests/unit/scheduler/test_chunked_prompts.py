@@ -13,7 +13,7 @@ import pytest
 from support.fakes.loop import FakeLoop, hopeless, perfect
 from support.fakes.model import FakeModel
 from surestep_common.errors import InvalidRequest
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.core.sequence import Sequence
 
 CHUNK = 8

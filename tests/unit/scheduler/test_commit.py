@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from surestep_common.invariants import LedgerError
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
 from surestep_scheduler.core.commit import commit_result
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.core.messages import Outcome
@@ -42,7 +43,7 @@ def state() -> SchedulerState:
             emitted_ids=[],
             max_tokens=20,
             stop_ids=frozenset([STOP]),
-            sampling=pb.SamplingParams(),
+            sampling=sampling_pb2.SamplingParams(),
         )
         state.add(request, now=0.0)
     assert schedule(state, now=0.0)

@@ -12,7 +12,8 @@ from surestep_common.errors import (
     SurestepError,
 )
 from surestep_common.invariants import DigestError, LedgerError
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
+from surestep_proto import worker_pb2
 from surestep_scheduler.recovery.diagnosis import Diagnosis, OperatorRestart, diagnose
 from surestep_scheduler.recovery.incidents import Cause, Incident, IncidentLog, Replay
 from surestep_scheduler.recovery.non_finite import NonFiniteLogits
@@ -74,7 +75,7 @@ def exit_(
     )
 
 
-RANKS = [pb.WorkerInfo(rank=0, pid=10), pb.WorkerInfo(rank=1, pid=11)]
+RANKS = [worker_pb2.WorkerInfo(rank=0, pid=10), worker_pb2.WorkerInfo(rank=1, pid=11)]
 WHOLE, OUTSIDE, NONE = 8, 1, 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 from surestep_common.errors import QueueFull
-from surestep_proto.generate_pb2 import GenerateChunk
+from surestep_proto.scheduler_pb2 import GenerateChunk
 from surestep_scheduler.vllm.facts import Rate
 from surestep_scheduler.vllm.merged import Merged
 

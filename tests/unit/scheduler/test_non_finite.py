@@ -8,7 +8,8 @@ import pytest
 from support.fakes.loop import FakeLoop
 from support.fakes.model import FakeModel
 from surestep_common.errors import InvalidRequest, ModelFault
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
 from surestep_scheduler.core.sequence import Sequence
 from surestep_scheduler.recovery.non_finite import NonFiniteLogits
 
@@ -121,13 +122,13 @@ def test_far_apart_they_are_nothing_in_common() -> None:
 @pytest.mark.parametrize(
     ("sampling", "error"),
     [
-        (pb.SamplingParams(repetition_penalty=0.01), InvalidRequest),
-        (pb.SamplingParams(repetition_penalty=1, allowed_token_ids=[3]), InvalidRequest),
-        (pb.SamplingParams(repetition_penalty=1), ModelFault),  # it has asked for nothing
+        (sampling_pb2.SamplingParams(repetition_penalty=0.01), InvalidRequest),
+        (sampling_pb2.SamplingParams(repetition_penalty=1, allowed_token_ids=[3]), InvalidRequest),
+        (sampling_pb2.SamplingParams(repetition_penalty=1), ModelFault),  # it has asked for nothing
     ],
 )
 def test_what_parameters_make_of_logits_is_the_requests_own_doing(
-    status: pb.RowStatus, sampling: pb.SamplingParams, error: type[Exception]
+    status: pb.RowStatus, sampling: sampling_pb2.SamplingParams, error: type[Exception]
 ) -> None:
     """However many such requests there are, the workers stay."""
     loop = FakeLoop(MODEL, status_of=lambda name, known: status if known > 33 else pb.OK)

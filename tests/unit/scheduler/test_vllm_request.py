@@ -13,7 +13,7 @@ from surestep_common.errors import InvalidRequest, RequestTooLarge
 from surestep_common.sampling_ranges import MAX_LOGPROBS
 from surestep_common.seeds import sibling_seed
 from surestep_proto import vllm_engine_pb2 as pb
-from surestep_proto.generate_pb2 import GenerateRequest
+from surestep_proto.scheduler_pb2 import GenerateRequest
 from surestep_scheduler.core.limits import Limits
 from surestep_scheduler.speculation.draft_length import StepCosts
 from surestep_scheduler.vllm.request import MAX_N, choices, without_effect

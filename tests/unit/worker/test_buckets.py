@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from surestep_common.invariants import Int32Array
 from surestep_kernels.compilations import Compilations
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 from surestep_worker.inputs.buckets import Bucket, Need, find_bucket, in_order, make_buckets
 from surestep_worker.inputs.columns import PassInputs, StepColumns, need_of, padding
 from surestep_worker.inputs.geometry import Geometry

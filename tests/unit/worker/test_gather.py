@@ -7,7 +7,7 @@ import torch
 from support.kernels.step_sampling import OPS
 from surestep_kernels.gather_step import StepInputs
 from surestep_kernels.slot_state import DraftIds
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 from surestep_worker.inputs.geometry import Geometry
 from surestep_worker.inputs.slot_memory import SlotMemory
 from surestep_worker.inputs.upload import upload

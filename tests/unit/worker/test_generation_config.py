@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_common.errors import InvalidRequest
 from surestep_common.sampling_defaults import neutral, shown
-from surestep_proto.engine_pb2 import SamplingDefaults
+from surestep_proto.sampling_pb2 import SamplingDefaults
 from surestep_worker.checkpoint.model_folder import ConfigFiles, fingerprint_of
 from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.generation_config import check_override, sampling_defaults

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
 from surestep_worker.host import shared_memory as memory
 from surestep_worker.host.heartbeat import SIZE, Heartbeat
 from surestep_worker.process.watch import POLL_S, Late, Watch

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from surestep_common.errors import InvalidRequest
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
 from surestep_worker.ledger.plan_bounds import PlanBounds
 
 BOUNDS = PlanBounds(
@@ -24,7 +25,7 @@ BOUNDS = PlanBounds(
 
 
 def plan() -> pb.StepPlan:
-    sampling = pb.SamplingParams(top_p=1, repetition_penalty=1)
+    sampling = sampling_pb2.SamplingParams(top_p=1, repetition_penalty=1)
     admission = pb.Admission(
         slot=1, slot_epoch=1, token_ids=[1, 2, 3], prompt_len=2, max_len=20, sampling=sampling
     )
@@ -38,7 +39,7 @@ def plan() -> pb.StepPlan:
     )
 
 
-def pooled(pooling: int = pb.MEAN, **changes: Any) -> pb.StepPlan:
+def pooled(pooling: int = sampling_pb2.MEAN, **changes: Any) -> pb.StepPlan:
     """The same plan, but of the prompt a vector is wanted."""
     wanted = plan()
     wanted.admissions[0].ClearField("sampling")
@@ -49,9 +50,9 @@ def pooled(pooling: int = pb.MEAN, **changes: Any) -> pb.StepPlan:
 def test_a_prompt_to_be_pooled_has_no_sampling() -> None:
     for bounds in (BOUNDS, dataclasses.replace(BOUNDS, headless=True)):
         bounds.check(pooled(), [0, 0, 3, 0])
-        bounds.check(pooled(pb.LAST_TOKEN, num_cached=1), [0, 0, 3, 0])
+        bounds.check(pooled(sampling_pb2.LAST_TOKEN, num_cached=1), [0, 0, 3, 0])
     for wrong, column in (
-        (pooled(sampling=pb.SamplingParams(top_p=1)), "sampling"),
+        (pooled(sampling=sampling_pb2.SamplingParams(top_p=1)), "sampling"),
         (pooled(num_cached=1), "num_cached"),
         (pooled(3), "pooling"),
     ):

@@ -11,7 +11,8 @@ from support.kernels.step_sampling import Rows, sample
 from support.kernels.step_sampling import shape as shape_all
 from support.references.sampling import choose, params, shape
 from surestep_kernels.choose import Chosen
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
 from surestep_worker.sampling.table import SamplingTable
 
 V, WIDTH, PROMPT = 40, 64, 9
@@ -62,8 +63,10 @@ class Case(NamedTuple):
     slots: SamplingTable
 
 
-def _merged(shaping: pb.SamplingParams, drawing: pb.SamplingParams) -> pb.SamplingParams:
-    merged = pb.SamplingParams()
+def _merged(
+    shaping: sampling_pb2.SamplingParams, drawing: sampling_pb2.SamplingParams
+) -> sampling_pb2.SamplingParams:
+    merged = sampling_pb2.SamplingParams()
     merged.CopyFrom(shaping)
     for name in ("temperature", "min_p", "top_k", "top_p", "seed"):
         setattr(merged, name, getattr(drawing, name))
@@ -73,7 +76,7 @@ def _merged(shaping: pb.SamplingParams, drawing: pb.SamplingParams) -> pb.Sampli
 MIXED = [_merged(a, b) for a in (params(), *SHAPING.values()) for b in DRAWING.values()]
 
 
-def _case(all_params: list[pb.SamplingParams], seed: int = SEED) -> Case:
+def _case(all_params: list[sampling_pb2.SamplingParams], seed: int = SEED) -> Case:
     generator = torch.Generator().manual_seed(seed)
     n = len(all_params)
     slots = SamplingTable(n, V)
@@ -196,7 +199,7 @@ def test_masks_may_leave_nothing() -> None:
     ],
 )
 def test_it_is_told_whose_doing_unusable_logits_are(
-    p: pb.SamplingParams, logit: float, status: int
+    p: sampling_pb2.SamplingParams, logit: float, status: int
 ) -> None:
     """All tokens stand in the history, so that each of them is penalised."""
     case = _case([p])
@@ -226,7 +229,7 @@ def test_ties_go_to_the_lowest_id(name: str) -> None:
     ],
     ids=["top_p", "top_k", "min_p+top_p", "top_k+top_p"],
 )
-def test_nucleus_wider_than_the_first_look(p: pb.SamplingParams) -> None:
+def test_nucleus_wider_than_the_first_look(p: sampling_pb2.SamplingParams) -> None:
     """Flat logits over 12000 ids: far more candidates than the head that is tried first."""
     slots = SamplingTable(1, 12_000)
     slots.admit(0, p, 1)

@@ -10,7 +10,7 @@ import torch
 from support.kernels.step_sampling import sample
 from support.references.sampling import distribution, params
 from surestep_kernels.gumbel import gumbel_argmax
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
 from surestep_worker.sampling.table import SamplingTable
 
 V, DRAWS = 16, 400_000

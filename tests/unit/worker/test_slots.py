@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from surestep_common.errors import InternalError
 from surestep_common.invariants import NULL_BLOCK
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 from surestep_worker.ledger.plan import IntArray
 from surestep_worker.ledger.slots import Slots
 

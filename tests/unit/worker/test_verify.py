@@ -10,7 +10,7 @@ from support.kernels.step_sampling import verify
 from support.references.sampling import params
 from surestep_kernels.choose import Chosen
 from surestep_kernels.commit_step import Report
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 from surestep_worker.sampling.table import SamplingTable
 
 Window = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # choices, their status, drafts

@@ -11,7 +11,7 @@ import mmap
 import time
 from typing import NamedTuple, cast
 
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
 
 SIZE = 5 * 8
 _EPOCH, _STEP, _PHASE, _LIMIT, _SINCE = range(5)

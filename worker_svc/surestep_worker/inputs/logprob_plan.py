@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from surestep_common.invariants import Int32Array
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 from torch import Tensor
 
 from surestep_worker.ledger.plan import IntArray

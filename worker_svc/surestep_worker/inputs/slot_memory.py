@@ -10,7 +10,7 @@ import torch
 from surestep_common.invariants import Int32Array
 from surestep_kernels.slot_state import SlotState
 from surestep_kernels.write_runs import Runs
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.ledger.plan import IntArray
 from surestep_worker.ledger.slots import Slots

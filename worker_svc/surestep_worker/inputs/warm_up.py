@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.ledger.plan import Rows
 from surestep_worker.ledger.slots import Slots
 
-_GREEDY = pb.SamplingParams(top_p=1, repetition_penalty=1)
-_DRAWN = pb.SamplingParams(top_p=1, repetition_penalty=1, temperature=1)
-EVERYTHING = pb.SamplingParams(  # that restricts or shapes what is drawn
+_GREEDY = sampling_pb2.SamplingParams(top_p=1, repetition_penalty=1)
+_DRAWN = sampling_pb2.SamplingParams(top_p=1, repetition_penalty=1, temperature=1)
+EVERYTHING = sampling_pb2.SamplingParams(  # that restricts or shapes what is drawn
     temperature=1,
     top_p=0.9,
     top_k=3,
@@ -27,13 +28,13 @@ EVERYTHING = pb.SamplingParams(  # that restricts or shapes what is drawn
     logit_bias={0: 1.0},
     stop_token_ids=[0],
     min_tokens=1,
-    bad_words=[pb.TokenSequence(token_ids=[0, 1])],
+    bad_words=[sampling_pb2.TokenSequence(token_ids=[0, 1])],
 )
 
 
 def warm_up_steps(
     slots: Slots, max_tokens: int, max_drafts: int, *, has_head: bool
-) -> Iterator[tuple[Rows, pb.SamplingParams]]:
+) -> Iterator[tuple[Rows, sampling_pb2.SamplingParams]]:
     """Rows, and what they ask of sampling: windows of all parameters, prompts of all sizes.
 
     The largest have a row in every slot, and all `max_tokens` of a step. Without a head there are

@@ -9,7 +9,7 @@ import numpy as np
 from surestep_common.errors import InvalidRequest
 from surestep_common.invariants import BoolArray, IntArray
 from surestep_common.plan_rows import PlanRows
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 
 __all__ = [
     "NO_SNAPSHOTS",

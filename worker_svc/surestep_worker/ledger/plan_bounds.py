@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from surestep_common.errors import InvalidRequest
 from surestep_common.sampling_ranges import check_sampling, check_vocab
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +52,12 @@ class PlanBounds:
         _require(0 < admission.prompt_len <= len(ids), "prompt_len")
         _require(len(ids) <= admission.max_len <= self.max_tokens, "max_len")
         _require(admission.snapshot_id <= self.num_snapshots, "snapshot_id")
-        _require(admission.pooling in pb.Pooling.values(), "pooling")
+        _require(admission.pooling in sampling_pb2.Pooling.values(), "pooling")
         if admission.pooling:
             _require(not admission.HasField("sampling"), "sampling")
-            _require(admission.pooling != pb.MEAN or not admission.num_cached, "num_cached")
+            _require(
+                admission.pooling != sampling_pb2.MEAN or not admission.num_cached, "num_cached"
+            )
         else:
             _require(not self.headless, "pooling")
             check_sampling(admission.sampling, self.vocab_size)

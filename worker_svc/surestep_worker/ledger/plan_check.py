@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surestep_common.invariants import VERIFY, require
 from surestep_common.plan_rows import KnownSlots, check_plan_rows
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
 
 from .plan import Rows
 from .slots import Slots

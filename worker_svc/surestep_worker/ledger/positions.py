@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
 
 from .plan import BoolArray, IntArray, Rows
 from .slots import Slots
@@ -73,11 +74,11 @@ def pooled_tokens(rows: Rows, row: IntArray, cu: IntArray, slots: Slots) -> Pool
     """Those of a batch whose tokens [T] belong to `row`; row r owns tokens cu[r]:cu[r+1]."""
     pooling = slots.pooling[rows.slot]
     complete = rows.mode == pb.POOL
-    wanted = (rows.is_prefill & (pooling == pb.MEAN))[row]
+    wanted = (rows.is_prefill & (pooling == sampling_pb2.MEAN))[row]
     wanted[cu[1:][complete] - 1] = True  # the last token, whatever the pooling
     (token,), (last,) = wanted.nonzero(), complete.nonzero()
     whole = rows.len_hi[last] + rows.num_tokens[last]  # prompts are consumed as planned
-    num_tokens = np.where(pooling[last] == pb.MEAN, whole, 1)
+    num_tokens = np.where(pooling[last] == sampling_pb2.MEAN, whole, 1)
     return PooledTokens(rows.slot[row[token]], token, last, rows.slot[last], num_tokens)
 
 

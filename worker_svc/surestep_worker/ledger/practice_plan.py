@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
 
 
 def add_admission(
@@ -23,7 +24,7 @@ def add_admission(
         prompt_len=len(ids),
         num_cached=num_cached,
         max_len=max_len,
-        sampling=pb.SamplingParams(top_p=1, repetition_penalty=1),
+        sampling=sampling_pb2.SamplingParams(top_p=1, repetition_penalty=1),
         draft_valid=max(num_cached - 1, 0),
     )
     plan.extend_slots.append(slot)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from surestep_common.errors import InternalError
 from surestep_common.invariants import NULL_BLOCK, chunked_length
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2
 
 from surestep_worker.cache.pages import zero_pages
 
@@ -62,7 +62,7 @@ class Slots:
         self.tokens = tokens
         self._tokens = tokens.numpy()
 
-    def admit(self, admission: pb.Admission) -> None:
+    def admit(self, admission: worker_pb2.Admission) -> None:
         """Start a tenancy. Raises InternalError when the slot is taken or the tenancy is old."""
         slot = admission.slot
         if self.occupied[slot] or admission.slot_epoch <= self.tenancy[slot]:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
 
 from surestep_worker.host.heartbeat import Beat
 

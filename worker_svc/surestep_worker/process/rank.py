@@ -21,8 +21,8 @@ from surestep_common.process import (
     prefer_as_victim,
 )
 from surestep_common.tasks import end
-from surestep_proto import engine_pb2 as pb
-from surestep_proto import engine_pb2_grpc as pb_grpc
+from surestep_proto import worker_pb2 as pb
+from surestep_proto import worker_pb2_grpc as pb_grpc
 
 from surestep_worker.checkpoint.held_weights import StaleWeights
 from surestep_worker.config import WorkerSettings

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from surestep_common.config import child_environ, without_cublas_workspace
 from surestep_common.errors import InvalidRequest
 from surestep_common.process import DEAD, ENDING, STACK_DUMP_SIGNAL, STOPPED, TRACED, state_of
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
 
 from surestep_worker.config import WorkerSettings
 from surestep_worker.host import shared_memory as memory

@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar
 import grpc
 from surestep_common import rpc
 from surestep_common.errors import InvalidRequest, Unavailable
-from surestep_proto import engine_pb2 as pb
-from surestep_proto import engine_pb2_grpc as pb_grpc
+from surestep_proto import worker_pb2 as pb
+from surestep_proto import worker_pb2_grpc as pb_grpc
 
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.step.pending import Pending

@@ -16,8 +16,8 @@ from typing import Any
 
 import grpc
 from surestep_common.errors import InvalidRequest
-from surestep_proto import engine_pb2 as pb
-from surestep_proto import engine_pb2_grpc as pb_grpc
+from surestep_proto import supervisor_pb2 as pb
+from surestep_proto import supervisor_pb2_grpc as pb_grpc
 
 from surestep_worker.checkpoint.held_weights import HeldWeights
 from surestep_worker.checkpoint.model_folder import fingerprint_of

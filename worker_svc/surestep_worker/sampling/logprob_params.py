@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
 
 
 class LogprobWants:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2 as pb
 
 from .top_tokens import head_of
 

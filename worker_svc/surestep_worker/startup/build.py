@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2
+from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import CACHE_DTYPES, bytes_per_block
@@ -75,7 +76,7 @@ def build_runner(
     suffice.
     """
     heartbeat = heartbeat or Heartbeat.unseen()
-    heartbeat.progress(pb.LOADING)
+    heartbeat.progress(supervisor_pb2.LOADING)
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
     if settings.dtype == "float16":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
+from surestep_proto import worker_pb2
 
 from surestep_worker.checkpoint.parameters import Progress
 from surestep_worker.host.heartbeat import Heartbeat
@@ -31,7 +32,7 @@ def show_progress(heartbeat: Heartbeat) -> Progress:
     return progress
 
 
-def log_facts(facts: pb.WorkerInfo) -> None:
+def log_facts(facts: worker_pb2.WorkerInfo) -> None:
     """A few lines of what it is."""
     logger.info(
         "%s, %s on %s: %d slots, %d KV blocks of %d tokens (%.2f GiB), drafter %s, K = %d",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 from surestep_common.errors import InvalidRequest
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2, supervisor_pb2
+from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.drafters import KeepsState
 from surestep_worker.inputs.warm_up import EVERYTHING
@@ -16,7 +17,7 @@ from surestep_worker.ledger.practice_plan import add_admission, add_row
 from surestep_worker.step.runner import Runner
 
 _BLOCK = 1  # of every slot, everywhere: what rows read there is of no interest
-_LOGPROBS = pb.SamplingParams(
+_LOGPROBS = sampling_pb2.SamplingParams(
     want_logprobs=True, num_top_logprobs=20, want_prompt_logprobs=True, num_top_prompt_logprobs=20
 )
 
@@ -94,7 +95,7 @@ class _Steps:
             admission.sampling.MergeFrom(_LOGPROBS)
         else:
             admission.ClearField("sampling")
-            admission.pooling, mode = pb.MEAN, pb.POOL
+            admission.pooling, mode = sampling_pb2.MEAN, pb.POOL
         add_row(plan, slot, mode, 0, num_tokens=length)
 
     def _open(self) -> pb.StepPlan:
@@ -107,5 +108,7 @@ class _Steps:
 
     def _run(self, plan: pb.StepPlan) -> pb.StepResult:
         self._step += 1
-        self._runner.context.heartbeat.progress(pb.WARMING_UP)  # each may compile kernels
+        self._runner.context.heartbeat.progress(
+            supervisor_pb2.WARMING_UP
+        )  # each may compile kernels
         return self._runner.step(plan)

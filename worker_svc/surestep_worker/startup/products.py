@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from surestep_kernels import KernelSet
 from surestep_kernels.verdicts import Identity, Verdict, default_folder, digest_of, keep, kept
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2
+from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.heartbeat import Heartbeat
@@ -37,7 +38,7 @@ def settle_products(
     Called by all ranks, with their weights loaded. What an earlier rank had chosen, if it is
     `known`, stays: its requests go on. Verdicts are kept in `folder`.
     """
-    heartbeat.progress(pb.WARMING_UP)
+    heartbeat.progress(supervisor_pb2.WARMING_UP)
     products = kernels.products
     if products is not None and products.is_open and products.weights:
         _settle(products, tp, device, heartbeat, known, folder or default_folder())
@@ -78,7 +79,7 @@ def _ask(products: Products, device: torch.device, heartbeat: Heartbeat) -> Verd
     began = time.monotonic()
 
     def go_on() -> bool:
-        heartbeat.progress(pb.WARMING_UP)
+        heartbeat.progress(supervisor_pb2.WARMING_UP)
         return time.monotonic() - began < _PROBE_S
 
     try:

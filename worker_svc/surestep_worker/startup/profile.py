@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import sampling_pb2
+from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.drafters import KeepsState
 from surestep_worker.ledger.practice_plan import add_admission, add_row
@@ -169,7 +170,7 @@ class _Rehearsal:
                 add_row(plan, slot, pb.PREFILL_LAST, 0, num_tokens=length)
             else:
                 plan.admissions[-1].ClearField("sampling")
-                plan.admissions[-1].pooling = pb.LAST_TOKEN
+                plan.admissions[-1].pooling = sampling_pb2.LAST_TOKEN
                 add_row(plan, slot, pb.POOL, 0, num_tokens=length)
         return self._run(plan)
 

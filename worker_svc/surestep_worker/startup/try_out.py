@@ -7,7 +7,8 @@ import logging
 
 import torch
 from surestep_common.errors import InvalidRequest
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2
+from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.checkpoint.finite import non_finite_tensors
 from surestep_worker.models import ModelSource
@@ -39,7 +40,9 @@ def _check_logits(runner: Runner, source: ModelSource) -> None:
     context = runner.context
     if bool(context.tp.broadcast(torch.tensor([output_is_finite(runner)])).item()):
         return
-    broken = non_finite_tensors(source.entries, lambda: context.heartbeat.progress(pb.LOADING))
+    broken = non_finite_tensors(
+        source.entries, lambda: context.heartbeat.progress(supervisor_pb2.LOADING)
+    )
     reason = "; ".join(broken) or "although every weight that could be read is"
     what = "logits" if context.model.has_head else "hidden states"
     raise InvalidRequest(f"the model's {what} are not finite: {reason}", param="model")

@@ -14,7 +14,7 @@ from surestep_kernels.paged_attention import AttentionRows
 from surestep_kernels.recurrent import RecurrentRows
 from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
 from surestep_kernels.step_ops import StepOps
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
 from torch import Tensor
 
 from surestep_worker.drafters.inputs import DraftInputs, DraftShape

@@ -9,7 +9,7 @@ import numpy as np
 from surestep_common.errors import InternalError
 from surestep_common.invariants import check_lengths
 from surestep_kernels.commit_step import Report
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.inputs.download import Words
 from surestep_worker.inputs.geometry import Geometry

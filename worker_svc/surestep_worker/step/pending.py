@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 
 
 class Pending(Protocol):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
+from surestep_proto import worker_pb2
 
 from surestep_worker.host.heartbeat import Heartbeat
 
@@ -28,11 +29,11 @@ class Phases:
         self._phase = phase
         self._heartbeat.enter(phase)
 
-    def timings(self) -> pb.Timings:
+    def timings(self) -> worker_pb2.Timings:
         """Of the step so far, where every launch is over when it returns."""
         self._lap()
         draft_ns = self._spent_ns[pb.DRAFTING]
-        return pb.Timings(
+        return worker_pb2.Timings(
             draft_us=draft_ns // 1000,
             prepare_us=(self._spent_ns[pb.PREPARING] + draft_ns) // 1000,
             forward_us=self._spent_ns[pb.FORWARD] // 1000,

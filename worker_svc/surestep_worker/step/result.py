@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.ledger.plan import IntArray, Rows
 from surestep_worker.ledger.positions import PooledTokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from surestep_common.errors import InvalidRequest
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.ledger.plan import Rows, read_rows
 from surestep_worker.ledger.plan_bounds import PlanBounds

@@ -13,7 +13,7 @@ from surestep_kernels.choose import Chosen
 from surestep_kernels.shape_logits import Positions, Shaping
 from surestep_kernels.slot_state import SlotState
 from surestep_kernels.step_ops import StepOps
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
 from torch import Tensor
 
 from surestep_worker.inputs.columns import Extras, PooledColumns, StepColumns

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from surestep_kernels.step_ops import StepOps
 from surestep_kernels.write_runs import Runs
-from surestep_proto import engine_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
+from surestep_proto import worker_pb2
 
 from surestep_worker.drafters.inputs import DraftInputs, DraftShape, HeadInputs
 from surestep_worker.inputs.buckets import Bucket, make_buckets
@@ -158,7 +159,7 @@ class StepLauncher:
         """Begin an epoch: nothing of an earlier one is left."""
         self._drafting.faults = 0
 
-    def launch(self, plan: pb.StepPlan, rows: Rows) -> PendingStep:
+    def launch(self, plan: worker_pb2.StepPlan, rows: Rows) -> PendingStep:
         """Run the rows of a plan whose differences have been applied."""
         self._phases.begin()
         skipped = self._drafting.skips(plan.drafter_faults)
@@ -171,13 +172,13 @@ class StepLauncher:
         )  # fmt: skip
         return PendingStep(self.context, ran.words, launched, self._drafting)
 
-    def _timings(self) -> pb.Timings:
+    def _timings(self) -> worker_pb2.Timings:
         """What is known when everything is launched."""
         timings = self._phases.timings()
         if self.context.synchronous:
             return timings
         spent = timings.prepare_us + timings.forward_us + timings.sample_us
-        return pb.Timings(prepare_us=spent)
+        return worker_pb2.Timings(prepare_us=spent)
 
     def _run(self, rows: Rows, differences: Runs | None, armed: SnapshotRequests) -> _Ran:
         """Queue everything of a step."""
@@ -269,7 +270,7 @@ class StepLauncher:
         facts = self._settle(columns, outputs, Extras(), PLAIN) if whole else None
         return Queued(outputs, facts)
 
-    def _armed(self, plan: pb.StepPlan) -> SnapshotRequests:
+    def _armed(self, plan: worker_pb2.StepPlan) -> SnapshotRequests:
         recurrent = self.context.caches.recurrent
         return read_snapshots(plan, recurrent.num_snapshots if recurrent is not None else 0)
 

@@ -1,3 +1,4 @@
+from surestep_proto import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -16,12 +17,6 @@ class DecodeMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERIFY: _ClassVar[DecodeMode]
     POOL: _ClassVar[DecodeMode]
 
-class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    NO_POOLING: _ClassVar[Pooling]
-    LAST_TOKEN: _ClassVar[Pooling]
-    MEAN: _ClassVar[Pooling]
-
 class RowStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROW_STATUS_UNSPECIFIED: _ClassVar[RowStatus]
@@ -29,65 +24,17 @@ class RowStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NON_FINITE: _ClassVar[RowStatus]
     NO_CANDIDATE: _ClassVar[RowStatus]
     SHAPING_OVERFLOW: _ClassVar[RowStatus]
-
-class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    PHASE_UNSPECIFIED: _ClassVar[Phase]
-    LOADING: _ClassVar[Phase]
-    WARMING_UP: _ClassVar[Phase]
-    IDLE: _ClassVar[Phase]
-    PREPARING: _ClassVar[Phase]
-    DRAFTING: _ClassVar[Phase]
-    FORWARD: _ClassVar[Phase]
-    SAMPLING: _ClassVar[Phase]
-
-class ExitCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    EXIT_CAUSE_UNSPECIFIED: _ClassVar[ExitCause]
-    EXITED: _ClassVar[ExitCause]
-    KILLED: _ClassVar[ExitCause]
-    HUNG: _ClassVar[ExitCause]
-    REQUESTED: _ClassVar[ExitCause]
-    OUT_OF_MEMORY: _ClassVar[ExitCause]
-
-class RankState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    RANK_STATE_UNSPECIFIED: _ClassVar[RankState]
-    STARTING: _ClassVar[RankState]
-    READY: _ClassVar[RankState]
-    DEAD: _ClassVar[RankState]
 DECODE_MODE_UNSPECIFIED: DecodeMode
 PREFILL: DecodeMode
 PREFILL_LAST: DecodeMode
 DECODE: DecodeMode
 VERIFY: DecodeMode
 POOL: DecodeMode
-NO_POOLING: Pooling
-LAST_TOKEN: Pooling
-MEAN: Pooling
 ROW_STATUS_UNSPECIFIED: RowStatus
 OK: RowStatus
 NON_FINITE: RowStatus
 NO_CANDIDATE: RowStatus
 SHAPING_OVERFLOW: RowStatus
-PHASE_UNSPECIFIED: Phase
-LOADING: Phase
-WARMING_UP: Phase
-IDLE: Phase
-PREPARING: Phase
-DRAFTING: Phase
-FORWARD: Phase
-SAMPLING: Phase
-EXIT_CAUSE_UNSPECIFIED: ExitCause
-EXITED: ExitCause
-KILLED: ExitCause
-HUNG: ExitCause
-REQUESTED: ExitCause
-OUT_OF_MEMORY: ExitCause
-RANK_STATE_UNSPECIFIED: RankState
-STARTING: RankState
-READY: RankState
-DEAD: RankState
 
 class StepPlan(_message.Message):
     __slots__ = ("epoch", "step", "budget_ms", "freed_slots", "freed_slot_epochs", "admissions", "extend_slots", "extend_counts", "block_ids", "slot", "slot_epoch", "mode", "num_tokens", "len_lo", "len_hi", "k_cap", "accepted_step", "accepted", "depends_on_step", "catch_up", "snapshot_slots", "snapshot_lens", "snapshot_ids", "drafter_faults")
@@ -161,62 +108,11 @@ class Admission(_message.Message):
     prompt_len: int
     num_cached: int
     max_len: int
-    sampling: SamplingParams
+    sampling: _sampling_pb2.SamplingParams
     snapshot_id: int
     draft_valid: int
-    pooling: Pooling
-    def __init__(self, slot: _Optional[int] = ..., slot_epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., num_cached: _Optional[int] = ..., max_len: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., snapshot_id: _Optional[int] = ..., draft_valid: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ...) -> None: ...
-
-class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "min_tokens", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "want_logprobs", "num_top_logprobs", "want_prompt_logprobs", "num_top_prompt_logprobs")
-    class LogitBiasEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: float
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    MIN_P_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
-    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
-    WANT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    WANT_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOP_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int
-    min_tokens: int
-    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    logit_bias: _containers.ScalarMap[int, float]
-    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    bad_words: _containers.RepeatedCompositeFieldContainer[TokenSequence]
-    want_logprobs: bool
-    num_top_logprobs: int
-    want_prompt_logprobs: bool
-    num_top_prompt_logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., want_logprobs: _Optional[bool] = ..., num_top_logprobs: _Optional[int] = ..., want_prompt_logprobs: _Optional[bool] = ..., num_top_prompt_logprobs: _Optional[int] = ...) -> None: ...
-
-class TokenSequence(_message.Message):
-    __slots__ = ("token_ids",)
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    pooling: _sampling_pb2.Pooling
+    def __init__(self, slot: _Optional[int] = ..., slot_epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., num_cached: _Optional[int] = ..., max_len: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., snapshot_id: _Optional[int] = ..., draft_valid: _Optional[int] = ..., pooling: _Optional[_Union[_sampling_pb2.Pooling, str]] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("epoch", "step", "rank", "digest", "timings", "slot", "slot_epoch", "status", "len_before", "n_drafts", "n_accepted", "n_emitted", "token_ids", "draft_upto", "snapshot_ids_taken", "drafter_faults", "drafter_skipped", "draft_non_finite_rows", "logprobs", "prompt_logprobs", "pooled_rows", "pooled")
@@ -260,29 +156,11 @@ class StepResult(_message.Message):
     drafter_faults: int
     drafter_skipped: bool
     draft_non_finite_rows: _containers.RepeatedScalarFieldContainer[int]
-    logprobs: LogprobColumns
-    prompt_logprobs: LogprobColumns
+    logprobs: _sampling_pb2.LogprobColumns
+    prompt_logprobs: _sampling_pb2.LogprobColumns
     pooled_rows: _containers.RepeatedScalarFieldContainer[int]
     pooled: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., digest: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., status: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., len_before: _Optional[_Iterable[int]] = ..., n_drafts: _Optional[_Iterable[int]] = ..., n_accepted: _Optional[_Iterable[int]] = ..., n_emitted: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_upto: _Optional[_Iterable[int]] = ..., snapshot_ids_taken: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ..., drafter_skipped: _Optional[bool] = ..., draft_non_finite_rows: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., pooled_rows: _Optional[_Iterable[int]] = ..., pooled: _Optional[_Iterable[bytes]] = ...) -> None: ...
-
-class LogprobColumns(_message.Message):
-    __slots__ = ("row", "token_id", "logprob", "rank", "num_top", "top_token_ids", "top_logprobs")
-    ROW_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
-    LOGPROB_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOP_FIELD_NUMBER: _ClassVar[int]
-    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    row: _containers.RepeatedScalarFieldContainer[int]
-    token_id: _containers.RepeatedScalarFieldContainer[int]
-    logprob: _containers.RepeatedScalarFieldContainer[float]
-    rank: _containers.RepeatedScalarFieldContainer[int]
-    num_top: _containers.RepeatedScalarFieldContainer[int]
-    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, row: _Optional[_Iterable[int]] = ..., token_id: _Optional[_Iterable[int]] = ..., logprob: _Optional[_Iterable[float]] = ..., rank: _Optional[_Iterable[int]] = ..., num_top: _Optional[_Iterable[int]] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., digest: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., slot: _Optional[_Iterable[int]] = ..., slot_epoch: _Optional[_Iterable[int]] = ..., status: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., len_before: _Optional[_Iterable[int]] = ..., n_drafts: _Optional[_Iterable[int]] = ..., n_accepted: _Optional[_Iterable[int]] = ..., n_emitted: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_upto: _Optional[_Iterable[int]] = ..., snapshot_ids_taken: _Optional[_Iterable[int]] = ..., drafter_faults: _Optional[int] = ..., drafter_skipped: _Optional[bool] = ..., draft_non_finite_rows: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., pooled_rows: _Optional[_Iterable[int]] = ..., pooled: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_us", "prepare_us", "forward_us", "sample_us", "gap_us", "draft_us")
@@ -386,9 +264,9 @@ class WorkerInfo(_message.Message):
     prompt_chunk: int
     linear_backend: str
     programmatic_dependent_launch: bool
-    defaults: SamplingDefaults
+    defaults: _sampling_pb2.SamplingDefaults
     memory: DeviceMemory
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., last_step: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_cache_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., drafter_has_state: _Optional[bool] = ..., recurrent: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., state_bytes_per_slot: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., late_compilations: _Optional[int] = ..., captured_shapes: _Optional[int] = ..., uncaptured_steps: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., stream_error: _Optional[_Union[StreamError, _Mapping]] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., prompt_chunk: _Optional[int] = ..., linear_backend: _Optional[str] = ..., programmatic_dependent_launch: _Optional[bool] = ..., defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., memory: _Optional[_Union[DeviceMemory, _Mapping]] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., last_step: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_cache_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., drafter_has_state: _Optional[bool] = ..., recurrent: _Optional[bool] = ..., num_snapshots: _Optional[int] = ..., state_bytes_per_slot: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., check_drafts: _Optional[int] = ..., check_accepted: _Optional[int] = ..., late_compilations: _Optional[int] = ..., captured_shapes: _Optional[int] = ..., uncaptured_steps: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., stream_error: _Optional[_Union[StreamError, _Mapping]] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ..., prompt_chunk: _Optional[int] = ..., linear_backend: _Optional[str] = ..., programmatic_dependent_launch: _Optional[bool] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., memory: _Optional[_Union[DeviceMemory, _Mapping]] = ...) -> None: ...
 
 class DeviceMemory(_message.Message):
     __slots__ = ("total", "limit", "weights", "states", "graphs", "step", "caches")
@@ -407,28 +285,6 @@ class DeviceMemory(_message.Message):
     step: int
     caches: int
     def __init__(self, total: _Optional[int] = ..., limit: _Optional[int] = ..., weights: _Optional[int] = ..., states: _Optional[int] = ..., graphs: _Optional[int] = ..., step: _Optional[int] = ..., caches: _Optional[int] = ...) -> None: ...
-
-class SamplingDefaults(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "max_tokens_limit", "presence_penalty", "frequency_penalty")
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    MIN_P_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MAX_TOKENS_LIMIT_FIELD_NUMBER: _ClassVar[int]
-    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    max_tokens: int
-    max_tokens_limit: int
-    presence_penalty: float
-    frequency_penalty: float
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., max_tokens: _Optional[int] = ..., max_tokens_limit: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ...) -> None: ...
 
 class StreamError(_message.Message):
     __slots__ = ("epoch", "code", "message")
@@ -453,85 +309,3 @@ class StepCosts(_message.Message):
     draft_rows: _containers.RepeatedScalarFieldContainer[int]
     draft_us: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., step_us: _Optional[_Iterable[float]] = ..., us_per_context_token: _Optional[float] = ..., draft_rows: _Optional[_Iterable[int]] = ..., draft_us: _Optional[_Iterable[float]] = ...) -> None: ...
-
-class Heartbeat(_message.Message):
-    __slots__ = ("epoch", "step", "phase", "age_s")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    PHASE_FIELD_NUMBER: _ClassVar[int]
-    AGE_S_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    step: int
-    phase: Phase
-    age_s: float
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., age_s: _Optional[float] = ...) -> None: ...
-
-class RankExit(_message.Message):
-    __slots__ = ("pid", "cause", "reason", "last", "age_s", "replaced_s", "signal", "outside")
-    PID_FIELD_NUMBER: _ClassVar[int]
-    CAUSE_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    AGE_S_FIELD_NUMBER: _ClassVar[int]
-    REPLACED_S_FIELD_NUMBER: _ClassVar[int]
-    SIGNAL_FIELD_NUMBER: _ClassVar[int]
-    OUTSIDE_FIELD_NUMBER: _ClassVar[int]
-    pid: int
-    cause: ExitCause
-    reason: str
-    last: Heartbeat
-    age_s: float
-    replaced_s: float
-    signal: int
-    outside: bool
-    def __init__(self, pid: _Optional[int] = ..., cause: _Optional[_Union[ExitCause, str]] = ..., reason: _Optional[str] = ..., last: _Optional[_Union[Heartbeat, _Mapping]] = ..., age_s: _Optional[float] = ..., replaced_s: _Optional[float] = ..., signal: _Optional[int] = ..., outside: _Optional[bool] = ...) -> None: ...
-
-class SupervisorStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class SupervisorStatus(_message.Message):
-    __slots__ = ("pid", "rank", "rank_state", "rank_pid", "rank_address", "restarts", "last_exit", "address", "heartbeat", "exits", "standby_pid", "held_weight_bytes", "failure", "failure_is_permanent")
-    PID_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
-    RANK_STATE_FIELD_NUMBER: _ClassVar[int]
-    RANK_PID_FIELD_NUMBER: _ClassVar[int]
-    RANK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    RESTARTS_FIELD_NUMBER: _ClassVar[int]
-    LAST_EXIT_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    EXITS_FIELD_NUMBER: _ClassVar[int]
-    STANDBY_PID_FIELD_NUMBER: _ClassVar[int]
-    HELD_WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    FAILURE_FIELD_NUMBER: _ClassVar[int]
-    FAILURE_IS_PERMANENT_FIELD_NUMBER: _ClassVar[int]
-    pid: int
-    rank: int
-    rank_state: RankState
-    rank_pid: int
-    rank_address: str
-    restarts: int
-    last_exit: str
-    address: str
-    heartbeat: Heartbeat
-    exits: _containers.RepeatedCompositeFieldContainer[RankExit]
-    standby_pid: int
-    held_weight_bytes: int
-    failure: str
-    failure_is_permanent: bool
-    def __init__(self, pid: _Optional[int] = ..., rank: _Optional[int] = ..., rank_state: _Optional[_Union[RankState, str]] = ..., rank_pid: _Optional[int] = ..., rank_address: _Optional[str] = ..., restarts: _Optional[int] = ..., last_exit: _Optional[str] = ..., address: _Optional[str] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., exits: _Optional[_Iterable[_Union[RankExit, _Mapping]]] = ..., standby_pid: _Optional[int] = ..., held_weight_bytes: _Optional[int] = ..., failure: _Optional[str] = ..., failure_is_permanent: _Optional[bool] = ...) -> None: ...
-
-class RestartRequest(_message.Message):
-    __slots__ = ("reason", "expected_pid")
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_PID_FIELD_NUMBER: _ClassVar[int]
-    reason: str
-    expected_pid: int
-    def __init__(self, reason: _Optional[str] = ..., expected_pid: _Optional[int] = ...) -> None: ...
-
-class RestartResponse(_message.Message):
-    __slots__ = ("restarted",)
-    RESTARTED_FIELD_NUMBER: _ClassVar[int]
-    restarted: bool
-    def __init__(self, restarted: _Optional[bool] = ...) -> None: ...

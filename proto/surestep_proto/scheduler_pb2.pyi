@@ -1,4 +1,6 @@
-from surestep_proto import engine_pb2 as _engine_pb2
+from surestep_proto import sampling_pb2 as _sampling_pb2
+from surestep_proto import supervisor_pb2 as _supervisor_pb2
+from surestep_proto import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -53,18 +55,18 @@ class GenerateRequest(_message.Message):
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     emitted_ids: _containers.RepeatedScalarFieldContainer[int]
     max_tokens: int
-    sampling: _engine_pb2.SamplingParams
+    sampling: _sampling_pb2.SamplingParams
     priority: int
     cache_salt: str
     num_draft_tokens: int
     tenant: str
     tenant_weight: float
     model_fingerprint: str
-    pooling: _engine_pb2.Pooling
+    pooling: _sampling_pb2.Pooling
     ignore_eos: bool
     resolved: ResolvedParams
     want_drafted: bool
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., emitted_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., model_fingerprint: _Optional[str] = ..., pooling: _Optional[_Union[_engine_pb2.Pooling, str]] = ..., ignore_eos: _Optional[bool] = ..., resolved: _Optional[_Union[ResolvedParams, _Mapping]] = ..., want_drafted: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., emitted_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., model_fingerprint: _Optional[str] = ..., pooling: _Optional[_Union[_sampling_pb2.Pooling, str]] = ..., ignore_eos: _Optional[bool] = ..., resolved: _Optional[_Union[ResolvedParams, _Mapping]] = ..., want_drafted: _Optional[bool] = ...) -> None: ...
 
 class ResolvedParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens", "presence_penalty", "frequency_penalty")
@@ -100,13 +102,13 @@ class GenerateChunk(_message.Message):
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     start: RequestStart
-    logprobs: _engine_pb2.LogprobColumns
-    prompt_logprobs: _engine_pb2.LogprobColumns
+    logprobs: _sampling_pb2.LogprobColumns
+    prompt_logprobs: _sampling_pb2.LogprobColumns
     finish_reason: FinishReason
     end: RequestEnd
     pooled: bytes
     drafted: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., start: _Optional[_Union[RequestStart, _Mapping]] = ..., logprobs: _Optional[_Union[_engine_pb2.LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_engine_pb2.LogprobColumns, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., end: _Optional[_Union[RequestEnd, _Mapping]] = ..., pooled: _Optional[bytes] = ..., drafted: _Optional[_Iterable[bool]] = ...) -> None: ...
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., start: _Optional[_Union[RequestStart, _Mapping]] = ..., logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.LogprobColumns, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., end: _Optional[_Union[RequestEnd, _Mapping]] = ..., pooled: _Optional[bytes] = ..., drafted: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class RequestStart(_message.Message):
     __slots__ = ("num_cached_tokens", "queue_s", "model_fingerprint", "resolved")
@@ -170,11 +172,11 @@ class SchedulerInfo(_message.Message):
     block_size: int
     num_blocks: int
     model_fingerprint: str
-    defaults: _engine_pb2.SamplingDefaults
+    defaults: _sampling_pb2.SamplingDefaults
     max_pooled_len: int
     hidden_size: int
     headless: bool
-    def __init__(self, model_path: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_queue_len: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., defaults: _Optional[_Union[_engine_pb2.SamplingDefaults, _Mapping]] = ..., max_pooled_len: _Optional[int] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ...) -> None: ...
+    def __init__(self, model_path: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_queue_len: _Optional[int] = ..., drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., defaults: _Optional[_Union[_sampling_pb2.SamplingDefaults, _Mapping]] = ..., max_pooled_len: _Optional[int] = ..., hidden_size: _Optional[int] = ..., headless: _Optional[bool] = ...) -> None: ...
 
 class SchedulerStatusRequest(_message.Message):
     __slots__ = ("num_steps",)
@@ -204,15 +206,15 @@ class SchedulerStatus(_message.Message):
     epoch: int
     step: int
     last_step_age_s: float
-    supervisors: _containers.RepeatedCompositeFieldContainer[_engine_pb2.SupervisorStatus]
-    ranks: _containers.RepeatedCompositeFieldContainer[_engine_pb2.WorkerInfo]
+    supervisors: _containers.RepeatedCompositeFieldContainer[_supervisor_pb2.SupervisorStatus]
+    ranks: _containers.RepeatedCompositeFieldContainer[_worker_pb2.WorkerInfo]
     incidents: _containers.RepeatedCompositeFieldContainer[Incident]
     num_open_requests: int
     num_replaying_requests: int
     last_token_age_s: float
     waiting_for: str
     recent_steps: RecentSteps
-    def __init__(self, pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[EngineState, str]] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., supervisors: _Optional[_Iterable[_Union[_engine_pb2.SupervisorStatus, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[_engine_pb2.WorkerInfo, _Mapping]]] = ..., incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., num_open_requests: _Optional[int] = ..., num_replaying_requests: _Optional[int] = ..., last_token_age_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., recent_steps: _Optional[_Union[RecentSteps, _Mapping]] = ...) -> None: ...
+    def __init__(self, pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[EngineState, str]] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., last_step_age_s: _Optional[float] = ..., supervisors: _Optional[_Iterable[_Union[_supervisor_pb2.SupervisorStatus, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[_worker_pb2.WorkerInfo, _Mapping]]] = ..., incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., num_open_requests: _Optional[int] = ..., num_replaying_requests: _Optional[int] = ..., last_token_age_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., recent_steps: _Optional[_Union[RecentSteps, _Mapping]] = ...) -> None: ...
 
 class RecentSteps(_message.Message):
     __slots__ = ("epoch", "step", "age_s", "took_s", "prompt_rows", "decode_rows", "verify_rows", "num_emitted", "num_accepted")

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from surestep_proto import generate_pb2 as surestep__proto_dot_generate__pb2
+from surestep_proto import scheduler_pb2 as surestep__proto_dot_scheduler__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in surestep_proto/generate_pb2_grpc.py depends on'
+        + ' but the generated code in surestep_proto/scheduler_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,28 +36,28 @@ class SchedulerStub:
         """
         self.Generate = channel.unary_stream(
                 '/surestep.v1.Scheduler/Generate',
-                request_serializer=surestep__proto_dot_generate__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=surestep__proto_dot_generate__pb2.GenerateChunk.FromString,
+                request_serializer=surestep__proto_dot_scheduler__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_scheduler__pb2.GenerateChunk.FromString,
                 _registered_method=True)
         self.Info = channel.unary_unary(
                 '/surestep.v1.Scheduler/Info',
-                request_serializer=surestep__proto_dot_generate__pb2.SchedulerInfoRequest.SerializeToString,
-                response_deserializer=surestep__proto_dot_generate__pb2.SchedulerInfo.FromString,
+                request_serializer=surestep__proto_dot_scheduler__pb2.SchedulerInfoRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_scheduler__pb2.SchedulerInfo.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/surestep.v1.Scheduler/Status',
-                request_serializer=surestep__proto_dot_generate__pb2.SchedulerStatusRequest.SerializeToString,
-                response_deserializer=surestep__proto_dot_generate__pb2.SchedulerStatus.FromString,
+                request_serializer=surestep__proto_dot_scheduler__pb2.SchedulerStatusRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_scheduler__pb2.SchedulerStatus.FromString,
                 _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/surestep.v1.Scheduler/Stats',
-                request_serializer=surestep__proto_dot_generate__pb2.StatsRequest.SerializeToString,
-                response_deserializer=surestep__proto_dot_generate__pb2.SchedulerStats.FromString,
+                request_serializer=surestep__proto_dot_scheduler__pb2.StatsRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_scheduler__pb2.SchedulerStats.FromString,
                 _registered_method=True)
         self.RestartWorkers = channel.unary_unary(
                 '/surestep.v1.Scheduler/RestartWorkers',
-                request_serializer=surestep__proto_dot_generate__pb2.RestartWorkersRequest.SerializeToString,
-                response_deserializer=surestep__proto_dot_generate__pb2.RestartWorkersResponse.FromString,
+                request_serializer=surestep__proto_dot_scheduler__pb2.RestartWorkersRequest.SerializeToString,
+                response_deserializer=surestep__proto_dot_scheduler__pb2.RestartWorkersResponse.FromString,
                 _registered_method=True)
 
 
@@ -107,28 +107,28 @@ def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=surestep__proto_dot_generate__pb2.GenerateRequest.FromString,
-                    response_serializer=surestep__proto_dot_generate__pb2.GenerateChunk.SerializeToString,
+                    request_deserializer=surestep__proto_dot_scheduler__pb2.GenerateRequest.FromString,
+                    response_serializer=surestep__proto_dot_scheduler__pb2.GenerateChunk.SerializeToString,
             ),
             'Info': grpc.unary_unary_rpc_method_handler(
                     servicer.Info,
-                    request_deserializer=surestep__proto_dot_generate__pb2.SchedulerInfoRequest.FromString,
-                    response_serializer=surestep__proto_dot_generate__pb2.SchedulerInfo.SerializeToString,
+                    request_deserializer=surestep__proto_dot_scheduler__pb2.SchedulerInfoRequest.FromString,
+                    response_serializer=surestep__proto_dot_scheduler__pb2.SchedulerInfo.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=surestep__proto_dot_generate__pb2.SchedulerStatusRequest.FromString,
-                    response_serializer=surestep__proto_dot_generate__pb2.SchedulerStatus.SerializeToString,
+                    request_deserializer=surestep__proto_dot_scheduler__pb2.SchedulerStatusRequest.FromString,
+                    response_serializer=surestep__proto_dot_scheduler__pb2.SchedulerStatus.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
-                    request_deserializer=surestep__proto_dot_generate__pb2.StatsRequest.FromString,
-                    response_serializer=surestep__proto_dot_generate__pb2.SchedulerStats.SerializeToString,
+                    request_deserializer=surestep__proto_dot_scheduler__pb2.StatsRequest.FromString,
+                    response_serializer=surestep__proto_dot_scheduler__pb2.SchedulerStats.SerializeToString,
             ),
             'RestartWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.RestartWorkers,
-                    request_deserializer=surestep__proto_dot_generate__pb2.RestartWorkersRequest.FromString,
-                    response_serializer=surestep__proto_dot_generate__pb2.RestartWorkersResponse.SerializeToString,
+                    request_deserializer=surestep__proto_dot_scheduler__pb2.RestartWorkersRequest.FromString,
+                    response_serializer=surestep__proto_dot_scheduler__pb2.RestartWorkersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -156,8 +156,8 @@ class Scheduler:
             request,
             target,
             '/surestep.v1.Scheduler/Generate',
-            surestep__proto_dot_generate__pb2.GenerateRequest.SerializeToString,
-            surestep__proto_dot_generate__pb2.GenerateChunk.FromString,
+            surestep__proto_dot_scheduler__pb2.GenerateRequest.SerializeToString,
+            surestep__proto_dot_scheduler__pb2.GenerateChunk.FromString,
             options,
             channel_credentials,
             insecure,
@@ -183,8 +183,8 @@ class Scheduler:
             request,
             target,
             '/surestep.v1.Scheduler/Info',
-            surestep__proto_dot_generate__pb2.SchedulerInfoRequest.SerializeToString,
-            surestep__proto_dot_generate__pb2.SchedulerInfo.FromString,
+            surestep__proto_dot_scheduler__pb2.SchedulerInfoRequest.SerializeToString,
+            surestep__proto_dot_scheduler__pb2.SchedulerInfo.FromString,
             options,
             channel_credentials,
             insecure,
@@ -210,8 +210,8 @@ class Scheduler:
             request,
             target,
             '/surestep.v1.Scheduler/Status',
-            surestep__proto_dot_generate__pb2.SchedulerStatusRequest.SerializeToString,
-            surestep__proto_dot_generate__pb2.SchedulerStatus.FromString,
+            surestep__proto_dot_scheduler__pb2.SchedulerStatusRequest.SerializeToString,
+            surestep__proto_dot_scheduler__pb2.SchedulerStatus.FromString,
             options,
             channel_credentials,
             insecure,
@@ -237,8 +237,8 @@ class Scheduler:
             request,
             target,
             '/surestep.v1.Scheduler/Stats',
-            surestep__proto_dot_generate__pb2.StatsRequest.SerializeToString,
-            surestep__proto_dot_generate__pb2.SchedulerStats.FromString,
+            surestep__proto_dot_scheduler__pb2.StatsRequest.SerializeToString,
+            surestep__proto_dot_scheduler__pb2.SchedulerStats.FromString,
             options,
             channel_credentials,
             insecure,
@@ -264,8 +264,8 @@ class Scheduler:
             request,
             target,
             '/surestep.v1.Scheduler/RestartWorkers',
-            surestep__proto_dot_generate__pb2.RestartWorkersRequest.SerializeToString,
-            surestep__proto_dot_generate__pb2.RestartWorkersResponse.FromString,
+            surestep__proto_dot_scheduler__pb2.RestartWorkersRequest.SerializeToString,
+            surestep__proto_dot_scheduler__pb2.RestartWorkersResponse.FromString,
             options,
             channel_credentials,
             insecure,
