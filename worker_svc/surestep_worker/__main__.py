@@ -10,8 +10,8 @@ from surestep_common import access, log, rpc
 from surestep_common.config import parent_pid
 from surestep_common.process import die_with, dump_stacks_on_signal, raise_file_limit
 from surestep_common.tasks import end
+from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import supervisor_pb2_grpc as pb_grpc
-from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.process.supervisor import Supervisor, rank_command
 

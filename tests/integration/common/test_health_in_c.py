@@ -21,7 +21,7 @@ import trustme
 from surestep_common import tls
 from surestep_common.rpc import LIVE, Server
 from surestep_common.tls import TlsSettings
-from surestep_proto import worker_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
 
 SOURCE = Path(__file__).resolve().parents[3] / "deploy" / "docker" / "health.c"
 SUPERVISOR = pb.DESCRIPTOR.services_by_name["Supervisor"]

@@ -6,7 +6,7 @@ import asyncio
 
 from surestep_common import healthcheck
 from surestep_common.rpc import LIVE, Server
-from surestep_proto import worker_pb2 as pb
+from surestep_proto import supervisor_pb2 as pb
 
 SUPERVISOR = pb.DESCRIPTOR.services_by_name["Supervisor"]
 

@@ -64,7 +64,7 @@ class FakeWorker(WorkerServicer):
 
     async def start(self, address: str = "127.0.0.1:0") -> str:
         """Listen; returns host:port."""
-        self._server = Server([pb.DESCRIPTOR.services_by_name["Worker"]])
+        self._server = Server([worker_pb2.DESCRIPTOR.services_by_name["Worker"]])
         add_WorkerServicer_to_server(  # generated
             self, self._server.grpc
         )
