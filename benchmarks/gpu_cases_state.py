@@ -21,7 +21,8 @@ from gpu_sizes import (
     kernels,
     size,
 )
-from surestep_kernels.attention import AttentionBackend, AttentionCase, choose_attention
+from surestep_kernels.attention import choose_attention
+from surestep_kernels.attention_case import AttentionBackend, AttentionCase
 from surestep_kernels.gpu.gated_delta_chunks import CHUNK
 from surestep_kernels.kv_cache import FP8, LayerCache
 from surestep_kernels.paged_attention import AttentionRows

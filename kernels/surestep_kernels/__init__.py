@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .attention import AttentionCase
-from .dispatch import KernelSet, load_kernels
+from .attention_case import AttentionCase
+from .dispatch import load_kernels
+from .kernel_set import KernelSet
 from .linear import PackedLinear
 from .quantized import QuantizedWeight
 

@@ -7,64 +7,20 @@ raises InvalidRequest, saying why, for a case that it does not serve.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import torch
 from surestep_common.errors import InvalidRequest
 from surestep_common.registry import Registry
 
-from .kv_cache import FP8, StoreKV, kv_cache_shape, store_kv_reference
-from .paged_attention import PagedAttention, paged_attention_reference
+from .attention_case import AttentionBackend, AttentionCase, refuse
+from .kv_cache import kv_cache_shape, store_kv_reference
+from .paged_attention import paged_attention_reference
 
 logger = logging.getLogger(__name__)
 
 AUTO = ("flash_attn", "torch_varlen", "triton", "torch")  # the first that serves is taken
 _TRITON_BLOCK_MULTIPLE = 8
 _NATIVE_FP8 = 89  # the compute capability from which E4M3 is converted by an instruction
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionCase:
-    """What a backend must serve."""
-
-    device: str
-    capability: int  # of the device: 90 is sm_90; 0 = no CUDA device is present
-    dtype: torch.dtype = torch.bfloat16  # of queries
-    cache_dtype: torch.dtype | None = None  # None: that of the queries
-    head_dim: int = 128
-    group: int = 1  # queries that share a key
-    block_size: int = 16
-    window: bool = False
-    sinks: bool = False
-    # A token's bits must not depend on its neighbours, nor on the window that it is verified in.
-    # Without that a step with drafts may choose another token than one without, where two logits
-    # are all but equal.
-    invariant: bool = True
-
-    @classmethod
-    def on(cls, device: str) -> AttentionCase:
-        """The default case on "cpu", "cuda" or "cuda:0"."""
-        capability = 0
-        if device != "cpu" and torch.cuda.is_available():
-            major, minor = torch.cuda.get_device_capability(device)
-            capability = 10 * major + minor
-        return cls(device=device, capability=capability)
-
-    @property
-    def fp8(self) -> bool:
-        """Whether the cache is FP8."""
-        return self.cache_dtype is FP8
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionBackend:
-    """The ops of one backend. Shapes and dtypes are those of each op's reference."""
-
-    name: str
-    kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]]
-    store_kv: StoreKV
-    paged_attention: PagedAttention
 
 
 ATTENTION: Registry[AttentionBackend] = Registry("attention_backend")
@@ -90,11 +46,6 @@ def choose_attention(name: str, case: AttentionCase) -> AttentionBackend:
         logger.info("attention: %s; %s", backend.name, "; ".join(passed_over) or "the first choice")
         return backend
     raise AssertionError("torch serves every case")
-
-
-def refuse(name: str, reason: str) -> InvalidRequest:
-    """The error for a case that a backend does not serve."""
-    return InvalidRequest(f"no {name}: {reason}", param="attention_backend")
 
 
 @ATTENTION.register("torch")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .attention import AttentionBackend, AttentionCase, refuse
+from .attention_case import AttentionBackend, AttentionCase, refuse
 from .kv_cache import LayerCache
 from .paged_attention import AttentionRows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
@@ -76,3 +77,14 @@ def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor | None, group_size: 
 
     values = codes.float() if zeros is None else codes.float() - per_element(zeros)
     return values * per_element(scales)
+
+
+class PlainProducts(Protocol):
+    """How a device multiplies by plain weights, where it has a choice."""
+
+    @property
+    def family(self) -> str:
+        """The name of the kernels that serve."""
+
+    def meet(self, weights: Iterable[PackedLinear]) -> None:
+        """Take note of the weights that will be multiplied by."""

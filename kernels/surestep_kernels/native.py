@@ -18,7 +18,7 @@ from surestep_common.errors import InvalidRequest
 from torch import Tensor
 from torch.nn import functional
 
-from .attention import AttentionCase
+from .attention_case import AttentionCase
 from .binding import DTYPE_CODES, bind
 from .kv_cache import LayerCache
 from .linear import PLAIN_FORMATS, PackedLinear

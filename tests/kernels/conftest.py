@@ -10,7 +10,8 @@ import torch
 from support.kernels.step_column import StepColumn
 from surestep_kernels import KernelSet
 from surestep_kernels.build import file_of
-from surestep_kernels.dispatch import REFERENCE, load_native
+from surestep_kernels.dispatch import load_native
+from surestep_kernels.kernel_set import REFERENCE
 from surestep_kernels.native_step import NativeStepOps
 from torch import Tensor
 

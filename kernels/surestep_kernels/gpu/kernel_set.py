@@ -9,8 +9,8 @@ import torch
 from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
-from surestep_kernels.dispatch import REFERENCE, KernelSet
 from surestep_kernels.head_projection import HeadProjection
+from surestep_kernels.kernel_set import REFERENCE, KernelSet
 from surestep_kernels.kv_cache import LayerCache
 from surestep_kernels.linear import PackedLinear
 from surestep_kernels.moe import Mixture, PackedExperts, Router

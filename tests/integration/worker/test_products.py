@@ -15,6 +15,7 @@ from support.ranks.spawn import run
 from surestep_kernels import KernelSet, PackedLinear, load_kernels
 from surestep_kernels.dispatch import load_triton
 from surestep_kernels.gpu import probe
+from surestep_kernels.gpu.products import Products
 from surestep_kernels.linear import pack_linear_reference
 from surestep_kernels.verdicts import Verdict
 from surestep_proto import worker_pb2 as pb
@@ -33,7 +34,7 @@ Probe = Callable[[Sequence[PackedLinear], torch.device, Callable[[], bool]], Ver
 def settle(folder: Path, backend: str = "auto", known: str | None = None) -> tuple[str, KernelSet]:
     """Of a rank that has loaded one weight."""
     kernels = load_triton(backend)
-    assert kernels.products is not None
+    assert isinstance(kernels.products, Products)
     kernels.products.meet([pack_linear_reference(torch.ones(SHAPE).bfloat16())])
     facts = None if known is None else pb.WorkerInfo(linear_backend=known)
     device, heartbeat = torch.device("cpu"), Heartbeat.unseen()
@@ -61,7 +62,7 @@ def test_a_card_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for _ in range(2):
         family, kernels = settle(tmp_path)
         assert family == SEQUENTIAL
-        assert kernels.products is not None
+        assert isinstance(kernels.products, Products)
         assert kernels.products._cublas == {SHAPE}
     assert asked == [1]
 
@@ -74,7 +75,7 @@ def test_an_unequal_card_has_the_family_of_splits(
     for _ in range(2):
         family, kernels = settle(tmp_path)
         assert family == SPLITS
-        assert kernels.products is not None
+        assert isinstance(kernels.products, Products)
         assert kernels.products._cublas == frozenset()
     assert asked == [1]
     assert "products of this card: 16 rows by some tile" in caplog.text
@@ -101,7 +102,7 @@ def test_a_successor_takes_the_family_of_the_rank_before(
     assert settle(tmp_path)[0] == SEQUENTIAL
     after, kernels = settle(tmp_path, known=family)
     assert after == family
-    assert kernels.products is not None
+    assert isinstance(kernels.products, Products)
     assert kernels.products._cublas == ({SHAPE} if family == SEQUENTIAL else frozenset())
     assert asked == [1]
 
@@ -141,7 +142,7 @@ def test_the_weights_of_a_model_are_met_once_of_each_kind(tmp_path: Path) -> Non
     load_model(
         ModelSource(tmp_path), dtype="bfloat16", device="cpu", tp=TensorParallel(), kernels=kernels
     )
-    assert kernels.products is not None
+    assert isinstance(kernels.products, Products)
     met = kernels.products.weights
     assert len(met) == len({tuple(packed.data.shape) for packed in met}) == 5
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 from zlib import crc32
 
 import torch
-from surestep_kernels.dispatch import REFERENCE
+from surestep_kernels.kernel_set import REFERENCE
 from surestep_worker.drafters import DRAFTERS, DraftContext, Drafts
 from surestep_worker.drafters.config import SpeculativeConfig
 

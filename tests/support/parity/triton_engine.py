@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 import torch
 from support.parity.bench import BLOCK_SIZE, Neighbours
-from surestep_kernels.attention import AttentionCase, choose_attention
+from surestep_kernels.attention import choose_attention
+from surestep_kernels.attention_case import AttentionCase
 from surestep_kernels.dispatch import load_triton
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel

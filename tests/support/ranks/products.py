@@ -9,6 +9,7 @@ import torch
 from support.ranks.tensor_parallel import TIMEOUT_S
 from surestep_kernels.dispatch import load_triton
 from surestep_kernels.gpu import probe
+from surestep_kernels.gpu.products import Products
 from surestep_kernels.linear import pack_linear_reference
 from surestep_kernels.verdicts import Verdict
 from surestep_worker.distributed.tensor_parallel import TensorParallel
@@ -32,7 +33,7 @@ def settle_main(rank: int, address: str, folder: Path) -> None:
         probe.probe = lambda *_, unequal=unequal: Verdict(unequal)
         probe.identity = lambda *of, card=card: identity(*of) | {"device": card}
         kernels = load_triton()
-        assert kernels.products is not None
+        assert isinstance(kernels.products, Products)
         kernels.products.meet([pack_linear_reference(torch.ones(3 + rank, 8).bfloat16())])
         kept = folder / f"{name}-{rank}"
         device = torch.device("cpu")

@@ -39,8 +39,13 @@ def settle_products(
     `known`, stays: its requests go on. Verdicts are kept in `folder`.
     """
     heartbeat.progress(supervisor_pb2.WARMING_UP)
+    if kernels.products is None:
+        return
+    from surestep_kernels.gpu.products import Products
+
     products = kernels.products
-    if products is not None and products.is_open and products.weights:
+    assert isinstance(products, Products)
+    if products.is_open and products.weights:
         _settle(products, tp, device, heartbeat, known, folder or default_folder())
 
 

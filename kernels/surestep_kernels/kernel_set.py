@@ -1,0 +1,178 @@
+"""The ops of one device, and the references that serve where nothing is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .causal_conv import causal_conv_reference
+from .compilations import Compilations
+from .gated_delta import gated_delta_reference
+from .head_projection import HeadProjection
+from .kv_cache import LayerCache, StoreKV, kv_cache_shape, store_kv_reference
+from .linear import (
+    Linear,
+    PackedLinear,
+    PackLinear,
+    PlainProducts,
+    linear_reference,
+    pack_linear_reference,
+)
+from .moe import (
+    Mixture,
+    Moe,
+    PackedExperts,
+    PackExperts,
+    Router,
+    moe_reference,
+    pack_experts_reference,
+)
+from .mul_sigmoid import mul_sigmoid_reference
+from .ngram import Ngram, ngram_reference
+from .paged_attention import PagedAttention, paged_attention_reference
+from .quantized import PackQuantized, pack_quantized_reference
+from .recurrent import ConvState, DeltaState, RecurrentRows
+from .rms_norm import add_rms_norm_reference, rms_norm_reference
+from .rms_norm_gated import rms_norm_gated_reference
+from .rotary import Rotary, rotary_reference
+from .route import Route, route_reference
+from .silu_and_mul import silu_and_mul_reference
+from .step_ops import CPU_REFERENCE, StepOps
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSet:
+    """The ops of one device. Shapes and dtypes are those of each op's reference.
+
+    The methods are products together with what follows them in a layer. A device may have a faster
+    way for any of them, which gives the same bits.
+    """
+
+    name: str
+    set_num_threads: Callable[[int], None]
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    pack_linear: PackLinear
+    pack_quantized: PackQuantized
+    linear: Linear
+    rotary: Rotary
+    kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]]
+    store_kv: StoreKV
+    paged_attention: PagedAttention
+    silu_and_mul: Callable[[Tensor], Tensor]
+    causal_conv: Callable[[Tensor, Tensor, ConvState, RecurrentRows], Tensor]
+    gated_delta: Callable[[Tensor, Tensor, Tensor, Tensor, DeltaState, RecurrentRows], Tensor]
+    rms_norm_gated: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    mul_sigmoid: Callable[[Tensor, Tensor], None]
+    route: Route
+    pack_experts: PackExperts
+    moe: Moe
+    ngram: Ngram
+    delta_chunk: int = 1  # tokens of a prompt that gated_delta takes at once; see RecurrentRows
+    step: StepOps = CPU_REFERENCE
+    products: PlainProducts | None = None  # those of plain weights, where there is a choice
+    code: bytes = b""  # compiled for this machine; empty = none
+    compilations: Compilations = field(default_factory=Compilations)
+
+    @property
+    def linear_backend(self) -> str:
+        """What multiplies by plain weights; empty where there is one for all."""
+        return str(self.products.family) if self.products is not None else ""
+
+    def linear_silu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """silu_and_mul of x [T, K] times a packed weight of 2 I outputs: [T, I]."""
+        return self.silu_and_mul(self.linear(x, packed))
+
+    def linear_add_rms_norm(
+        self,
+        x: Tensor,
+        packed: PackedLinear,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+    ) -> Tensor:
+        """residual [T, H] += x [T, K] times the packed weight; returns it normalised [T, H]."""
+        return self.add_rms_norm(self.linear(x, packed), residual, weight, eps)
+
+    def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear) -> Mixture:
+        """What x [T, H] takes of experts, and gates of the shared one, which has `gate_up`."""
+        shared = self.linear_silu_and_mul(x, gate_up)
+        logits = self.linear(x, router.scores, out_dtype=torch.float32)
+        if router.gate is not None:
+            gate = self.linear(x, router.gate)
+        else:
+            logits, gate = logits[:, :-1].contiguous(), logits[:, -1:].to(x.dtype)
+        weights, experts = self.route(logits, router.top_k, normalize=router.normalize)
+        return Mixture(x, weights, experts, gate, shared)
+
+    def mix_experts(
+        self, mixture: Mixture, packed: PackedExperts, shared_down: PackedLinear
+    ) -> Tensor:
+        """[T, H]: the shared expert and, in the order of their numbers, those of each token."""
+        shared = self.linear(mixture.shared, shared_down)
+        self.mul_sigmoid(shared, mixture.gate)
+        total = shared.float()
+        self.moe(total, *mixture[:3], packed)
+        return total.to(shared.dtype)
+
+    def mix_experts_add_rms_norm(
+        self,
+        mixture: Mixture,
+        packed: PackedExperts,
+        shared_down: PackedLinear,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+    ) -> Tensor:
+        """residual [T, H] += `mix_experts`; returns it normalised [T, H]."""
+        mixed = self.mix_experts(mixture, packed, shared_down)
+        return self.add_rms_norm(mixed, residual, weight, eps)
+
+    def project_heads(
+        self,
+        x: Tensor,
+        projection: HeadProjection,
+        positions: Tensor,
+        cache: LayerCache,
+        kv_slots: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Heads of x [T, K]: queries [T, Hq, D] and others; keys and values are stored.
+
+        Queries and keys are normalised, if there are norms, and rotated to their positions i64[T].
+        """
+        sizes = projection.sizes
+        made = self.linear(x, projection.packed).view(len(x), sum(sizes), projection.head_dim)
+        q, others, k, v = made.split(sizes, dim=1)
+        if projection.q_norm is not None and projection.k_norm is not None:
+            q = self.rms_norm(q, projection.q_norm, projection.eps)
+            k = self.rms_norm(k, projection.k_norm, projection.eps)
+        self.rotary(q, k, positions, projection.cos_sin)
+        self.store_kv(k, v, cache, kv_slots)
+        return q, others
+
+
+REFERENCE = KernelSet(
+    name="torch reference",
+    set_num_threads=torch.set_num_threads,
+    rms_norm=rms_norm_reference,
+    add_rms_norm=add_rms_norm_reference,
+    pack_linear=pack_linear_reference,
+    pack_quantized=pack_quantized_reference,
+    linear=linear_reference,
+    rotary=rotary_reference,
+    kv_cache_shape=kv_cache_shape,
+    store_kv=store_kv_reference,
+    paged_attention=paged_attention_reference,
+    silu_and_mul=silu_and_mul_reference,
+    causal_conv=causal_conv_reference,
+    gated_delta=gated_delta_reference,
+    rms_norm_gated=rms_norm_gated_reference,
+    mul_sigmoid=mul_sigmoid_reference,
+    route=route_reference,
+    pack_experts=pack_experts_reference,
+    moe=moe_reference,
+    ngram=ngram_reference,
+)
