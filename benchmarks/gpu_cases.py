@@ -28,7 +28,7 @@ from gpu_sizes import (
     size,
 )
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
-from surestep_kernels.moe import PackedExperts
+from surestep_kernels.ops.moe import PackedExperts
 from torch import Tensor
 
 __all__ = ["MODELS", "OPS", "TINY", "Case", "Sizes", "Work"]

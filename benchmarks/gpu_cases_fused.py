@@ -9,9 +9,9 @@ from functools import cache, partial
 import torch
 from gpu_sizes import BYTES, DTYPE, Case, Sizes, Work, activations, floats, kernels
 from surestep_kernels import KernelSet, PackedLinear
-from surestep_kernels.gpu.store_kv import store_kv
-from surestep_kernels.head_projection import HeadProjection
-from surestep_kernels.kv_cache import LayerCache
+from surestep_kernels.gpu.attention.store_kv import store_kv
+from surestep_kernels.mixers.head_projection import HeadProjection
+from surestep_kernels.mixers.kv_cache import LayerCache
 
 BLOCK_SIZE = 16
 

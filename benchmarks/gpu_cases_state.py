@@ -21,12 +21,12 @@ from gpu_sizes import (
     kernels,
     size,
 )
-from surestep_kernels.attention import choose_attention
-from surestep_kernels.attention_case import AttentionBackend, AttentionCase
-from surestep_kernels.gpu.gated_delta_chunks import CHUNK
-from surestep_kernels.kv_cache import FP8, LayerCache
-from surestep_kernels.paged_attention import AttentionRows
-from surestep_kernels.recurrent import ConvState, DeltaState, RecurrentRows
+from surestep_kernels.attention_backends import choose_attention
+from surestep_kernels.gpu.recurrent.gated_delta_chunks import CHUNK
+from surestep_kernels.mixers.attention_case import AttentionBackend, AttentionCase
+from surestep_kernels.mixers.kv_cache import FP8, LayerCache
+from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.mixers.recurrent import ConvState, DeltaState, RecurrentRows
 
 BLOCK_SIZE = 16
 PENDING = 3  # accepted tokens of a window

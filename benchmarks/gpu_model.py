@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import machine
-from surestep_kernels.gpu.splits import steps_per_split
+from surestep_kernels.gpu.products.splits import steps_per_split
 
 PAPER, COPY = 4.8e6, 4.3e6  # bytes per us: of the data sheet, and as a copy is known to reach
 GAP = 1.2  # us between launches that depend on each other

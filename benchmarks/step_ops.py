@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from surestep_kernels.build import build_library, file_of
-from surestep_kernels.choose import Chosen, DrawParams
-from surestep_kernels.commit_step import StopIds
+from surestep_kernels.cpu.build import build_library, file_of
+from surestep_kernels.cpu.step_ops import CpuStepOps
 from surestep_kernels.dispatch import load_kernels
-from surestep_kernels.native_step import NativeStepOps
-from surestep_kernels.ngram import ngram_reference
-from surestep_kernels.shape_logits import Penalties, Positions, Shaping
-from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.step_ops import STEP_REFERENCE, StepOps
-from surestep_kernels.write_runs import Runs
+from surestep_kernels.step.choose import Chosen, DrawParams
+from surestep_kernels.step.commit_step import StopIds
+from surestep_kernels.step.ngram import ngram_reference
+from surestep_kernels.step.shape_logits import Penalties, Positions, Shaping
+from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.step.step_ops import STEP_REFERENCE, StepOps
+from surestep_kernels.step.write_runs import Runs
 from torch import Tensor
 
 WIDTH, BLOCK_SIZE, CONTEXT, DRAFTS, HIDDEN = 2048, 16, 1000, 4, 576
@@ -82,7 +82,7 @@ def make_step(num_rows: int) -> Step:
     return Step(rows, drafts, state)
 
 
-def slot_cases(native: NativeStepOps, num_rows: int) -> Iterator[Case]:
+def slot_cases(native: CpuStepOps, num_rows: int) -> Iterator[Case]:
     step, error = make_step(num_rows), words([0])
     positions = len(step.rows.position_row)
     chosen = Chosen(torch.randint(1000, (positions,), dtype=torch.int32), torch.ones_like(error))
@@ -133,7 +133,7 @@ def make_draw(num_rows: int, vocab: int, name: str) -> DrawParams:
     )
 
 
-def choose_cases(native: NativeStepOps, vocab: int, num_rows: int) -> Iterator[Case]:
+def choose_cases(native: CpuStepOps, vocab: int, num_rows: int) -> Iterator[Case]:
     window = torch.arange(num_rows, dtype=torch.int32)
     length = torch.randint(1 << 20, (num_rows,), dtype=torch.int32)
     for kind, ahead in (("flat", 0.0), ("peaked", 12.0)):
@@ -149,7 +149,7 @@ def choose_cases(native: NativeStepOps, vocab: int, num_rows: int) -> Iterator[C
             yield Case("choose", f"V={vocab} N={num_rows} {kind} {name}", reference, c)
 
 
-def shape_cases(native: NativeStepOps, vocab: int, num_rows: int) -> Iterator[Case]:
+def shape_cases(native: CpuStepOps, vocab: int, num_rows: int) -> Iterator[Case]:
     z, which = torch.randn(num_rows, vocab), torch.arange(num_rows, dtype=torch.int32)
     tokens = torch.randint(vocab, (num_rows, WIDTH), dtype=torch.int32)
     at = Positions(which, which, torch.full_like(which, CONTEXT), tokens)
@@ -161,7 +161,7 @@ def shape_cases(native: NativeStepOps, vocab: int, num_rows: int) -> Iterator[Ca
     yield Case("shape_logits", f"V={vocab} N={num_rows} penalties", reference, c)
 
 
-def cases(native: NativeStepOps, vocabs: list[int]) -> Iterator[Case]:
+def cases(native: CpuStepOps, vocabs: list[int]) -> Iterator[Case]:
     for num_rows in (1, 32, 256):
         yield from slot_cases(native, num_rows)
     for vocab in vocabs:
@@ -195,7 +195,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     load_kernels("cpu").set_num_threads(args.threads)
-    native, lines = NativeStepOps.load(file_of(build_library())), list[dict[str, Any]]()
+    native, lines = CpuStepOps.load(file_of(build_library())), list[dict[str, Any]]()
     for case in cases(native, args.vocab):
         if args.ops and case.op not in args.ops:
             continue

@@ -9,19 +9,20 @@ from typing import Literal
 
 from surestep_common.errors import InvalidRequest
 
-from .attention import choose_attention
-from .attention_case import AttentionCase
-from .build import build_library, file_of
-from .compiling import BuildError
-from .fp8_rows import with_rounded_rows
-from .kernel_set import REFERENCE, KernelSet
-from .moe import (
+from surestep_kernels.cpu.build import build_library, file_of
+from surestep_kernels.cpu.compiling import BuildError
+from surestep_kernels.cpu.ops import CpuOps, refuse_unserved
+from surestep_kernels.cpu.recurrent_ops import CpuRecurrentOps
+from surestep_kernels.cpu.step_ops import CpuStepOps
+from surestep_kernels.mixers.attention_case import AttentionCase
+from surestep_kernels.ops.fp8_rows import with_rounded_rows
+from surestep_kernels.ops.moe import (
     moe_reference,
     pack_experts_reference,
 )
-from .native import NativeOps, refuse_unserved
-from .native_recurrent import NativeRecurrentOps
-from .native_step import NativeStepOps
+
+from .attention_backends import choose_attention
+from .kernel_set import REFERENCE, KernelSet
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def load_kernels(
     """
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
-        kernels = load_native(code) or REFERENCE
+        kernels = load_cpu(code) or REFERENCE
     elif device.startswith("cuda"):
         kernels = load_triton(linear_backend, activation_dtype)
     if device == "cpu" and linear_backend != "auto":
@@ -76,13 +77,13 @@ def load_triton(linear_backend: str = "auto", activation_dtype: str = "auto") ->
     return triton_kernels(linear_backend, activation_dtype)
 
 
-def load_native(code: bytes = b"") -> KernelSet | None:
+def load_cpu(code: bytes = b"") -> KernelSet | None:
     """The C kernels, from their `code` or compiled; None after a warning that says why not."""
     try:
         code = code or build_library()
         library = file_of(code)
-        ops, recurrent = NativeOps.load(library), NativeRecurrentOps.load(library)
-        step = NativeStepOps.load(library)
+        ops, recurrent = CpuOps.load(library), CpuRecurrentOps.load(library)
+        step = CpuStepOps.load(library)
     except (BuildError, OSError) as error:
         logger.warning("no C kernels, the much slower torch references serve: %s", error)
         return None

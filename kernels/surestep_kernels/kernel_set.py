@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .causal_conv import causal_conv_reference
-from .compilations import Compilations
-from .gated_delta import gated_delta_reference
-from .head_projection import HeadProjection
-from .kv_cache import LayerCache, StoreKV, kv_cache_shape, store_kv_reference
-from .linear import (
+from surestep_kernels.mixers.causal_conv import causal_conv_reference
+from surestep_kernels.mixers.gated_delta import gated_delta_reference
+from surestep_kernels.mixers.head_projection import HeadProjection
+from surestep_kernels.mixers.kv_cache import LayerCache, StoreKV, kv_cache_shape, store_kv_reference
+from surestep_kernels.mixers.paged_attention import PagedAttention, paged_attention_reference
+from surestep_kernels.mixers.recurrent import ConvState, DeltaState, RecurrentRows
+from surestep_kernels.mixers.rotary import Rotary, rotary_reference
+from surestep_kernels.ops.linear import (
     Linear,
     PackedLinear,
     PackLinear,
@@ -21,7 +23,7 @@ from .linear import (
     linear_reference,
     pack_linear_reference,
 )
-from .moe import (
+from surestep_kernels.ops.moe import (
     Mixture,
     Moe,
     PackedExperts,
@@ -30,17 +32,16 @@ from .moe import (
     moe_reference,
     pack_experts_reference,
 )
-from .mul_sigmoid import mul_sigmoid_reference
-from .ngram import Ngram, ngram_reference
-from .paged_attention import PagedAttention, paged_attention_reference
-from .quantized import PackQuantized, pack_quantized_reference
-from .recurrent import ConvState, DeltaState, RecurrentRows
-from .rms_norm import add_rms_norm_reference, rms_norm_reference
-from .rms_norm_gated import rms_norm_gated_reference
-from .rotary import Rotary, rotary_reference
-from .route import Route, route_reference
-from .silu_and_mul import silu_and_mul_reference
-from .step_ops import CPU_REFERENCE, StepOps
+from surestep_kernels.ops.mul_sigmoid import mul_sigmoid_reference
+from surestep_kernels.ops.quantized import PackQuantized, pack_quantized_reference
+from surestep_kernels.ops.rms_norm import add_rms_norm_reference, rms_norm_reference
+from surestep_kernels.ops.rms_norm_gated import rms_norm_gated_reference
+from surestep_kernels.ops.route import Route, route_reference
+from surestep_kernels.ops.silu_and_mul import silu_and_mul_reference
+from surestep_kernels.step.ngram import Ngram, ngram_reference
+from surestep_kernels.step.step_ops import CPU_REFERENCE, StepOps
+
+from .compilations import Compilations
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from support.kernels.step_column import StepColumn
 from surestep_kernels import KernelSet
-from surestep_kernels.build import file_of
-from surestep_kernels.dispatch import load_native
+from surestep_kernels.cpu.build import file_of
+from surestep_kernels.cpu.step_ops import CpuStepOps
+from surestep_kernels.dispatch import load_cpu
 from surestep_kernels.kernel_set import REFERENCE
-from surestep_kernels.native_step import NativeStepOps
 from torch import Tensor
 
 HAS_GPU = torch.cuda.is_available()
@@ -61,7 +61,7 @@ def reference() -> KernelSet:
 
 @pytest.fixture(scope="session")
 def compiled() -> KernelSet:
-    kernels = load_native()
+    kernels = load_cpu()
     if kernels is None:
         pytest.skip("no C compiler here")
     return kernels
@@ -76,8 +76,8 @@ def native(compiled: KernelSet) -> Iterator[KernelSet]:
 
 
 @pytest.fixture(scope="session")
-def native_step(compiled: KernelSet) -> NativeStepOps:
-    return NativeStepOps.load(file_of(compiled.code))
+def native_step(compiled: KernelSet) -> CpuStepOps:
+    return CpuStepOps.load(file_of(compiled.code))
 
 
 @pytest.fixture(params=["triton", "c"])
@@ -86,6 +86,6 @@ def column(request: pytest.FixtureRequest) -> StepColumn:
     if request.param == "c":
         return StepColumn(request.getfixturevalue("native_step").table, "cpu")
     device = request.getfixturevalue("gpu")
-    from surestep_kernels.gpu.step_ops import STEP_OPS
+    from surestep_kernels.gpu.step.step_ops import STEP_OPS
 
     return StepColumn(STEP_OPS, device)

@@ -13,10 +13,10 @@ import triton
 from support.kernels.cases import assert_close, fill_cache, make_context, row_bounds
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import AttentionCase, KernelSet, load_kernels
-from surestep_kernels import flash_attention as flash
-from surestep_kernels.attention import ATTENTION, AUTO, choose_attention
-from surestep_kernels.kv_cache import FP8, LayerCache, kv_cache_shape
-from surestep_kernels.paged_attention import AttentionRows, paged_attention_reference
+from surestep_kernels.attention_backends import ATTENTION, AUTO, choose_attention
+from surestep_kernels.gpu.attention import flash_attention as flash
+from surestep_kernels.mixers.kv_cache import FP8, LayerCache, kv_cache_shape
+from surestep_kernels.mixers.paged_attention import AttentionRows, paged_attention_reference
 from torch import Tensor
 
 COMMON = {"cu_seq_q": "cu_seqlens_q", "max_q": "max_seqlen_q", "scale": "softmax_scale"}  # of torch
@@ -183,7 +183,7 @@ def test_a_named_backend_that_cannot_serve_says_why(
 
 
 def fake_package(
-    monkeypatch: pytest.MonkeyPatch, module: str = "surestep_kernels.attention"
+    monkeypatch: pytest.MonkeyPatch, module: str = "surestep_kernels.attention_backends"
 ) -> list[flash.Package]:
     """FA3 and FA2 as if they were installed."""
     installed = [flash.FA3._replace(module=module), flash.FA2._replace(module=module)]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from surestep_kernels import load_kernels
-from surestep_kernels.build import build_library, default_cache, file_of
-from surestep_kernels.compiling import SOURCES, BuildError
-from surestep_kernels.dispatch import load_native
-from surestep_kernels.native import NativeOps
+from surestep_kernels.cpu.build import build_library, default_cache, file_of
+from surestep_kernels.cpu.compiling import SOURCES, BuildError
+from surestep_kernels.cpu.ops import CpuOps
+from surestep_kernels.dispatch import load_cpu
 
 
 def test_concurrent_builds_leave_one_library(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_concurrent_builds_leave_one_library(tmp_path: Path) -> None:
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path.name for path in files] == ["libsurestep.so"]
     assert files[0].read_bytes() in codes
-    assert NativeOps.load(file_of(codes[0]))
+    assert CpuOps.load(file_of(codes[0]))
 
 
 def test_a_built_library_is_used_again(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_library_is_loaded_once_and_from_memory(tmp_path: Path) -> None:
     code = build_library(tmp_path)
     shutil.rmtree(tmp_path)
     assert file_of(code) == file_of(bytes(bytearray(code)))
-    first, second = (load_native(code) for _ in range(2))
+    first, second = (load_cpu(code) for _ in range(2))
     assert first is not None
     assert second is not None
     assert first.code == code

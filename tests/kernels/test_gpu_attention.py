@@ -18,10 +18,10 @@ from support.kernels.cases import (
     row_bounds,
 )
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu import attention_grid, attention_work
-from surestep_kernels.gpu import paged_attention as ops
-from surestep_kernels.kv_cache import FP8, LayerCache
-from surestep_kernels.paged_attention import AttentionRows, paged_attention_reference
+from surestep_kernels.gpu.attention import attention_grid, attention_work
+from surestep_kernels.gpu.attention import paged_attention as ops
+from surestep_kernels.mixers.kv_cache import FP8, LayerCache
+from surestep_kernels.mixers.paged_attention import AttentionRows, paged_attention_reference
 from torch import Tensor
 
 # Query heads, KV heads, head_dim, block size: groups of 1, 3, 4, 7 and 8; pages that are parts of

@@ -15,7 +15,7 @@ import gpu_ops
 import pytest
 import torch
 from surestep_kernels import KernelSet
-from surestep_kernels.step_ops import StepOps
+from surestep_kernels.step.step_ops import StepOps
 
 CASES = [case for cases in gpu_cases.OPS.values() for case in cases(gpu_cases.TINY)]
 

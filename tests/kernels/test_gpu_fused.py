@@ -10,15 +10,15 @@ import torch
 from support.kernels.cases import interpreted_in_turn
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.dispatch import load_triton
-from surestep_kernels.gpu.head_projection import project_heads_of_parts
+from surestep_kernels.gpu.attention.head_projection import project_heads_of_parts
+from surestep_kernels.gpu.attention.rotary import rotary
+from surestep_kernels.gpu.attention.store_kv import store_kv
 from surestep_kernels.gpu.kernel_set import TritonKernels
-from surestep_kernels.gpu.rms_norm import add_rms_norm_of_parts, rms_norm
-from surestep_kernels.gpu.rotary import rotary
-from surestep_kernels.gpu.silu_and_mul import silu_and_mul, silu_and_mul_of_parts
-from surestep_kernels.gpu.splits import Parts, add_up
-from surestep_kernels.gpu.store_kv import store_kv
-from surestep_kernels.head_projection import HeadProjection
-from surestep_kernels.kv_cache import FP8, LayerCache
+from surestep_kernels.gpu.products.splits import Parts, add_up
+from surestep_kernels.gpu.rowwise.rms_norm import add_rms_norm_of_parts, rms_norm
+from surestep_kernels.gpu.rowwise.silu_and_mul import silu_and_mul, silu_and_mul_of_parts
+from surestep_kernels.mixers.head_projection import HeadProjection
+from surestep_kernels.mixers.kv_cache import FP8, LayerCache
 from torch import Tensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

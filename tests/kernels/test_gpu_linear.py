@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 from support.kernels.cases import DTYPES, FORMATS, assert_close, make_quantized
 from surestep_kernels import KernelSet, PackedLinear
-from surestep_kernels.gpu import linear as ops
-from surestep_kernels.gpu import weight_tile
-from surestep_kernels.gpu.fp8_rows import Factor
-from surestep_kernels.gpu.splits import add_up
-from surestep_kernels.linear import WeightFormat
-from surestep_kernels.quantized import QuantizedWeight
+from surestep_kernels.gpu.products import linear as ops
+from surestep_kernels.gpu.products import weight_tile
+from surestep_kernels.gpu.products.fp8_rows import Factor
+from surestep_kernels.gpu.products.splits import add_up
+from surestep_kernels.ops.linear import WeightFormat
+from surestep_kernels.ops.quantized import QuantizedWeight
 from torch import Tensor
 
 

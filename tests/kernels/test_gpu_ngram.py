@@ -7,9 +7,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu import ngram as ops
-from surestep_kernels.native_step import NativeStepOps
-from surestep_kernels.ngram import Ngram, NgramDrafts
+from surestep_kernels.cpu.step_ops import CpuStepOps
+from surestep_kernels.gpu.step import ngram as ops
+from surestep_kernels.step.ngram import Ngram, NgramDrafts
 from torch import Tensor
 
 NUM_DRAFTS = 5
@@ -30,7 +30,7 @@ class Lookup(NamedTuple):
 @pytest.fixture(params=["triton", "c"])
 def lookup(request: pytest.FixtureRequest) -> Lookup:
     if request.param == "c":
-        native: NativeStepOps = request.getfixturevalue("native_step")
+        native: CpuStepOps = request.getfixturevalue("native_step")
         return Lookup(native.ngram, "cpu")
     return Lookup(ops.ngram, request.getfixturevalue("gpu"))
 

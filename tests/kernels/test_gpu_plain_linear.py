@@ -5,10 +5,10 @@ import torch
 from support.kernels.cases import DTYPES, assert_close
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import PackedLinear, load_kernels
-from surestep_kernels.gpu import plain_linear as ops
-from surestep_kernels.gpu.linear import linear
-from surestep_kernels.gpu.products import Products
-from surestep_kernels.linear import linear_reference, pack_linear_reference
+from surestep_kernels.gpu.products import plain_linear as ops
+from surestep_kernels.gpu.products.families import Products
+from surestep_kernels.gpu.products.linear import linear
+from surestep_kernels.ops.linear import linear_reference, pack_linear_reference
 from torch import Tensor
 
 SPLITS = 4
@@ -120,7 +120,7 @@ def test_the_backend_is_a_choice_on_cuda() -> None:
     families = {"auto": "triton", "triton": "triton", "triton_sequential": "triton_sequential"}
     for backend, family in (families | {"torch": "torch"}).items():
         products = load_kernels("cuda", linear_backend=backend).products
-        assert products is not None
+        assert isinstance(products, Products)
         assert products.family == family
         assert products.is_open is (backend == "auto")
     with pytest.raises(InvalidRequest) as raised:

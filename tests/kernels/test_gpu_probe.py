@@ -7,11 +7,11 @@ import torch
 from support.kernels import matrix_instructions
 from support.kernels.matrix_instructions import Width
 from surestep_kernels import PackedLinear
-from surestep_kernels.gpu import probe as asked
-from surestep_kernels.gpu.probe import identity, probe
-from surestep_kernels.gpu.sequential_linear import TILES, sequential_linear
-from surestep_kernels.linear import pack_linear_reference
-from surestep_kernels.verdicts import Verdict
+from surestep_kernels.gpu.products import probe as asked
+from surestep_kernels.gpu.products.probe import identity, probe
+from surestep_kernels.gpu.products.sequential_linear import TILES, sequential_linear
+from surestep_kernels.gpu.products.verdicts import Verdict
+from surestep_kernels.ops.linear import pack_linear_reference
 from torch import Tensor
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.route import route
+from surestep_kernels.gpu.experts.route import route
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from support.kernels.draw_params import OFF, make_params
-from surestep_kernels.choose import Chosen
-from surestep_kernels.commit_step import Report, StopIds
-from surestep_kernels.native_step import NativeStepOps
-from surestep_kernels.shape_logits import Biases, Forbidden, Penalties, Positions, Shaping
-from surestep_kernels.slot_state import DraftIds, SlotState, StepRows
-from surestep_kernels.step_ops import STEP_REFERENCE
+from surestep_kernels.cpu.step_ops import CpuStepOps
+from surestep_kernels.step.choose import Chosen
+from surestep_kernels.step.commit_step import Report, StopIds
+from surestep_kernels.step.shape_logits import Biases, Forbidden, Penalties, Positions, Shaping
+from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
+from surestep_kernels.step.step_ops import STEP_REFERENCE
 from torch import Tensor
 
 WIDTH, PAGES, BLOCK_SIZE, VOCAB, K = 70, 10, 8, 13, 3
@@ -79,7 +79,7 @@ def make_rows(num_rows: int) -> tuple[StepRows, Tensor]:
 @pytest.mark.parametrize("num_rows", SIZES)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_step_is_gathered_and_committed(
-    native_step: NativeStepOps, num_rows: int, seed: int
+    native_step: CpuStepOps, num_rows: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
     state = make_state(num_rows)
@@ -104,7 +104,7 @@ def test_a_step_is_gathered_and_committed(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [1, 15, 16, 577])
 def test_fingerprints_at_all_widths(
-    native_step: NativeStepOps, width: int, dtype: torch.dtype
+    native_step: CpuStepOps, width: int, dtype: torch.dtype
 ) -> None:
     rows, counts = make_rows(9)
     hidden = torch.randn(len(rows.position_row) + 4, width).to(dtype)
@@ -115,7 +115,7 @@ def test_fingerprints_at_all_widths(
 
 
 @pytest.mark.parametrize("count", SIZES)
-def test_logits_are_shaped(native_step: NativeStepOps, count: int) -> None:
+def test_logits_are_shaped(native_step: CpuStepOps, count: int) -> None:
     """Ids of biases in no order, long histories of few tokens, sequences of any length."""
     vocab, index = 21, torch.arange(count, dtype=torch.int32)
     at = Positions(index, index, randint(0, WIDTH + 1, count), randint(-2, VOCAB, count + 1, WIDTH))
@@ -141,7 +141,7 @@ def test_logits_are_shaped(native_step: NativeStepOps, count: int) -> None:
 
 @pytest.mark.parametrize("vocab", [1, 7, 8, 31, 33, 1025])
 @pytest.mark.parametrize("count", [0, 1, 40])
-def test_tokens_are_chosen(native_step: NativeStepOps, count: int, vocab: int) -> None:
+def test_tokens_are_chosen(native_step: CpuStepOps, count: int, vocab: int) -> None:
     rules = [
         OFF,
         {**OFF, "top_k": 3},
@@ -162,7 +162,7 @@ def test_tokens_are_chosen(native_step: NativeStepOps, count: int, vocab: int) -
 
 
 def test_a_choice_does_not_depend_on_threads_and_neighbours(
-    native_step: NativeStepOps, native: Any
+    native_step: CpuStepOps, native: Any
 ) -> None:
     params = make_params([(0.8, {**OFF, "top_p": 0.9})] * 50, 3000)
     z, window = torch.randn(50, 3000), torch.arange(50, dtype=torch.int32)

@@ -13,11 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surestep_kernels import prebuild
-from surestep_kernels.build import build_library, file_of
-from surestep_kernels.compiling import BuildError, processor_features
-from surestep_kernels.native import NativeOps
-from surestep_kernels.prebuilt import TARGETS, fitting
+from surestep_kernels.cpu import prebuild
+from surestep_kernels.cpu.build import build_library, file_of
+from surestep_kernels.cpu.compiling import BuildError, processor_features
+from surestep_kernels.cpu.ops import CpuOps
+from surestep_kernels.cpu.prebuilt import TARGETS, fitting
 
 V3, V4, BF16 = (target.needs for target in reversed(TARGETS["x86_64"]))
 HERE = set(processor_features().split())
@@ -81,7 +81,7 @@ def test_one_compiled_ahead_is_taken_without_a_compiler_or_a_cache(
 
 def test_results_are_those_of_a_library_compiled_here(folder: Path, tmp_path: Path) -> None:
     ahead, here = (
-        NativeOps.load(file_of(build_library(tmp_path, prebuilt=prebuilt)))
+        CpuOps.load(file_of(build_library(tmp_path, prebuilt=prebuilt)))
         for prebuilt in (folder, tmp_path)
     )
     generator = torch.Generator().manual_seed(3)
@@ -109,7 +109,7 @@ def test_a_processor_for_which_none_is_there_is_told_what_it_lacks(
     worst = TARGETS[platform.machine()][-1]
     lacking = sorted(worst.needs)[0]
     rest = " ".join(HERE - {lacking})
-    monkeypatch.setattr("surestep_kernels.prebuilt.processor_features", lambda: rest)
+    monkeypatch.setattr("surestep_kernels.cpu.prebuilt.processor_features", lambda: rest)
     told = f"no compiler .*need {worst.name} at least: this processor lacks {lacking}$"
     with pytest.raises(BuildError, match=told):
         build_library(tmp_path, "no-such-compiler", folder)
@@ -128,7 +128,7 @@ def test_a_cross_compiler_serves_another_machine(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_nobody_has_thought_of_is_refused(tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "surestep_kernels.prebuild", "sparc", str(tmp_path))
+    command = (sys.executable, "-m", "surestep_kernels.cpu.prebuild", "sparc", str(tmp_path))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "sparc: kernels are compiled ahead for x86_64 and aarch64" in done.stderr

@@ -6,7 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from surestep_kernels.verdicts import Identity, Verdict, default_folder, keep, kept
+from surestep_kernels.gpu.products.verdicts import (
+    Identity,
+    Verdict,
+    default_folder,
+    keep,
+    kept,
+)
 
 CARD: Identity = {"device": "a card", "capability": [9, 0], "weights": [[2048, 8192, False]]}
 EQUAL = Verdict("", frozenset({(2048, 8192), (3072, 2048)}))

@@ -1,4 +1,4 @@
-/* From logits to one token per position: see surestep_kernels/choose.py. */
+/* From logits to one token per position: see surestep_kernels/step/choose.py. */
 #include <stdatomic.h>
 
 #include "draw.h"

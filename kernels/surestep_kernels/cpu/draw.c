@@ -60,7 +60,7 @@ INLINE ul4 shifted4(i8x whole, i8x n, int half)
            >> __builtin_convertvector(by, ul4);
 }
 
-/* The mass of 8 gaps, added up in 4 lanes: the operations of surestep_kernels/mass.py. */
+/* The mass of 8 gaps, added up in 4 lanes: the operations of surestep_kernels/step/mass.py. */
 INLINE ul4 mass8(f8 gap, i8x counted)
 {
     const float rounds = 12582912.0f; /* 1.5 * 2^23 */

@@ -1,4 +1,4 @@
-/* The sum of all bits of a step's hidden states: see surestep_kernels/fingerprint.py. */
+/* The sum of all bits of a step's hidden states: see surestep_kernels/step/fingerprint.py. */
 #include <stdint.h>
 
 /* Sums of whole numbers have no order: the compiler may use what vectors it likes. */

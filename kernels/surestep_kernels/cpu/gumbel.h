@@ -1,4 +1,4 @@
-/* The counter-based noise of surestep_kernels/gumbel.py, and a cheap bound of it.
+/* The counter-based noise of surestep_kernels/step/gumbel.py, and a cheap bound of it.
  *
  * The noise of a token is G = -log(-log V) of a hash. Two logarithms in double precision are dear,
  * and hardly a token needs them: with 1 - V = (U - 1/2) / 2^32 for the whole number U = 2^31 - h,

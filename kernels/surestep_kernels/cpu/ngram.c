@@ -1,4 +1,4 @@
-/* Prompt lookup: see surestep_kernels/ngram.py. */
+/* Prompt lookup: see surestep_kernels/step/ngram.py. */
 #include "pool.h"
 #include "tokens.h"
 

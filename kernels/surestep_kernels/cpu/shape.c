@@ -1,4 +1,4 @@
-/* What requests ask for changes of logits: see surestep_kernels/shape_logits.py.
+/* What requests ask for changes of logits: see surestep_kernels/step/shape_logits.py.
  *
  * Only logits that are asked about are touched. One that is NaN or +inf stays unusable whatever is
  * asked for, and one that was finite is SATURATED at most.

@@ -1,4 +1,4 @@
-/* The ops that look up and advance the slots of a step: see surestep_kernels/slot_state.py, whose
+/* The ops that look up and advance the slots of a step: see surestep_kernels/step/slot_state.py, whose
  * names these are. A slot, position or block that does not exist is replaced by padding. */
 #include <stdint.h>
 #include <string.h>

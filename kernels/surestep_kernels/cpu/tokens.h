@@ -1,7 +1,7 @@
 /* Tokens that may be drawn, and their order: the smallest gap first, then the lowest id.
  *
  * The gap of a token is (greatest logit - logit) / temperature, one rounded division, as in
- * surestep_kernels/choose.py. Every rule keeps a leading part of the order: what is in front of
+ * surestep_kernels/step/choose.py. Every rule keeps a leading part of the order: what is in front of
  * some place.
  */
 #pragma once

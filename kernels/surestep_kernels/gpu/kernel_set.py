@@ -9,30 +9,30 @@ import torch
 from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
-from surestep_kernels.head_projection import HeadProjection
+from surestep_kernels.gpu.attention.head_projection import project_heads_of_parts
+from surestep_kernels.gpu.attention.rotary import rotary
+from surestep_kernels.gpu.attention.store_kv import store_kv
+from surestep_kernels.gpu.experts.mixture import mix_experts_add_rms_norm, route_tokens
+from surestep_kernels.gpu.experts.moe import moe, pack_experts
+from surestep_kernels.gpu.experts.route import route
+from surestep_kernels.gpu.products.families import Products
+from surestep_kernels.gpu.products.linear import LinearParts, linear_parts, pack_quantized
+from surestep_kernels.gpu.recurrent.causal_conv import causal_conv
+from surestep_kernels.gpu.recurrent.gated_delta import gated_delta
+from surestep_kernels.gpu.recurrent.gated_delta_chunks import CHUNK
+from surestep_kernels.gpu.rowwise.mul_sigmoid import mul_sigmoid
+from surestep_kernels.gpu.rowwise.rms_norm import add_rms_norm, add_rms_norm_of_parts, rms_norm
+from surestep_kernels.gpu.rowwise.rms_norm_gated import rms_norm_gated
+from surestep_kernels.gpu.rowwise.silu_and_mul import silu_and_mul, silu_and_mul_of_parts
+from surestep_kernels.gpu.step.ngram import ngram
+from surestep_kernels.gpu.step.step_ops import STEP_OPS
 from surestep_kernels.kernel_set import REFERENCE, KernelSet
-from surestep_kernels.kv_cache import LayerCache
-from surestep_kernels.linear import PackedLinear
-from surestep_kernels.moe import Mixture, PackedExperts, Router
+from surestep_kernels.mixers.head_projection import HeadProjection
+from surestep_kernels.mixers.kv_cache import LayerCache
+from surestep_kernels.ops.linear import PackedLinear
+from surestep_kernels.ops.moe import Mixture, PackedExperts, Router
 
-from .causal_conv import causal_conv
 from .compilations import watch_compilations
-from .gated_delta import gated_delta
-from .gated_delta_chunks import CHUNK
-from .head_projection import project_heads_of_parts
-from .linear import LinearParts, linear_parts, pack_quantized
-from .mixture import mix_experts_add_rms_norm, route_tokens
-from .moe import moe, pack_experts
-from .mul_sigmoid import mul_sigmoid
-from .ngram import ngram
-from .products import Products
-from .rms_norm import add_rms_norm, add_rms_norm_of_parts, rms_norm
-from .rms_norm_gated import rms_norm_gated
-from .rotary import rotary
-from .route import route
-from .silu_and_mul import silu_and_mul, silu_and_mul_of_parts
-from .step_ops import STEP_OPS
-from .store_kv import store_kv
 
 
 @dataclass(frozen=True, slots=True)

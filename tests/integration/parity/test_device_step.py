@@ -11,7 +11,7 @@ from support.parity.bench import NEIGHBOURS, Conditions, ParityBench, same, tota
 from support.parity.cases import EOS, VOCAB
 from support.parity.drafters import TRUTH
 from support.parity.local_engine import Answer
-from surestep_kernels.step_ops import STEP_REFERENCE
+from surestep_kernels.step.step_ops import STEP_REFERENCE
 
 ON_DEVICE = Conditions(step_ops=STEP_REFERENCE)
 CAPTURED = Conditions(step_ops=STEP_REFERENCE, graphs=True, poison=True)
@@ -59,7 +59,7 @@ def test_captured_steps_answer_the_same(
 
 def test_triton_answers_the_same(bench: ParityBench) -> None:
     """The ops as kernels, in Triton's interpreter, on requests that use all of them."""
-    from surestep_kernels.gpu.step_ops import STEP_OPS
+    from surestep_kernels.gpu.step.step_ops import STEP_OPS
 
     names = ("plain@0.7", "everything@0.0", "everything@0.7", "stop_token_ids@0.7")
     some = [request for request in bench.requests if request.id in names]
@@ -85,7 +85,7 @@ def test_a_hybrid_on_a_device_answers_the_same(
 
 def test_triton_drafts_what_the_reference_drafts(hybrid_bench: ParityBench) -> None:
     """The MTP head between kernels, in Triton's interpreter: as many drafts are accepted."""
-    from surestep_kernels.gpu.step_ops import STEP_OPS
+    from surestep_kernels.gpu.step.step_ops import STEP_OPS
 
     names = ("plain@0.7", "plain@0.0")
     some = [request for request in hybrid_bench.requests if request.id in names]

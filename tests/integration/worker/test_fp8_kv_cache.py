@@ -22,8 +22,8 @@ from support.parity.cases import NEUTRAL, make_request
 from support.parity.local_engine import Answer
 from support.parity.rank_trial import RankTrial, short_requests, tokens
 from surestep_common.errors import InvalidRequest
-from surestep_kernels.kv_cache import FP8
-from surestep_kernels.step_ops import STEP_REFERENCE
+from surestep_kernels.mixers.kv_cache import FP8
+from surestep_kernels.step.step_ops import STEP_REFERENCE
 from surestep_worker.step.runner import Runner
 
 SETTINGS = {"attention_backend": "torch", "kv_cache_dtype": "fp8_e4m3"}

@@ -12,17 +12,17 @@ import torch
 from gpu_cases import MODELS, OPS, PACK, TINY, Sizes
 from gpu_sizes import Work, i32, kernels
 from surestep_kernels import PackedLinear
-from surestep_kernels.gpu.linear import ALL_WIDTHS, ONE_WIDTH, quantized_parts
-from surestep_kernels.gpu.moe import moe
-from surestep_kernels.gpu.paged_attention import paged_attention
-from surestep_kernels.gpu.sequential_linear import TILES, Tile, multiply_into
-from surestep_kernels.gpu.shape_logits import shape_logits
-from surestep_kernels.gpu.store_kv import store_kv
-from surestep_kernels.head_projection import HeadProjection
-from surestep_kernels.kv_cache import FP8, LayerCache
-from surestep_kernels.moe import PackedExperts, Router
-from surestep_kernels.paged_attention import AttentionRows
-from surestep_kernels.shape_logits import Biases, Forbidden, Positions, Shaping
+from surestep_kernels.gpu.attention.paged_attention import paged_attention
+from surestep_kernels.gpu.attention.store_kv import store_kv
+from surestep_kernels.gpu.experts.moe import moe
+from surestep_kernels.gpu.products.linear import ALL_WIDTHS, ONE_WIDTH, quantized_parts
+from surestep_kernels.gpu.products.sequential_linear import TILES, Tile, multiply_into
+from surestep_kernels.gpu.step.shape_logits import shape_logits
+from surestep_kernels.mixers.head_projection import HeadProjection
+from surestep_kernels.mixers.kv_cache import FP8, LayerCache
+from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.ops.moe import PackedExperts, Router
+from surestep_kernels.step.shape_logits import Biases, Forbidden, Positions, Shaping
 
 META = "meta"
 # Their cases look at values.

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 from surestep_common.invariants import NULL_BLOCK
-from surestep_kernels.paged_attention import AttentionRows
-from surestep_kernels.recurrent import RecurrentRows
+from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.mixers.recurrent import RecurrentRows
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.layers.batch import StepBatch

@@ -7,7 +7,7 @@ import pytest
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
-from surestep_kernels.kv_cache import FP8
+from surestep_kernels.mixers.kv_cache import FP8
 from surestep_worker.cache.kv_cache import KVCache, KVSpec, blocks_that_fit, bytes_per_block
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.kernels.step_sampling import sample
 from support.references.sampling import distribution, params
-from surestep_kernels.gumbel import gumbel_argmax
+from surestep_kernels.step.gumbel import gumbel_argmax
 from surestep_proto import sampling_pb2 as pb
 from surestep_worker.sampling.table import SamplingTable
 

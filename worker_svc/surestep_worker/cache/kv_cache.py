@@ -10,7 +10,7 @@ import torch
 from surestep_common.errors import InvalidRequest
 from surestep_common.invariants import NULL_BLOCK
 from surestep_kernels import KernelSet
-from surestep_kernels.kv_cache import FP8, LayerCache
+from surestep_kernels.mixers.kv_cache import FP8, LayerCache
 
 from .pages import zero_pages
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, Self
 
 import torch
 from surestep_kernels import QuantizedWeight
-from surestep_kernels.quantized import concatenate
+from surestep_kernels.ops.quantized import concatenate
 from torch import Tensor
 
 from .safetensors_header import Entry

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import QuantizedWeight
-from surestep_kernels.quantized import GROUP_MULTIPLE, MAX_GROUP
+from surestep_kernels.ops.quantized import GROUP_MULTIPLE, MAX_GROUP
 from torch import Tensor
 
 FLOATS = ("F32", "BF16", "F16")

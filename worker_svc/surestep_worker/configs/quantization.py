@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from surestep_common.errors import InvalidRequest
-from surestep_kernels.quantized import GROUP_MULTIPLE
+from surestep_kernels.ops.quantized import GROUP_MULTIPLE
 
 from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.schemes import Awq, Fp8, Gptq, Quantization

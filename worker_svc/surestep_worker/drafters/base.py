@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
     from surestep_kernels import KernelSet
-    from surestep_kernels.choose import DrawParams
-    from surestep_kernels.slot_state import SlotState
-    from surestep_kernels.step_ops import StepOps
+    from surestep_kernels.step.choose import DrawParams
+    from surestep_kernels.step.slot_state import SlotState
+    from surestep_kernels.step.step_ops import StepOps
 
     from surestep_worker.cache.caches import Caches
     from surestep_worker.distributed.tensor_parallel import TensorParallel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from surestep_kernels.choose import DrawParams
+from surestep_kernels.step.choose import DrawParams
 from torch import Tensor
 
 

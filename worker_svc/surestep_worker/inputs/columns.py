@@ -6,11 +6,11 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from surestep_kernels.choose import DrawParams
-from surestep_kernels.commit_step import StopIds
-from surestep_kernels.shape_logits import Biases, Forbidden, Penalties, Shaping
-from surestep_kernels.slot_state import StepRows
-from surestep_kernels.write_runs import Runs
+from surestep_kernels.step.choose import DrawParams
+from surestep_kernels.step.commit_step import StopIds
+from surestep_kernels.step.shape_logits import Biases, Forbidden, Penalties, Shaping
+from surestep_kernels.step.slot_state import StepRows
+from surestep_kernels.step.write_runs import Runs
 from torch import Tensor
 
 from surestep_worker.drafters.inputs import HeadInputs

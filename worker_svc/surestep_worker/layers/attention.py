@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surestep_kernels.head_projection import HeadProjection
+from surestep_kernels.mixers.head_projection import HeadProjection
 from torch import Tensor
 
 from surestep_worker.cache.caches import Caches

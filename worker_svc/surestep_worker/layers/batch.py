@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surestep_kernels.paged_attention import AttentionRows
-from surestep_kernels.recurrent import RecurrentRows
+from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.mixers.recurrent import RecurrentRows
 from torch import Tensor
 
 

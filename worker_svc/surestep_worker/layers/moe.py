@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from surestep_kernels.moe import Router
+from surestep_kernels.ops.moe import Router
 from torch import Tensor
 
 from surestep_worker.checkpoint.parameters import Parameter, Source

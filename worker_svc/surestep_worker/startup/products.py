@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from surestep_kernels import KernelSet
-from surestep_kernels.verdicts import Identity, Verdict, default_folder, digest_of, keep, kept
+from surestep_kernels.gpu.products.verdicts import (
+    Identity,
+    Verdict,
+    default_folder,
+    digest_of,
+    keep,
+    kept,
+)
 from surestep_proto import supervisor_pb2
 from surestep_proto import worker_pb2 as pb
 
@@ -17,7 +24,7 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
-    from surestep_kernels.gpu.products import Family, Products
+    from surestep_kernels.gpu.products.families import Family, Products
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +48,7 @@ def settle_products(
     heartbeat.progress(supervisor_pb2.WARMING_UP)
     if kernels.products is None:
         return
-    from surestep_kernels.gpu.products import Products
+    from surestep_kernels.gpu.products.families import Products
 
     products = kernels.products
     assert isinstance(products, Products)
@@ -57,8 +64,8 @@ def _settle(
     known: pb.WorkerInfo | None,
     folder: Path,
 ) -> None:
-    from surestep_kernels.gpu.probe import identity
-    from surestep_kernels.gpu.products import Family
+    from surestep_kernels.gpu.products.families import Family
+    from surestep_kernels.gpu.products.probe import identity
 
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     about = identity(products.weights, device)
@@ -78,7 +85,7 @@ def _settle(
 
 def _ask(products: Products, device: torch.device, heartbeat: Heartbeat) -> Verdict:
     """Within _PROBE_S. A card that cannot be asked has not said that its bits are equal."""
-    from surestep_kernels.gpu.probe import probe
+    from surestep_kernels.gpu.products.probe import probe
     from triton.errors import TritonError
 
     began = time.monotonic()
@@ -101,7 +108,7 @@ def _ask(products: Products, device: torch.device, heartbeat: Heartbeat) -> Verd
 
 def _agreed(verdict: Verdict, card: Identity, tp: TensorParallel) -> Family:
     """One family for all ranks: that of splits if one of them, or its card, differs."""
-    from surestep_kernels.gpu.products import Family
+    from surestep_kernels.gpu.products.families import Family
 
     own = torch.tensor([int(digest_of(card)[:15], 16)])
     alike = torch.equal(own, tp.broadcast(own.clone()))

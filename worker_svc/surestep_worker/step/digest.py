@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surestep_kernels.fingerprint import row_fingerprints
+from surestep_kernels.step.fingerprint import row_fingerprints
 from torch import Tensor
 
 

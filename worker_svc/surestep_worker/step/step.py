@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from surestep_kernels.step_ops import StepOps
-from surestep_kernels.write_runs import Runs
+from surestep_kernels.step.step_ops import StepOps
+from surestep_kernels.step.write_runs import Runs
 from surestep_proto import supervisor_pb2 as pb
 from surestep_proto import worker_pb2
 

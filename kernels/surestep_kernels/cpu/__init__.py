@@ -1,0 +1,1 @@
+"""The kernels of CPUs: C, compiled when it is first used or ahead, called through ctypes."""

@@ -1,0 +1,262 @@
+"""The CPU kernels in C (folder cpu/), called through ctypes.
+
+Each row of a result depends on that row's inputs alone, bit for bit: not on the number of rows,
+the other rows or the number of threads. Matrix products and attention release the interpreter
+lock; the short ops keep it, because handing it over costs more than they take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import CDLL, PyDLL, c_float, c_int, c_long, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from surestep_common.errors import InvalidRequest
+from torch import Tensor
+from torch.nn import functional
+
+from surestep_kernels.mixers.attention_case import AttentionCase
+from surestep_kernels.mixers.kv_cache import LayerCache
+from surestep_kernels.mixers.paged_attention import AttentionRows
+from surestep_kernels.mixers.rotary import Sections
+from surestep_kernels.ops.linear import PLAIN_FORMATS, PackedLinear
+from surestep_kernels.ops.quantized import QuantizedWeight
+
+from .binding import DTYPE_CODES, bind
+
+BLOCK_MULTIPLE = 8  # positions of a KV block, and dims of a head, that one vector covers
+MAX_HEAD_DIM, MAX_GROUP = 256, 36  # as in cpu/attention.c
+
+_P, _L, _I, _F = c_void_p, c_long, c_int, c_float
+_SIGNATURES: dict[str, list[Any]] = {
+    "rms_norm": [_P, _P, _P, _P, _F, _L, _L, _I],
+    "silu_and_mul": [_P, _P, _L, _L, _I],
+    "rotary": [_P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _I],
+    "store_kv": [_P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _I],
+}
+_SIGNATURES_UNLOCKED: dict[str, list[Any]] = {
+    "linear": [_P, _P, _P, _P, _L, _L, _L, _L, _I, _I, _I],
+    "pack_linear": [_P, _P, _L, _L, _I],
+    "pack_quantized": [_P, _P, _P, _P, _L, _L, _L, _I],
+    "packed_bytes": [_L, _L, _L, _I],
+    "paged_attention": [_P, _P, _P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _F, _I],
+    "set_num_threads": [_I],
+    "panel_width": [],
+}
+_RESULTS = {"panel_width": c_int, "packed_bytes": c_long}  # of the functions that return something
+
+
+def refuse_unserved(case: AttentionCase) -> None:
+    """Raise InvalidRequest for attention that these kernels do not serve."""
+    if case.fp8:
+        raise _unserved("an FP8 cache", "kv_cache_dtype")
+    if case.block_size % BLOCK_MULTIPLE:
+        raise _unserved(f"block_size {case.block_size}", "block_size")
+    if case.head_dim % BLOCK_MULTIPLE or case.head_dim > MAX_HEAD_DIM or case.group > MAX_GROUP:
+        raise _unserved(f"{case.group} heads of {case.head_dim} elements to a key", "model")
+
+
+def _unserved(what: str, param: str) -> InvalidRequest:
+    return InvalidRequest(f"{what} on a cpu needs attention_backend torch", param=param)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOps:
+    """The ops of one compiled library; the C function of each op is a field."""
+
+    c_rms_norm: Callable[..., None]
+    c_silu_and_mul: Callable[..., None]
+    c_rotary: Callable[..., None]
+    c_store_kv: Callable[..., None]
+    c_linear: Callable[..., None]
+    c_pack_linear: Callable[..., None]
+    c_pack_quantized: Callable[..., None]
+    c_packed_bytes: Callable[..., int]
+    c_paged_attention: Callable[..., None]
+    c_set_num_threads: Callable[[int], None]
+    c_panel_width: Callable[[], int]
+
+    @classmethod
+    def load(cls, library: Path) -> CpuOps:
+        """Open a library by its name: see `file_of`. Raises OSError when it cannot be loaded."""
+        short, long = PyDLL(str(library)), CDLL(str(library))
+        functions = {
+            f"c_{op}": bind(short, op, args, _RESULTS.get(op)) for op, args in _SIGNATURES.items()
+        }
+        functions |= {
+            f"c_{op}": bind(long, op, args, _RESULTS.get(op))
+            for op, args in _SIGNATURES_UNLOCKED.items()
+        }
+        return cls(**functions)
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Threads of one op, the caller included.
+
+        torch gets one: its few ops here are small, and its OpenMP threads spin between them, which
+        costs far more than they bring as soon as another process wants the cores.
+        """
+        self.c_set_num_threads(num_threads)
+        torch.set_num_threads(1)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See rms_norm_reference. A slice is copied first."""
+        x, width = x.contiguous(), x.shape[-1]
+        assert weight.dtype is torch.float32
+        assert weight.numel() == width
+        out, dtype = torch.empty_like(x), DTYPE_CODES[x.dtype]
+        pointers = out.data_ptr(), x.data_ptr(), None, weight.data_ptr()
+        self.c_rms_norm(*pointers, eps, x.numel() // width, width, dtype)
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See add_rms_norm_reference."""
+        rows, width = shape = x.shape
+        assert x.is_contiguous()
+        assert residual.is_contiguous()
+        assert x.dtype is residual.dtype
+        assert weight.dtype is torch.float32
+        assert residual.shape == shape
+        assert weight.numel() == width
+        out, dtype = torch.empty_like(x), DTYPE_CODES[x.dtype]
+        pointers = out.data_ptr(), x.data_ptr(), residual.data_ptr(), weight.data_ptr()
+        self.c_rms_norm(*pointers, eps, rows, width, dtype)
+        return out
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """See silu_and_mul_reference."""
+        rows, width = x.shape
+        assert x.is_contiguous()
+        out, dtype = x.new_empty(rows, width // 2), DTYPE_CODES[x.dtype]
+        self.c_silu_and_mul(out.data_ptr(), x.data_ptr(), rows, width // 2, dtype)
+        return out
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """Weight [N, K] to panels of columns that stream from memory (layout: cpu/linear.c)."""
+        rows, columns = weight.shape
+        panel, format_ = self.c_panel_width(), PLAIN_FORMATS[weight.dtype]
+        padded = -(-rows // panel) * panel
+        data = weight.new_empty(padded * (columns + columns % 2))
+        source = weight.contiguous()
+        self.c_pack_linear(data.data_ptr(), source.data_ptr(), rows, columns, format_)
+        return PackedLinear(data, self._pack_bias(bias, rows), columns, rows, format_)
+
+    def pack_quantized(self, weight: QuantizedWeight, bias: Tensor | None = None) -> PackedLinear:
+        """Codes and scales to panels in one stream (layout: cpu/linear_quantized.c)."""
+        codes, zeros = weight.codes, weight.zeros
+        rows, columns = codes.shape
+        kind = weight.group_size, weight.format
+        data = torch.empty(self.c_packed_bytes(rows, columns, *kind), dtype=torch.uint8)
+        pointers = data.data_ptr(), codes.data_ptr(), weight.scales.data_ptr()
+        zeros_pointer = None if zeros is None else zeros.data_ptr()
+        self.c_pack_quantized(*pointers, zeros_pointer, rows, columns, *kind)
+        bias = self._pack_bias(bias, rows)
+        return PackedLinear(data, bias, columns, rows, weight.format, weight.group_size)
+
+    def _pack_bias(self, bias: Tensor | None, rows: int) -> Tensor | None:
+        padding = -rows % self.c_panel_width()
+        return None if bias is None else functional.pad(bias.float(), (0, padding))
+
+    def linear(
+        self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """See linear_reference; sums in fp32 and rounds once, to out_dtype."""
+        rows, columns = x.shape
+        data, width = packed.data, packed.out_features
+        assert x.is_contiguous()
+        assert x.dtype is data.dtype or packed.group_size
+        assert columns == packed.in_features
+        if out_dtype is None:
+            out = x.new_empty(rows, width)
+        else:
+            out = x.new_empty(rows, width, dtype=out_dtype)
+        bias = None if packed.bias is None else packed.bias.data_ptr()
+        kinds = packed.group_size, packed.format, DTYPE_CODES[x.dtype], DTYPE_CODES[out.dtype]
+        pointers = out.data_ptr(), x.data_ptr(), data.data_ptr(), bias
+        self.c_linear(*pointers, rows, width, columns, *kinds)
+        return out
+
+    def rotary(
+        self,
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        sections: Sections | None = None,
+    ) -> None:
+        """See rotary_reference. q and k may be slices of one projection; no sections."""
+        assert sections is None
+        rows, q_heads, head_dim = q.shape
+        strides, kv_heads = (_token_stride(q), _token_stride(k)), k.shape[1]
+        assert q.dtype is k.dtype
+        assert positions.dtype is torch.int64
+        assert cos_sin.dtype is torch.float32
+        assert cos_sin.is_contiguous()
+        pointers = q.data_ptr(), k.data_ptr(), positions.data_ptr(), cos_sin.data_ptr()
+        sizes = rows, *strides, q_heads, kv_heads, head_dim, cos_sin.shape[1]
+        self.c_rotary(*pointers, *sizes, DTYPE_CODES[q.dtype])
+
+    def kv_cache_shape(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+    ) -> tuple[int, int, int, int]:
+        """See kv_cache.kv_cache_shape."""
+        assert block_size % BLOCK_MULTIPLE == 0
+        assert head_dim % BLOCK_MULTIPLE == 0
+        return (num_blocks, num_kv_heads, block_size, head_dim)
+
+    def store_kv(self, k: Tensor, v: Tensor, cache: LayerCache, kv_slots: Tensor) -> None:
+        """See store_kv_reference. k and v may be slices of one projection."""
+        rows, heads, head_dim = k.shape
+        strides, block_size = (_token_stride(k), _token_stride(v)), cache.k.shape[2]
+        assert k.dtype is v.dtype is cache.k.dtype is cache.v.dtype
+        assert cache.k.is_contiguous()
+        assert cache.v.is_contiguous()
+        assert kv_slots.dtype is torch.int64
+        caches = cache.k.data_ptr(), cache.v.data_ptr()
+        inputs = k.data_ptr(), v.data_ptr(), kv_slots.data_ptr()
+        sizes = rows, *strides, heads, head_dim, block_size
+        self.c_store_kv(*caches, *inputs, *sizes, DTYPE_CODES[k.dtype])
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        rows: AttentionRows,
+        scale: float,
+        *,
+        window: int = 0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See paged_attention_reference. q may be a slice of a projection.
+
+        No model that is served on the CPU has a sliding window or sinks.
+        """
+        assert window == 0
+        assert sinks is None
+        block_tables, slots, cu_rows, start, _ = rows
+        tokens, heads, head_dim = q.shape
+        _, kv_heads, block_size, _ = cache.k.shape
+        assert q.dtype is cache.k.dtype is cache.v.dtype
+        assert block_tables.dtype is cu_rows.dtype is start.dtype is torch.int32
+        assert slots.dtype is torch.int64
+        assert block_tables.is_contiguous()
+        assert slots.is_contiguous()
+        assert len(slots) == len(start) == len(cu_rows) - 1
+        out = q.new_empty(tokens, heads, head_dim)
+        pointers = out.data_ptr(), q.data_ptr(), cache.k.data_ptr(), cache.v.data_ptr()
+        batch = block_tables.data_ptr(), slots.data_ptr(), cu_rows.data_ptr(), start.data_ptr()
+        shape = kv_heads, heads // kv_heads, head_dim, block_size
+        sizes = len(start), block_tables.shape[1], _token_stride(q), *shape
+        dtype = DTYPE_CODES[q.dtype]
+        self.c_paged_attention(*pointers, *batch, *sizes, scale, dtype)
+        return out
+
+
+def _token_stride(x: Tensor) -> int:
+    """Elements from token to token of x [T, H, D], whose heads must lie side by side."""
+    stride = x.stride()
+    assert stride[2] == 1
+    assert stride[1] == x.shape[2]
+    return stride[0]

@@ -1,0 +1,1 @@
+"""Attention in Triton or by flash-attn."""

@@ -1,0 +1,177 @@
+"""What stands before and behind routed experts, in one launch each, in Triton.
+
+Before them: a program routes a token, others activate parts of the shared expert. Behind them: a
+program adds up a token's experts and the shared one, adds that to the residual and normalises it.
+Both take products as Parts (splits.py). See rms_norm.py for why sums are written and read back.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from surestep_kernels.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
+from surestep_kernels.gpu.products.splits import Parts, load_total
+from surestep_kernels.gpu.rowwise.mul_sigmoid import gated
+from surestep_kernels.gpu.rowwise.rms_norm import (
+    PER_WARP_OF_PARTS,
+    add_and_normalise,
+    tiles_of_rows,
+)
+from surestep_kernels.gpu.rowwise.silu_and_mul import activate
+from surestep_kernels.ops.moe import Mixture, PackedExperts, Router
+
+from .moe import add_experts, run_experts
+from .route import choose_experts
+
+_BLOCK = 256  # columns of the shared expert: those of a warp
+
+
+@DependentKernel
+@triton.jit(do_not_specialize=["rows"])
+def _route_tokens_kernel(
+    weights_ptr,  # f32[T, K]
+    experts_ptr,  # i64[T, K]
+    gate_ptr,  # [T, 1]
+    shared_ptr,  # [T, I]
+    scores_ptr,  # f32[SCORE_SPLITS, T, E + 1], of experts and the gate
+    sums_ptr,  # f32[SPLITS, T, 2 I], or x [1, T, 2 I]
+    rows,  # T
+    inner,  # I
+    E: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    SCORE_SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    wait_for_earlier_kernels()
+    token = tl.program_id(0).to(tl.int64)
+    if tl.program_id(1) > 0:
+        column = (tl.program_id(1) - 1) * BLOCK + tl.arange(0, BLOCK)
+        activate(shared_ptr, sums_ptr, sums_ptr, token, column, rows, inner, SPLITS, False)
+        return
+    at, expert, last = token * (E + 1), tl.arange(0, BLOCK_E), E + tl.arange(0, 1)
+    gate = load_total(
+        scores_ptr, scores_ptr, at + last, last, last <= E, rows, E + 1, SCORE_SPLITS, False
+    )
+    tl.store(gate_ptr + token + last - E, gate.to(gate_ptr.dtype.element_ty))
+    scores = load_total(
+        scores_ptr, scores_ptr, at + expert, expert, expert < E, rows, E + 1, SCORE_SPLITS, False
+    )
+    scores = tl.where(expert < E, scores, float("-inf"))
+    choose_experts(weights_ptr, experts_ptr, scores, token, E, K, BLOCK_K, NORMALIZE)
+
+
+def route_tokens(scores: Parts, shared: Parts, x: Tensor, router: Router) -> Mixture:
+    """See KernelSet.route_tokens; the products of x have yet to be added up."""
+    (splits, tokens, width), experts = shared.sums.shape, scores.sums.shape[2] - 1
+    assert router.top_k <= experts
+    assert router.gate is None
+    assert scores.bias is None
+    assert shared.bias is None
+    assert scores.dtype is torch.float32
+    new = partial(torch.empty, device=x.device)
+    mixture = Mixture(
+        x,
+        weights=new(tokens, router.top_k),
+        experts=new(tokens, router.top_k, dtype=torch.int64),
+        gate=new(tokens, 1, dtype=x.dtype),
+        shared=new(tokens, width // 2, dtype=x.dtype),
+    )
+    if tokens:
+        _route_tokens_kernel[tokens, 1 + triton.cdiv(width // 2, _BLOCK)](
+            *(mixture.weights, mixture.experts, mixture.gate, mixture.shared),
+            *(scores.sums, shared.sums, tokens, width // 2),
+            E=experts,
+            K=router.top_k,
+            BLOCK_E=triton.next_power_of_2(experts),
+            BLOCK_K=triton.next_power_of_2(router.top_k),
+            NORMALIZE=router.normalize,
+            SCORE_SPLITS=len(scores.sums),
+            SPLITS=splits,
+            BLOCK=_BLOCK,
+            num_warps=1,
+        )
+    return mixture
+
+
+@DependentKernel
+@triton.jit(do_not_specialize=["rows", "first"])
+def _mix_experts_kernel(
+    out_ptr,  # [T, H]
+    residual_ptr,  # [T, H]
+    weight_ptr,  # f32[H]
+    eps,
+    shared_ptr,  # f32[SPLITS, T, H], or [1, T, H]
+    gate_ptr,  # [T, 1], a token every gate_stride elements
+    gate_stride,
+    made_ptr,  # f32[T, TOP_K, H]
+    weights_ptr,  # f32[T, TOP_K]
+    experts_ptr,  # i64[T, TOP_K]
+    rows,  # T
+    width,  # H
+    first,
+    E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    wait_for_earlier_kernels()
+    dtype: tl.constexpr = residual_ptr.dtype.element_ty
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    here = column[None, :]
+    mask, at = here < width, row * width + here
+    shared = load_total(shared_ptr, shared_ptr, at, here, mask, rows, width, SPLITS, False)
+    gate = tl.load(gate_ptr + row * gate_stride)
+    total = gated(shared.to(dtype), gate, dtype).to(tl.float32)
+    total = add_experts(
+        total, made_ptr, weights_ptr, experts_ptr, row, here, first, width, E, TOP_K, BLOCK_K
+    )
+    x = total.to(dtype)
+    add_and_normalise(out_ptr, residual_ptr, weight_ptr, x, at, column, mask, eps, width)
+
+
+def mix_experts_add_rms_norm(
+    mixture: Mixture,
+    packed: PackedExperts,
+    shared: Parts,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    fp8_rows: bool = False,
+) -> Tensor:
+    """See KernelSet; the shared expert's last product has yet to be added up."""
+    (splits, tokens, width), top_k = shared.sums.shape, mixture.experts.shape[1]
+    assert shared.bias is None
+    assert residual.is_contiguous()
+    assert residual.dtype is shared.dtype is mixture.gate.dtype
+    assert residual.shape == (tokens, width)
+    assert weight.dtype is mixture.weights.dtype is torch.float32
+    assert weight.is_contiguous()
+    assert mixture.weights.is_contiguous()
+    out = torch.empty_like(residual)
+    if tokens == 0:
+        return out
+    made = run_experts(mixture.x, mixture.experts, packed, fp8_rows=fp8_rows)
+    _, tiles = tiles_of_rows(tokens, width, PER_WARP_OF_PARTS)
+    _mix_experts_kernel[(tokens,)](
+        *(out, residual, weight, eps, shared.sums, mixture.gate, mixture.gate.stride(0)),
+        *(made, mixture.weights, mixture.experts, tokens, width, packed.first),
+        E=len(packed.down),
+        TOP_K=top_k,
+        BLOCK_K=triton.next_power_of_2(top_k),
+        SPLITS=splits,
+        BLOCK=tiles["BLOCK"],
+        num_warps=tiles["num_warps"],
+        enable_fp_fusion=False,
+    )
+    return out

@@ -1,0 +1,76 @@
+"""Routing of tokens to experts in Triton. A program has one token and picks one maximum a time."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from surestep_kernels.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
+
+
+@triton.jit
+def choose_experts(
+    weights_ptr, experts_ptr, logits, token, E: tl.constexpr, K: tl.constexpr,
+    BLOCK_K: tl.constexpr, NORMALIZE: tl.constexpr,
+):  # fmt: skip
+    """Store what a token with these logits takes; they are -inf from E on."""
+    expert, choice = tl.arange(0, logits.shape[0]), tl.arange(0, BLOCK_K)
+    powers = tl.exp(logits - tl.max(logits, axis=0))
+    total = tl.sum(powers, axis=0)
+    left = powers / total
+    left = tl.where(expert < E, tl.where(left == left, left, 0.0), -1.0)  # no NaN to compare with
+    weights, experts = tl.zeros((BLOCK_K,), tl.float32), tl.zeros((BLOCK_K,), tl.int64)
+    for i in range(K):
+        greatest = tl.max(left, axis=0)
+        best = tl.min(tl.where(left == greatest, expert, logits.shape[0]), axis=0)
+        weights = tl.where(choice == i, greatest, weights)
+        experts = tl.where(choice == i, best.to(tl.int64), experts)
+        left = tl.where(expert == best, -1.0, left)
+    weights = tl.where(total == total, weights, float("nan"))  # what is no number is not hidden
+    if NORMALIZE:
+        weights = weights / tl.sum(weights, axis=0)
+    tl.store(weights_ptr + token * K + choice, weights, mask=choice < K)
+    tl.store(experts_ptr + token * K + choice, experts, mask=choice < K)
+
+
+@DependentKernel
+@triton.jit
+def _route_kernel(
+    weights_ptr,  # f32[T, K]
+    experts_ptr,  # i64[T, K]
+    logits_ptr,  # f32[T, E]
+    E: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+):
+    wait_for_earlier_kernels()
+    token, expert = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_E)
+    logits = tl.load(logits_ptr + token * E + expert, mask=expert < E, other=float("-inf"))
+    choose_experts(weights_ptr, experts_ptr, logits, token, E, K, BLOCK_K, NORMALIZE)
+
+
+def route(logits: Tensor, top_k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
+    """See route_reference. The experts of a token differ and exist, whatever its logits."""
+    tokens, num_experts = logits.shape
+    assert top_k <= num_experts
+    assert logits.is_contiguous()
+    assert logits.dtype is torch.float32
+    weights = logits.new_empty(tokens, top_k)
+    experts = torch.empty(tokens, top_k, dtype=torch.int64, device=logits.device)
+    if tokens:
+        _route_kernel[(tokens,)](
+            weights,
+            experts,
+            logits,
+            E=num_experts,
+            K=top_k,
+            BLOCK_E=triton.next_power_of_2(num_experts),
+            BLOCK_K=triton.next_power_of_2(top_k),
+            NORMALIZE=normalize,
+            num_warps=1,
+        )
+    return weights, experts

@@ -1,0 +1,1 @@
+"""Products in Triton: families of kernels, and the probe that chooses between them."""

@@ -1,0 +1,107 @@
+"""Which kernels multiply by plain weights: a family of them serves all numbers of rows.
+
+Within a family a row's bits do not depend on how many rows there are; between families they do. So
+one is chosen for the life of a worker, and for all ranks of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from surestep_kernels.ops.linear import PackedLinear, linear_reference
+
+from .linear import linear_parts
+from .sequential_linear import BORDERS, SERVED, multiply_into, sequential_linear, tile_of
+from .splits import Parts, add_up
+
+PIECE = 256  # rows: cuBLAS gets multiples of it
+MOST_PIECES = 8
+_ALIGNMENT = 256  # bytes; what is aligned otherwise may be multiplied by another kernel
+Shape = tuple[int, int]  # of a weight: N, K
+
+
+class Family(StrEnum):
+    """Named as --linear-backend names them."""
+
+    SPLITS = "triton"  # plain_linear.py
+    SEQUENTIAL = "triton_sequential"  # sequential_linear.py
+    CUBLAS = "torch"  # one that does not keep the promise above
+
+
+class Products:
+    """`linear` of a KernelSet, and `linear_parts`, by the family that a backend names.
+
+    "auto" is the family of splits until somebody who has asked the card settles on another.
+    """
+
+    def __init__(self, backend: str = "auto", *, fp8_rows: bool = False) -> None:
+        """FP8 weights are multiplied by activations in FP8 (W8A8) with `fp8_rows`."""
+        self.is_open = backend == "auto"  # nobody has named a family
+        self.family = Family.SPLITS if self.is_open else Family(backend)
+        self._fp8_rows = fp8_rows
+        self._cublas: Set[Shape] = frozenset()
+        self._weights: dict[tuple[object, ...], PackedLinear] = {}
+
+    def meet(self, weights: Iterable[PackedLinear]) -> None:
+        """These will be multiplied by; of each kind that is plain one is kept till `settle`."""
+        for packed in weights:
+            if self.is_open and packed.scales is None and packed.data.dtype is SERVED:
+                kind = packed.data.shape, packed.data.dtype, packed.bias is None
+                self._weights.setdefault(kind, packed)
+
+    @property
+    def weights(self) -> list[PackedLinear]:
+        """One of each kind that was met, and that families multiply by in their own ways."""
+        return list(self._weights.values())
+
+    def settle(self, family: Family, cublas: Set[Shape] = frozenset()) -> None:
+        """Before the first product. Many rows times weights of the shapes `cublas` are cuBLAS's,
+        which were found to have the bits of the family."""
+        self.family, self._cublas = family, cublas
+        self._weights.clear()
+
+    def linear(
+        self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """See linear_reference."""
+        return add_up(self.parts(x, packed, out_dtype))
+
+    def parts(
+        self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
+    ) -> Parts:  # fmt: skip
+        """See linear_parts. Other than SERVED is multiplied by splits in both families."""
+        if packed.scales is None and self.family is Family.CUBLAS:
+            return Parts.whole(linear_reference(x, packed, out_dtype))
+        plain = packed.scales is None and x.dtype is SERVED
+        if not plain or self.family is Family.SPLITS:
+            return linear_parts(x, packed, out_dtype, fp8_rows=self._fp8_rows)
+        if len(x) > BORDERS[-1] and out_dtype is None and self._is_checked(x, packed):
+            return Parts.whole(in_pieces(x, packed))
+        return Parts.whole(sequential_linear(x, packed, out_dtype))
+
+    def _is_checked(self, x: Tensor, packed: PackedLinear) -> bool:
+        shape = packed.out_features, packed.in_features
+        return shape in self._cublas and packed.bias is None and is_aligned(x)
+
+
+def in_pieces(x: Tensor, packed: PackedLinear) -> Tensor:
+    """Products of as many rows as were checked, by cuBLAS; the rest by a tile of the family.
+
+    cuBLAS chooses its kernel by the number of rows: it gets none that the card was not asked about.
+    """
+    y = x.new_empty(len(x), packed.out_features)
+    whole = len(x) - len(x) % PIECE
+    for first in range(0, whole, MOST_PIECES * PIECE):
+        rows = slice(first, min(first + MOST_PIECES * PIECE, whole))
+        torch.mm(x[rows], packed.data.T, out=y[rows])
+    multiply_into(y[whole:], x[whole:], packed, tile_of(len(x) - whole, packed))
+    return y
+
+
+def is_aligned(x: Tensor) -> bool:
+    """As whole allocations are."""
+    return x.data_ptr() % _ALIGNMENT == 0

@@ -1,0 +1,192 @@
+"""Asks a card which products have equal bits; what it says decides the family that serves.
+
+All tiles of sequential_linear.py are compared with one of them, at one row, two, one tile, one tile
+and a row, and many; first rows and last, so that a row has other neighbours and another place. Then
+the tiles that rows would get, at every border between them. Then cuBLAS, at every number of rows it
+would be given.
+
+The weights are the model's own, multiplied by ordinary numbers. Results have 16 bits, which hides
+most of what differs in sums of 32. So there are also weights whose columns come twice, for inputs
+whose second half is the negated first: exactly computed, y is zero; what comes out is nothing but
+the roundings of the sum. These are drawn from numbers of one size, of sizes 2**80 apart and of
+those that have denormal products alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import triton
+from surestep_common.config import variables
+from torch import Tensor
+
+from surestep_kernels.ops.linear import PackedLinear, pack_linear_reference
+
+from .families import MOST_PIECES, PIECE
+from .sequential_linear import BORDERS, SERVED, TILES, Tile, multiply_into, sequential_linear
+from .verdicts import Identity, Shape, Verdict, sources_digest
+
+_ROWS = BORDERS[-1] + 44  # beyond the last border, in no whole tiles
+_MOST_COLUMNS = 16384  # of a weight, for tiles: they do not know of other columns
+_MOST_BYTES = 256 << 20  # of a weight, for cuBLAS, which must see all of it
+_SHAPE = 96, 1040  # of the weights that are not the model's: a tail in every tile
+_SEED_X, _SEED_WEIGHT, _SEED_WHOLE = 7, 8, 9
+
+Numbers = Callable[[Tensor], Tensor]  # from normally distributed ones
+NUMBERS: dict[str, Numbers] = {
+    "ordinary": lambda z: z,
+    "of all sizes": lambda z: z * 2.0 ** _whole(z, -40, 40),
+    "tiny": lambda z: z * 2.0**-64,  # two of them have a denormal product
+    "denormal": lambda z: z * 2.0**-128,
+}
+_PAIRS = (  # of weights and inputs
+    *((name, name) for name in ("ordinary", "of all sizes", "tiny")),
+    *(("of all sizes", "ordinary"), ("denormal", "ordinary"), ("ordinary", "denormal")),
+)
+
+
+class Trial(NamedTuple):
+    """A product to compare."""
+
+    name: str
+    x: Tensor
+    packed: PackedLinear
+
+
+def probe(
+    weights: Sequence[PackedLinear], device: torch.device, go_on: Callable[[], bool]
+) -> Verdict:
+    """Compare; `go_on` is asked between comparisons and ends them all when it says no."""
+    for trial in trials(weights, device):
+        if not go_on():
+            return Verdict("", finished=False)
+        if unequal := differences(trial):
+            return Verdict(f"{trial.name}: {unequal[0]}")
+    cublas = set[Shape]()
+    for packed in weights:
+        if not go_on():
+            return Verdict("", finished=False)
+        if cublas_agrees(packed):
+            cublas.add((packed.out_features, packed.in_features))
+    return Verdict("", frozenset(cublas))
+
+
+def identity(weights: Sequence[PackedLinear], device: torch.device) -> Identity:
+    """All that the answer may depend on."""
+    on_gpu = device.type == "cuda"
+    folder = Path(__file__).parent
+    names = "probe", "products", "sequential_linear", "plain_linear", "splits"  # what multiplies
+    sources = (folder / f"{name}.py" for name in names)
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else str(device),
+        "capability": list(torch.cuda.get_device_capability(device)) if on_gpu else [],
+        "triton": triton.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "cublas": variables("CUBLAS"),
+        "sources": sources_digest(sources),
+        "weights": sorted([*packed.data.shape, packed.bias is not None] for packed in weights),
+    }
+
+
+def trials(
+    weights: Sequence[PackedLinear], device: torch.device, rows: int = _ROWS
+) -> Iterator[Trial]:
+    """What is alike for all models comes first: a card that fails does so at once."""
+    drawn = _drawn(_SHAPE, _SEED_WEIGHT, device)
+    for name, other in _PAIRS:
+        weight = _twice(NUMBERS[name](drawn).to(SERVED))
+        x = _inputs(rows, _SHAPE[1], device, NUMBERS[other])
+        trial = f"{name} weights by {other} numbers"
+        yield Trial(trial, _cancelling(x), pack_linear_reference(weight))
+    for packed in weights:
+        kept = packed.data[:_MOST_COLUMNS]
+        bias = None if packed.bias is None else packed.bias[: len(kept)]
+        x = _inputs(rows, packed.in_features, device)
+        trial = "weight of {} by {}".format(*packed.data.shape)
+        yield Trial(trial, x, pack_linear_reference(kept, bias))
+        twice = pack_linear_reference(_twice(kept))
+        yield Trial(f"{trial}, its columns twice", _cancelling(x), twice)
+
+
+def differences(trial: Trial, tiles: Sequence[Tile] | None = None) -> list[str]:
+    """What does not have the bits of the last tile at all rows."""
+    x, packed = trial.x, trial.packed
+    tiles = TILES if tiles is None else tiles
+    want = _product(x, packed, tiles[-1])
+    differs = {}
+    for tile in tiles:
+        for count in (1, 2, tile.rows, tile.rows + 1, len(x)):
+            head = _differ(_product(x[:count], packed, tile), want[:count])
+            tail = _differ(_product(x[-count:], packed, tile), want[-count:])
+            differs[f"{count} rows by {tile}"] = head | tail
+    for border in (1, *BORDERS):
+        for count in (border, border + 1):
+            got = sequential_linear(x[:count], packed)
+            differs[f"{count} rows"] = _differ(got, want[:count])
+    found = torch.stack(list(differs.values())).tolist()  # waits for the card once
+    return [name for name, is_other in zip(differs, found, strict=True) if is_other]
+
+
+def cublas_agrees(packed: PackedLinear) -> bool:
+    """Whether it has the bits of the family, at all numbers of rows that it would be given."""
+    if packed.bias is not None or packed.data.nbytes > _MOST_BYTES:
+        return False
+    rows = [PIECE * pieces for pieces in range(1, MOST_PIECES + 1)]
+    x = _inputs(rows[-1], packed.in_features, packed.data.device)
+    twice = pack_linear_reference(_twice(packed.data))
+    differs = []
+    for inputs, weight in ((x, packed), (_cancelling(x), twice)):
+        want = _product(inputs, weight, TILES[-1])
+        for count in rows:
+            got = torch.mm(inputs[:count], weight.data.T)
+            differs.append(_differ(got, want[:count]))
+    return not bool(torch.stack(differs).any())
+
+
+def _product(x: Tensor, packed: PackedLinear, tile: Tile) -> Tensor:
+    y = x.new_empty(len(x), packed.out_features)
+    multiply_into(y, x, packed, tile)
+    return y
+
+
+def _differ(a: Tensor, b: Tensor) -> Tensor:
+    """Whether a bit does, on the device."""
+    return (a.view(torch.int16) != b.view(torch.int16)).any()
+
+
+def _inputs(
+    rows: int, depth: int, device: torch.device, numbers: Numbers = NUMBERS["ordinary"]
+) -> Tensor:
+    return numbers(_drawn((rows, depth), _SEED_X, device)).to(SERVED)
+
+
+def _twice(weight: Tensor) -> Tensor:
+    """Its first half of columns [N, K / 2], and these again; an odd one in the middle is zero."""
+    half = weight.shape[1] // 2
+    doubled = torch.zeros_like(weight)
+    doubled[:, :half] = weight[:, :half]
+    doubled[:, weight.shape[1] - half :] = weight[:, :half]
+    return doubled
+
+
+def _cancelling(x: Tensor) -> Tensor:
+    """What gives zero with `_twice` of any weight, but for roundings."""
+    doubled = _twice(x)
+    doubled[:, x.shape[1] - x.shape[1] // 2 :] *= -1
+    return doubled
+
+
+def _drawn(shape: tuple[int, int], seed: int, device: torch.device) -> Tensor:
+    """Normally distributed, always the same ones."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(shape, generator=generator, device=device)
+
+
+def _whole(like: Tensor, low: int, high: int) -> Tensor:
+    """Numbers from `low` to below `high`, always the same ones."""
+    generator = torch.Generator(like.device).manual_seed(_SEED_WHOLE)
+    return torch.randint(low, high, like.shape, generator=generator, device=like.device)

@@ -1,0 +1,155 @@
+"""What products of x [M, K] have in common: K is cut into splits by the weight's shape alone.
+
+With few rows every split is a program of its own, or too few programs would read the weight, and a
+second kernel adds their sums; with many rows one program takes all splits, one after the other.
+Either way y is the sum of the splits in order, so that a row does not depend on how many there are.
+
+The second kernel also does what follows the product in a layer, for one more would cost more than
+its work: it takes the product as Parts. See rms_norm.py, silu_and_mul.py and head_projection.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from surestep_kernels.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
+from surestep_kernels.ops.linear import PackedLinear
+
+_WANTED_PROGRAMS = 256  # splits make up for those that columns lack
+_MIN_SPLIT = 2  # steps
+_SUM_BLOCK = 128  # columns of a warp: 16 bytes of each split for a thread
+
+
+class Tiles(NamedTuple):
+    """How a product is cut into programs."""
+
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int
+    apart: bool  # whether each split is a program of its own
+
+
+class Parts(NamedTuple):
+    """A product y [M, N] before its last steps: the sums of its splits are added in order, then the
+    bias, and that is rounded to y's dtype."""
+
+    sums: Tensor  # f32[splits, M, N]; or y [1, M, N] itself, bias and all
+    bias: Tensor | None  # [N]
+    dtype: torch.dtype  # of y
+
+    @classmethod
+    def whole(cls, y: Tensor) -> Parts:
+        """Nothing is left to do."""
+        return cls(y.unsqueeze(0), None, y.dtype)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the first sum is y."""
+        return len(self.sums) == 1 and self.bias is None and self.sums.dtype is self.dtype
+
+
+# Fills y [M, N], bias and all, or f32[splits, M, N] if the tiles say "apart".
+Launch = Callable[[Tensor, Tensor | None, Tiles], None]
+
+
+def steps_per_split(steps: int, out_features: int, columns: int) -> int:
+    """Steps along K that are added up before they meet those of other splits.
+
+    `columns` is not that of the tiles, which may change with the rows, but a number of the kernel.
+    """
+    wanted = triton.cdiv(_WANTED_PROGRAMS, triton.cdiv(out_features, columns))
+    per_split: int = triton.cdiv(steps, min(wanted, max(1, steps // _MIN_SPLIT)))
+    return per_split
+
+
+def multiply(
+    x: Tensor,
+    packed: PackedLinear,
+    out_dtype: torch.dtype | None,
+    tiles: Tiles,
+    splits: int,
+    launch: Launch,
+) -> Parts:
+    """x times the weight, by `launch`; add_up() makes a tensor of it."""
+    dtype, shape = out_dtype or x.dtype, (len(x), packed.out_features)
+    if tiles.apart and splits > 1:
+        sums = x.new_empty(splits, *shape, dtype=torch.float32)
+        if len(x):
+            launch(sums, None, tiles)
+        return Parts(sums, packed.bias, dtype)
+    y = x.new_empty(shape, dtype=dtype)
+    if len(x):
+        launch(y, packed.bias, tiles._replace(apart=False))
+    return Parts.whole(y)
+
+
+def add_up(parts: Parts) -> Tensor:
+    """y [M, N]."""
+    if parts.is_whole:
+        return parts.sums[0]
+    splits, rows, columns = parts.sums.shape
+    y = parts.sums.new_empty(rows, columns, dtype=parts.dtype)
+    if rows:
+        grid = rows, triton.cdiv(columns, _SUM_BLOCK)
+        options = {"SPLITS": splits, "HAS_BIAS": parts.bias is not None, "BLOCK": _SUM_BLOCK}
+        _sum_splits_kernel[grid](y, *parts[:2], rows, columns, num_warps=1, **options)
+    return y
+
+
+@triton.jit
+def store_tile(
+    out_ptr, total, bias_ptr, rows, columns, M, N, APART: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    """Write a tile f32[rows, columns] to y [M, N], or to this program's split of several."""
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0)
+        total += bias.to(tl.float32)[None, :]
+    if APART:
+        out_ptr += tl.program_id(2).to(tl.int64) * M * N
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    at = out_ptr + rows[:, None] * N + columns[None, :]
+    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_total(
+    sums_ptr, bias_ptr, at, column, mask, M, N, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    """Elements of a product [M, N] in f32, not yet rounded.
+
+    `at` (i64, where in a split) and `mask` have the shape of the result, `column` that or one that
+    is broadcast to it. No load waits for a sum: the loop is no loop of the compiled kernel.
+    """
+    total = tl.load(sums_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    for split in tl.static_range(1, SPLITS):
+        part = tl.load(sums_ptr + split * M.to(tl.int64) * N + at, mask=mask, other=0.0)
+        total += part.to(tl.float32)
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + column, mask=column < N, other=0.0).to(tl.float32)
+    return total
+
+
+@DependentKernel
+@triton.jit(do_not_specialize=["M"])  # which has to stay a tensor if it is 1
+def _sum_splits_kernel(
+    out_ptr,  # [M, N]
+    sums_ptr,  # f32[SPLITS, M, N]
+    bias_ptr,  # [N]; HAS_BIAS only
+    M,
+    N,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    wait_for_earlier_kernels()
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at, mask = tl.program_id(0).to(tl.int64) * N + column, column < N
+    total = load_total(sums_ptr, bias_ptr, at, column, mask, M, N, SPLITS, HAS_BIAS)
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,1 @@
+"""Convolution and gated delta rule in Triton."""

@@ -1,0 +1,1 @@
+"""The other ops of a step in Triton."""

@@ -1,0 +1,76 @@
+"""Runs of tokens out of the slots."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from surestep_common.invariants import NULL_BLOCK
+from torch import Tensor
+
+from surestep_kernels.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
+from surestep_kernels.step.gather_tokens import TokenInputs, TokenRuns
+from surestep_kernels.step.slot_state import OUT_OF_BOUNDS, SlotState
+
+_BLOCK = 256
+_BAD: tl.constexpr = tl.constexpr(OUT_OF_BOUNDS)
+_NULL: tl.constexpr = tl.constexpr(NULL_BLOCK)
+
+
+@DependentKernel
+@triton.jit(do_not_specialize=["T"])  # varies: every step would compile for some
+def _tokens_kernel(
+    token_row_ptr,  # i32[T]
+    cu_ptr,  # i32[R+1]
+    slots_ptr,  # i64[R]
+    start_ptr, valid_ptr,  # i32[R]
+    tokens_ptr,  # i32[S, W]
+    tables_ptr,  # i32[S, B]
+    error_ptr,  # i32[1]
+    ids_ptr, positions_ptr, kv_slots_ptr,  # i64[T]
+    T, W, B, block_size, num_blocks,
+    SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    wait_for_earlier_kernels()
+    token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = token < T
+    row = tl.load(token_row_ptr + token, mask=mask, other=0).to(tl.int64)
+    slot = tl.load(slots_ptr + row, mask=mask, other=0)
+    offset = (token - tl.load(cu_ptr + row, mask=mask, other=0)).to(tl.int32)
+    real = mask & (offset < tl.load(valid_ptr + row, mask=mask, other=0))
+    position = tl.load(start_ptr + row, mask=mask, other=0) + offset
+    page = position // block_size
+    inside = (position >= 0) & (position + SHIFT < W) & (page < B)
+    position = tl.where(inside, position, 0)
+    block = tl.load(tables_ptr + slot * B + page, mask=mask & inside, other=_NULL)
+    inside = inside & (block >= 0) & (block < num_blocks)
+    if tl.max((real & (inside == 0)).to(tl.int32), axis=0) > 0:
+        tl.atomic_or(error_ptr, _BAD)
+    usable = real & inside
+    block = tl.where(usable, block, _NULL).to(tl.int64)
+    ids = tl.load(tokens_ptr + slot * W + position + SHIFT, mask=usable, other=0)
+    tl.store(ids_ptr + token, ids.to(tl.int64), mask=mask)
+    tl.store(positions_ptr + token, position.to(tl.int64), mask=mask)
+    tl.store(kv_slots_ptr + token, block * block_size + position % block_size, mask=mask)
+
+
+def gather_tokens(
+    runs: TokenRuns,
+    state: SlotState,
+    error: Tensor,
+    *,
+    shift: int,
+    block_size: int,
+    num_blocks: int,
+) -> TokenInputs:
+    """See gather_tokens_reference."""
+    num_tokens = len(runs.token_row)
+    width, pages = state.tokens.shape[1], state.block_tables.shape[1]
+    inputs = TokenInputs._make(torch.empty_like(runs.token_row, dtype=torch.int64) for _ in "123")
+    if num_tokens:
+        _tokens_kernel[(triton.cdiv(num_tokens, _BLOCK),)](
+            *runs, state.tokens, state.block_tables, error, *inputs,
+            num_tokens, width, pages, block_size, num_blocks, SHIFT=shift, BLOCK=_BLOCK,
+        )  # fmt: skip
+    return inputs

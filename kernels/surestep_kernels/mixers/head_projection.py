@@ -1,0 +1,28 @@
+"""The projection in front of attention, up to what attention reads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from surestep_kernels.ops.linear import PackedLinear
+
+
+class HeadProjection(NamedTuple):
+    """A weight whose outputs are heads: queries, some that stay as they are, keys and values."""
+
+    packed: PackedLinear
+    head_dim: int
+    num_heads: int  # of queries
+    num_others: int  # gates, for one
+    num_kv_heads: int  # of keys, and of values
+    cos_sin: Tensor  # f32[P, D'], see rotary_reference
+    q_norm: Tensor | None = None  # f32[D]; both or neither
+    k_norm: Tensor | None = None
+    eps: float = 0.0  # of the norms
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Heads of each kind, in order."""
+        return self.num_heads, self.num_others, self.num_kv_heads, self.num_kv_heads

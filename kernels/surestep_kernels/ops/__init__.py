@@ -1,0 +1,1 @@
+"""Products, norms, activations and experts: what layers are made of, in torch."""

@@ -1,0 +1,109 @@
+"""From logits to one token per position: argmax, or a draw with counter-based noise."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from .gumbel import gumbel_noise
+from .mass import mass_of, mass_wanted
+
+
+class RowStatus(IntEnum):
+    """As in worker.proto."""
+
+    OK = 1
+    NON_FINITE = 2
+    NO_CANDIDATE = 3
+    SHAPING_OVERFLOW = 4
+
+
+SATURATED = torch.finfo(torch.float32).max  # what shaping makes of a finite logit at most
+
+
+class DrawParams(NamedTuple):
+    """How the tokens of each window are drawn: one entry per window."""
+
+    temperature: Tensor  # f32[V] 0 = greedy
+    seed_low: Tensor  # i32[V] the lower half of the seed's bits
+    seed_high: Tensor  # i32[V]
+    max_gap: Tensor  # f32[V] -log(min_p); infinite = off
+    top_k: Tensor  # i32[V] the size of the vocabulary = off
+    top_p: Tensor  # f32[V] infinite = off
+
+
+class Chosen(NamedTuple):
+    """The choice of every position."""
+
+    ids: Tensor  # i32[N]; 0 where the status is not OK
+    status: Tensor  # i32[N] RowStatus
+
+
+class Choose(Protocol):
+    """See choose_reference."""
+
+    def __call__(
+        self, z: Tensor, window: Tensor, length: Tensor, params: DrawParams,
+        *, random: bool, truncated: bool,
+    ) -> Chosen: ...  # fmt: skip
+
+
+def choose_reference(
+    z: Tensor,
+    window: Tensor,
+    length: Tensor,
+    params: DrawParams,
+    *,
+    random: bool,
+    truncated: bool,
+) -> Chosen:
+    """Choose the token at index length[n] i32[N] from the logits z f32[N, V].
+
+    window i32[N] names the parameters of each position. The order of tokens is the greatest logit
+    first, then the lowest id; min_p, top_k and top_p keep a leading part of it, and top_p measures
+    the mass that the other two left, in whole numbers: see surestep_kernels.step.mass. `random` and
+    `truncated` are the host's word that some row draws at all, and that some row restricts what
+    it draws from.
+
+    A row is not OK when its greatest logit is NaN or +inf, which is the model's doing, as shaping
+    saturates what is finite; when it is SATURATED, which is the request's; or when all are -inf.
+    """
+    peak = z.amax(dim=1)  # NaN if any logit is
+    status = torch.full_like(window, RowStatus.NON_FINITE)
+    status[peak.isfinite()] = RowStatus.OK
+    status[peak == -torch.inf] = RowStatus.NO_CANDIDATE
+    status[peak == SATURATED] = RowStatus.SHAPING_OVERFLOW
+    usable = status == RowStatus.OK
+    ids = _first_greatest(z)
+    if random:
+        p = DrawParams(*(column[window.long()] for column in params))
+        draws = usable & (p.temperature > 0)
+        gap = (peak.unsqueeze(1) - z).div_(p.temperature.unsqueeze(1))
+        score = torch.where(_kept(gap, p), -gap, -torch.inf) if truncated else -gap
+        score += gumbel_noise(torch.arange(z.shape[1], device=z.device), _seeds(p), length.long())
+        ids = torch.where(draws, _first_greatest(score), ids)
+    return Chosen(torch.where(usable, ids, 0).int(), status)
+
+
+def _first_greatest(x: Tensor) -> Tensor:
+    """Lowest index of the greatest element of each row."""
+    columns = torch.arange(x.shape[1], device=x.device)
+    return torch.where(x == x.amax(dim=1, keepdim=True), columns, x.shape[1] - 1).amin(dim=1)
+
+
+def _seeds(params: DrawParams) -> Tensor:
+    return (params.seed_high.long() << 32) | (params.seed_low.long() & 0xFFFFFFFF)
+
+
+def _kept(gap: Tensor, p: DrawParams) -> Tensor:
+    """Which tokens may be drawn bool[N, V]."""
+    ordered, order = gap.sort(dim=1, stable=True)
+    rank = torch.arange(gap.shape[1], device=gap.device)
+    left = (ordered <= p.max_gap.unsqueeze(1)) & (rank < p.top_k.unsqueeze(1))
+    mass = torch.where(left, mass_of(ordered), 0)
+    before = mass.cumsum(dim=1) - mass
+    kept = left & (before < mass_wanted(p.top_p, mass.sum(dim=1)).unsqueeze(1))
+    return torch.zeros_like(kept).scatter_(1, order, kept)
