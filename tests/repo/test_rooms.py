@@ -16,6 +16,7 @@ _IN_ROOMS = [
     "surestep",
     "surestep_cli",
     "surestep_gateway",
+    "surestep_kernels",
     "surestep_scheduler",
     "surestep_worker",
 ]

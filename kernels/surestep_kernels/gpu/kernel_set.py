@@ -15,6 +15,7 @@ from surestep_kernels.gpu.attention.store_kv import store_kv
 from surestep_kernels.gpu.experts.mixture import mix_experts_add_rms_norm, route_tokens
 from surestep_kernels.gpu.experts.moe import moe, pack_experts
 from surestep_kernels.gpu.experts.route import route
+from surestep_kernels.gpu.launch.compilations import watch_compilations
 from surestep_kernels.gpu.products.families import Products
 from surestep_kernels.gpu.products.linear import LinearParts, linear_parts, pack_quantized
 from surestep_kernels.gpu.recurrent.causal_conv import causal_conv
@@ -31,8 +32,6 @@ from surestep_kernels.mixers.head_projection import HeadProjection
 from surestep_kernels.mixers.kv_cache import LayerCache
 from surestep_kernels.ops.linear import PackedLinear
 from surestep_kernels.ops.moe import Mixture, PackedExperts, Router
-
-from .compilations import watch_compilations
 
 
 @dataclass(frozen=True, slots=True)

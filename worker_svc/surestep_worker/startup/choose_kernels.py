@@ -42,7 +42,7 @@ def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
 
 def _choose_launches(settings: WorkerSettings) -> None:
     """For the whole process, before the first launch."""
-    from surestep_kernels.gpu.dependent_launch import use_dependent_launches
+    from surestep_kernels.gpu.launch.dependent_launch import use_dependent_launches
 
     use_dependent_launches(wanted=settings.programmatic_dependent_launch)
 

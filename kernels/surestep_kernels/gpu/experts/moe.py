@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from surestep_kernels.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
+from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.gpu.products.fp8_rows import Factor, quantize_rows
 from surestep_kernels.gpu.products.linear import ONE_WIDTH, linear, quantized_sums
 from surestep_kernels.gpu.products.plain_linear import plain_sums

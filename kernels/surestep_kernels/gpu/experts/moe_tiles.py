@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from surestep_kernels.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
+from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 
 _BLOCK_P = 1024
 _LEAST_BINS = 128  # of a histogram: one for each thread

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from surestep_kernels.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
+from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.ops.linear import PackedLinear
 
 _WANTED_PROGRAMS = 256  # splits make up for those that columns lack

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from surestep_kernels.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
+from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.step.slot_state import StepRows
 
 _BLOCK = 1024

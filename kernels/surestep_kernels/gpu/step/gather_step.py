@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from surestep_kernels.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
+from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.step.gather_step import StepInputs
 from surestep_kernels.step.gather_tokens import TokenRuns
 from surestep_kernels.step.slot_state import OUT_OF_BOUNDS, DraftIds, SlotState, StepRows

@@ -8,7 +8,7 @@ import triton.language as tl
 from surestep_common.invariants import NULL_BLOCK
 from torch import Tensor
 
-from surestep_kernels.gpu.dependent_launch import DependentKernel, wait_for_earlier_kernels
+from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.step.gather_tokens import TokenInputs, TokenRuns
 from surestep_kernels.step.slot_state import OUT_OF_BOUNDS, SlotState
 

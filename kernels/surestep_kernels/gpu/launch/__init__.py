@@ -1,0 +1,1 @@
+"""How Triton kernels are launched, and which launches compile."""
