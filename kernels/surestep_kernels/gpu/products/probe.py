@@ -78,7 +78,7 @@ def identity(weights: Sequence[PackedLinear], device: torch.device) -> Identity:
     """All that the answer may depend on."""
     on_gpu = device.type == "cuda"
     folder = Path(__file__).parent
-    names = "probe", "products", "sequential_linear", "plain_linear", "splits"  # what multiplies
+    names = "probe", "families", "sequential_linear", "plain_linear", "splits"  # what multiplies
     sources = (folder / f"{name}.py" for name in names)
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else str(device),
