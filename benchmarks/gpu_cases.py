@@ -7,9 +7,10 @@ device's own: whatever `load_triton()` holds. A model without such a layer yield
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from itertools import product
 
+import gpu_cases_experts
 import gpu_cases_fused
 import gpu_cases_state
 import gpu_cases_step
@@ -19,21 +20,17 @@ from gpu_sizes import (
     MODELS,
     TINY,
     Case,
-    ExpertSizes,
     Sizes,
     Work,
     activations,
     floats,
     kernels,
-    size,
 )
-from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
-from surestep_kernels.ops.moe import PackedExperts
+from gpu_weights import PACK, Pack, weight_bytes
+from surestep_kernels import KernelSet, PackedLinear
 from torch import Tensor
 
-__all__ = ["MODELS", "OPS", "TINY", "Case", "Sizes", "Work"]
-
-GROUP = 128
+__all__ = ["MODELS", "OPS", "PACK", "TINY", "Case", "Sizes", "Work"]
 
 
 def rms_norm(s: Sizes) -> Iterator[Case]:
@@ -95,17 +92,17 @@ def linear(s: Sizes) -> Iterator[Case]:
 
 def linear_w8a8(s: Sizes) -> Iterator[Case]:
     """FP8 weights times activations rounded to FP8, which --activation-dtype fp8 takes."""
-    yield from _layers(s, "linear w8a8", _pack_fp8, "auto", activation_dtype="fp8")
+    yield from _layers(s, "linear w8a8", PACK["fp8"], "auto", activation_dtype="fp8")
 
 
 def linear_torch(s: Sizes) -> Iterator[Case]:
     """cuBLAS, which --linear-backend torch takes."""
-    yield from _layers(s, "linear bf16 torch", _pack_plain, "torch")
+    yield from _layers(s, "linear bf16 torch", PACK["bf16"], "torch")
 
 
 def linear_sequential(s: Sizes) -> Iterator[Case]:
     """The other family of --linear-backend auto."""
-    yield from _layers(s, "linear bf16 sequential", _pack_plain, "triton_sequential")
+    yield from _layers(s, "linear bf16 sequential", PACK["bf16"], "triton_sequential")
 
 
 def _layers(
@@ -129,7 +126,7 @@ def _layers(
 
 def logits(s: Sizes) -> Iterator[Case]:
     def make(device: str, m: int, backend: str) -> Work:
-        packed = _pack_plain(device, s.vocab, s.hidden)
+        packed = PACK["bf16"](device, s.vocab, s.hidden)
         x = activations(device, m, s.hidden)
         return _product(packed, x, torch.float32, kernels(backend))
 
@@ -169,92 +166,13 @@ def mul_sigmoid(s: Sizes) -> Iterator[Case]:
         yield Case("mul_sigmoid", f"T={m} W={width}", partial(make, m=m, width=width))
 
 
-def route(s: Sizes) -> Iterator[Case]:
-    of = s.experts
-    if of is None:
-        return
-
-    def make(device: str, m: int) -> Work:
-        logits = torch.randn(m, of.experts, device=device)
-        run = partial(kernels().route, logits, of.top_k, normalize=True)
-        return Work(run, logits.nbytes + m * of.top_k * (4 + 8))
-
-    for m in of.rows:
-        yield Case("route", f"T={m} E={of.experts} k={of.top_k}", partial(make, m=m))
-
-
-def moe(s: Sizes) -> Iterator[Case]:
-    """Each buffer has its own choice of experts, among many more than L2 holds.
-
-    Weights are large numbers: x is small, so that no gate overflows.
-    """
-    of = s.experts
-    if of is None:
-        return
-
-    def make(device: str, m: int, name: str) -> Work:
-        fp8 = name == "w8a8"
-        packed = _pack_experts(device, s.hidden, of, "fp8" if fp8 else name)
-        experts = floats(device, m, of.experts).argsort(dim=1)[:, : of.top_k].contiguous()
-        weights, x = floats(device, m, of.top_k), activations(device, m, s.hidden) / 1024
-        total = floats(device, m, s.hidden)
-        ops = kernels(activation_dtype="fp8" if fp8 else "auto")
-        run = partial(ops.moe, total, x, weights, experts, packed)
-        used = experts.unique().tolist()
-        read = sum(_weight_bytes(packed.gate_up[e]) + _weight_bytes(packed.down[e]) for e in used)
-        flop = 2 * m * of.top_k * 3 * s.hidden * of.inner
-        return Work(run, read + size(x, weights, experts) + 2 * total.nbytes, flop)
-
-    for name, m in product(("bf16", "fp8", "int4", "w8a8"), of.rows):
-        shape = f"T={m} E={of.experts} k={of.top_k} H={s.hidden} I={of.inner}"
-        yield Case(f"moe {name}", shape, partial(make, m=m, name=name), cold=True)
-
-
-Pack = Callable[[str, int, int], PackedLinear]
-
-
-def _pack_plain(device: str, n: int, k: int) -> PackedLinear:
-    return kernels().pack_linear(activations(device, n, k))
-
-
-def _pack_fp8(device: str, n: int, k: int) -> PackedLinear:
-    codes = (torch.randn(n, k, device=device) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
-    scales = floats(device, n, -(-k // GROUP))
-    return kernels().pack_quantized(QuantizedWeight(codes, scales, None, GROUP))
-
-
-def _pack_int4(device: str, n: int, k: int) -> PackedLinear:
-    groups = -(-k // GROUP)
-    codes, zeros = (
-        torch.randint(16, (n, columns), dtype=torch.uint8, device=device) for columns in (k, groups)
-    )
-    scales = floats(device, n, groups).half().float()
-    return kernels().pack_quantized(QuantizedWeight(codes, scales, zeros, GROUP))
-
-
-PACK: dict[str, Pack] = {"bf16": _pack_plain, "fp8": _pack_fp8, "int4": _pack_int4}
-
-
 def _product(
     packed: PackedLinear, x: Tensor, out_dtype: torch.dtype | None, ops: KernelSet
 ) -> Work:
     m, n, k = len(x), packed.out_features, packed.in_features
-    moved = _weight_bytes(packed) + x.nbytes
+    moved = weight_bytes(packed) + x.nbytes
     moved += m * n * (BYTES if out_dtype is None else out_dtype.itemsize)
     return Work(partial(ops.linear, x, packed, out_dtype), moved, 2 * m * n * k)
-
-
-def _weight_bytes(packed: PackedLinear) -> int:
-    return size(packed.data, packed.scales, packed.zeros)
-
-
-@cache
-def _pack_experts(device: str, hidden: int, of: ExpertSizes, name: str) -> PackedExperts:
-    """Those of one layer: too large to have several times."""
-    pack = PACK[name]
-    gate_up = [pack(device, 2 * of.inner, hidden) for _ in range(of.experts)]
-    down = [pack(device, hidden, of.inner) for _ in range(of.experts)]
-    return kernels().pack_experts(gate_up, down, 0)
 
 
 OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
@@ -270,8 +188,7 @@ OPS: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "logits": logits,
     "rms_norm_gated": rms_norm_gated,
     "mul_sigmoid": mul_sigmoid,
-    "route": route,
-    "moe": moe,
+    **gpu_cases_experts.OPS,
     **gpu_cases_fused.OPS,
     **gpu_cases_state.OPS,
     **gpu_cases_step.OPS,
