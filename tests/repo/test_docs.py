@@ -95,3 +95,11 @@ def test_every_alert_that_wakes_somebody_has_a_section() -> None:
     critical = {a["alert"].lower() for a in alerts if a["labels"]["severity"] == "critical"}
     assert critical
     assert critical - _anchors(ROOT / "docs" / "operate.md") == set()
+
+
+def test_recipes_name_files_that_are_there() -> None:
+    text = (ROOT / "docs" / "extend.md").read_text()
+    named = re.findall(r"`((?:worker_svc|kernels|gateway|common|proto|tests)/[\w/.]+)`", text)
+    named = [name for name in named if "NAME" not in name]
+    assert len(named) > 15
+    assert [name for name in named if not (ROOT / name.rstrip(".")).exists()] == []
