@@ -29,6 +29,8 @@ META = "meta"
 WITH_MEMORY = (
     "gated_delta",
     "linear int4",
+    "mix_experts",
+    "mix_experts_add_rms_norm",
     "moe bf16",
     "moe fp8",
     "moe int4",
