@@ -102,7 +102,7 @@ def _mixing(s: Sizes, name: str) -> Iterator[Case]:
 
     for m in of.rows:
         shape = f"T={m} E={of.experts} k={of.top_k} H={s.hidden} I={of.inner}"
-        yield Case(name, shape, partial(make, m=m), cold=True)
+        yield Case(f"{name} bf16", shape, partial(make, m=m), cold=True)
 
 
 def _mixture(device: str, m: int, hidden: int, of: ExpertSizes) -> Mixture:

@@ -29,8 +29,8 @@ META = "meta"
 WITH_MEMORY = (
     "gated_delta",
     "linear int4",
-    "mix_experts",
-    "mix_experts_add_rms_norm",
+    "mix_experts bf16",
+    "mix_experts_add_rms_norm bf16",
     "moe bf16",
     "moe fp8",
     "moe int4",
@@ -273,7 +273,7 @@ def _mixtures() -> Iterator[Launch]:
         ops.mix_experts_add_rms_norm(mixture, packed, down, torch.empty_like(x), weight, 1e-6)
 
     for rows in (1, 512):
-        yield Launch("moe", f"mixture M={rows}", partial(run, rows))
+        yield Launch("moe", f"mixture bf16 M={rows}", partial(run, rows))
 
 
 def _shaping() -> Iterator[Launch]:
