@@ -72,7 +72,10 @@ def requests(
     for index in range(args.num_prompts):
         rng = random.Random(f"{seed}:{index}")
         sampling = sampling_pb2.SamplingParams(
-            temperature=args.temperature, top_p=1, repetition_penalty=1, seed=rng.getrandbits(64)
+            temperature=args.temperature,
+            top_p=args.top_p,
+            repetition_penalty=1,
+            seed=rng.getrandbits(64),
         )
         yield scheduler_pb2.GenerateRequest(
             request_id=f"{run}-{index}",
@@ -250,6 +253,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--concurrency", type=int, nargs="+", default=[256], help="most requests open at once")
     add("--num-drafts", type=int, nargs="+", help="draft lengths to compare; default: the server's")
     add("--temperature", type=float, default=0.0)
+    add("--top-p", type=float, default=1.0)
     add("--text", type=Path, help="prompts are pieces of this file")
     add("--model", type=Path, help="folder whose tokenizer reads --text")
     add("--max-tokens", type=int, default=128)
