@@ -122,7 +122,9 @@ def beyond(variant: dict[str, Any]) -> list[str]:
 def all_kernels() -> set[str]:
     """That are defined for GPUs."""
     (folder,) = surestep_kernels.gpu.__path__
-    return {name for path in Path(folder).rglob("*.py") for name in KERNEL.findall(path.read_text())}
+    return {
+        name for path in Path(folder).rglob("*.py") for name in KERNEL.findall(path.read_text())
+    }
 
 
 @pytest.mark.timeout(1800)

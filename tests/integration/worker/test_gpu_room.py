@@ -61,7 +61,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    for module in ("kv_cache", "recurrent"):
+    for module in ("cache.kv_cache", "cache.recurrent"):
         monkeypatch.setattr(f"surestep_worker.{module}.zero_pages", zeros)
     return Bench(tmp_path, request.param)
 

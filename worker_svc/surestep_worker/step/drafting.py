@@ -101,6 +101,9 @@ class Drafting:
         return Drafted(drafts, drafts.counts, drafts.counts, failed, words(1))
 
     def _draft(self, sent: DraftInputs, shape: DraftShape) -> Drafted:
+        drafts_unread = self._unread is not None and shape.num_drafts > 0
+        if self.head is None and self._proposals is None and not drafts_unread:
+            return self.nothing(len(sent.slot))
         zeros = torch.zeros_like(sent.k_cap)
         catch_up, error = sent.catch_up if self.has_state else zeros, zeros.new_zeros(1)
         if self.head is not None:
@@ -110,10 +113,9 @@ class Drafting:
                 check_drafts(drafts, sent.k_cap, self._vocab_size)
         elif self._proposals is not None:
             drafts = self._proposals(sent.slot, sent.k_cap, sent.catch_up)
-        elif self._unread is not None and shape.num_drafts:
-            drafts = self._propose(self._unread, sent.slot, sent.k_cap)
         else:
-            return self.nothing(len(sent.slot))
+            assert self._unread is not None
+            drafts = self._propose(self._unread, sent.slot, sent.k_cap)
         non_finite = zeros if drafts.non_finite is None else drafts.non_finite
         proposed = DraftIds(drafts.ids, drafts.counts)
         return Drafted(proposed, catch_up, non_finite, failed=False, error=error)
