@@ -29,12 +29,8 @@ META = "meta"
 WITH_MEMORY = (
     "gated_delta",
     "linear int4",
-    "mix_experts bf16",
-    "mix_experts_add_rms_norm bf16",
-    "moe bf16",
-    "moe fp8",
-    "moe int4",
-    "moe w8a8",
+    *("mix_experts bf16", "mix_experts_add_rms_norm bf16"),
+    *("moe bf16", "moe fp8", "moe int4", "moe w8a8"),
     "shape_logits penalties",
 )
 NO_TRITON = ("linear_torch",)
