@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+from support.fakes.done import Done
 from surestep_common import errors, rpc
 from surestep_proto import worker_pb2 as pb
 from surestep_proto import worker_pb2_grpc as pb_grpc
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.process import service
 from surestep_worker.process.service import StepThread, WorkerService
-from surestep_worker.step.pending import Done
 
 TIMEOUT_S = 10
 

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from support.fakes.done import Done
 from surestep_common.errors import InvalidRequest
 from surestep_proto import supervisor_pb2
 from surestep_proto import worker_pb2 as pb
@@ -28,7 +29,6 @@ from surestep_worker.config import WorkerSettings
 from surestep_worker.host import shared_memory as memory
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.process.rank import Build, run
-from surestep_worker.step.pending import Done
 
 MEMO = b"measured"
 WEIGHTS = b"weights"

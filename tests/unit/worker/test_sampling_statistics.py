@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.kernels.step_sampling import sample
+from support.references.gumbel_draw import gumbel_argmax
 from support.references.sampling import distribution, params
-from surestep_kernels.step.gumbel import gumbel_argmax
 from surestep_proto import sampling_pb2 as pb
 from surestep_worker.sampling.table import SamplingTable
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from surestep_proto import worker_pb2 as pb
 
@@ -22,17 +22,3 @@ class Pending(Protocol):
 
         Raises LedgerError; the epoch is then over.
         """
-
-
-class Done(NamedTuple):
-    """A step that was over when it was launched."""
-
-    result: pb.StepResult
-    done: bool = True
-
-    def wait(self) -> None:
-        """Nothing is under way."""
-
-    def finish(self) -> pb.StepResult:
-        """The result."""
-        return self.result
