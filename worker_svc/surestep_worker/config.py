@@ -157,6 +157,11 @@ class WorkerSettings(PeerSettings):
         default=None,
         description='JSON, e.g. {"method":"ngram","num_speculative_tokens":4}; none = off',
     )
+    require_drafter: bool = Field(
+        default=False,
+        description="do not start with a draft model that cannot be used; otherwise that is "
+        "logged, and nothing is drafted",
+    )
     heartbeat_timeout_s: float = Field(
         default=3.0, gt=0, description="seconds in which an idle rank must give a sign of life"
     )

@@ -144,7 +144,7 @@ PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "surestep_worker.models.decoder": _methods("Decoder", forward="forward", logits="logits"),
     "surestep_worker.models.mtp": _methods("MtpHead", forward="head"),
     "surestep_worker.drafters.ngram": _methods("NgramDrafter", propose="propose"),
-    "surestep_worker.drafters.mtp": _methods("MtpSteps", draft="propose"),
+    "surestep_worker.drafters.head": _methods("HeadSteps", draft="propose"),
 }
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -13,15 +12,13 @@ from safetensors.torch import load_file
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.parity.bench import Neighbours, build_runner, load
 from support.parity.local_engine import LocalEngine, one_rank
+from support.parity.proposals import proposals
 from support.references.mtp import MtpReference
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.core.sequence import Request
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.drafters import Drafts
-from surestep_worker.drafters.inputs import DraftInputs
-from surestep_worker.drafters.mtp import MtpSteps
 from surestep_worker.models import ModelSource, load_model
 from transformers import AutoModelForCausalLM
 
@@ -30,61 +27,14 @@ K = 4
 WHERE = Neighbours(num_slots=4, step_tokens=24, max_model_len=160)
 
 
-class Proposal(NamedTuple):
-    """What was known, and what was drafted."""
-
-    known: list[int]
-    drafts: list[int]
-
-
-def record(into: list[Proposal], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note every proposal."""
-    draft = MtpSteps.draft
-
-    def noted(self: MtpSteps, rows: DraftInputs, *rest: Any) -> Drafts:
-        state, asked = self._state, rows.max_drafts > 0
-        slots = rows.slot[asked].tolist()
-        known = [state.tokens[slot, : state.known[slot]].tolist() for slot in slots]
-        drafts = draft(self, rows, *rest)
-        ids, counts = drafts.ids[asked].tolist(), drafts.counts[asked].tolist()
-        for before, row, count in zip(known, ids, counts, strict=True):
-            into.append(Proposal(before, row[:count]))
-        return drafts
-
-    monkeypatch.setattr(MtpSteps, "draft", noted)
-
-
-def proposals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Proposal], LocalEngine]:
-    tp = TensorParallel()
-    built = build_runner(load(folder, tp), tp, WHERE, "mtp", K)
-    made: list[Proposal] = []
-    record(made, monkeypatch)
-    engine = LocalEngine(one_rank(built.runner), built.facts, max_num_batched_tokens=24)
-    sampling = pb.SamplingParams(temperature=0.0, top_p=1.0, repetition_penalty=1.0)
-    rng = torch.Generator().manual_seed(2)
-    vocab = built.facts.vocab_size
-    requests = [
-        Request(
-            id=f"{i}",
-            prompt_ids=torch.randint(8, vocab, (5 + 20 * i,), generator=rng).tolist(),
-            emitted_ids=[],
-            max_tokens=40,
-            sampling=sampling,
-        )
-        for i in range(4)
-    ]
-    requests[2] = replace(requests[2], draft_cap=1)
-    engine.run(requests)
-    return made, engine
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("trained", [True, False])
 def test_drafts_are_those_of_the_definition(
     trained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = TRAINED if trained else make_tiny_hybrid(tmp_path, tie=True)
-    made, engine = proposals(folder, monkeypatch)
+    tp = TensorParallel()
+    made, engine = proposals(build_runner(load(folder, tp), tp, WHERE, "mtp", K), monkeypatch)
     assert len(made) > 40
     tensors = {k: v.float() for k, v in load_file(folder / "model.safetensors").items()}
     config = json.loads((folder / "config.json").read_text())

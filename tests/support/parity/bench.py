@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
@@ -22,11 +23,12 @@ from surestep_scheduler.core.state import SchedulerState
 from surestep_worker.cache.kv_cache import bytes_per_block
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.models import Model, ModelSource, load_model
+from surestep_worker.models import DraftSource, Model, ModelSource, load_eagle3, load_model
 from surestep_worker.startup.build import Built, assemble
 from surestep_worker.step.runner import Runner
 
 BLOCK_SIZE = 8
+HEAD = "eagle3"  # folder of a draft head inside that of its model
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,15 @@ def make_hybrid(folder: Path) -> None:
 
 
 def load(folder: Path, tp: TensorParallel) -> Model:
-    """This rank's part of the checkpoint, with an MTP head where there is one."""
-    source = ModelSource(folder)
+    """This rank's part of the checkpoint, with the draft head that is in it, or in its folder."""
+    source, kernels = ModelSource(folder), load_kernels("cpu")
     mtp = any(name.startswith("mtp.") for name in source.entries)
-    kernels = load_kernels("cpu")
-    return load_model(source, dtype="float32", device="cpu", tp=tp, kernels=kernels, draft_head=mtp)
+    where: Any = {"device": "cpu", "tp": tp, "kernels": kernels}
+    model = load_model(source, dtype="float32", draft_head=mtp, **where)
+    if (folder / HEAD).exists():
+        draft = DraftSource(folder=folder / HEAD)
+        model.draft_head, _ = load_eagle3(draft, model, max_model_len=4 * TOTAL_LEN, **where)
+    return model
 
 
 def build_runner(
@@ -101,7 +107,7 @@ def build_runner(
         max_model_len=neighbours.max_model_len,
         block_size=BLOCK_SIZE,
         kv_cache_memory=blocks * bytes_per_block(model.kv_spec(BLOCK_SIZE), kernels) / 2**30,
-        speculative_config={"method": drafter, "num_speculative_tokens": k},
+        speculative_config={"method": drafter, "num_speculative_tokens": k, "model": HEAD},
     )
     return assemble(settings, model, tp, kernels)
 

@@ -15,8 +15,8 @@ from surestep_kernels.step.slot_state import SlotState
 from surestep_kernels.step.step_ops import StepOps
 from surestep_worker.drafters import DRAFTERS, DraftContext, Drafts
 from surestep_worker.drafters.config import SpeculativeConfig
+from surestep_worker.drafters.head import HeadDrafter, HeadSteps
 from surestep_worker.drafters.inputs import DraftInputs
-from surestep_worker.drafters.mtp import MtpDrafter, MtpSteps
 from surestep_worker.drafters.ngram import NgramDrafter
 from surestep_worker.drafters.temperature import DraftTemperature
 from surestep_worker.ledger.plan import IntArray
@@ -58,11 +58,11 @@ class _Faulty:
 DRAFTERS.register("faulty")(_Faulty)
 
 
-class _FaultyMtp(MtpDrafter):
+class _FaultyHead(HeadDrafter):
     """The MTP head, or a fault of any of its parts, in the middle of its work."""
 
-    def on_device(self, ops: StepOps, state: SlotState) -> MtpSteps:
-        return _FaultyMtpSteps(self, self._context, ops, state)
+    def on_device(self, ops: StepOps, state: SlotState) -> HeadSteps:
+        return _FaultyHeadSteps(self, self._context, ops, state)
 
     def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
         if _unlucky("observed", slots.tolist(), n_accepted.tolist()):
@@ -70,7 +70,7 @@ class _FaultyMtp(MtpDrafter):
         super().observe(slots, n_drafts, n_accepted)
 
 
-class _FaultyMtpSteps(MtpSteps):
+class _FaultyHeadSteps(HeadSteps):
     def draft(self, rows: DraftInputs, *rest: Any) -> Drafts:
         drafted = super().draft(rows, *rest)
         if _unlucky("raised", "raise", *self._state.known[rows.slot.long()].tolist()):
@@ -92,9 +92,9 @@ class _FaultyMtpSteps(MtpSteps):
 
 
 @DRAFTERS.register("faulty-mtp")
-def _faulty_mtp(config: SpeculativeConfig, context: DraftContext) -> MtpDrafter:
+def _faulty_mtp(config: SpeculativeConfig, context: DraftContext) -> HeadDrafter:
     temperature = DraftTemperature(context.slots.num_slots, config.draft_temperature)
-    return _FaultyMtp(context, temperature)
+    return _FaultyHead(context, temperature)
 
 
 class _Hopeless:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from surestep_common.errors import InvalidRequest
@@ -16,6 +17,13 @@ from .pages import zero_pages
 
 # By the setting `kv_cache_dtype`. None: the model's.
 CACHE_DTYPES: Mapping[str, torch.dtype | None] = {"auto": None, "fp8": FP8, "fp8_e4m3": FP8}
+
+
+class KVHeads(NamedTuple):
+    """What a layer of the cache keeps of a token: keys, and as many values."""
+
+    num_heads: int  # of this rank
+    head_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +38,18 @@ class KVSpec:
     cache_dtype: torch.dtype | None = None  # of keys and values; None: the model's
     # Width of the hidden state kept for every position, the input of a drafter; 0 = none are kept.
     kept_hidden: int = 0
+    draft_layers: tuple[KVHeads, ...] = ()  # behind the model's: of a draft head from elsewhere
 
     @property
     def page_dtype(self) -> torch.dtype:
         """Of keys and values."""
         return self.cache_dtype or self.dtype
+
+    @property
+    def layers(self) -> tuple[KVHeads, ...]:
+        """Of the model, then of a draft head."""
+        own = KVHeads(self.num_kv_heads, self.head_dim)
+        return (own,) * self.num_layers + self.draft_layers
 
 
 class KVCache:
@@ -42,12 +57,11 @@ class KVCache:
 
     def __init__(self, spec: KVSpec, num_blocks: int, kernels: KernelSet, device: str) -> None:
         assert num_blocks > NULL_BLOCK + 1, "no block besides the null block"
-        shape = _shape(spec, num_blocks, kernels)
         self.spec = spec
         self.num_blocks = num_blocks
         self.layers = [
             LayerCache(*(zero_pages(shape, spec.page_dtype, device) for _ in "kv"))
-            for _ in range(spec.num_layers)
+            for shape in _shapes(spec, num_blocks, kernels)
         ]
         hidden = (num_blocks * spec.block_size, spec.kept_hidden)
         self.hidden = zero_pages(hidden, spec.dtype, device)  # by flat slot, as kv_slots name them
@@ -55,7 +69,7 @@ class KVCache:
 
 def bytes_per_block(spec: KVSpec, kernels: KernelSet) -> int:
     """Memory of one block over all layers, keys, values and hidden states."""
-    elements = 2 * spec.num_layers * math.prod(_shape(spec, 1, kernels))
+    elements = 2 * sum(math.prod(shape) for shape in _shapes(spec, 1, kernels))
     hidden = spec.block_size * spec.kept_hidden
     return elements * spec.page_dtype.itemsize + hidden * spec.dtype.itemsize
 
@@ -76,5 +90,5 @@ def blocks_that_fit(budget_bytes: int, spec: KVSpec, kernels: KernelSet) -> int:
     return blocks
 
 
-def _shape(spec: KVSpec, num_blocks: int, kernels: KernelSet) -> tuple[int, ...]:
-    return kernels.kv_cache_shape(num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
+def _shapes(spec: KVSpec, num_blocks: int, kernels: KernelSet) -> list[tuple[int, ...]]:
+    return [kernels.kv_cache_shape(num_blocks, spec.block_size, *heads) for heads in spec.layers]

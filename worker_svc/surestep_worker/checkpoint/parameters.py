@@ -24,7 +24,7 @@ from surestep_kernels.ops.quantized import concatenate
 from torch import Tensor
 
 from .safetensors_header import Entry
-from .schemes import Quantization, Share, Stored
+from .schemes import FLOATS, Quantization, Share, Stored
 from .tensors import Checkpoint, refuse
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes to read in all
@@ -44,6 +44,7 @@ class TensorSource(NamedTuple):
     keep: slice
     dim: int = 0
     item: int | None = None
+    dtypes: tuple[str, ...] = FLOATS  # that it may have
 
     @property
     def numel(self) -> int:
@@ -188,7 +189,7 @@ class CheckpointWeights:
     def _stored(self, source: TensorSource) -> dict[str, Stored]:
         """The checkpoint tensors that hold a source."""
         if self._quantization is None or source.name not in self._quantized:
-            return {source.name: Stored(source.shape)}
+            return {source.name: Stored(source.shape, source.dtypes)}
         return self._quantization.stored(source.module, *source.shape)
 
     def _find_quantized(self, table: Table) -> frozenset[str]:

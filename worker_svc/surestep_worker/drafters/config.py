@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from surestep_common.errors import InvalidRequest
 
-from .registry import ALIASES, DRAFTERS
+from .registry import ALIASES, DRAFTERS, HEADS_APART
 
 
 def _known_method(name: str) -> str:
@@ -20,7 +20,11 @@ def _known_method(name: str) -> str:
 
 
 class SpeculativeConfig(BaseModel):
-    """How to draft. `prompt_lookup_*` belong to the method `ngram`, the temperature to `mtp`."""
+    """How to draft.
+
+    `prompt_lookup_*` belong to the method `ngram`, `model` and what follows to `eagle3`, the
+    temperature to all that draft with a head.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,6 +33,10 @@ class SpeculativeConfig(BaseModel):
     prompt_lookup_max: int = Field(default=5, ge=1, le=64)  # longest n-gram looked up, tokens
     prompt_lookup_min: int = Field(default=2, ge=1)  # shortest that counts as a match, tokens
 
+    model: str | None = Field(default=None, min_length=1)  # folder of the draft head
+    # After how many of the model's layers the head reads its hidden states; none = as it says.
+    eagle_aux_hidden_state_layer_ids: tuple[int, ...] | None = None
+
     # Of the drafter's draws, as a factor of the request's temperature; none = fitted as it runs.
     draft_temperature: float | None = Field(default=None, gt=0, le=10)
 
@@ -36,6 +44,8 @@ class SpeculativeConfig(BaseModel):
     def _ordered(self) -> Self:
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError("prompt_lookup_min must not exceed prompt_lookup_max")
+        if self.method in HEADS_APART and self.model is None:
+            raise ValueError(f"method {self.method} needs the draft model's folder as model")
         return self
 
     @classmethod

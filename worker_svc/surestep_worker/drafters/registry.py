@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 # Factories take the SpeculativeConfig and the DraftContext.
 DRAFTERS: Registry[Drafter | DeviceDrafter] = Registry("speculative method")
 
-NEED_DRAFT_HEAD = frozenset({"mtp"})  # methods that use one of the model's own
+HEADS_INSIDE = frozenset({"mtp"})  # methods that use a head in the model's checkpoint
+HEADS_APART = frozenset({"eagle3"})  # and one in a folder of its own
 
 # Names under which vLLM knows a method.
 ALIASES = {
@@ -37,9 +38,10 @@ def _ngram(config: SpeculativeConfig, context: DraftContext) -> Drafter:
 
 
 @DRAFTERS.register("mtp")
-def _mtp(config: SpeculativeConfig, context: DraftContext) -> DeviceDrafter:
-    from .mtp import MtpDrafter
+@DRAFTERS.register("eagle3")
+def _head(config: SpeculativeConfig, context: DraftContext) -> DeviceDrafter:
+    from .head import HeadDrafter
     from .temperature import DraftTemperature
 
     temperature = DraftTemperature(context.slots.num_slots, config.draft_temperature)
-    return MtpDrafter(context, temperature)
+    return HeadDrafter(context, temperature)

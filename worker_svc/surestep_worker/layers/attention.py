@@ -16,9 +16,14 @@ from .norm import take_norm
 from .residual import Product
 
 
-def attention_table(to: str, at: str, config: ModelConfig, shard: Sharding) -> dict[str, Parameter]:
+def attention_table(
+    to: str, at: str, config: ModelConfig, shard: Sharding, inputs: int | None = None
+) -> dict[str, Parameter]:
     """Parameters of the layer whose tensors begin with `at`: one projection, heads in order
-    [queries, gates if any, keys, values], and the one behind attention."""
+    [queries, gates if any, keys, values], and the one behind attention.
+
+    `inputs` of the former are those of the model's width, unless they are given.
+    """
     width, dim = config.hidden_size, config.head_dim
     heads, kv = shard.part(config.num_heads, dim), shard.part(config.num_kv_heads, dim)
     queries = _queries_and_gates(at, config, shard) if config.attention_gate else [
@@ -26,7 +31,7 @@ def attention_table(to: str, at: str, config: ModelConfig, shard: Sharding) -> d
     ]  # fmt: skip
     projections = [*queries, (f"{at}k_proj", kv), (f"{at}v_proj", kv)]
     table = {
-        **shard.columns(f"{to}qkv", projections, width, bias=config.qkv_bias),
+        **shard.columns(f"{to}qkv", projections, inputs or width, bias=config.qkv_bias),
         **shard.rows(f"{to}o", f"{at}o_proj", width, heads, bias=config.o_bias),
     }
     if config.qk_norm:

@@ -1,4 +1,7 @@
-"""The vocabulary of a model, its rows shared out among ranks: embedding and output head."""
+"""The vocabulary of a model, its rows shared out among ranks: embedding and output head.
+
+Of V' rows on every rank, rank r holds the tokens r*V' to (r+1)*V'.
+"""
 
 from __future__ import annotations
 
@@ -25,32 +28,16 @@ def vocabulary_table(
     return table
 
 
-class Vocabulary:
-    """This rank's rows: of V' on every rank, rank r holds the tokens r*V' to (r+1)*V'."""
+class Embedding:
+    """The parameter `embedding`: this rank's rows."""
 
     def __init__(self, context: LayerContext[ModelConfig]) -> None:
-        config, weights, kernels = context.config, context.weights, context.kernels
-        self._size = config.vocab_size
-        self._linear = kernels.linear
         self._tp = context.shard.tp
-        self._embedding = weights.take("embedding")
-        tied = config.tie_word_embeddings and not config.is_backbone
-        self.has_head = tied or "lm_head" in weights
+        self.table = context.weights.take("embedding")
 
-        def pack(checkpoint: CheckpointWeights) -> PackedLinear:
-            own = weights.in_host_memory("embedding") if tied else checkpoint.take("lm_head")
-            return kernels.pack_linear(own, None)
-
-        self._head = weights.take_packed("lm_head", pack) if self.has_head else None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the embedding, and of what the model computes in."""
-        return self._embedding.dtype
-
-    def embed(self, token_ids: Tensor) -> Tensor:
+    def __call__(self, token_ids: Tensor) -> Tensor:
         """Embeddings [T, H] of i64[T], on every rank."""
-        table, tp = self._embedding, self._tp
+        table, tp = self.table, self._tp
         if tp.size == 1:
             return functional.embedding(token_ids, table)
         local = token_ids - tp.rank * len(table)
@@ -58,8 +45,44 @@ class Vocabulary:
         rows = functional.embedding(local.masked_fill(elsewhere, 0), table)
         return tp.all_reduce(rows.masked_fill(elsewhere[:, None], 0))
 
+
+class OutputHead:
+    """The parameter `lm_head`, or the embedding where they are tied: this rank's rows."""
+
+    def __init__(
+        self, context: LayerContext[ModelConfig], vocab_size: int, *, tied: bool = False
+    ) -> None:
+        weights, kernels = context.weights, context.kernels
+        self._size, self._linear, self._tp = vocab_size, kernels.linear, context.shard.tp
+
+        def pack(checkpoint: CheckpointWeights) -> PackedLinear:
+            own = weights.in_host_memory("embedding") if tied else checkpoint.take("lm_head")
+            return kernels.pack_linear(own, None)
+
+        self._packed = weights.take_packed("lm_head", pack)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
+        local = self._linear(hidden, self._packed, out_dtype=torch.float32)
+        return self._tp.all_gather(local)[:, : self._size].contiguous()
+
+
+class Vocabulary:
+    """Both, of one model."""
+
+    def __init__(self, context: LayerContext[ModelConfig]) -> None:
+        config = context.config
+        self.embed = Embedding(context)
+        tied = config.tie_word_embeddings and not config.is_backbone
+        self.has_head = tied or "lm_head" in context.weights
+        self._head = OutputHead(context, config.vocab_size, tied=tied) if self.has_head else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the embedding, and of what the model computes in."""
+        return self.embed.table.dtype
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank, with a head only."""
         assert self._head is not None
-        local = self._linear(hidden, self._head, out_dtype=torch.float32)
-        return self._tp.all_gather(local)[:, : self._size].contiguous()
+        return self._head(hidden)

@@ -39,6 +39,11 @@ class Residual:
         self._tp = tp
         self._eps = eps
 
+    @property
+    def hidden(self) -> Tensor:
+        """The stream [T, H] as it is now; the next block adds to it in place."""
+        return self._hidden
+
     def normed(self, weight: Tensor) -> Tensor:
         """What the first block reads."""
         return self._ops.rms_norm(self._hidden, weight, self._eps)

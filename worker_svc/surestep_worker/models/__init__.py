@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from surestep_worker.configs.model_config import ModelConfig
 
+from .draft_loader import DraftSource, load_eagle3
 from .families import FAMILIES
 from .loader import LoadOptions, Model, attention_case, load_model
 from .source import ModelSource, check_alike
 
 __all__ = [
     "FAMILIES",
+    "DraftSource",
     "LoadOptions",
     "Model",
     "ModelConfig",
     "ModelSource",
     "attention_case",
     "check_alike",
+    "load_eagle3",
     "load_model",
 ]

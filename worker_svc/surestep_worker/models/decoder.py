@@ -22,6 +22,7 @@ from surestep_worker.layers.moe import SparseMoe
 from surestep_worker.layers.norm import output_bound, take_norm
 from surestep_worker.layers.residual import Residual
 
+from .draft_head import DraftHead
 from .mtp import PREFIX, MtpHead
 
 # By type of layer; each takes the beginning of its parameters' names and its layer of the cache.
@@ -39,7 +40,7 @@ class Decoder:
         config: ModelConfig = context.config
         self.config = config
         self._tp, self._kernels = context.shard.tp, context.kernels
-        self._vocabulary = Vocabulary(context)
+        self.vocabulary = Vocabulary(context)
         self._layers = [
             _layer(f"{i}.", context, kind, cache_layer=config.layer_types[:i].count(kind))
             for i, kind in enumerate(config.layer_types)
@@ -47,47 +48,55 @@ class Decoder:
         norm = take_norm(context, "norm")
         self._input_norms = [*(layer.input_norm for layer in self._layers), norm]
         self.hidden_bound = output_bound(norm)
-        self.has_head = self._vocabulary.has_head
+        self.has_head = self.vocabulary.has_head
         self._kv_layers = config.layer_types.count(FULL_ATTENTION)
-        self.draft_head: MtpHead | None = None
+        self.draft_head: DraftHead | None = None
         if PREFIX + "norm" in context.weights:
             layer = _layer(PREFIX, context, FULL_ATTENTION, cache_layer=self._kv_layers)
-            self.draft_head = MtpHead(context, layer)
+            self.draft_head = MtpHead(context, layer, self.vocabulary)
             self._kv_layers += 1
         self.weight_bytes = context.weights.nbytes
 
     def kv_spec(self, block_size: int) -> KVSpec:
         """Return what this rank's KV cache must hold, in blocks of `block_size` tokens."""
-        config = self.config
+        config, head = self.config, self.draft_head
         return KVSpec(
             num_layers=self._kv_layers,
             num_kv_heads=max(1, config.num_kv_heads // self._tp.size),
             head_dim=config.head_dim,
             block_size=block_size,
-            dtype=self._vocabulary.dtype,
-            kept_hidden=config.hidden_size if self.draft_head is not None else 0,
+            dtype=self.vocabulary.dtype,
+            kept_hidden=head.width if head is not None else 0,
+            draft_layers=head.kv_layers if head is not None else (),
         )
 
     def recurrent_spec(self) -> RecurrentSpec | None:
         """Return what this rank's recurrent cache must hold; None without recurrent layers."""
-        return self.config.recurrent_spec(self._vocabulary.dtype, self._tp.size)
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """Embeddings [T, H] of i64[T]."""
-        return self._vocabulary.embed(token_ids)
+        return self.config.recurrent_spec(self.vocabulary.dtype, self._tp.size)
 
     def forward(self, batch: StepBatch, caches: Caches) -> Tensor:
-        """Consume T tokens, advancing the caches; return the normed hidden states [T, H]."""
-        hidden = self.embed(batch.token_ids)
+        """Consume T tokens, advancing the caches; return the normed hidden states [T, H].
+
+        What the draft head is going to read of them is kept beside their keys and values.
+        """
+        head, captured = self.draft_head, list[Tensor]()
+        wanted = head.captured_layers if head is not None else ()
+        hidden = self.vocabulary.embed(batch.token_ids)
         residual = Residual(hidden, self._kernels, self._tp, self.config.rms_norm_eps)
+        if 0 in wanted:
+            captured.append(residual.hidden.clone())
         x = residual.normed(self._input_norms[0])
-        for layer, next_norm in zip(self._layers, self._input_norms[1:], strict=True):
-            x = layer(x, residual, next_norm, batch, caches)
+        for i, layer in enumerate(self._layers, start=1):
+            x = layer(x, residual, self._input_norms[i], batch, caches)
+            if i in wanted:
+                captured.append(residual.hidden.clone())
+        if head is not None:
+            caches.kv.hidden[batch.kv_slots] = head.keep(x, captured)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
-        return self._vocabulary.logits(hidden)
+        return self.vocabulary.logits(hidden)
 
 
 def _layer(to: str, context: LayerContext[Any], kind: str, *, cache_layer: int) -> DecoderLayer:

@@ -19,13 +19,14 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.host_memory import GIB, OutOfMemory, room
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
+from surestep_worker.layers.embedding import Vocabulary
 from surestep_worker.layers.linear import Sharding
 from surestep_worker.layers.rotary import rotary_table
 
 from .decoder import Decoder
+from .draft_head import DraftHead
 from .families import FAMILIES
 from .family import Family
-from .mtp import MtpHead
 from .source import ModelSource
 
 
@@ -37,7 +38,8 @@ class Model(Protocol):
         """Architecture of the whole model."""
 
     weight_bytes: int  # of this rank's parameters
-    draft_head: MtpHead | None  # if it was asked for
+    draft_head: DraftHead | None  # that drafts for it
+    vocabulary: Vocabulary
     hidden_bound: float  # no element of a normed hidden state is greater
     has_head: bool  # it makes logits
 
@@ -46,9 +48,6 @@ class Model(Protocol):
 
     def recurrent_spec(self) -> RecurrentSpec | None:
         """What this rank's recurrent cache must hold; None without recurrent layers."""
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """Embeddings [T, H] of i64[T]."""
 
     def forward(self, batch: StepBatch, caches: Caches) -> Tensor:
         """Consume T tokens, advancing the caches; returns the normed hidden [T, H]."""

@@ -6,14 +6,18 @@ is used again on its own output for further tokens. Embedding and output head ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from surestep_worker.cache.caches import Caches
+from surestep_worker.cache.kv_cache import KVHeads
 from surestep_worker.configs.model_config import ModelConfig
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.decoder_layer import DecoderLayer
+from surestep_worker.layers.embedding import Vocabulary
 from surestep_worker.layers.linear import take_linear
 from surestep_worker.layers.norm import take_norm
 from surestep_worker.layers.residual import Residual
@@ -22,9 +26,17 @@ PREFIX = "mtp."  # of its parameters
 
 
 class MtpHead:
-    """The head on one rank; its attention has a layer of the KV cache of its own."""
+    """The head on one rank, see DraftHead; its layer of the cache is the last of the model's."""
 
-    def __init__(self, context: LayerContext[ModelConfig], layer: DecoderLayer) -> None:
+    captured_layers: tuple[int, ...] = ()
+    kv_layers: tuple[KVHeads, ...] = ()
+    token_ids: Tensor | None = None
+
+    def __init__(
+        self, context: LayerContext[ModelConfig], layer: DecoderLayer, vocabulary: Vocabulary
+    ) -> None:
+        self.width = context.config.hidden_size
+        self._vocabulary = vocabulary
         self._layer = layer
         self._ops = context.kernels
         self._tp = context.shard.tp
@@ -34,18 +46,21 @@ class MtpHead:
         self._norm_hidden = take_norm(context, PREFIX + "norm_hidden")
         self._norm = take_norm(context, PREFIX + "norm")
 
-    def forward(
-        self, next_embedding: Tensor, hidden: Tensor, batch: StepBatch, caches: Caches
-    ) -> Tensor:
-        """Hidden states [T, H] whose logits predict the token after the next.
+    def keep(self, hidden: Tensor, captured: Sequence[Tensor]) -> Tensor:
+        """Return the model's normed hidden states, as they are."""
+        return hidden
 
-        Row i has the position of `hidden` i [T, H], the normed output of the model or of this head,
-        and the embedding [T, H] of the token behind that position.
-        """
+    def forward(self, hidden: Tensor, batch: StepBatch, caches: Caches) -> Tensor:
+        """Return normed hidden states [T, H] whose logits predict the token after the next."""
         ops = self._ops
+        next_embedding = self._vocabulary.embed(batch.token_ids)
         embedded = ops.rms_norm(next_embedding, self._norm_embedding, self._eps)
         seen = ops.rms_norm(hidden, self._norm_hidden, self._eps)
         joined = ops.linear(torch.cat((embedded, seen), dim=1), self._fc)
         residual = Residual(joined, ops, self._tp, self._eps)
         x = residual.normed(self._layer.input_norm)
         return self._layer(x, residual, self._norm, batch, caches)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits f32[N, V] of the model's own output head."""
+        return self._vocabulary.logits(hidden)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # What the rank imports where it is needed.
 _LATE = (
-    "surestep_worker.drafters.mtp",
+    "surestep_worker.drafters.head",
     "surestep_worker.drafters.ngram",
     "surestep_worker.drafters.temperature",
     "torch.distributed",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import NamedTuple
 
@@ -18,9 +17,7 @@ from surestep_worker.checkpoint.weight_store import WeightStore
 from surestep_worker.config import WorkerSettings
 from surestep_worker.configs.generation_config import sampling_defaults
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.drafters import DRAFTERS, DeviceDrafter, DraftContext, Drafter, KeepsState
-from surestep_worker.drafters.config import SpeculativeConfig
-from surestep_worker.drafters.registry import NEED_DRAFT_HEAD
+from surestep_worker.drafters import DraftContext, KeepsState
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.layers.pooling import PoolingSums
 from surestep_worker.ledger.slots import Slots
@@ -34,6 +31,7 @@ from .cache_budget import LEAST, CacheBudget, CacheSizes, allocate
 from .choose_kernels import choose_kernels
 from .gpu_room import take_gpu
 from .products import settle_products
+from .speculation import attach_draft_head, make_drafter, reads_own_head, speculation_of
 from .try_out import try_out
 
 logger = logging.getLogger(__name__)
@@ -98,6 +96,7 @@ def build_runner(
     check_alike(source, tp)
     known = pb.WorkerInfo.FromString(profile_result) if _all_know(profile_result, tp) else None
     model = _load(settings, source, tp, kernels, heartbeat)
+    attach_draft_head(settings, model, tp, kernels)
     settle_products(kernels, tp, torch.device(settings.device), heartbeat, known)
 
     def made(sizes: CacheSizes) -> Built:
@@ -130,7 +129,6 @@ def _load(
     kernels: KernelSet,
     heartbeat: Heartbeat,
 ) -> Model:
-    speculation = _speculation(settings)
     return load_model(
         source,
         dtype=settings.dtype,
@@ -138,7 +136,7 @@ def _load(
         tp=tp,
         kernels=kernels,
         max_model_len=settings.max_model_len,
-        draft_head=speculation is not None and speculation.method in NEED_DRAFT_HEAD,
+        draft_head=reads_own_head(settings),
         expert_parallel=settings.enable_expert_parallel,
         progress=show_progress(heartbeat),
     )
@@ -175,7 +173,7 @@ def assemble(
 ) -> Built:
     """A runner around a loaded model, with caches of these sizes, or of those that there is room
     for."""
-    config, speculation = model.config, _speculation(settings)
+    config, speculation = model.config, speculation_of(settings, model)
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
     if sizes is None:
         sizes = _sizes(settings, model, tp, kernels)
@@ -185,7 +183,7 @@ def assemble(
     sampling = SamplingTable(settings.max_num_seqs, config.vocab_size)
     device = torch.device(settings.device)
     for_drafter = DraftContext(model, caches, slots, sampling, tp, kernels, device, max_drafts)
-    drafter = _drafter(speculation, for_drafter)
+    drafter = make_drafter(speculation, for_drafter)
     context = RankContext(
         model=model,
         caches=caches,
@@ -208,7 +206,7 @@ def assemble(
 def _facts(settings: WorkerSettings, context: RankContext, kernels: KernelSet) -> pb.WorkerInfo:
     """But for what is measured, and for what the checkpoint's files tell."""
     model, kv, recurrent = context.model, context.caches.kv, context.caches.recurrent
-    speculation = _speculation(settings)
+    speculation = speculation_of(settings, model)
     return pb.WorkerInfo(
         model_path=str(settings.model),
         architecture=model.config.architecture,
@@ -246,7 +244,7 @@ def _sizes(
     left: int | None = None,
 ) -> CacheSizes:
     """Of the caches; `left` bytes have been found to be for them alone."""
-    speculation = _speculation(settings)
+    speculation = speculation_of(settings, model)
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
     max_model_len = settings.max_model_len or model.config.max_length
     return CacheBudget(settings, tp, left).sizes(model, kernels, max_model_len, max_drafts)
@@ -264,22 +262,3 @@ def _slots(
     in_chunks = recurrent is not None and recurrent.spec.dtype is not torch.float32
     sizes = settings.max_num_seqs, max_model_len, max_drafts, settings.block_size
     return Slots(*sizes, kernels.delta_chunk if in_chunks else 1)
-
-
-def _speculation(settings: WorkerSettings) -> SpeculativeConfig | None:
-    """How this rank drafts; None if it does not."""
-    if settings.speculative_config is None:
-        return None
-    config = SpeculativeConfig.from_json(json.dumps(settings.speculative_config))
-    return config if config.num_speculative_tokens else None
-
-
-def _drafter(
-    config: SpeculativeConfig | None, context: DraftContext
-) -> Drafter | DeviceDrafter | None:
-    if config is None:
-        return None
-    if not context.model.has_head:
-        message = "the model has no output head: there is nothing to draft"
-        raise InvalidRequest(message, param="speculative_config")
-    return DRAFTERS.get(config.method)(config, context)

@@ -92,7 +92,7 @@ class CacheBudget:
             self._asked("num_gpu_blocks_override", wanted)
             return self._taken(settings.num_gpu_blocks_override, each)
         if self._measured and not self._blocks_are_given:
-            rounding = (2 * spec.num_layers + 1) * PAGE  # each tensor begins at a page
+            rounding = (2 * len(spec.layers) + 1) * PAGE  # each tensor begins at a page
             budget = max(0, self._room.nbytes - rounding)
             blocks = self._least(blocks_that_fit(budget, spec, kernels))
             self._check_length(blocks, each, max_model_len)

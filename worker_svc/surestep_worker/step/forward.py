@@ -87,11 +87,9 @@ class ForwardPass:
     ) -> Tensor:
         if not len(inputs.token_ids):  # the plan only frees slots
             return torch.empty(0, 1, device=self._context.device)
-        caches, index = self._context.caches, hidden_index.long()
+        index = hidden_index.long()
         batch = _batch(self._state, rows, inputs, index, max_tokens)
-        hidden = self._context.model.forward(batch, caches)
-        if caches.kv.spec.kept_hidden:  # what a drafter with state will draft from
-            caches.kv.hidden[batch.kv_slots] = hidden
+        hidden = self._context.model.forward(batch, self._context.caches)
         return hidden[index]
 
 

@@ -1,9 +1,9 @@
-"""Drafting with the model's own multi-token prediction head, used again for every further draft.
+"""Drafting with a draft head, used again for every further draft.
 
-The head's row for position i takes the model's hidden state at i and token i + 1. Hidden states of
-all positions lie in the KV pages, so positions that were never drafted from can be caught up with
-at any time. Rows of drafts themselves are written too, from the head's own output, and overwritten
-when the next step catches up with what was accepted.
+The head's row for position i takes what was kept of the model at i, and token i + 1. What was kept
+of all positions lies in the KV pages, so positions that were never drafted from can be caught up
+with at any time. Rows of drafts themselves are written too, from the head's own output, and
+overwritten when the next step catches up with what was accepted.
 
 All rows that are given are caught up with and drafted for: what a row may not do is padding.
 Penalties, biases and words that a request forbids do not shape its drafts.
@@ -26,24 +26,24 @@ from torch import Tensor
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.ledger.plan import IntArray
 from surestep_worker.ledger.positions import offsets
-from surestep_worker.models.mtp import MtpHead
+from surestep_worker.models.draft_head import DraftHead
 
 from .base import DraftContext, Drafts
 from .inputs import DraftInputs, DraftShape, HeadInputs
 from .temperature import DraftTemperature
 
 
-class MtpDrafter:
+class HeadDrafter:
     """The head, and how much flatter or sharper than the requests' its draws are."""
 
     def __init__(self, context: DraftContext, temperature: DraftTemperature) -> None:
-        assert context.model.draft_head is not None, "the model was loaded without its MTP head"
-        self.head: MtpHead = context.model.draft_head
+        assert context.model.draft_head is not None, "the model was loaded without its draft head"
+        self.head: DraftHead = context.model.draft_head
         self._context, self._sampling, self._temperature = context, context.sampling, temperature
 
-    def on_device(self, ops: StepOps, state: SlotState) -> MtpSteps:
+    def on_device(self, ops: StepOps, state: SlotState) -> HeadSteps:
         """Return what drafts, between the slots of a device and the ops of a step."""
-        return MtpSteps(self, self._context, ops, state)
+        return HeadSteps(self, self._context, ops, state)
 
     def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
         """See KeepsState."""
@@ -60,15 +60,14 @@ class MtpDrafter:
         return factors
 
 
-class MtpSteps:
-    """Drafts with the head of an MtpDrafter."""
+class HeadSteps:
+    """Drafts with the head of a HeadDrafter."""
 
     def __init__(
-        self, drafter: MtpDrafter, context: DraftContext, ops: StepOps, state: SlotState
+        self, drafter: HeadDrafter, context: DraftContext, ops: StepOps, state: SlotState
     ) -> None:
         self._drafter, self._context, self._ops, self._state = drafter, context, ops, state
-        width = context.model.config.hidden_size
-        dtype = context.caches.kv.spec.dtype
+        dtype, width = context.caches.kv.spec.dtype, drafter.head.width
         # Output of the head for the newest committed position of each slot.
         self._seed = torch.zeros(len(state.known), width, dtype=dtype, device=context.device)
 
@@ -129,13 +128,22 @@ class MtpSteps:
         self, hidden: Tensor, length: Tensor, sent: HeadInputs, shape: DraftShape
     ) -> tuple[Tensor, Tensor]:
         """Ids and status i32[R]; rank 0 chooses for all."""
-        logits = self._context.model.logits(hidden).float() / sent.factors.unsqueeze(1)
+        head = self._drafter.head
+        logits = head.logits(hidden) / sent.factors.unsqueeze(1)
+        if shape.random and head.token_ids is not None:  # noise belongs to the model's ids
+            logits = self._spread(logits, head.token_ids)
         row = torch.arange(len(length), dtype=torch.int32, device=length.device)
-        chosen = self._ops.choose(
+        ids, status = self._ops.choose(
             logits, row, length, sent.draw, random=shape.random, truncated=shape.truncated
         )
-        ids, status = (self._context.tp.broadcast(column) for column in chosen)
-        return ids, status
+        if not shape.random and head.token_ids is not None:
+            ids = head.token_ids[ids.long()].int()
+        return self._context.tp.broadcast(ids), self._context.tp.broadcast(status)
+
+    def _spread(self, logits: Tensor, token_ids: Tensor) -> Tensor:
+        """Logits f32[R, V] over the model's vocabulary; -inf of what the head cannot draft."""
+        size = len(logits), self._context.model.config.vocab_size
+        return logits.new_full(size, -torch.inf).index_copy_(1, token_ids, logits)
 
     def _write(self, slots: Tensor, place: Tensor, ids: Tensor, wanted: Tensor) -> None:
         """Draft ids of the wanted rows go where the head looks for them."""
@@ -176,5 +184,4 @@ class MtpSteps:
         )
         none = torch.zeros(0, dtype=torch.int64, device=hidden.device)
         batch = StepBatch(*tokens[:2], rows=rows, kv_slots=tokens.kv_slots, hidden_index=none)
-        embedded = self._context.model.embed(tokens.token_ids)
-        return self._drafter.head.forward(embedded, hidden, batch, self._context.caches)
+        return self._drafter.head.forward(hidden, batch, self._context.caches)

@@ -1,0 +1,71 @@
+"""EAGLE-3 heads draft what their definition says, in every form that they are published in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.checkpoints.eagle3 import make_reference, save_head
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.parity.bench import HEAD, Neighbours, build_runner, load
+from support.parity.proposals import proposals
+from support.references.eagle3 import captured_states
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from transformers import AutoModelForCausalLM
+
+K, VOCAB = 4, 160
+WHERE = Neighbours(num_slots=4, step_tokens=24, max_model_len=160)
+IDS = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(4))[:96].sort().values
+
+# How the head is made, and how it is saved.
+HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "SafeAILab, fewer tokens": ({"draft_vocab": 96}, {"token_ids": IDS}),
+    "ModelOpt, the model's output head": ({}, {"form": "modelopt"}),
+    "SpecForge": ({"draft_vocab": 96}, {"form": "specforge", "token_ids": IDS}),
+    "speculators, normed": (
+        {"norm_before_fc": True, "norm_before_residual": True, "draft_vocab": 96},
+        {"form": "speculators", "token_ids": IDS},
+    ),
+    "speculators, Qwen3 layers": (
+        {"kind": "qwen3", "fc_norm": True, "norm_output": True},
+        {"form": "speculators", "layer_ids": (0, 2, 3)},
+    ),
+    "two layers, four states": (
+        {"num_captured": 4, "layer": {"num_hidden_layers": 2}},
+        {"form": "modelopt", "layer_ids": (1, 2, 3, 5)},
+    ),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", HEADS)
+def test_drafts_are_those_of_the_definition(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, saved = HEADS[name]
+    folder = make_tiny_checkpoint(tmp_path, vocab=VOCAB, layers=5)
+    reference = make_reference(folder, **made)
+    layers = saved.get("layer_ids", (1, 2, 4))
+    target = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if saved.get("form") == "modelopt":  # which is saved without it
+        reference.lm_head.weight.copy_(target.lm_head.weight)
+    save_head(folder / HEAD, reference, **{"layer_ids": layers, **saved})
+    tp = TensorParallel()
+    proposed, _ = proposals(build_runner(load(folder, tp), tp, WHERE, "eagle3", K), monkeypatch)
+    assert len(proposed) > 40
+    embedding, wrong = target.get_input_embeddings().weight.detach(), 0
+    for known, drafts in proposed:
+        captured = captured_states(target, torch.tensor([known[:-1]]), layers)
+        wrong += (
+            reference.draft(
+                torch.tensor(known),
+                [state[0] for state in captured],
+                len(drafts),
+                embedding,
+                saved.get("token_ids"),
+            )
+            != drafts
+        )
+    assert wrong <= len(proposed) // 50  # near ties between float32 computed in two ways

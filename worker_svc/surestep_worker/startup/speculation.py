@@ -1,0 +1,99 @@
+"""How a rank drafts: the drafter that its settings name, and the draft head that it needs.
+
+A head in a folder of its own that cannot be used costs the drafts, not the start.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import torch
+from surestep_common.errors import InvalidRequest, SurestepError
+from surestep_kernels import KernelSet
+
+from surestep_worker.config import WorkerSettings
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.drafters import DRAFTERS, DeviceDrafter, DraftContext, Drafter
+from surestep_worker.drafters.config import SpeculativeConfig
+from surestep_worker.drafters.registry import HEADS_APART, HEADS_INSIDE
+from surestep_worker.models import DraftSource, Model, load_eagle3
+
+logger = logging.getLogger(__name__)
+
+_PRINT = 32  # characters of a fingerprint
+
+
+def speculation_asked(settings: WorkerSettings) -> SpeculativeConfig | None:
+    """Return how this rank is to draft; None if it is not. Raises InvalidRequest."""
+    if settings.speculative_config is None:
+        return None
+    config = SpeculativeConfig.from_json(json.dumps(settings.speculative_config))
+    return config if config.num_speculative_tokens else None
+
+
+def speculation_of(settings: WorkerSettings, model: Model) -> SpeculativeConfig | None:
+    """Return how this rank drafts with a model; None also if the head that it needs is missing."""
+    config = speculation_asked(settings)
+    if config is not None and config.method in HEADS_APART and model.draft_head is None:
+        return None
+    return config
+
+
+def reads_own_head(settings: WorkerSettings) -> bool:
+    """Return whether the model is to be loaded with the head in its checkpoint."""
+    config = speculation_asked(settings)
+    return config is not None and config.method in HEADS_INSIDE
+
+
+def make_drafter(
+    config: SpeculativeConfig | None, context: DraftContext
+) -> Drafter | DeviceDrafter | None:
+    """Return the drafter of these settings. Raises InvalidRequest."""
+    if config is None:
+        return None
+    if not context.model.has_head:
+        message = "the model has no output head: there is nothing to draft"
+        raise InvalidRequest(message, param="speculative_config")
+    return DRAFTERS.get(config.method)(config, context)
+
+
+def attach_draft_head(
+    settings: WorkerSettings, model: Model, tp: TensorParallel, kernels: KernelSet
+) -> str:
+    """Load the head that has a folder of its own, if one is asked for, and give it to the model.
+
+    Returns what is wrong with it; then no rank of the group has it, and nothing is drafted. Raises
+    InvalidRequest instead where the drafter is required.
+    """
+    config = speculation_asked(settings)
+    if config is None or config.method not in HEADS_APART:
+        return ""
+    assert config.model is not None
+    source = DraftSource(
+        folder=Path(config.model), layer_ids=config.eagle_aux_hidden_state_layer_ids
+    )
+    head, mark, fault = None, "-" * _PRINT, ""
+    try:
+        head, mark = load_eagle3(
+            source,
+            model,
+            device=settings.device,
+            tp=tp,
+            kernels=kernels,
+            max_model_len=settings.max_model_len or model.config.max_length,
+        )
+    except Exception as error:  # noqa: BLE001  # whatever is wrong with it
+        fault = error.message if isinstance(error, SurestepError) else repr(error)
+    marks = tp.all_gather(torch.tensor(list(mark.encode()))).view(tp.size, -1)
+    if not fault and not bool((marks == marks[0]).all()):
+        fault = "another rank could not load it, or has another one"
+    if not fault:
+        model.draft_head = head
+        return ""
+    fault = f"draft model {source.folder}: {fault}"
+    if settings.require_drafter:
+        raise InvalidRequest(fault, param="speculative_config")
+    logger.warning("%s: nothing is drafted", fault)
+    return fault
