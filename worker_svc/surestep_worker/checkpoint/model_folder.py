@@ -20,6 +20,12 @@ from .safetensors_header import Entry, read_header, shown
 GENERATION_CONFIG = "generation_config.json"
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_PICKLED = "pytorch_model.bin"  # is not read: a pickle may run any code
+_CONVERT = (
+    """python -c "import torch, safetensors.torch as s; s.save_file({k: v.contiguous() """
+    """for k, v in torch.load('pytorch_model.bin', weights_only=True).items()}, """
+    """'model.safetensors')\""""
+)  # in its folder
 _SAMPLES = 1 << 14  # of a checkpoint in all, as far as every tensor has one
 _MOST_SAMPLES = 16  # of a tensor
 _SAMPLE_BYTES = 64
@@ -66,7 +72,8 @@ def _weight_files(folder: Path) -> list[Path]:
     if not index.exists():
         if (folder / _SINGLE).exists():
             return [folder / _SINGLE]
-        raise InvalidRequest(f"no {_SINGLE} and no {_INDEX} in {folder}", param="model")
+        hint = f"; convert its {_PICKLED}: {_CONVERT}" if (folder / _PICKLED).exists() else ""
+        raise InvalidRequest(f"no {_SINGLE} and no {_INDEX} in {folder}{hint}", param="model")
     places = read_json(index).get("weight_map")
     names = list(places.values()) if isinstance(places, dict) else []
     if not names or not all(map(_is_plain_name, names)):

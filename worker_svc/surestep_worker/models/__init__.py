@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from surestep_worker.configs.model_config import ModelConfig
 
+from .draft_head import DraftHead
 from .draft_loader import DraftSource, load_eagle3
 from .families import FAMILIES
 from .loader import LoadOptions, Model, attention_case, load_model
@@ -11,6 +12,7 @@ from .source import ModelSource, check_alike
 
 __all__ = [
     "FAMILIES",
+    "DraftHead",
     "DraftSource",
     "LoadOptions",
     "Model",

@@ -22,6 +22,7 @@ class DraftHead(Protocol):
 
     # After how many of the model's layers the residual stream is captured, ascending.
     captured_layers: tuple[int, ...]
+    other_layers: tuple[int, ...] | None  # if its description can be read in another way
     width: int  # of what is kept of each position, and of the head's output
     kv_layers: tuple[KVHeads, ...]  # that it needs behind the model's
     token_ids: Tensor | None  # i64[D] of the model, for each id of the head's own; None: the same

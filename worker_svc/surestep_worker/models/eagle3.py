@@ -107,7 +107,8 @@ class Eagle3Head:
         decoder, weights = config.decoder, context.weights
         self._config, self._eps = config, decoder.rms_norm_eps
         self._ops, self._tp = context.kernels, context.shard.tp
-        self.captured_layers, self.width = config.captured.chosen, config.hidden_size
+        self.captured_layers, self.other_layers = config.captured.chosen, config.captured.other
+        self.width = config.hidden_size
         heads = KVHeads(max(1, decoder.num_kv_heads // self._tp.size), decoder.head_dim)
         self.kv_layers = (heads,) * decoder.num_layers
         self._fc_norms = _take_fc_norms(context, config)

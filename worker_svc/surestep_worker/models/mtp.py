@@ -29,6 +29,7 @@ class MtpHead:
     """The head on one rank, see DraftHead; its layer of the cache is the last of the model's."""
 
     captured_layers: tuple[int, ...] = ()
+    other_layers: tuple[int, ...] | None = None
     kv_layers: tuple[KVHeads, ...] = ()
     token_ids: Tensor | None = None
 

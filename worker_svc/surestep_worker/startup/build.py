@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
 
 import torch
 from surestep_common.errors import InvalidRequest
@@ -27,6 +26,7 @@ from surestep_worker.step.rank_context import RankContext
 from surestep_worker.step.runner import Runner
 
 from .build_log import log_facts, show_progress
+from .built import Built
 from .cache_budget import LEAST, CacheBudget, CacheSizes, allocate
 from .choose_kernels import choose_kernels
 from .gpu_room import take_gpu
@@ -37,28 +37,6 @@ from .try_out import try_out
 logger = logging.getLogger(__name__)
 
 _TP_TIMEOUT_S = 60.0  # a rank that does not arrive at a collective; step deadlines are far shorter
-
-
-class Built(NamedTuple):
-    """A runner ready for its first epoch, and the facts the Worker service reports of it."""
-
-    runner: Runner
-    facts: pb.WorkerInfo
-    checkpoint: str = ""  # its fingerprint
-
-    @property
-    def profile_result(self) -> bytes:
-        """What was measured and decided: for the rank that comes after this one."""
-        facts = self.facts
-        return pb.WorkerInfo(
-            costs=facts.costs,
-            check_drafts=facts.check_drafts,
-            check_accepted=facts.check_accepted,
-            num_blocks=facts.num_blocks,
-            num_snapshots=facts.num_snapshots,
-            linear_backend=facts.linear_backend,
-            memory=facts.memory,
-        ).SerializeToString()
 
 
 def build_runner(
@@ -96,7 +74,7 @@ def build_runner(
     check_alike(source, tp)
     known = pb.WorkerInfo.FromString(profile_result) if _all_know(profile_result, tp) else None
     model = _load(settings, source, tp, kernels, heartbeat)
-    attach_draft_head(settings, model, tp, kernels)
+    fault = attach_draft_head(settings, model, tp, kernels, known)
     settle_products(kernels, tp, torch.device(settings.device), heartbeat, known)
 
     def made(sizes: CacheSizes) -> Built:
@@ -107,17 +85,23 @@ def build_runner(
     else:
         left = gpu.measure(lambda: made(LEAST).runner, tp) if gpu is not None else None
         sizes = _sizes(settings, model, tp, kernels, left)
-    built = made(sizes)
-    log_facts(built.facts)
-    built.facts.model_fingerprint = _voice(source, settings, built.facts)
-    built.facts.defaults.CopyFrom(defaults)
-    built.runner.prepare()
+
+    def started() -> Built:
+        built = made(sizes)
+        built.runner.prepare()
+        return built
+
     if known is not None:
+        built = started()
         built.facts.MergeFrom(known)
     else:
-        try_out(built.runner, built.facts, source)
+        built = try_out(started, source, require_drafter=settings.require_drafter)
         if gpu is not None:
             built.facts.memory.CopyFrom(gpu.report(_cache_bytes(built)))
+    built.facts.drafter_fault = built.facts.drafter_fault or fault
+    built.facts.model_fingerprint = _voice(source, settings, built.facts)
+    built.facts.defaults.CopyFrom(defaults)
+    log_facts(built.facts)
     kernels.compilations.serve()
     return built._replace(checkpoint=source.fingerprint)
 

@@ -28,14 +28,29 @@ _CONTEXT = 16  # tokens that stand before every row
 _LONG_CONTEXT = 1024
 _CHECK_ROWS = 4  # texts that the drafter is checked on
 _CHECK_WINDOWS = 12
+_CHECK_FLOOR = 0.05  # share of drafts that are accepted
 _PROMPT = 8  # tokens in each text on which the logits are looked at
 
 
 class Check(NamedTuple):
-    """How the drafter fared against what the model itself writes, greedily."""
+    """How the drafter fared against what the model itself writes, greedily. Rank 0 knows."""
 
+    windows: int  # that it was to draft for
     drafts: int
     accepted: int
+
+    def __str__(self) -> str:
+        return f"{self.accepted} of {self.drafts} drafts accepted"
+
+    @property
+    def is_low(self) -> bool:
+        """Whether a sound head would do several times as well on any text."""
+        return self.drafts > 0 and self.accepted < _CHECK_FLOOR * self.drafts
+
+    @property
+    def failed(self) -> bool:
+        """Whether the drafter was asked and drafted nothing."""
+        return self.windows > 0 and self.drafts == 0
 
 
 class Sample(NamedTuple):
@@ -81,10 +96,11 @@ def check_drafter(runner: Runner) -> Check:
     """Let a drafter with state follow the model for some windows; nothing for other drafters."""
     profiler = _Profiler(runner.with_own_epochs())
     if not isinstance(runner.context.drafter, KeepsState) or not profiler.most_rows:
-        return Check(0, 0)
+        return Check(0, 0, 0)
     profiler.admit(range(min(_CHECK_ROWS, profiler.most_rows)), context=0)
     results = [profiler.step(pb.VERIFY) for _ in profiler.while_time(_CHECK_WINDOWS)]
     return Check(
+        sum(len(result.n_drafts) for result in results),
         sum(sum(result.n_drafts) for result in results),
         sum(sum(result.n_accepted) for result in results),
     )

@@ -10,19 +10,20 @@ import logging
 from pathlib import Path
 
 import torch
-from surestep_common.errors import InvalidRequest, SurestepError
+from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
+from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DRAFTERS, DeviceDrafter, DraftContext, Drafter
 from surestep_worker.drafters.config import SpeculativeConfig
 from surestep_worker.drafters.registry import HEADS_APART, HEADS_INSIDE
-from surestep_worker.models import DraftSource, Model, load_eagle3
+from surestep_worker.models import DraftHead, DraftSource, Model, load_eagle3
 
 logger = logging.getLogger(__name__)
 
-_PRINT = 32  # characters of a fingerprint
+_MARK = 32  # characters of a fingerprint
 
 
 def speculation_asked(settings: WorkerSettings) -> SpeculativeConfig | None:
@@ -36,9 +37,9 @@ def speculation_asked(settings: WorkerSettings) -> SpeculativeConfig | None:
 def speculation_of(settings: WorkerSettings, model: Model) -> SpeculativeConfig | None:
     """Return how this rank drafts with a model; None also if the head that it needs is missing."""
     config = speculation_asked(settings)
-    if config is not None and config.method in HEADS_APART and model.draft_head is None:
-        return None
-    return config
+    if config is None or config.method not in HEADS_INSIDE | HEADS_APART:
+        return config
+    return config if model.draft_head is not None else None
 
 
 def reads_own_head(settings: WorkerSettings) -> bool:
@@ -60,21 +61,48 @@ def make_drafter(
 
 
 def attach_draft_head(
-    settings: WorkerSettings, model: Model, tp: TensorParallel, kernels: KernelSet
+    settings: WorkerSettings,
+    model: Model,
+    tp: TensorParallel,
+    kernels: KernelSet,
+    known: pb.WorkerInfo | None = None,
 ) -> str:
     """Load the head that has a folder of its own, if one is asked for, and give it to the model.
 
-    Returns what is wrong with it; then no rank of the group has it, and nothing is drafted. Raises
-    InvalidRequest instead where the drafter is required.
+    Returns what is wrong with it; then no rank of the group has it, and nothing is drafted. What an
+    earlier rank has found out of it is `known`. Raises InvalidRequest instead where the drafter is
+    required.
     """
     config = speculation_asked(settings)
     if config is None or config.method not in HEADS_APART:
         return ""
+    if known is not None and known.drafter_fault:
+        return known.drafter_fault
     assert config.model is not None
-    source = DraftSource(
-        folder=Path(config.model), layer_ids=config.eagle_aux_hidden_state_layer_ids
-    )
-    head, mark, fault = None, "-" * _PRINT, ""
+    layer_ids = config.eagle_aux_hidden_state_layer_ids
+    if known is not None and known.draft_layers:
+        layer_ids = tuple(known.draft_layers)
+    source = DraftSource(folder=Path(config.model), layer_ids=layer_ids)
+    head, fault = _load(source, settings, model, tp, kernels)
+    if not fault:
+        model.draft_head = head
+        return ""
+    fault = f"draft model {source.folder}: {fault}"
+    if settings.require_drafter:
+        raise InvalidRequest(fault, param="speculative_config")
+    logger.error("%s; the model is served without speculation", fault)
+    return fault
+
+
+def _load(
+    source: DraftSource,
+    settings: WorkerSettings,
+    model: Model,
+    tp: TensorParallel,
+    kernels: KernelSet,
+) -> tuple[DraftHead | None, str]:
+    """The head, or what is wrong with it; the ranks agree whether anything is."""
+    head, mark, fault = None, " " * _MARK, ""
     try:
         head, mark = load_eagle3(
             source,
@@ -84,16 +112,12 @@ def attach_draft_head(
             kernels=kernels,
             max_model_len=settings.max_model_len or model.config.max_length,
         )
-    except Exception as error:  # noqa: BLE001  # whatever is wrong with it
-        fault = error.message if isinstance(error, SurestepError) else repr(error)
-    marks = tp.all_gather(torch.tensor(list(mark.encode()))).view(tp.size, -1)
-    if not fault and not bool((marks == marks[0]).all()):
-        fault = "another rank could not load it, or has another one"
-    if not fault:
-        model.draft_head = head
-        return ""
-    fault = f"draft model {source.folder}: {fault}"
-    if settings.require_drafter:
-        raise InvalidRequest(fault, param="speculative_config")
-    logger.warning("%s: nothing is drafted", fault)
-    return fault
+    except InvalidRequest as error:
+        fault = error.message
+    except Exception as error:
+        logger.exception("loading the draft model failed")
+        fault = repr(error)
+    marks = tp.all_gather(torch.tensor(list(mark.encode()))).view(tp.size, _MARK)
+    if not fault and bool((marks != marks[0]).any()):
+        fault = "another rank has another one, or could not load it"
+    return head, fault
