@@ -14,7 +14,7 @@ from surestep_scheduler.core.sequence import Request
 from surestep_scheduler.core.state import SchedulerState
 from surestep_scheduler.engine.wire import from_proto, to_proto
 from surestep_scheduler.policy.schedule import schedule
-from surestep_worker.startup.build import Built
+from surestep_worker.startup.built import Built
 from surestep_worker.step.pending import Pending
 
 

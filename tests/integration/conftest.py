@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.parity.bench import ParityBench, make_hybrid
+from support.parity.bench import ParityBench, make_eagle3, make_eagle3_hybrid, make_hybrid
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +16,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
 def hybrid_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
     """The same for a hybrid with an MTP head. Read only."""
     return ParityBench(tmp_path_factory.mktemp("hybrid_parity"), make_hybrid)
+
+
+@pytest.fixture(scope="session")
+def eagle3_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    """The same for a dense model with an EAGLE-3 head that is mostly right. Read only."""
+    return ParityBench(tmp_path_factory.mktemp("eagle3_parity"), make_eagle3)
+
+
+@pytest.fixture(scope="session")
+def eagle3_hybrid_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    """The same for a hybrid with an EAGLE-3 head of random weights. Read only."""
+    return ParityBench(tmp_path_factory.mktemp("eagle3_hybrid"), make_eagle3_hybrid)

@@ -12,7 +12,7 @@ from support.parity.local_engine import LocalEngine, one_rank
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.core.sequence import Request
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.startup.build import Built
+from surestep_worker.startup.built import Built
 
 SEED = 8
 WHERE = Neighbours(num_slots=4, step_tokens=40)

@@ -13,7 +13,7 @@ from support.parity.local_engine import LocalEngine, one_rank
 from surestep_common.errors import SurestepError
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.startup.build import Built
+from surestep_worker.startup.built import Built
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -28,7 +28,8 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.ledger.plan import IntArray
 from surestep_worker.ledger.slots import Slots
 from surestep_worker.models import ModelSource, load_model
-from surestep_worker.startup.build import Built, assemble
+from surestep_worker.startup.build import assemble
+from surestep_worker.startup.built import Built
 from torch import Tensor
 
 CHUNK = 64

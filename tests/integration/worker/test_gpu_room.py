@@ -16,7 +16,8 @@ from surestep_proto import worker_pb2 as pb
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.host_memory import OutOfMemory
-from surestep_worker.startup.build import Built, assemble
+from surestep_worker.startup.build import assemble
+from surestep_worker.startup.built import Built
 from surestep_worker.startup.cache_budget import LEAST, CacheBudget, CacheSizes
 from surestep_worker.startup.gpu_memory import PAGE
 from surestep_worker.startup.gpu_room import GpuRoom

@@ -14,7 +14,8 @@ from support.checkpoints.quantize import quantize
 from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_common.errors import InvalidRequest
 from surestep_worker.config import WorkerSettings
-from surestep_worker.startup.build import Built, build_runner
+from surestep_worker.startup.build import build_runner
+from surestep_worker.startup.built import Built
 from surestep_worker.startup.profile import output_is_finite
 
 NAN, INF = float("nan"), float("inf")

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from support.checkpoints.copied_head import make_copied_pair
+from support.checkpoints.eagle3 import make_reference, save_head
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.captured_steps import capture_all, capturing
@@ -24,7 +27,8 @@ from surestep_worker.cache.kv_cache import bytes_per_block
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import DraftSource, Model, ModelSource, load_eagle3, load_model
-from surestep_worker.startup.build import Built, assemble
+from surestep_worker.startup.build import assemble
+from surestep_worker.startup.built import Built
 from surestep_worker.step.runner import Runner
 
 BLOCK_SIZE = 8
@@ -75,6 +79,19 @@ def make_model(folder: Path) -> None:
 def make_hybrid(folder: Path) -> None:
     """The checkpoint of the hybrid matrix: three recurrent layers, one of attention, an MTP head."""
     make_tiny_hybrid(folder, vocab=VOCAB, eos_token_ids=(EOS,), seed=7)
+
+
+def make_eagle3(folder: Path) -> None:
+    """A dense model, and a head that is right wherever the first token of a text hardly counts."""
+    make_copied_pair(folder, folder / HEAD)
+
+
+def make_eagle3_hybrid(folder: Path) -> None:
+    """A hybrid, and a head of random weights that drafts 150 of its tokens."""
+    make_tiny_hybrid(folder, vocab=VOCAB, mtp=False, eos_token_ids=(EOS,), seed=7)
+    ids = torch.arange(10, VOCAB)
+    head = make_reference(folder, draft_vocab=len(ids))
+    save_head(folder / HEAD, head, form="speculators", token_ids=ids, layer_ids=(1, 2, 4))
 
 
 def load(folder: Path, tp: TensorParallel) -> Model:

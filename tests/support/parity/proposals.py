@@ -13,7 +13,7 @@ from surestep_scheduler.core.sequence import Request
 from surestep_worker.drafters import Drafts
 from surestep_worker.drafters.head import HeadSteps
 from surestep_worker.drafters.inputs import DraftInputs
-from surestep_worker.startup.build import Built
+from surestep_worker.startup.built import Built
 
 
 class Proposal(NamedTuple):

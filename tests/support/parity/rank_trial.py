@@ -14,7 +14,8 @@ from support.parity.drafters import TRUTH
 from support.parity.local_engine import Answer
 from surestep_scheduler.core.sequence import Request
 from surestep_worker.config import WorkerSettings
-from surestep_worker.startup.build import Built, build_runner
+from surestep_worker.startup.build import build_runner
+from surestep_worker.startup.built import Built
 from surestep_worker.step.runner import Runner
 
 

@@ -15,7 +15,8 @@ from surestep_kernels.mixers.attention_case import AttentionCase
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model
-from surestep_worker.startup.build import Built, assemble
+from surestep_worker.startup.build import assemble
+from surestep_worker.startup.built import Built
 from surestep_worker.step import step
 from surestep_worker.step.graphs import Graphs
 from surestep_worker.step.runner import Runner

@@ -20,7 +20,7 @@ from support.ranks.spawn import started
 from surestep_kernels.step.step_ops import STEP_REFERENCE
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.startup.build import Built
+from surestep_worker.startup.built import Built
 
 START_S = 60.0
 STEP_S = 10.0

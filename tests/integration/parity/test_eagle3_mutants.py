@@ -1,0 +1,121 @@
+"""Faults that change no token are seen where they show: fewer drafts are accepted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.checkpoints.copied_head import make_copied_pair
+from support.parity.bench import BLOCK_SIZE, HEAD, Neighbours, build_runner, load
+from support.parity.cases import VOCAB
+from support.parity.local_engine import LocalEngine, one_rank
+from surestep_proto import sampling_pb2 as pb
+from surestep_scheduler.core.blocks import BlockPool
+from surestep_scheduler.core.sequence import Request
+from surestep_worker.distributed.tensor_parallel import TensorParallel
+from surestep_worker.drafters.head import HeadSteps
+from surestep_worker.models import Model
+
+WHERE = Neighbours(num_slots=8, step_tokens=64)
+Mutant = Callable[[pytest.MonkeyPatch, Model], None]
+
+
+def nothing(patch: pytest.MonkeyPatch, model: Model) -> None:
+    """Leave all as it is."""
+
+
+def layers_off_by_one(patch: pytest.MonkeyPatch, model: Model) -> None:
+    assert model.draft_head is not None
+    model.draft_head.captured_layers = tuple(j + 1 for j in model.draft_head.captured_layers)
+
+
+def token_of_the_same_position(patch: pytest.MonkeyPatch, model: Model) -> None:
+    """Row i has token i in place of token i + 1."""
+
+    def gather(self: HeadSteps, runs: Any, error: torch.Tensor) -> Any:
+        kv = self._context.caches.kv
+        sizes = {"block_size": kv.spec.block_size, "num_blocks": kv.num_blocks}
+        return self._ops.gather_tokens(runs, self._state, error, shift=0, **sizes)
+
+    patch.setattr(HeadSteps, "_gather", gather)
+
+
+def ids_of_the_draft_vocabulary(patch: pytest.MonkeyPatch, model: Model) -> None:
+    """As if there were no d2t."""
+    assert model.draft_head is not None
+    model.draft_head.token_ids = None
+
+
+def cached_rows_that_nobody_made(patch: pytest.MonkeyPatch, model: Model) -> None:
+    """Every cached block counts as one with the drafter's rows."""
+    patch.setattr(BlockPool, "num_drafted", lambda self, blocks: len(blocks))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """The model with a head that guards what it reads, and with one that drafts on."""
+    folders = {guard: tmp_path_factory.mktemp(f"guard-{guard}") for guard in (True, False)}
+    return {
+        guard: make_copied_pair(folder, folder / HEAD, guard=guard)
+        for guard, folder in folders.items()
+    }
+
+
+def accepted_share(
+    folder: Path, mutant: Mutant, patch: pytest.MonkeyPatch, k: int, *, prefix: bool = False
+) -> float:
+    """Of the drafts of greedy requests; with a `prefix`, of those that share one whose blocks were
+    filled while nothing was drafted."""
+    tp, rng = TensorParallel(), random.Random(3)
+    model = load(folder, tp)
+    mutant(patch, model)
+    built = build_runner(model, tp, WHERE, "eagle3", k)
+    engine = LocalEngine(one_rank(built.runner), built.facts, max_num_batched_tokens=64)
+    shared = rng.choices(range(3, VOCAB), k=6 * BLOCK_SIZE if prefix else 1)
+    if prefix:
+        engine.run([ask("first", [*shared, 3], draft_cap=0)])
+    engine.run(ask(f"{i}", [*shared, *rng.choices(range(8, VOCAB), k=9)]) for i in range(6))
+    counters = engine.state.counters
+    assert counters.draft_tokens > 60
+    return counters.accepted_tokens / counters.draft_tokens
+
+
+def ask(name: str, prompt: list[int], draft_cap: int | None = None) -> Request:
+    sampling = pb.SamplingParams(temperature=0.0, top_p=1.0, repetition_penalty=1.0)
+    return Request(
+        id=name,
+        prompt_ids=prompt,
+        emitted_ids=[],
+        max_tokens=30,
+        sampling=sampling,
+        draft_cap=draft_cap,
+    )
+
+
+def test_layers(pairs: dict[bool, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = (
+        accepted_share(pairs[True], mutant, monkeypatch, 1)
+        for mutant in (nothing, layers_off_by_one)
+    )
+    assert right > 0.4 > 0.1 > wrong
+
+
+@pytest.mark.parametrize("mutant", [token_of_the_same_position, ids_of_the_draft_vocabulary])
+def test_tokens(pairs: dict[bool, Path], monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    right, wrong = (
+        accepted_share(pairs[False], made, monkeypatch, 2) for made in (nothing, mutant)
+    )
+    assert right > 0.3 > 0.15 > wrong
+
+
+def test_cached_prefixes(pairs: dict[bool, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = (
+        accepted_share(pairs[False], mutant, monkeypatch, 2, prefix=True)
+        for mutant in (nothing, cached_rows_that_nobody_made)
+    )
+    assert right > 0.3
+    assert right > 1.5 * wrong
