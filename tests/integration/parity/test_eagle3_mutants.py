@@ -14,7 +14,7 @@ from support.parity.bench import BLOCK_SIZE, HEAD, Neighbours, build_runner, loa
 from support.parity.cases import VOCAB
 from support.parity.local_engine import LocalEngine, one_rank
 from surestep_proto import sampling_pb2 as pb
-from surestep_scheduler.core.blocks import BlockPool
+from surestep_scheduler.cache.blocks import BlockPool
 from surestep_scheduler.core.sequence import Request
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters.head import HeadSteps

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.parity.drafters import NO_CONTEXT
@@ -72,3 +74,36 @@ def test_importing_the_config_loads_no_torch() -> None:
     subprocess.run(
         [sys.executable, "-c", code], check=True, timeout=60, env={"PYTHONPATH": ":".join(paths)}
     )
+
+
+def test_finds_out_what_a_draft_model_is(tmp_path: Path) -> None:
+    """As vLLM does by its name, or by what its config.json says."""
+    named = SpeculativeConfig.from_json('{"model": "x/EAGLE3-y", "num_speculative_tokens": 3}')
+    assert named.method == "eagle3"
+    about = {
+        "speculators_model_type": "eagle3",
+        "speculators_config": {"proposal_methods": [{"speculative_tokens": 5}]},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    found = SpeculativeConfig.from_json(json.dumps({"model": str(tmp_path)}))
+    assert (found.method, found.num_speculative_tokens, found.model) == ("eagle3", 5, str(tmp_path))
+    fewer = SpeculativeConfig.from_json(
+        json.dumps({"model": str(tmp_path), "num_speculative_tokens": 0})
+    )
+    assert fewer.num_speculative_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"model": "x/y", "num_speculative_tokens": 3}', "method: Field required"),
+        (
+            '{"model": "x/EAGLE-y", "num_speculative_tokens": 3}',
+            "unknown speculative method 'eagle'",
+        ),
+        ('{"method": "eagle3", "num_speculative_tokens": 3}', "method eagle3 needs"),
+    ],
+)
+def test_a_draft_model_that_is_nothing_here(text: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        SpeculativeConfig.from_json(text)

@@ -19,7 +19,6 @@ from surestep_worker.checkpoint.model_folder import ConfigFiles
 from .llama import LlamaConfig
 from .model_config import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, ModelConfig, architecture_of
 
-METHOD = "eagle3"
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _TRT_LAYER_IDS = "eagle3_layers_to_capture"  # of TensorRT-LLM
 _ARCHITECTURES = {
@@ -90,13 +89,6 @@ class Eagle3Config:
     def hidden_size(self) -> int:
         """Width of the head."""
         return self.decoder.hidden_size
-
-
-def is_eagle3(config: Fields) -> bool:
-    """Whether a config.json is that of such a head."""
-    if config.text("speculators_model_type", "") == METHOD:
-        return True
-    return any(name in _ARCHITECTURES for name in config.texts("architectures"))
 
 
 def read_captured(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from surestep_common.errors import InvalidRequest
 
+from .detect import filled_in
 from .registry import ALIASES, DRAFTERS, HEADS_APART
 
 
@@ -39,6 +40,11 @@ class SpeculativeConfig(BaseModel):
 
     # Of the drafter's draws, as a factor of the request's temperature; none = fitted as it runs.
     draft_temperature: float | None = Field(default=None, gt=0, le=10)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_model_says(cls, given: Any) -> Any:
+        return filled_in(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -1,0 +1,123 @@
+"""A draft head that cannot be used costs the drafts, not the start; unless one is required."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.checkpoints.copied_head import make_copied_pair
+from surestep_common.errors import InvalidRequest
+from surestep_worker.checkpoint.model_folder import read_entries
+from surestep_worker.config import WorkerSettings
+from surestep_worker.startup.build import build_runner
+from surestep_worker.startup.built import Built
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    head = tmp_path / "head"
+    return make_copied_pair(tmp_path / "model", head), head
+
+
+def start(pair: tuple[Path, Path], profile_result: bytes = b"", **settings: Any) -> Built:
+    model, head = pair
+    speculation = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 2}
+    whole = WorkerSettings(
+        model=model,
+        device="cpu",
+        max_num_seqs=4,
+        max_model_len=128,
+        kv_cache_memory=0.01,
+        speculative_config=speculation,
+        **settings,
+    )
+    return build_runner(whole, profile_result=profile_result)
+
+
+def tensors(head: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(head / "model.safetensors")
+    change(weights)
+    save_file(weights, head / "model.safetensors", metadata={"format": "pt"})
+
+
+def config(head: Path, **changes: Any) -> None:
+    whole = json.loads((head / "config.json").read_text()) | changes
+    (head / "config.json").write_text(json.dumps(whole))
+
+
+def cut_short(head: Path) -> None:
+    whole = (head / "model.safetensors").read_bytes()
+    (head / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda head: (head / "config.json").unlink(), "cannot read"),
+    "cut short": (cut_short, "model.safetensors"),
+    "tensor": (lambda head: tensors(head, lambda w: w.pop("fc.weight")), "missing: fc.weight"),
+    "width": (lambda head: config(head, hidden_size=64), "hidden states of 64 elements"),
+    "vocabulary": (lambda head: config(head, vocab_size=170), "a vocabulary of 170 tokens"),
+    "d2t": (lambda head: tensors(head, lambda w: w["d2t"].add_(1)), "d2t does not name"),
+    "nan": (
+        lambda head: tensors(head, lambda w: w["fc.weight"].fill_(torch.nan)),
+        "its logits are not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_head_that_is_broken(pair: tuple[Path, Path], fault: str) -> None:
+    breaks, message = FAULTS[fault]
+    breaks(pair[1])
+    if fault == "nan":  # read it where it counts
+        tensors(pair[1], lambda w: w["lm_head.weight"].fill_(torch.nan))
+    facts = start(pair).facts
+    assert message in facts.drafter_fault
+    assert (facts.drafter, facts.max_draft_tokens, facts.drafter_has_state) == ("", 0, False)
+    with pytest.raises(InvalidRequest) as refused:
+        start(pair, require_drafter=True)
+    assert message in refused.value.message
+
+
+def test_a_head_that_works(pair: tuple[Path, Path]) -> None:
+    built = start(pair, require_drafter=True)
+    facts = built.facts
+    assert (facts.drafter, facts.max_draft_tokens, facts.drafter_fault) == ("eagle3", 2, "")
+    assert list(facts.draft_layers) == [1, 2]
+    assert facts.check_accepted > 0.2 * facts.check_drafts > 0
+    again = start(pair, built.profile_result).facts
+    assert (list(again.draft_layers), again.check_drafts) == ([1, 2], facts.check_drafts)
+
+
+def test_layer_numbers_that_are_meant_otherwise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nested ones name the layer that is read; these count those before it."""
+    head = tmp_path / "head"
+    pair = make_copied_pair(tmp_path / "model", head, guard=True), head
+    config(head, eagle_aux_hidden_state_layer_ids=None)
+    config(head, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2]})
+    built = start(pair)
+    assert list(built.facts.draft_layers) == [1, 2]
+    assert "it reads the latter" in caplog.text
+    assert built.facts.check_accepted > 0.05 * built.facts.check_drafts
+    again = start(pair, built.profile_result)
+    head_again = again.runner.context.model.draft_head
+    assert head_again is not None
+    assert head_again.captured_layers == (1, 2)
+
+
+def test_a_pickle_is_refused_with_the_command_that_converts_it(pair: tuple[Path, Path]) -> None:
+    _, head = pair
+    torch.save(load_file(head / "model.safetensors"), head / "pytorch_model.bin")
+    (head / "model.safetensors").unlink()
+    fault = start(pair).facts.drafter_fault
+    command = fault.partition('python -c "')[2].removesuffix('"')
+    subprocess.run([sys.executable, "-c", command], cwd=head, check=True, timeout=60)
+    assert "fc.weight" in read_entries(head)

@@ -1,0 +1,55 @@
+"""What `--speculative-config` leaves out, from the draft model's name and config.json. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from surestep_common.errors import InvalidRequest
+
+from surestep_worker.checkpoint.json_fields import read_json
+
+_NAMES = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark", "eagle-": "eagle"}  # vLLM's
+
+
+def filled_in(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with a method, and the number of drafts that the model was made for.
+
+    What cannot be found stays out.
+    """
+    model = given.get("model")
+    if not isinstance(model, str) or {"method", "num_speculative_tokens"} <= given.keys():
+        return dict(given)
+    config = _config(model)
+    found = {"method": _method(model, config), "num_speculative_tokens": _num_drafts(config)}
+    return {**{key: value for key, value in found.items() if value is not None}, **given}
+
+
+def _config(model: str) -> Mapping[str, Any]:
+    try:
+        return read_json(Path(model) / "config.json")
+    except InvalidRequest:  # whoever loads it will say so
+        return {}
+
+
+def _method(model: str, config: Mapping[str, Any]) -> str | None:
+    kinds = [model, config.get("speculators_model_type"), *_listed(config.get("architectures"))]
+    for kind in (str(kind).lower() for kind in kinds):
+        for part, method in _NAMES.items():
+            if part in kind:
+                return method
+    return None
+
+
+def _num_drafts(config: Mapping[str, Any]) -> int | None:
+    """As speculators writes it."""
+    about = config.get("speculators_config")
+    proposals = _listed(about.get("proposal_methods")) if isinstance(about, dict) else []
+    first = proposals[0] if proposals else None
+    count = first.get("speculative_tokens") if isinstance(first, dict) else None
+    return count if isinstance(count, int) else None
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
