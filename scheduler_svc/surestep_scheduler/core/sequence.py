@@ -131,7 +131,12 @@ class Sequence:
             order=(now + request.priority * limits.priority_aging_s, number),
             arrival=now,
             shared_len=shared_len,
-            chain=PrefixChain(request.cache_salt, limits.block_size, shared_len),
+            chain=PrefixChain(
+                request.cache_salt,
+                limits.block_size,
+                shared_len,
+                names_next=limits.drafter_has_state,
+            ),
         )
 
     @property

@@ -147,7 +147,7 @@ class SchedulerState:
             slot=slot,
             slot_epoch=self._slot_epochs[slot],
             num_cached=len(cached) * size,
-            # The last of these positions may have another successor now: its row is made again.
+            # The first row that is made leaves the output that drafting begins with.
             drafter_len=max(drafted * size - 1, 0),
             snapshot_id=found.snapshot_id,
             blocks=cached + self.pool.allocate(found.fresh),
@@ -244,9 +244,9 @@ class SchedulerState:
 
     def retry(self, tenancy: Tenancy) -> None:
         """Compute a request again from nothing: what its blocks hold may be wrong."""
-        seq, size = tenancy.seq, self.limits.block_size
+        seq = tenancy.seq
         self.pool.withdraw(tenancy.blocks)
-        for key in seq.chain.keys(seq.tokens, 0, len(seq.tokens) // size):
+        for key in seq.chain.keys(seq.tokens, 0, seq.chain.count(seq.tokens)):
             self.snapshots.forget(key)
         self.release(tenancy)
         self._requeue(seq)

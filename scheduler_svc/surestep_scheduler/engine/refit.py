@@ -31,11 +31,19 @@ def refit(state: SchedulerState, limits: Limits, *, same_model: bool) -> list[Re
         state.end(seq, "error")
     for seq in state.open.values():
         seq.max_len = min(seq.max_len, limits.longest(seq.request.pooling))
-        sizes = limits.block_size, limits.prompt_chunk
-        if sizes != (state.limits.block_size, state.limits.prompt_chunk):
+        if _keys_depend_on(limits) != _keys_depend_on(state.limits):
             seq.shared_len = limits.shared_len(seq.prompt_len)
-            seq.chain = PrefixChain(seq.request.cache_salt, limits.block_size, seq.shared_len)
+            seq.chain = PrefixChain(
+                seq.request.cache_salt,
+                limits.block_size,
+                seq.shared_len,
+                names_next=limits.drafter_has_state,
+            )
     return refused
+
+
+def _keys_depend_on(limits: Limits) -> tuple[int, int, bool]:
+    return limits.block_size, limits.prompt_chunk, limits.drafter_has_state
 
 
 def _refused(state: SchedulerState, limits: Limits, *, same_model: bool) -> Iterator[Refused]:

@@ -72,9 +72,7 @@ class DrafterRows:
         for position in range(slot.drafter_len):
             stored = self._rows.get(self._place(slot, position))
             assert stored is not None, f"{slot.tenancy} has no drafter row at {position}"
-            # Behind the last row of a shared block somebody else may have gone on otherwise.
-            at_end = (position + 1) % self._model.block_size == 0
-            assert at_end or stored == self._row(slot, position), f"{slot.tenancy} at {position}"
+            assert stored == self._row(slot, position), f"{slot.tenancy} at {position}"
 
     def _row(self, slot: Slot, position: int) -> int:
         kv = self._kv_at(slot, position)

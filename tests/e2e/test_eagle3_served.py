@@ -1,0 +1,74 @@
+"""A model with an EAGLE-3 head behind `surestep serve`: text, a killed worker, a broken head."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from support.checkpoints.eagle3 import make_reference, save_head
+from support.checkpoints.tiny import make_tiny_checkpoint
+from support.processes.stack import Stack, serve
+
+pytestmark = pytest.mark.timeout(180)
+
+SIZES = ("--max-num-seqs", "8", "--kv-cache-memory", "0.02", "--max-model-len", "400")
+
+
+def speculation(head: Path) -> tuple[str, ...]:
+    about = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 4}
+    return "--speculative-config", json.dumps(about), "--no-adaptive-draft-length"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("model"), layers=5, tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    head = save_head(tmp_path_factory.mktemp("head"), make_reference(model), layer_ids=(1, 2, 4))
+    with serve(model, tmp_path_factory.mktemp("logs"), *SIZES, *speculation(head)) as running:
+        yield running
+
+
+def complete(stack: Stack, name: str, drafts: int, **options: Any) -> Any:
+    client = OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0, timeout=90)
+    extra = {"speculative": {"num_tokens": drafts}}
+    options = {"max_tokens": 200, "temperature": 0.9, "seed": 5} | options
+    return client.completions.create(model=name, prompt="a quick", extra_body=extra, **options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_drafts_change_no_text(stack: Stack, model: Path, temperature: float) -> None:
+    texts = {
+        complete(stack, model.name, drafts, temperature=temperature).choices[0].text
+        for drafts in (0, 1, 4)
+    }
+    assert len(texts) == 1
+    assert stack.metric("vllm:spec_decode_num_draft_tokens_total") > 0
+
+
+def test_a_killed_worker_changes_no_text(stack: Stack, model: Path) -> None:
+    plain = complete(stack, model.name, 0).choices[0].text
+    text, killed = "", False
+    for chunk in complete(stack, model.name, 4, stream=True):
+        text += chunk.choices[0].text
+        if text and not killed:
+            os.kill(stack.status()["scheduler"]["ranks"][0]["pid"], signal.SIGKILL)
+            killed = True
+    assert killed
+    assert text == plain
+
+
+def test_a_broken_head_costs_only_the_drafts(model: Path, tmp_path: Path) -> None:
+    with serve(model, tmp_path / "logs", *SIZES, *speculation(tmp_path / "nothing")) as stack:
+        assert complete(stack, model.name, 4).choices[0].text
+        assert stack.metric("vllm:spec_decode_num_draft_tokens_total") == 0
+        logged = "".join(path.read_text() for path in (tmp_path / "logs").glob("worker*.log"))
+        assert "the model is served without speculation" in logged
