@@ -30,7 +30,7 @@ from surestep_cli.settings.serve_settings import ServeSettings
 from surestep_cli.terminal.output import unbreakable
 
 from .child import Child, ChildFailedError, Command
-from .fetch import fetch
+from .fetch import fetch, with_draft_folder
 from .liveness import GrpcProbe, HeartbeatProbe, HttpProbe, Probe, watch, watch_logs
 from .ports import check_address, check_socket
 from .startup import Startup, Worker
@@ -60,6 +60,7 @@ def launch(settings: ServeSettings) -> int:
     for line in (*shortages(settings.tensor_parallel_size), *_remarks(settings)):
         console.print(f"Warning: {line}", markup=False, soft_wrap=True)
     model, tokenizer = fetch(settings, console)
+    settings = with_draft_folder(settings, console)
     log_dir = log_folder(settings.log_dir)
     environ = wiring(settings, model, tokenizer)
     if sys.version_info < (3, 12):  # later ones need no telling: a thread less for each child

@@ -9,7 +9,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("generation_config", "override_generation_config", "seed", "max_logprobs"),
         *("pooler_config", "hf_overrides"),
     ),
-    "Speculation": ("speculative_config", "adaptive_draft_length"),
+    "Speculation": ("speculative_config", "adaptive_draft_length", "require_drafter"),
     "Memory": (
         *("gpu_memory_utilization", "kv_cache_memory", "num_gpu_blocks_override", "kv_cache_dtype"),
         "block_size",
