@@ -1,0 +1,61 @@
+"""Headers of Harmony's messages: who speaks, to whom, in which channel.
+
+    assistant to=functions.weather<|channel|>commentary <|constrain|>json
+
+Models place the recipient before or behind the channel, write the content type with and without
+`<|constrain|>`, and leave out parts. So a header is read word by word.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+CHANNEL, CONSTRAIN, START = "<|channel|>", "<|constrain|>", "<|start|>"
+CHANNELS = ("analysis", "commentary", "final")
+NAMESPACE = "functions."  # of the request's tools, in recipients
+
+_ROLES = ("assistant", "user", "system", "developer", "tool")
+_WORD = re.compile(rf"<\|\w+\|>|to=[^\s<]*|{'|'.join(CHANNELS + _ROLES)}|[^\s<]+|<")
+
+
+class Header(NamedTuple):
+    channel: str | None  # one of CHANNELS; None if it is missing, or unknown
+    recipient: str | None
+    rest: str  # from the first word on that need not belong to a header
+
+
+def read_header(text: str) -> Header:
+    """Return the parts of a header, which may be cut off anywhere."""
+    channel: str | None = None
+    recipient: str | None = None
+    rest: int | None = None  # where it begins
+    before = ""
+    for match in _WORD.finditer(text):
+        word = match[0]
+        if word in (CHANNEL, CONSTRAIN, START) or before == CONSTRAIN or _cut_off(match):
+            pass
+        elif word.startswith("to="):
+            recipient = word.removeprefix("to=") or None
+        elif before == CHANNEL:
+            channel = next((name for name in CHANNELS if name.startswith(word)), None)
+            rest = match.start() if channel is None and rest is None else rest
+        elif before in CHANNELS and word.startswith(NAMESPACE):
+            recipient = word
+            rest = match.start() if rest is None else rest
+        elif not _names_role(match, before) and rest is None:
+            rest = match.start()
+        before = word
+    return Header(channel, recipient, "" if rest is None else text[rest:])
+
+
+def _names_role(match: re.Match[str], before: str) -> bool:
+    """Return whether a word is the speaker: the first one, alone unless behind `<|start|>`."""
+    alone = match.string[match.end() : match.end() + 1] in ("", " ", "<")
+    known = match[0] in _ROLES or match[0].startswith(NAMESPACE)
+    return known and (before == START or (not before and alone))
+
+
+def _cut_off(match: re.Match[str]) -> bool:
+    """Return whether the text ends within `to=`."""
+    return match[0] in ("t", "to") and match.end() == len(match.string)
