@@ -88,6 +88,8 @@ class HarmonyParser:
         _, start, last = prompt.rpartition(START)
         for part in re.split(f"({'|'.join(map(re.escape, self.structure))})", start + last):
             (self.mark if part in self.structure else self.push)(part)
+        if self._header and read_header(self._header).rest:  # not Harmony, and no text of the model
+            self._header = ""
         self._written.clear()
 
     def _open(self, header: str) -> list[Event]:

@@ -12,10 +12,12 @@ import re
 from typing import NamedTuple
 
 CHANNEL, CONSTRAIN, START = "<|channel|>", "<|constrain|>", "<|start|>"
+_MARKS = (CHANNEL, CONSTRAIN, START)
 CHANNELS = ("analysis", "commentary", "final")
 NAMESPACE = "functions."  # of the request's tools, in recipients
 
 _ROLES = ("assistant", "user", "system", "developer", "tool")
+_TYPES = ("json", "code")  # of contents, as models write them without `<|constrain|>`
 _WORD = re.compile(rf"<\|\w+\|>|to=[^\s<]*|{'|'.join(CHANNELS + _ROLES)}|[^\s<]+|<")
 
 
@@ -33,7 +35,7 @@ def read_header(text: str) -> Header:
     before = ""
     for match in _WORD.finditer(text):
         word = match[0]
-        if word in (CHANNEL, CONSTRAIN, START) or before == CONSTRAIN or _cut_off(match):
+        if word in _MARKS or _names_type(word, before) or _cut_off(match):
             pass
         elif word.startswith("to="):
             recipient = word.removeprefix("to=") or None
@@ -49,11 +51,19 @@ def read_header(text: str) -> Header:
     return Header(channel, recipient, "" if rest is None else text[rest:])
 
 
+def _names_type(word: str, before: str) -> bool:
+    return before == CONSTRAIN or (
+        word in _TYPES and (before in CHANNELS or before.startswith("to="))
+    )
+
+
 def _names_role(match: re.Match[str], before: str) -> bool:
     """Return whether a word is the speaker: the first one, alone unless behind `<|start|>`."""
-    alone = match.string[match.end() : match.end() + 1] in ("", " ", "<")
-    known = match[0] in _ROLES or match[0].startswith(NAMESPACE)
-    return known and (before == START or (not before and alone))
+    word, after = match[0], match.string[match.end() : match.end() + 1]
+    if before == START and not after and any(role.startswith(word) for role in _ROLES):
+        return True
+    known = word in _ROLES or word.startswith(NAMESPACE)
+    return known and (before == START or (not before and after in ("", " ", "<")))
 
 
 def _cut_off(match: re.Match[str]) -> bool:
