@@ -9,6 +9,7 @@ Models place the recipient before or behind the channel, write the content type 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 CHANNEL, CONSTRAIN, START = "<|channel|>", "<|constrain|>", "<|start|>"
@@ -35,7 +36,7 @@ def read_header(text: str) -> Header:
     before = ""
     for match in _WORD.finditer(text):
         word = match[0]
-        if word in _MARKS or _names_type(word, before) or _cut_off(match):
+        if word in _MARKS or _names_type(match, before) or _is_one_of(["to="], match):
             pass
         elif word.startswith("to="):
             recipient = word.removeprefix("to=") or None
@@ -51,21 +52,21 @@ def read_header(text: str) -> Header:
     return Header(channel, recipient, "" if rest is None else text[rest:])
 
 
-def _names_type(word: str, before: str) -> bool:
-    return before == CONSTRAIN or (
-        word in _TYPES and (before in CHANNELS or before.startswith("to="))
-    )
+def _names_type(match: re.Match[str], before: str) -> bool:
+    """Return whether a word is the content's type, with or without its marker."""
+    placed = before in CHANNELS or before.startswith("to=")
+    return before == CONSTRAIN or (placed and _is_one_of(_TYPES, match))
 
 
 def _names_role(match: re.Match[str], before: str) -> bool:
     """Return whether a word is the speaker: the first one, alone unless behind `<|start|>`."""
-    word, after = match[0], match.string[match.end() : match.end() + 1]
-    if before == START and not after and any(role.startswith(word) for role in _ROLES):
-        return True
-    known = word in _ROLES or word.startswith(NAMESPACE)
-    return known and (before == START or (not before and after in ("", " ", "<")))
+    if before == START:
+        return match[0].startswith(NAMESPACE) or _is_one_of(_ROLES, match)
+    alone = match.string[match.end() : match.end() + 1] in ("", " ", "<")
+    return not before and alone and (match[0] in _ROLES or match[0].startswith(NAMESPACE))
 
 
-def _cut_off(match: re.Match[str]) -> bool:
-    """Return whether the text ends within `to=`."""
-    return match[0] in ("t", "to") and match.end() == len(match.string)
+def _is_one_of(names: Iterable[str], match: re.Match[str]) -> bool:
+    """Return whether a word is one of `names`, or may become one where the text ends."""
+    cut_off = match.end() == len(match.string)
+    return any(name.startswith(match[0]) if cut_off else name == match[0] for name in names)
