@@ -8,6 +8,7 @@ template's business: between calls it is kept, and dropped once there was an ans
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any
@@ -16,7 +17,7 @@ from surestep_common.errors import InvalidRequest
 
 Message = dict[str, Any]
 
-EFFORTS = ("low", "medium", "high")
+_EFFORTS = ("low", "medium", "high")
 _INSTRUCTING = ("system", "developer")
 
 
@@ -28,65 +29,63 @@ def harmony_messages(messages: Sequence[Message]) -> list[Message]:
     if instructions:
         text = "\n\n".join(one["content"] for one in instructions if one["content"])
         shown.append(instructions[0] | {"content": text})
-    for at, message in enumerate(others):
-        if message["role"] == "assistant":
-            shown += _answer(message, _results(others, at))
-        elif message["role"] != "tool" or not _is_placed(others, at):
+    at = 0
+    while at < len(others):
+        message, at = others[at], at + 1
+        if message["role"] != "assistant":
             shown.append(message)
+        elif message.get("tool_calls"):
+            results = list(takewhile(lambda one: one["role"] == "tool", others[at:]))
+            at += len(results)
+            shown += _calls(message, results)
+        elif message["content"] or at == len(others):  # cut off in its reasoning it is no answer
+            thought = _thought(message)
+            shown.append(message | ({"thinking": thought} if thought else {}))
     return shown
 
 
 def harmony_tools(tools: Sequence[Message] | None) -> list[Message] | None:
     """Return tools that all have a description, which the template adds to other text."""
-    if tools is None:
-        return None
-    return [
-        tool
-        | {
-            "function": tool["function"]
-            | {"description": tool["function"].get("description") or ""}
-        }
-        for tool in tools
-    ]
+    return [_described(tool) for tool in tools] if tools is not None else None
 
 
 def check_effort(effort: Any) -> None:
     """Raise InvalidRequest for an effort that the model was not trained with."""
-    if effort is not None and effort not in EFFORTS:
+    if effort is not None and effort not in _EFFORTS:
         raise InvalidRequest(
-            f"'reasoning_effort' must be {', '.join(EFFORTS[:-1])} or {EFFORTS[-1]} for this model",
+            "'reasoning_effort' must be low, medium or high for this model",
             param="reasoning_effort",
         )
 
 
-def _results(messages: Sequence[Message], at: int) -> list[Message]:
-    """Return the tool messages directly behind an answer."""
-    return list(takewhile(lambda one: one["role"] == "tool", messages[at + 1 :]))
-
-
-def _is_placed(messages: Sequence[Message], at: int) -> bool:
-    """Return whether a tool message is a result behind calls, and shown with them."""
-    before = next((one for one in reversed(messages[:at]) if one["role"] != "tool"), None)
-    return before is not None and bool(before.get("tool_calls")) and before["role"] == "assistant"
-
-
-def _answer(message: Message, results: Sequence[Message]) -> Iterator[Message]:
-    """Yield an answer of the assistant, its calls one by one and each before its results."""
-    thought = message.get("reasoning") or message.get("reasoning_content")
-    calls = message.get("tool_calls")
-    if not calls:
-        if message["content"]:  # what was cut off in its reasoning is no answer
-            yield message | ({"thinking": thought} if thought else {})
-        return
-    thinking = "\n\n".join(text for text in (thought, message["content"]) if text)
-    ids = [call.get("id") for call in calls]
-    callers = [
-        ids.index(result.get("tool_call_id")) if result.get("tool_call_id") in ids else at
-        for at, result in enumerate(results)
-    ]
+def _calls(message: Message, results: Sequence[Message]) -> Iterator[Message]:
+    """Yield the calls of an answer one by one, each before its results."""
+    calls = message["tool_calls"]
+    of_call: dict[int, list[Message]] = defaultdict(list)
+    for caller, result in zip(_callers(calls, results), results, strict=True):
+        of_call[caller].append(result)
+    thinking = "\n\n".join(text for text in (_thought(message), message["content"]) if text)
     for at, call in enumerate(calls):
         yield message | {"content": "", "thinking": "" if at else thinking, "tool_calls": [call]}
-        last = at == len(calls) - 1
-        for caller, result in zip(callers, results, strict=True):
-            if caller == at or (last and caller > at):
-                yield result
+        yield from of_call[at]
+
+
+def _callers(calls: Sequence[Message], results: Sequence[Message]) -> list[int]:
+    """Return which call each result is of: the one with its id, or the one in its place."""
+    ids = [str(call.get("id")) for call in calls]
+    counts = Counter(ids)
+    named = {id_: at for at, id_ in enumerate(ids) if counts[id_] == 1}
+    last = len(calls) - 1
+    return [
+        named.get(str(result.get("tool_call_id", "")), min(at, last))
+        for at, result in enumerate(results)
+    ]
+
+
+def _thought(message: Message) -> str:
+    return message.get("reasoning") or message.get("reasoning_content") or ""
+
+
+def _described(tool: Message) -> Message:
+    function = tool["function"]
+    return tool | {"function": function | {"description": function.get("description") or ""}}

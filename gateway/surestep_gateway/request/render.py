@@ -71,6 +71,7 @@ def render_chat(processor: TextProcessor, body: TemplateFields) -> RenderedChat:
             message["content"] = _parts(body.messages[index], index)
     elif harmony:
         messages = harmony_messages(messages)
+        processor.only_apart(len(messages) > INLINE_MESSAGES)  # calls have messages of their own
     messages.append({"role": "documents", "content": body.documents})  # trusted no more than users
     messages.append({"role": "tools", "content": tools})
     hidden, special = None, processor.tokenizer.special
