@@ -151,7 +151,7 @@ class HarmonyParser:
     def _function(self, header: Header) -> str | None:
         """Return the function that a message is addressed to."""
         recipient = header.recipient
-        if recipient is None or not self._tools:
+        if recipient is None or not self._tools or not recipient.isprintable():
             return None
         name = recipient.removeprefix(NAMESPACE)
         if name == recipient and recipient not in self._tools:

@@ -84,6 +84,7 @@ def test_where_a_recipient_may_stand(header: str) -> None:
         ("browser.search", None),
         ("assistant", None),
         ("functions.", None),
+        ("functions.a\0", None),
     ],
 )
 def test_whom_a_message_may_be_for(recipient: str, name: str | None) -> None:
