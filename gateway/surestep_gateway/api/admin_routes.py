@@ -20,10 +20,18 @@ from surestep_gateway.request.protocol import RestartBody
 from surestep_gateway.schedulers.pool import SchedulerPool
 from surestep_gateway.schedulers.scheduler_client import SchedulerClient
 
+from .described_route import DescribedRoute, Description
 from .middleware import body_of
 
 logger = logging.getLogger(__name__)
 
+_RESTART = Description(
+    summary="Replace the workers, one scheduler after the other.",
+    bodies=(RestartBody,),
+    body_required=False,
+    keys=True,
+    errors=(400, 401, 404, 408, 413, 415, 503),
+)
 _RESTART_S = 30.0  # for the old ranks to be gone
 _SERVE_S = 600.0  # for the new ones to have loaded
 
@@ -38,7 +46,7 @@ class AdminRoutes:
 
     def routes(self) -> Iterator[Route]:
         if self._keys:
-            yield Route("/admin/workers/restart", self.restart_workers, methods=["POST"])
+            yield DescribedRoute("POST", "/admin/workers/restart", self.restart_workers, _RESTART)
 
     async def restart_workers(self, request: Request) -> Response:
         """Replace every rank, one scheduler after the other, while open requests continue.
