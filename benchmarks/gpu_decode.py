@@ -245,7 +245,7 @@ def _add_row(
     plan.num_tokens.append(int(mode == pb.PREFILL_LAST))
     plan.len_lo.append(low)
     plan.len_hi.append(high)
-    plan.k_cap.append(width - 1)
+    plan.max_drafts.append(width - 1)
     plan.accepted_step.append(0)
     plan.accepted.append(0)
     plan.depends_on_step.append(plan.step - 1)

@@ -87,7 +87,7 @@ def make(rows: Rows, slots: Slots, book: SamplingTable) -> tuple[StepColumns, Ge
     wants = np.zeros(slots.num_slots, dtype=np.bool_)
     geometry = Geometry.of(rows, slots, wants, NO_SNAPSHOTS)
     wishes = book.of(geometry.window_slot, geometry.position_window)
-    inputs = PassInputs(geometry.rows, geometry.k_cap, geometry.hidden_index, None)
+    inputs = PassInputs(geometry.rows, geometry.max_drafts, geometry.hidden_index, None)
     return StepColumns(inputs, geometry.position_window, wishes.draw, wishes.stops), geometry
 
 

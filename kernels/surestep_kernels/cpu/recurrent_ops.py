@@ -1,4 +1,4 @@
-"""The C kernels of hybrid models, called through ctypes like those of native.py."""
+"""The C kernels of hybrid models, called through ctypes like those of ops.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ops of a step in C, called through ctypes like those of native.py.
+"""The ops of a step in C, called through ctypes like those of ops.py.
 
 Named tuples of tensors travel as arrays of pointers, which are structs of the same fields in C.
 Choosing and shaping release the interpreter lock; the others take less time than handing it over.
@@ -190,7 +190,7 @@ class CpuStepOps:
         tokens: Tensor,
         slots: Tensor,
         lengths: Tensor,
-        k_caps: Tensor,
+        max_drafts: Tensor,
         *,
         num_drafts: int,
         max_n: int,
@@ -202,7 +202,7 @@ class CpuStepOps:
         rows, dtype = len(slots), slots.dtype
         ids = torch.empty(rows, num_drafts, dtype=torch.int32)
         counts = torch.empty(rows, dtype=torch.int32)
-        data = ids, counts, tokens, *(_words(column) for column in (slots, lengths, k_caps))
+        data = ids, counts, tokens, *(_words(column) for column in (slots, lengths, max_drafts))
         sizes = rows, *tokens.shape, num_drafts, max_n, min_n
         self.c_ngram(*(x.data_ptr() for x in data), *sizes)
         return NgramDrafts(ids.to(dtype), counts.to(dtype))

@@ -28,7 +28,7 @@ class Report(NamedTuple):
     n_accepted: Tensor
     n_emitted: Tensor
     folded: Tensor  # tokens in the recurrent state afterwards
-    draft_upto: Tensor
+    drafter_len: Tensor
     tokens: Tensor  # i32[R, K+1] emitted ids, leading part
 
     @classmethod
@@ -87,7 +87,7 @@ def commit_step_reference(
     state.committed[slot] = start + torch.where(status == RowStatus.OK, consumed, 0)
     state.known[slot] = known + n_emitted
     state.folded[slot] = folded = start + count * advances
-    state.draft_upto[slot] = upto = torch.minimum(start, state.draft_upto[slot] + rows.catch_up)
+    state.drafter_len[slot] = upto = torch.minimum(start, state.drafter_len[slot] + rows.catch_up)
     facts = (start, drafts.counts, status, last + drafted_stop, n_emitted, folded, upto)
     return torch.cat((torch.stack(facts, dim=1).int(), tokens), dim=1)
 

@@ -23,7 +23,7 @@ class SlotState(NamedTuple):
     committed: Tensor  # [S] tokens whose KV is valid
     known: Tensor  # [S] tokens whose id is known
     folded: Tensor  # [S] tokens that the recurrent state holds
-    draft_upto: Tensor  # [S] positions that the drafter's state holds
+    drafter_len: Tensor  # [S] positions that the drafter's state holds
 
 
 class StepRows(NamedTuple):

@@ -100,7 +100,10 @@ def whole_steps_for_all(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS: dict[str, Mutant] = {
     **{f"stale {name}": stale(name) for name in ("slot", "token_row", "seed_low", "hidden_index")},
-    **{f"stale {name}": stale(name) for name in ("cu_rows", "window", "k_cap", "position_window")},
+    **{
+        f"stale {name}": stale(name)
+        for name in ("cu_rows", "window", "max_drafts", "position_window")
+    },
     "padding not cleared": padding_not_cleared,
     "results read too late": results_read_too_late,
     "captured when first used": captured_when_first_used,

@@ -46,7 +46,7 @@ class Recorder:
     def launch(self, plan: pb.StepPlan) -> Done:
         assert self.gate.wait(TIMEOUT_S)
         self.threads.add(threading.current_thread().name)
-        if plan.k_cap:
+        if plan.max_drafts:
             raise errors.InternalError("ledger")
         return Done(pb.StepResult(epoch=plan.epoch, step=plan.step))
 
@@ -64,7 +64,7 @@ class Rank:
 @pytest.fixture
 async def rank() -> AsyncIterator[Rank]:
     thread, runner = StepThread(), Recorder()
-    service = WorkerService(0, 1, thread, Heartbeat.unseen())
+    service = WorkerService(0, 1, thread, Heartbeat.unwatched())
     server = rpc.Server([pb.DESCRIPTOR.services_by_name["Worker"]])
     pb_grpc.add_WorkerServicer_to_server(service, server.grpc)
     port = await server.start("127.0.0.1:0")
@@ -163,7 +163,7 @@ async def test_the_loop_answers_while_a_step_runs(rank: Rank) -> None:
 async def test_a_failing_step_ends_the_stream_with_its_status(rank: Rank) -> None:
     rank.load()
     call = rank.stub.Run(timeout=TIMEOUT_S)
-    await call.write(pb.StepPlan(epoch=1, step=1, k_cap=[1]))
+    await call.write(pb.StepPlan(epoch=1, step=1, max_drafts=[1]))
     await call.write(pb.StepPlan(epoch=1, step=2))
     with pytest.raises(errors.InternalError, match="ledger"), rpc.translate_errors():
         await call.read()

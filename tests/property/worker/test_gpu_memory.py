@@ -6,7 +6,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from surestep_worker.host.host_memory import GIB, OutOfMemory
-from surestep_worker.startup.gpu_memory import Look, Part, Usage, left_for_caches, limit_of, taken
+from surestep_worker.startup.gpu_memory import (
+    Look,
+    MemoryShare,
+    Usage,
+    left_for_caches,
+    limit_of,
+    taken,
+)
 
 totals = st.integers(1 * GIB, 192 * GIB)
 fractions = st.floats(0.01, 1.0)
@@ -26,7 +33,7 @@ def starts(draw: st.DrawFn) -> Look:
 def test_all_of_it_is_within_the_part_and_within_what_is_free(
     start: Look, fraction: float, num: int, usage: Usage
 ) -> None:
-    limit = limit_of(Part(fraction, asked=False, sharers=num), start)
+    limit = limit_of(MemoryShare(fraction, asked=False, sharers=num), start)
     kept = usage.weights + usage.states  # is there when graphs and steps gave back theirs
     caches = left_for_caches(limit, usage, start._replace(free=max(0, start.free - kept)))
     assert caches >= 0
@@ -39,7 +46,7 @@ def test_all_of_it_is_within_the_part_and_within_what_is_free(
 def test_a_larger_part_never_leaves_less(
     start: Look, one: float, other: float, num: int, usage: Usage, asked: bool
 ) -> None:
-    less, more = (Part(part, asked, num) for part in sorted((one, other)))
+    less, more = (MemoryShare(part, asked, num) for part in sorted((one, other)))
     try:
         large = limit_of(more, start)
     except OutOfMemory:
@@ -53,16 +60,16 @@ def test_a_larger_part_never_leaves_less(
 def test_a_part_that_was_asked_for_is_had_or_refused(start: Look, part: float, num: int) -> None:
     share = int(part * start.total) // num
     if share <= start.free:
-        assert limit_of(Part(part, asked=True, sharers=num), start) == share
+        assert limit_of(MemoryShare(part, asked=True, sharers=num), start) == share
     else:
         with pytest.raises(OutOfMemory, match=r"--gpu-memory-utilization .* are free"):
-            limit_of(Part(part, asked=True, sharers=num), start)
+            limit_of(MemoryShare(part, asked=True, sharers=num), start)
 
 
 @given(starts(), usages, bytes_)
 def test_who_takes_memory_meanwhile_has_it(start: Look, usage: Usage, others: int) -> None:
     """Memory that went to others since the rank began is not given away once more."""
-    limit = limit_of(Part(0.9, asked=False), start)
+    limit = limit_of(MemoryShare(0.9, asked=False), start)
     now = start._replace(free=max(0, start.free - usage.weights - usage.states - others))
     caches = left_for_caches(limit, usage, now)
     assert not caches or caches + usage.graphs + usage.step <= now.free
@@ -84,21 +91,23 @@ def test_two_engines_share_a_card() -> None:
     """Each names its part of it, and the second one's has to be free."""
     total, first = 80 * GIB, 38 * GIB
     start = Look(total - first - GIB, total, 0)
-    assert limit_of(Part(0.45, asked=True), start) == int(0.45 * total)
+    assert limit_of(MemoryShare(0.45, asked=True), start) == int(0.45 * total)
     with pytest.raises(
         OutOfMemory, match=r"0\.9: 72\.00 GiB of 80\.00 GiB .* only 41\.00 GiB"
     ) as e:
-        limit_of(Part(0.9, asked=True), start)
+        limit_of(MemoryShare(0.9, asked=True), start)
     assert "go down to 0.51" in str(e.value)
-    assert limit_of(Part(0.51, asked=True), start) <= start.free
+    assert limit_of(MemoryShare(0.51, asked=True), start) <= start.free
     # Nobody asked: what others hold comes off the part, with a tenth of the card for nobody.
-    assert limit_of(Part(0.9, asked=False), start) == pytest.approx(33 * GIB, abs=2)
+    assert limit_of(MemoryShare(0.9, asked=False), start) == pytest.approx(33 * GIB, abs=2)
 
 
 def test_ranks_on_one_card_share_the_part() -> None:
     start = Look(80 * GIB, 80 * GIB, 0)
-    assert limit_of(Part(0.9, asked=True, sharers=2), start) == pytest.approx(36 * GIB, abs=2)
+    assert limit_of(MemoryShare(0.9, asked=True, sharers=2), start) == pytest.approx(
+        36 * GIB, abs=2
+    )
 
 
 def test_a_size_that_is_given_may_take_all_that_is_free() -> None:
-    assert limit_of(Part(None, asked=True), Look(50 * GIB, 80 * GIB, 0)) == 50 * GIB
+    assert limit_of(MemoryShare(None, asked=True), Look(50 * GIB, 80 * GIB, 0)) == 50 * GIB

@@ -66,7 +66,7 @@ class Runner:
 class Loaded(NamedTuple):
     runner: Runner
     facts: pb.WorkerInfo
-    memo: bytes
+    profile_result: bytes
     checkpoint: str = ""
 
 
@@ -81,11 +81,11 @@ def refuse(orders: Path) -> None:
 
 def build_as(loading: str, orders: Path) -> Build:
     def build(
-        settings: WorkerSettings, heartbeat: Heartbeat, weights_fd: int, memo: bytes
+        settings: WorkerSettings, heartbeat: Heartbeat, weights_fd: int, profile_result: bytes
     ) -> Loaded:
         heartbeat.progress(supervisor_pb2.LOADING)
         refuse(orders)
-        facts = pb.WorkerInfo(weight_bytes=0, model_path=memo.decode())
+        facts = pb.WorkerInfo(weight_bytes=0, model_path=profile_result.decode())
         if not memory.is_sealed(weights_fd):
             with open(weights_fd, "wb", closefd=False) as weights:
                 weights.write(WEIGHTS)

@@ -25,14 +25,14 @@ CPU = torch.device("cpu")
 STALE = 0x7F7F7F7F
 
 
-def rows_of(k_caps: list[int], prompts: list[int]) -> Rows:
+def rows_of(max_drafts: list[int], prompts: list[int]) -> Rows:
     """Windows, then ends of prompts of so many tokens; slots in descending order."""
-    count = len(k_caps) + len(prompts)
+    count = len(max_drafts) + len(prompts)
     told = {
         "slot": np.arange(count)[::-1],
-        "mode": np.array([pb.VERIFY] * len(k_caps) + [pb.PREFILL_LAST] * len(prompts)),
-        "max_drafts": np.array([*k_caps, *[0] * len(prompts)]),
-        "num_tokens": np.array([*[0] * len(k_caps), *prompts]),
+        "mode": np.array([pb.VERIFY] * len(max_drafts) + [pb.PREFILL_LAST] * len(prompts)),
+        "max_drafts": np.array([*max_drafts, *[0] * len(prompts)]),
+        "num_tokens": np.array([*[0] * len(max_drafts), *prompts]),
     }
     nothing = np.zeros(count, dtype=np.int64)
     return Rows(**{name: told.get(name, nothing) for name, _ in Rows.none().columns()})
@@ -42,7 +42,7 @@ def columns_of(rows: Rows, slots: Slots) -> tuple[StepColumns, Geometry]:
     wants = np.zeros(slots.num_slots, dtype=np.bool_)
     geometry = Geometry.of(rows, slots, wants, NO_SNAPSHOTS)
     wishes = SamplingTable(slots.num_slots, 100).of(geometry.window_slot, geometry.position_window)
-    inputs = PassInputs(geometry.rows, geometry.k_cap, geometry.hidden_index, None)
+    inputs = PassInputs(geometry.rows, geometry.max_drafts, geometry.hidden_index, None)
     return StepColumns(inputs, geometry.position_window, wishes.draw, wishes.stops), geometry
 
 
@@ -117,10 +117,10 @@ def test_nothing_and_what_is_scored_or_pooled_have_none() -> None:
     st.sampled_from([0, 1]),
 )
 def test_every_word_of_a_layout_is_written_and_padding_belongs_to_nobody(
-    k_caps: list[int], prompts: list[int], more: int
+    max_drafts: list[int], prompts: list[int], more: int
 ) -> None:
     """Whatever an earlier step has left there."""
-    rows, slots = rows_of(k_caps, prompts), make_slots(9)
+    rows, slots = rows_of(max_drafts, prompts), make_slots(9)
     if not len(rows):
         return
     columns, geometry = columns_of(rows, slots)

@@ -10,7 +10,7 @@ import torch
 from surestep_worker.inputs.buckets import Bucket, Need, make_buckets
 from surestep_worker.inputs.columns import StepColumns, padding
 from surestep_worker.step import graphs as module
-from surestep_worker.step.graphs import Graphs, Kind, Queued
+from surestep_worker.step.graphs import GraphKind, Graphs, Queued
 
 NULL_SLOT = 8
 BUCKETS = make_buckets(NULL_SLOT, 1, 1)
@@ -20,13 +20,13 @@ class Steps:
     """Counts what is run of each kind."""
 
     def __init__(self) -> None:
-        self.ran = list[Kind]()
+        self.ran = list[GraphKind]()
         self.graphs = Graphs(BUCKETS, self._padding, self._run, torch.device("cpu"))
 
     def _padding(self, bucket: Bucket) -> StepColumns:
         return padding(bucket, NULL_SLOT, has_draft_head=False)
 
-    def _run(self, columns: StepColumns, kind: Kind) -> Queued:
+    def _run(self, columns: StepColumns, kind: GraphKind) -> Queued:
         self.ran.append(kind)
         return Queued(cast(Any, None), None)
 
@@ -44,7 +44,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 def test_everything_runs_once_before_anything_is_captured(steps: Steps) -> None:
     seen = list[int]()
     steps.graphs.warm(lambda: seen.append(len(steps.ran)))
-    assert set(steps.ran) == {Kind(bucket, whole=True) for bucket in BUCKETS}
+    assert set(steps.ran) == {GraphKind(bucket, whole=True) for bucket in BUCKETS}
     assert seen == [*range(1, 1 + len(BUCKETS))]
     assert steps.graphs.num_captured == 0
     assert not is_due(steps.graphs)

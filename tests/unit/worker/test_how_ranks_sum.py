@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from surestep_worker.distributed.peer_memory import Place, in_one_shot, in_reach
+from surestep_worker.distributed.peer_memory import RankLocation, in_one_shot, in_reach
 from surestep_worker.distributed.tensor_parallel import Sum, how_to_sum
 
 HERE = ("mnt:[1]", "pid:[2]")
 VISIBLE = ["GPU-a", "GPU-b", "GPU-c"]
-PLACES = [Place(*HERE, gpu) for gpu in VISIBLE]
+PLACES = [RankLocation(*HERE, gpu) for gpu in VISIBLE]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_decode_step_goes_in_one_shot_and_a_prompt_does_not() -> None:
 
 
 def reach(
-    places: list[Place], pairs: tuple[tuple[int, int], ...] = ((1, 0), (1, 2)), mine: int = 1
+    places: list[RankLocation], pairs: tuple[tuple[int, int], ...] = ((1, 0), (1, 2)), mine: int = 1
 ) -> bool:
     return in_reach(PLACES[mine], places, VISIBLE, lambda own, other: (own, other) in pairs)
 
@@ -51,10 +51,10 @@ def test_gpus_in_reach() -> None:
 @pytest.mark.parametrize(
     "stranger",
     [
-        Place(*HERE, "GPU-d"),  # of another machine, or hidden from this process
-        Place("mnt:[9]", HERE[1], "GPU-c"),  # in a container of its own
-        Place(HERE[0], "pid:[9]", "GPU-c"),
+        RankLocation(*HERE, "GPU-d"),  # of another machine, or hidden from this process
+        RankLocation("mnt:[9]", HERE[1], "GPU-c"),  # in a container of its own
+        RankLocation(HERE[0], "pid:[9]", "GPU-c"),
     ],
 )
-def test_gpus_out_of_reach(stranger: Place) -> None:
+def test_gpus_out_of_reach(stranger: RankLocation) -> None:
     assert not reach([*PLACES[:2], stranger])

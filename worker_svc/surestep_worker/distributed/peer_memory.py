@@ -31,7 +31,7 @@ _WORD_BYTES, _YES = 256, "yes"
 _NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 
 
-class Place(NamedTuple):
+class RankLocation(NamedTuple):
     """Where a rank runs. Memory is shared through a socket file that is named by process id."""
 
     files: str  # mount namespace
@@ -82,8 +82,8 @@ def in_one_shot(num_bytes: int) -> bool:
 
 
 def in_reach(
-    mine: Place,
-    places: Sequence[Place],
+    mine: RankLocation,
+    places: Sequence[RankLocation],
     visible: Sequence[str],
     reaches: Callable[[int, int], bool],
 ) -> bool:
@@ -107,9 +107,9 @@ def _all_in_reach(group: ProcessGroup) -> bool:
         for index in range(torch.cuda.device_count())
     ]
     files, processes = (os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid"))
-    mine = Place(files, processes, visible[torch.cuda.current_device()])
+    mine = RankLocation(files, processes, visible[torch.cuda.current_device()])
     words = told_by_all(group, " ".join(mine))
-    places = [Place._make(word.split()) for word in words]
+    places = [RankLocation._make(word.split()) for word in words]
     return in_reach(mine, places, visible, _reaches)
 
 

@@ -50,7 +50,7 @@ class Drafter(Protocol):
         tokens: torch.Tensor,
         slots: torch.Tensor,
         lengths: torch.Tensor,
-        k_caps: torch.Tensor,
+        max_drafts: torch.Tensor,
     ) -> Drafts:
         """Draft for every VERIFY row of a step, at its start.
 
@@ -61,7 +61,7 @@ class Drafter(Protocol):
             tokens: i32[S,W] token table.
             slots: i64[R].
             lengths: i64[R] known tokens: tokens[slot, :length]; what lies behind is stale.
-            k_caps: i64[R] most drafts allowed; the answer's counts never exceed them.
+            max_drafts: i64[R] most drafts allowed; the answer's counts never exceed them.
         """
         ...
 
@@ -78,7 +78,7 @@ class KeepsState(Protocol):
 class DraftSteps(Protocol):
     """What a DeviceDrafter does within a step. Queued on the device; the host waits for nothing."""
 
-    def inputs(self, slot: IntArray, k_cap: IntArray, room: IntArray, draw: DrawParams) -> Any:
+    def inputs(self, slot: IntArray, max_drafts: IntArray, room: IntArray, draw: DrawParams) -> Any:
         """Return HeadInputs of arrays for rows [R] with `room` to catch up."""
         ...
 

@@ -30,6 +30,6 @@ class DraftInputs(NamedTuple):
     """What the host sends a drafter for R rows."""
 
     slot: Tensor  # i32[R]
-    k_cap: Tensor  # i32[R] most drafts
+    max_drafts: Tensor  # i32[R] most drafts
     catch_up: Tensor  # i32[R] positions that the drafter's state follows by, at most
     head: HeadInputs | None

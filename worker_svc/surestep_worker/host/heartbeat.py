@@ -50,7 +50,7 @@ class Heartbeat:
         return cls(mmap.mmap(fd, SIZE), idle_s, load_s)
 
     @classmethod
-    def unseen(cls) -> Heartbeat:
+    def unwatched(cls) -> Heartbeat:
         """One that nobody watches."""
         return cls(bytearray(SIZE), 0, 0)
 

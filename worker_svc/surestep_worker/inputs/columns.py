@@ -27,7 +27,7 @@ class PassInputs(NamedTuple):
     """What the host sends for R rows, N sampled, P positions of prompts, Q pooled ones."""
 
     rows: StepRows
-    k_cap: Tensor  # i32[R]
+    max_drafts: Tensor  # i32[R]
     hidden_index: Tensor  # i32[N + P + Q] into the step's tokens
     head: HeadInputs | None  # where a draft head drafts
 
@@ -89,7 +89,7 @@ def need_of(columns: StepColumns, geometry: Geometry) -> Need | None:
         longest = max(longest, int(np.asarray(inputs.rows.catch_up).max()))
     return Need(
         rows=len(geometry.width),
-        window=1 + int(geometry.k_cap.max()),
+        window=1 + int(geometry.max_drafts.max()),
         tokens=tokens,
         longest=longest,
         positions=len(columns.position_window),
@@ -119,7 +119,7 @@ def padding(bucket: Bucket, null_slot: int, *, has_draft_head: bool) -> StepColu
             position_offset=_words(positions, _OUTSIDE),
             cu_windows=_words(rows + 1),
         ),
-        k_cap=_words(rows),
+        max_drafts=_words(rows),
         hidden_index=_words(positions),
         head=_no_drafts(bucket) if has_draft_head else None,
     )

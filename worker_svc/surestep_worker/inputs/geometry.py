@@ -32,7 +32,7 @@ class Geometry:
 
     rows: StepRows  # of arrays
     width: IntArray  # [R] room for so many tokens
-    k_cap: Any  # i32[R]
+    max_drafts: Any  # i32[R]
     window_row: IntArray  # [V] row of each window
     window_slot: IntArray  # [V]
     position_window: Any  # i32[N]
@@ -46,7 +46,7 @@ class Geometry:
         rows: Rows,
         slots: Slots,
         wants_prompt: BoolArray,
-        armed: SnapshotRequests,
+        requested: SnapshotRequests,
     ) -> Geometry:
         """A window has room for the newest token and as many drafts as its row may have."""
         width = tokens_consumed(rows, rows.max_drafts)
@@ -56,7 +56,7 @@ class Geometry:
         window = np.full(len(rows), -1)
         window[sampled.row] = np.arange(len(sampled.row))
         length, line = np.zeros((2, slots.num_slots + 1), dtype=np.int64)
-        length[armed.slot], line[armed.slot] = armed.length, armed.id - 1
+        length[requested.slot], line[requested.slot] = requested.length, requested.id - 1
         prompt = _prompt(rows, cu, token_row, slots, wants_prompt)
         pooled = pooled_tokens(rows, token_row, cu, slots)
         chunked = slots.chunked(rows.slot, rows.len_hi, rows.num_tokens)
@@ -77,7 +77,7 @@ class Geometry:
         return cls(
             rows=columns,
             width=width,
-            k_cap=_words(rows.max_drafts),
+            max_drafts=_words(rows.max_drafts),
             window_row=sampled.row,
             window_slot=rows.slot[sampled.row],
             position_window=_words(sampled.window),

@@ -50,7 +50,7 @@ class SlotMemory:
         for slot in sorted(admitted):
             write("tokens", slot, slots.tokens[slot, : slots.known[slot]].numpy())
             write("block_tables", slot, slots.block_tables[slot])
-            for name in ("committed", "known", "folded", "draft_upto"):
+            for name in ("committed", "known", "folded", "drafter_len"):
                 write(name, slot, getattr(slots, name)[slot : slot + 1])
         for slot, count in zip(plan.extend_slots, plan.extend_counts, strict=True):
             if slot not in admitted:

@@ -30,7 +30,7 @@ from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.host.host_memory import memory_errors
 
 from . import control
-from .control import Activation, Failure, Kind, Message
+from .control import Activation, Failure, Message, MessageKind
 from .service import StepRunner, StepThread, WorkerService
 
 logger = logging.getLogger("surestep_worker.process.rank")  # which runs as __main__
@@ -53,7 +53,7 @@ class Loaded(Protocol):
         """For the scheduler."""
 
     @property
-    def memo(self) -> bytes:
+    def profile_result(self) -> bytes:
         """For the next rank."""
 
     @property
@@ -61,7 +61,7 @@ class Loaded(Protocol):
         """Fingerprint of the weights."""
 
 
-# Loads the model, on the step thread: settings, heartbeat, weights descriptor, memo.
+# Loads the model, on the step thread: settings, heartbeat, weights descriptor, profile result.
 Build = Callable[[WorkerSettings, Heartbeat, int, bytes], Loaded]
 
 
@@ -82,7 +82,7 @@ class CannotStart(Exception):
             failure = Failure.LASTING
         known = isinstance(self.error, SurestepError)
         reason = str(self.error) if known else f"{type(self.error).__name__}: {self.error}"
-        return Message(Kind.FAILED, failure=failure, reason=reason)
+        return Message(MessageKind.FAILED, failure=failure, reason=reason)
 
 
 @contextlib.contextmanager
@@ -108,7 +108,7 @@ class Rank:
         limits = settings.heartbeat_timeout_s, settings.load_timeout_s
         self._settings = settings
         self._supervisor = supervisor
-        self._weights_fd, self._memo = activation.weights_fd, activation.memo
+        self._weights_fd, self._profile_result = activation.weights_fd, activation.profile_result
         self._build = build
         self._heartbeat = Heartbeat.shared(activation.heartbeat_fd, *limits)
         os.close(activation.heartbeat_fd)
@@ -136,7 +136,7 @@ class Rank:
             with _start():
                 built = await self._load(service)
             await server.set_serving(True)
-            ready = Message(Kind.READY, built.memo, checkpoint=built.checkpoint)
+            ready = Message(MessageKind.READY, built.profile_result, checkpoint=built.checkpoint)
             control.send(self._supervisor, ready)
             logger.info("ready on %s", settings.rank_address)
             await self._tick_until_ended(service)
@@ -145,7 +145,7 @@ class Rank:
             thread.close()
 
     async def _load(self, service: WorkerService) -> Loaded:
-        inherited = self._heartbeat, self._weights_fd, self._memo
+        inherited = self._heartbeat, self._weights_fd, self._profile_result
         built = await self._thread.submit(lambda: self._build(self._settings, *inherited))
         service.ready(built.runner, built.facts)
         await self._thread.submit(service.tick)  # idle, before it says that it is ready
@@ -160,7 +160,7 @@ class Rank:
             raise self._alone
         if control.is_closed(self._supervisor):
             raise Unavailable("the supervisor is gone")
-        control.send(self._supervisor, Message(Kind.LEAVING))
+        control.send(self._supervisor, Message(MessageKind.LEAVING))
 
     async def _tick(self, service: WorkerService) -> None:
         """A sign of life on the way that plans take: through the loop and the step thread."""
@@ -183,7 +183,7 @@ def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) ->
     try:
         with _start():
             build = preload(settings)
-        control.send(supervisor, Message(Kind.STANDBY))
+        control.send(supervisor, Message(MessageKind.STANDBY))
         activation = control.wait_for_activation(supervisor)
         prefer_as_victim(_VICTIM_AS_RANK)
         uvloop.run(Rank(settings, supervisor, activation, build).serve())
@@ -197,7 +197,7 @@ def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) ->
     except Unavailable as gone:
         logger.error("%s", gone)
         with contextlib.suppress(OSError):
-            control.send(supervisor, Message(Kind.FAILED, reason=str(gone)))
+            control.send(supervisor, Message(MessageKind.FAILED, reason=str(gone)))
         return 1
     return 0
 

@@ -25,9 +25,9 @@ from surestep_worker.config import WorkerSettings
 from surestep_worker.host.host_memory import room
 from surestep_worker.host.oom import OomKills
 
-from .control import Failure, Kind
+from .control import Failure, MessageKind
 from .exits import Exits, report_beat
-from .rank_process import RankProcess, Setback, Verdict
+from .rank_process import ExitReason, RankProcess, Setback
 from .watch import POLL_S, Watch
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         self._oom = oom or OomKills()
         self._weights = HeldWeights()
         self._checkpoint = ""  # fingerprint of these weights; empty until a rank was ready
-        self._memo = b""  # what a rank has measured: the next one need not
+        self._profile_result = b""  # what a rank has measured: the next one need not
         self._setback: Setback | None = None  # since the last rank that was ready
 
     async def run(self) -> None:
@@ -87,7 +87,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         how = "from its standby" if rank.imported else "from scratch"
         logger.info("rank %d starts %s, pid %d", settings.rank, how, rank.pid)
         limits = settings.heartbeat_timeout_s, settings.load_timeout_s
-        rank.activate(self._weights.fd, self._memo, *limits)
+        rank.activate(self._weights.fd, self._profile_result, *limits)
 
     async def _cannot_spawn(self, error: OSError) -> None:
         """No process, file or memory is left for a rank: try again."""
@@ -110,27 +110,29 @@ class Supervisor(pb_grpc.SupervisorServicer):
             ]
             await rank.wait()
             await asyncio.wait([listening], timeout=_LAST_WORDS_S)
-            verdict = self._explained(await rank.wait())  # its last words count
+            exit_reason = self._explained(await rank.wait())  # its last words count
             for helper in helpers:
                 helper.cancel()
         rank.close()
         if rank.setback is not None:
-            verdict = verdict._replace(reason=rank.setback.reason)
-        logger.error("rank %d, pid %d, ended: %s", settings.rank, rank.pid, verdict.reason)
+            exit_reason = exit_reason._replace(reason=rank.setback.reason)
+        logger.error("rank %d, pid %d, ended: %s", settings.rank, rank.pid, exit_reason.reason)
         was_ready = self._ready.is_set()
-        self._exits.note(rank.pid, verdict, rank.heartbeat.read(), was_ready=was_ready)
+        self._exits.note(rank.pid, exit_reason, rank.heartbeat.read(), was_ready=was_ready)
         rank.noted.set()
         if not was_ready:
-            self._setback = rank.setback or Setback(Failure.PASSING, verdict.reason)
+            self._setback = rank.setback or Setback(Failure.PASSING, exit_reason.reason)
         self._ready.clear()
         self._rank = None
         await self._clean_up()
 
-    def _explained(self, verdict: Verdict) -> Verdict:
+    def _explained(self, exit_reason: ExitReason) -> ExitReason:
         """The kernel kills as others do, and says so elsewhere."""
-        if verdict.signal == signal.SIGKILL and self._oom.explain():
-            return Verdict(pb.OUT_OF_MEMORY, "killed: the machine is out of memory", verdict.signal)
-        return verdict
+        if exit_reason.signal == signal.SIGKILL and self._oom.explain():
+            return ExitReason(
+                pb.OUT_OF_MEMORY, "killed: the machine is out of memory", exit_reason.signal
+            )
+        return exit_reason
 
     def _pause_s(self) -> float:
         """Before the next rank."""
@@ -146,7 +148,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         failure = self._setback.failure if self._setback is not None else Failure.PASSING
         distrusted = self._exits.failures >= _DISTRUST_AFTER
         if distrusted:
-            self._memo = b""
+            self._profile_result = b""
         useless = not self._weights.sealed or failure is Failure.WEIGHTS
         suspected = distrusted and failure is Failure.PASSING
         if useless or (suspected and await self._can_load_afresh()):
@@ -172,18 +174,18 @@ class Supervisor(pb_grpc.SupervisorServicer):
 
     async def _listen(self, rank: RankProcess) -> None:
         async for message in rank.messages():
-            if message.kind is Kind.STANDBY:
+            if message.kind is MessageKind.STANDBY:
                 rank.imported = True
-            elif message.kind is Kind.FAILED:
+            elif message.kind is MessageKind.FAILED:
                 rank.setback = Setback(message.failure, message.reason)
-            elif message.kind is Kind.READY:
-                self._memo, self._checkpoint = message.memo, message.checkpoint
+            elif message.kind is MessageKind.READY:
+                self._profile_result, self._checkpoint = message.profile_result, message.checkpoint
                 self._setback = None
                 seconds = self._exits.note_ready()
                 after = f", {seconds:.2f} s after the end of the last one" if seconds else ""
                 logger.info("rank %d, pid %d, is ready%s", self._settings.rank, rank.pid, after)
                 self._ready.set()
-            elif message.kind is Kind.LEAVING:
+            elif message.kind is MessageKind.LEAVING:
                 rank.leaving = True
 
     async def _watch(self, rank: RankProcess) -> None:
@@ -206,10 +208,10 @@ class Supervisor(pb_grpc.SupervisorServicer):
             logger.info("rank %d has a standby, pid %d", self._settings.rank, standby.pid)
             async for _ in standby.messages():
                 standby.imported = True
-            verdict = await standby.wait()
+            exit_reason = await standby.wait()
             standby.close()
             self._standby = None
-            logger.warning("standby, pid %d, ended: %s", standby.pid, verdict.reason)
+            logger.warning("standby, pid %d, ended: %s", standby.pid, exit_reason.reason)
             await asyncio.sleep(_back_off_s(attempt + 1))
 
     async def _spawn_standby(self) -> RankProcess:

@@ -1,6 +1,6 @@
 """What the requests of a step's windows ask of sampling, as columns for the device.
 
-Everything is sent with every step: nothing about a request's wishes is kept on the device.
+Everything is sent with every step: nothing about a request's entries is kept on the device.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ def _listed(params: pb.SamplingParams) -> tuple[Int32Array, FloatArray]:
 
 
 class SamplingTable:
-    """Sampling parameters of every slot; the NULL slot, behind them, wishes nothing."""
+    """Sampling parameters of every slot; the NULL slot, behind them, asks for nothing."""
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         self._vocab_size, lines = vocab_size, num_slots + 1
         self.logprobs = LogprobWants(num_slots)
-        self._wishes = [_Entry.of(_NEUTRAL, 0)] * lines
+        self._entries = [_Entry.of(_NEUTRAL, 0)] * lines
         # Which slots have any of these: a step looks no further where none has.
         self._biased, self._penalised, self._forbidden, self._truncates = np.zeros(
             (4, lines), dtype=np.bool_
@@ -115,14 +115,14 @@ class SamplingTable:
         self.logprobs.free(slot)
 
     def set_dummy(self, params: pb.SamplingParams | None) -> None:
-        """The NULL slot wishes this; None = nothing again."""
-        self._set(len(self._wishes) - 1, params or _NEUTRAL, 0)
+        """The NULL slot asks for this; None = nothing again."""
+        self._set(len(self._entries) - 1, params or _NEUTRAL, 0)
 
     def _set(self, slot: int, params: pb.SamplingParams, prompt_len: int) -> None:
-        self._wishes[slot] = wish = _Entry.of(params, prompt_len)
-        self._biased[slot] = len(wish.bias_ids)
-        self._penalised[slot] = wish.penalties != (1, 0, 0)
-        self._forbidden[slot] = len(wish.lengths)
+        self._entries[slot] = entry = _Entry.of(params, prompt_len)
+        self._biased[slot] = len(entry.bias_ids)
+        self._penalised[slot] = entry.penalties != (1, 0, 0)
+        self._forbidden[slot] = len(entry.lengths)
         self._truncates[slot] = params.min_p > 0 or params.top_k > 0 or params.top_p < 1
         values = (
             params.temperature,
@@ -151,19 +151,19 @@ class SamplingTable:
 
     def of(self, slots: IntArray, position_window: Int32Array) -> SamplingBatch:
         """What windows [V] ask for, in these slots; position_window [N]."""
-        wishes = [self._wishes[slot] for slot in slots.tolist()]
+        entries = [self._entries[slot] for slot in slots.tolist()]
 
         def made(make: Callable[[Any, Sequence[_Entry]], T], asked: BoolArray) -> T | None:
             """For the positions i32[P] of the windows that ask; None where nobody does."""
             some = asked[slots]
             if not some.any():
                 return None
-            return make(np.flatnonzero(some[position_window]).astype(np.int32), wishes)
+            return make(np.flatnonzero(some[position_window]).astype(np.int32), entries)
 
         random, truncated = self.asked(slots)
         return SamplingBatch(
             draw=self.draw(slots),
-            stops=StopIds(*_ragged([wish.stops for wish in wishes])),
+            stops=StopIds(*_ragged([entry.stops for entry in entries])),
             biases=made(_biases, self._biased),
             penalties=made(_penalties, self._penalised),
             forbidden=made(_forbid, self._forbidden),
@@ -197,23 +197,23 @@ def _bounds(counts: Any) -> Any:
     return bounds
 
 
-def _biases(which: Any, wishes: Sequence[_Entry]) -> Biases:
-    cu, ids = _ragged([w.bias_ids for w in wishes])
-    values = _joined([w.bias_values for w in wishes])
-    return Biases(which, cu, ids, values, _words([w.only_those for w in wishes]))
+def _biases(which: Any, entries: Sequence[_Entry]) -> Biases:
+    cu, ids = _ragged([w.bias_ids for w in entries])
+    values = _joined([w.bias_values for w in entries])
+    return Biases(which, cu, ids, values, _words([w.only_those for w in entries]))
 
 
-def _penalties(which: Any, wishes: Sequence[_Entry]) -> Penalties:
-    factors: Any = np.array([w.penalties for w in wishes], dtype=np.float32).T.copy()
-    return Penalties(which, _words([w.prompt_len for w in wishes]), *factors)
+def _penalties(which: Any, entries: Sequence[_Entry]) -> Penalties:
+    factors: Any = np.array([w.penalties for w in entries], dtype=np.float32).T.copy()
+    return Penalties(which, _words([w.prompt_len for w in entries]), *factors)
 
 
-def _forbid(which: Any, wishes: Sequence[_Entry]) -> Forbidden:
+def _forbid(which: Any, entries: Sequence[_Entry]) -> Forbidden:
     return Forbidden(
         which,
-        _bounds([len(w.lengths) for w in wishes]),
-        _bounds(_joined([w.lengths for w in wishes])),
-        _joined([w.forbidden for w in wishes]),
-        until=_joined([w.until for w in wishes]),
-        first=_words([w.prompt_len for w in wishes]),
+        _bounds([len(w.lengths) for w in entries]),
+        _bounds(_joined([w.lengths for w in entries])),
+        _joined([w.forbidden for w in entries]),
+        until=_joined([w.until for w in entries]),
+        first=_words([w.prompt_len for w in entries]),
     )

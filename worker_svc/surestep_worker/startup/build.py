@@ -49,7 +49,7 @@ class Built(NamedTuple):
     checkpoint: str = ""  # its fingerprint
 
     @property
-    def memo(self) -> bytes:
+    def profile_result(self) -> bytes:
         """What was measured and decided: for the rank that comes after this one."""
         facts = self.facts
         return pb.WorkerInfo(
@@ -67,21 +67,21 @@ def build_runner(
     settings: WorkerSettings,
     heartbeat: Heartbeat | None = None,
     weights_fd: int | None = None,
-    memo: bytes = b"",
+    profile_result: bytes = b"",
 ) -> Built:
     """Load the model and allocate everything a rank needs.
 
-    What the `memo` of an earlier rank tells is not measured again. Raises InvalidRequest for
-    settings the model cannot serve, for a model that is broken, and for memory that does not
+    What the `profile_result` of an earlier rank holds is not measured again. Raises InvalidRequest
+    for settings the model cannot serve, for a model that is broken, and for memory that does not
     suffice.
     """
-    heartbeat = heartbeat or Heartbeat.unseen()
+    heartbeat = heartbeat or Heartbeat.unwatched()
     heartbeat.progress(supervisor_pb2.LOADING)
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
     if settings.dtype == "float16":
         logger.warning("--dtype float16: computing in bfloat16, which has its size and more range")
-    gpu = take_gpu(settings, memo)
+    gpu = take_gpu(settings, profile_result)
     store = WeightStore(weights_fd) if weights_fd is not None else None
     source = ModelSource(settings.model, store, settings.generation_folder)
     defaults = sampling_defaults(
@@ -96,7 +96,7 @@ def build_runner(
         _TP_TIMEOUT_S,
     )
     check_alike(source, tp)
-    known = pb.WorkerInfo.FromString(memo) if _all_know(memo, tp) else None
+    known = pb.WorkerInfo.FromString(profile_result) if _all_know(profile_result, tp) else None
     model = _load(settings, source, tp, kernels, heartbeat)
     settle_products(kernels, tp, torch.device(settings.device), heartbeat, known)
 
@@ -160,9 +160,9 @@ def _cache_bytes(built: Built) -> int:
     return built.facts.kv_cache_bytes + snapshots
 
 
-def _all_know(memo: bytes, tp: TensorParallel) -> bool:
-    """Whether every rank has a memo: the ranks rehearse together or not at all."""
-    return int(tp.all_reduce(torch.tensor([int(bool(memo))])).item()) == tp.size
+def _all_know(profile_result: bytes, tp: TensorParallel) -> bool:
+    """Whether every rank has a profile_result: the ranks profile together or not at all."""
+    return int(tp.all_reduce(torch.tensor([int(bool(profile_result))])).item()) == tp.size
 
 
 def assemble(
@@ -196,7 +196,7 @@ def assemble(
         max_draft_tokens=max_drafts,
         tp=tp,
         device=device,
-        heartbeat=heartbeat or Heartbeat.unseen(),
+        heartbeat=heartbeat or Heartbeat.unwatched(),
         step_ops=kernels.step,
         use_graphs=not settings.enforce_eager,
         max_step_tokens=settings.max_num_batched_tokens,

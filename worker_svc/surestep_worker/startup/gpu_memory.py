@@ -52,7 +52,7 @@ class CudaCard:
         torch.cuda.empty_cache()
 
 
-class Part(NamedTuple):
+class MemoryShare(NamedTuple):
     """Of a GPU's memory, as the settings say."""
 
     fraction: float | None  # of all of it; None: whatever is free, as the caches' size is given
@@ -74,7 +74,7 @@ class Usage(NamedTuple):
         return sum(self)
 
 
-def limit_of(part: Part, start: Look) -> int:
+def limit_of(part: MemoryShare, start: Look) -> int:
     """Bytes that a rank may take which saw `start` before it took any.
 
     A fraction that was asked for is this rank's, whatever else lies on the GPU, and has to be free.

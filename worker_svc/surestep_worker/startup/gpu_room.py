@@ -20,7 +20,17 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.host_memory import OutOfMemory
 from surestep_worker.step.runner import Runner
 
-from .gpu_memory import Card, CudaCard, Look, Part, Usage, gib, left_for_caches, limit_of, taken
+from .gpu_memory import (
+    Card,
+    CudaCard,
+    Look,
+    MemoryShare,
+    Usage,
+    gib,
+    left_for_caches,
+    limit_of,
+    taken,
+)
 from .largest_steps import run_largest_steps
 
 logger = logging.getLogger(__name__)
@@ -50,7 +60,7 @@ class GpuRoom:
         self._card, given = card, settings.model_fields_set
         sized = not given.isdisjoint(("kv_cache_memory", "num_gpu_blocks_override"))
         fraction = None if sized else settings.gpu_memory_utilization
-        self._part = Part(fraction, "gpu_memory_utilization" in given, sharers)
+        self._part = MemoryShare(fraction, "gpu_memory_utilization" in given, sharers)
         self._usage: Usage | None = None
         self._limit: int | None = None
         if known is not None and known.limit:
@@ -141,14 +151,14 @@ def _wait_for(card: Card, needed: int) -> Look:
     return look
 
 
-def take_gpu(settings: WorkerSettings, memo: bytes) -> GpuRoom | None:
+def take_gpu(settings: WorkerSettings, profile_result: bytes) -> GpuRoom | None:
     """What "cuda" means on this thread from here on: the GPU that is this rank's, and its memory,
-    of which an earlier rank has had what its memo tells."""
+    of which an earlier rank has had what its profile_result tells."""
     if settings.device != "cuda":
         return None
     if not torch.cuda.is_available():
         raise InvalidRequest("there is no CUDA device here", param="device")
     torch.cuda.set_device(settings.rank % torch.cuda.device_count())
     sharers = -(-settings.ranks_here // torch.cuda.device_count())
-    known = pb.WorkerInfo.FromString(memo).memory
+    known = pb.WorkerInfo.FromString(profile_result).memory
     return GpuRoom(CudaCard(), settings, sharers, known)

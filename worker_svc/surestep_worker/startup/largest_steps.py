@@ -13,7 +13,7 @@ from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.drafters import KeepsState
 from surestep_worker.inputs.warm_up import EVERYTHING
-from surestep_worker.ledger.practice_plan import add_admission, add_row
+from surestep_worker.ledger.dummy_plan import add_admission, add_row
 from surestep_worker.step.runner import Runner
 
 _BLOCK = 1  # of every slot, everywhere: what rows read there is of no interest
@@ -29,7 +29,7 @@ def run_largest_steps(runner: Runner) -> None:
     prompts included. The number of rows goes from one up: attention shares few out among more
     programs, which takes memory too.
     """
-    steps = _Steps(runner.twin())
+    steps = _Steps(runner.with_own_epochs())
     steps.prompts()
     if runner.context.model.has_head:
         for rows in steps.numbers_of_rows():
@@ -75,11 +75,11 @@ class _Steps:
             self._add_prompt(plan, slot, 1)
         result = self._run(plan)
         plan, context = self._plan(), self._runner.context
-        mode, k_cap = (pb.VERIFY, self._width - 1) if self._width > 1 else (pb.DECODE, 0)
-        lag = int(isinstance(context.drafter, KeepsState) and k_cap > 0)
+        mode, max_drafts = (pb.VERIFY, self._width - 1) if self._width > 1 else (pb.DECODE, 0)
+        lag = int(isinstance(context.drafter, KeepsState) and max_drafts > 0)
         for slot, status in enumerate(result.status):
             if status == pb.OK:  # a model that computes no numbers is found out later
-                add_row(plan, slot, mode, 1, lag=lag, k_cap=k_cap, last_step=1)
+                add_row(plan, slot, mode, 1, lag=lag, max_drafts=max_drafts, last_step=1)
         rest = min(self._most_tokens - rows * self._width, self._longest)
         if rows < self._slots.num_slots and rest > 0:
             self._add_prompt(plan, rows, rest)

@@ -65,7 +65,7 @@ class ForwardPass:
         """Queue it on the device: all of it, or what is left behind the drafts."""
         rows, kv = sent.rows, self._context.caches.kv
         if drafted is None:
-            asked = DraftInputs(rows.slot, sent.k_cap, rows.catch_up, sent.head)
+            asked = DraftInputs(rows.slot, sent.max_drafts, rows.catch_up, sent.head)
             drafted = self.draft(asked, shape.draft)
         self._phases.enter(pb.FORWARD)
         rows, error = rows._replace(catch_up=drafted.catch_up), drafted.error

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _SHARE = 0.1  # of the time, at most, goes into capturing while steps wait
 
 
-class Kind(NamedTuple):
+class GraphKind(NamedTuple):
     """What is captured: of the whole step, or of all that comes before its logits."""
 
     bucket: Bucket
@@ -51,7 +51,7 @@ class Captured(NamedTuple):
     replay: Callable[[], Queued]
 
 
-Run = Callable[[StepColumns, Kind], Queued]
+Run = Callable[[StepColumns, GraphKind], Queued]
 
 
 class Graphs:
@@ -70,9 +70,9 @@ class Graphs:
         self.inbox = Inbox(paddings.values(), device)
         self._layouts = {b: Layout(tree, self.inbox.words) for b, tree in paddings.items()}
         self._ordered = in_order(buckets)
-        self._captured: dict[Kind, Captured] = {}
-        self._failed = set[Kind]()
-        self._wanted = Counter[Kind]()  # how many steps would have used what is not captured
+        self._captured: dict[GraphKind, Captured] = {}
+        self._failed = set[GraphKind]()
+        self._wanted = Counter[GraphKind]()  # how many steps would have used what is not captured
         self._rest_until = 0.0
         self.num_missed = 0  # steps that were launched kernel by kernel
         self._shared_bytes, self._own_bytes = 0, 0  # of the pool; of the graph that took most
@@ -104,10 +104,12 @@ class Graphs:
         bucket = find_bucket(need, self._ordered) if need is not None else None
         captured = None
         if bucket is not None:
-            kind = Kind(bucket, whole=plain)
+            kind = GraphKind(bucket, whole=plain)
             if kind not in self._captured and kind not in self._failed:
                 self._wanted[kind] += 1
-            captured = self._captured.get(kind) or self._captured.get(Kind(bucket, whole=False))
+            captured = self._captured.get(kind) or self._captured.get(
+                GraphKind(bucket, whole=False)
+            )
         self.num_missed += captured is None
         return captured
 
@@ -115,9 +117,9 @@ class Graphs:
         """Run everything once, on padding: all is compiled and loaded then, as no graph can do."""
         for bucket, layout in self._layouts.items():
             layout.clear()
-            self._run(layout.tree, Kind(bucket, whole=True))
+            self._run(layout.tree, GraphKind(bucket, whole=True))
             if layout.tree.inputs.head is not None:  # whose drafts a part restricts, which is more
-                self._run(layout.tree, Kind(bucket, whole=False))
+                self._run(layout.tree, GraphKind(bucket, whole=False))
             progress()
         keep_pinned(len(self.inbox.words), self._device)
 
@@ -136,7 +138,7 @@ class Graphs:
         while self._wanted:
             self.capture_next()
 
-    def capture(self, kind: Kind) -> bool:
+    def capture(self, kind: GraphKind) -> bool:
         """Whether it can be replayed now. A failure is logged: such steps are launched singly."""
         began = time.monotonic()
         del self._wanted[kind]
@@ -152,16 +154,16 @@ class Graphs:
         logger.debug("captured %s in %.3f s", kind, ended - began)
         return kind in self._captured
 
-    def drop(self, kind: Kind) -> None:
+    def drop(self, kind: GraphKind) -> None:
         """Launch such steps singly after all."""
         self._captured.pop(kind, None)
         self._failed.add(kind)
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[GraphKind]:
         """All there may be, the largest first, whole steps before parts."""
-        return [Kind(bucket, whole) for whole in (True, False) for bucket in self._layouts]
+        return [GraphKind(bucket, whole) for whole in (True, False) for bucket in self._layouts]
 
-    def _next(self) -> Kind | None:
+    def _next(self) -> GraphKind | None:
         if self._wanted:
             return self._wanted.most_common(1)[0][0]
         done = self._captured.keys() | self._failed

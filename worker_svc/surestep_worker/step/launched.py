@@ -35,7 +35,7 @@ class Launched(NamedTuple):
 
     plan: pb.StepPlan
     rows: Rows
-    armed: SnapshotRequests
+    requested: SnapshotRequests
     geometry: Geometry
     logprobs: LogprobPlan | None
     drafter_skipped: bool
@@ -97,17 +97,19 @@ class PendingStep:
         return StepOutcome(*(column.numpy() for column in columns))
 
     def _taken(self, folded: IntArray) -> IntArray:
-        """Which of the armed snapshots [A] were taken: indices."""
-        armed, slots, rows = self._launched.armed, self._context.slots, self._launched.rows
+        """Which of the requested snapshots [A] were taken: indices."""
+        requested, slots, rows = self._launched.requested, self._context.slots, self._launched.rows
         after = np.zeros(slots.num_slots, dtype=np.int64)
         after[rows.slot] = folded
-        before = slots.folded[armed.slot]
-        return np.flatnonzero((before < armed.length) & (armed.length <= after[armed.slot]))
+        before = slots.folded[requested.slot]
+        return np.flatnonzero(
+            (before < requested.length) & (requested.length <= after[requested.slot])
+        )
 
     def _commit(self, outcome: StepOutcome, words: Report) -> None:
         """The host's books follow."""
         slots, rows = self._context.slots, self._launched.rows
-        slots.draft_upto[rows.slot] = words.draft_upto.numpy()
+        slots.drafter_len[rows.slot] = words.drafter_len.numpy()
         if self._drafting.has_state and not self._launched.drafter_skipped:
             check_caught_up(rows, slots)
         consumed = np.where(rows.is_prefill, rows.num_tokens, outcome.n_emitted)
@@ -126,14 +128,14 @@ class PendingStep:
         result.drafter_skipped = self._launched.drafter_skipped
         if rank == 0:
             fill_rows(result, rows, outcome, ids)
-            result.draft_upto.extend(slots.draft_upto[rows.slot].tolist())
+            result.drafter_len.extend(slots.drafter_len[rows.slot].tolist())
         return result
 
     def _tell_snapshots(self, result: pb.StepResult, taken: IntArray) -> None:
-        recurrent, armed = self._context.caches.recurrent, self._launched.armed
+        recurrent, requested = self._context.caches.recurrent, self._launched.requested
         if recurrent is not None:
-            recurrent.taken(armed.id[taken], armed.length[taken])
-            result.snapshot_ids_taken.extend(armed.id[taken].tolist())
+            recurrent.taken(requested.id[taken], requested.length[taken])
+            result.snapshot_ids_taken.extend(requested.id[taken].tolist())
 
     def _time(self, result: pb.StepResult, began_ns: int) -> None:
         """What a device does is one to the host, which only knows when it has the results."""

@@ -28,7 +28,7 @@ class Runner:
         self._epoch = 0
         self._step = 0
 
-    def twin(self) -> Runner:
+    def with_own_epochs(self) -> Runner:
         """Another one with epochs of its own, on the same context: for steps before the first."""
         return Runner(self.context, self._execution)
 

@@ -41,7 +41,7 @@ from surestep_worker.ledger.plan import (
 
 from .drafting import Drafted, Drafting
 from .forward import ForwardPass, PassOutputs, PassShape
-from .graphs import Captured, Graphs, Kind, Queued
+from .graphs import Captured, GraphKind, Graphs, Queued
 from .launched import Launched, PendingStep
 from .phases import Phases
 from .rank_context import RankContext
@@ -76,7 +76,7 @@ class StepLauncher:
         self._memory = SlotMemory(context.slots, context.device)
         if context.synchronous:
             context.slots.share(self._memory.state.tokens[:-1])
-        self._wishes = context.sampling
+        self._sampling = context.sampling
         self._drafting = Drafting(context, ops, self._memory.state)
         self._phases = Phases(context.heartbeat)
         self._pass = ForwardPass(context, ops, self._memory.state, self._drafting, self._phases)
@@ -93,11 +93,11 @@ class StepLauncher:
             context.model.has_head,
         )
         steps = warm_up_steps(context.slots, *sizes, has_head=has_head)
-        for rows, wishes in steps:
-            self._wishes.set_dummy(wishes)
+        for rows, sampling in steps:
+            self._sampling.set_dummy(sampling)
             self._run(rows, self._memory.no_difference(), NO_SNAPSHOTS)
             self._progress()
-        self._wishes.set_dummy(None)
+        self._sampling.set_dummy(None)
         if context.use_graphs and has_head:
             self._begin_to_capture()
         seconds = time.perf_counter() - began
@@ -164,10 +164,10 @@ class StepLauncher:
         self._phases.begin()
         skipped = self._drafting.skips(plan.drafter_faults)
         asked = without_drafts(rows) if skipped else rows
-        armed = self._armed(plan)
-        ran = self._run(asked, self._memory.differences(plan), armed)
+        requested = self._requested(plan)
+        ran = self._run(asked, self._memory.differences(plan), requested)
         launched = Launched(
-            plan, rows, armed, ran.geometry, ran.logprobs, skipped or ran.failed,
+            plan, rows, requested, ran.geometry, ran.logprobs, skipped or ran.failed,
             self._drafting.faults, self._timings(), time.perf_counter_ns(),
         )  # fmt: skip
         return PendingStep(self.context, ran.words, launched, self._drafting)
@@ -180,22 +180,22 @@ class StepLauncher:
         spent = timings.prepare_us + timings.forward_us + timings.sample_us
         return worker_pb2.Timings(prepare_us=spent)
 
-    def _run(self, rows: Rows, differences: Runs | None, armed: SnapshotRequests) -> _Ran:
+    def _run(self, rows: Rows, differences: Runs | None, requested: SnapshotRequests) -> _Ran:
         """Queue everything of a step."""
         drafted = None
         if self.context.synchronous:
             drafted, differences = self._draft(rows, differences), None
             rows = dataclasses.replace(rows, max_drafts=drafted.drafts.counts.long().numpy())
-        wants = self._wishes.logprobs
-        geometry = Geometry.of(rows, self.context.slots, wants.prompt, armed)
+        wants = self._sampling.logprobs
+        geometry = Geometry.of(rows, self.context.slots, wants.prompt, requested)
         logprobs = LogprobPlan.of(geometry, wants)
-        wishes = self._wishes.of(geometry.window_slot, geometry.position_window)
-        asked = Asked(wishes.random, wishes.truncated, logprobs.width if logprobs else 0)
+        sampling = self._sampling.of(geometry.window_slot, geometry.position_window)
+        asked = Asked(sampling.random, sampling.truncated, logprobs.width if logprobs else 0)
         columns = StepColumns(
-            self._inputs(geometry), geometry.position_window, wishes.draw, wishes.stops
+            self._inputs(geometry), geometry.position_window, sampling.draw, sampling.stops
         )
         extras = Extras(
-            differences, wishes.biases, wishes.penalties, wishes.forbidden,
+            differences, sampling.biases, sampling.penalties, sampling.forbidden,
             logprobs.positions if logprobs is not None else None, PooledColumns.of(geometry.pooled),
         )  # fmt: skip
         captured = None
@@ -214,18 +214,18 @@ class StepLauncher:
 
         The drafter sees the rows alone that draft or have to catch up.
         """
-        state, wishes = self._memory.state, self._wishes
+        state, sampling = self._memory.state, self._sampling
         self._write(upload(Extras(differences), self.context.device))
         if not rows.max_drafts.any() and not rows.catch_up.any():
             return self._drafting.nothing(len(rows))
         slot = torch.from_numpy(rows.slot)
-        behind = (state.committed[slot] - state.draft_upto[slot]).numpy()
-        catch_up, k_cap = np.minimum(rows.catch_up, behind), rows.max_drafts
-        busy = np.flatnonzero((k_cap > 0) | (catch_up > 0))
+        behind = (state.committed[slot] - state.drafter_len[slot]).numpy()
+        catch_up, max_drafts = np.minimum(rows.catch_up, behind), rows.max_drafts
+        busy = np.flatnonzero((max_drafts > 0) | (catch_up > 0))
         if not len(busy):
             return self._drafting.nothing(len(rows))
-        told = rows.slot[busy], k_cap[busy], catch_up[busy]
-        shape = DraftShape(int(told[1].max()), int(told[2].max()), *wishes.asked(told[0]))
+        told = rows.slot[busy], max_drafts[busy], catch_up[busy]
+        shape = DraftShape(int(told[1].max()), int(told[2].max()), *sampling.asked(told[0]))
         columns: Any = (column.astype(np.int32) for column in told)
         sent = DraftInputs._make((*columns, self._head_inputs(*told)))
         drafted = self._pass.draft(upload(sent, self.context.device), shape)
@@ -262,7 +262,7 @@ class StepLauncher:
         if sent.differences is not None:
             self._ops.write_runs(self._memory.words, sent.differences)
 
-    def _queue(self, columns: StepColumns, kind: Kind) -> Queued:
+    def _queue(self, columns: StepColumns, kind: GraphKind) -> Queued:
         """What is captured of a step of some kind, with as many drafts as a window has room for."""
         bucket, whole = kind
         draft = DraftShape(bucket.window - 1, bucket.longest, random=True, truncated=not whole)
@@ -270,31 +270,31 @@ class StepLauncher:
         facts = self._settle(columns, outputs, Extras(), PLAIN) if whole else None
         return Queued(outputs, facts)
 
-    def _armed(self, plan: worker_pb2.StepPlan) -> SnapshotRequests:
+    def _requested(self, plan: worker_pb2.StepPlan) -> SnapshotRequests:
         recurrent = self.context.caches.recurrent
         return read_snapshots(plan, recurrent.num_snapshots if recurrent is not None else 0)
 
     def _inputs(self, geometry: Geometry) -> PassInputs:
         """Arrays."""
-        rows, k_cap = geometry.rows, geometry.k_cap
+        rows, max_drafts = geometry.rows, geometry.max_drafts
         own = None
         if not self.context.synchronous:  # else drafts are there already
-            own = self._head_inputs(np.asarray(rows.slot), k_cap, np.asarray(rows.catch_up))
-        return PassInputs(rows, k_cap, geometry.hidden_index, own)
+            own = self._head_inputs(np.asarray(rows.slot), max_drafts, np.asarray(rows.catch_up))
+        return PassInputs(rows, max_drafts, geometry.hidden_index, own)
 
     def _head_inputs(
-        self, slot: IntArray, k_cap: IntArray, catch_up: IntArray
+        self, slot: IntArray, max_drafts: IntArray, catch_up: IntArray
     ) -> HeadInputs | None:
         head = self._drafting.head
         if head is None:
             return None
-        own: HeadInputs = head.inputs(slot, k_cap, catch_up, self._wishes.draw(slot))
+        own: HeadInputs = head.inputs(slot, max_drafts, catch_up, self._sampling.draw(slot))
         return own
 
 
 def _shape(geometry: Geometry, asked: Asked) -> PassShape:
     """That of a pass for this step alone."""
-    most_drafts = int(geometry.k_cap.max(initial=0))
+    most_drafts = int(geometry.max_drafts.max(initial=0))
     most_behind = int(np.asarray(geometry.rows.catch_up).max(initial=0))
     draft = DraftShape(most_drafts, most_behind, asked.random, asked.truncated)
     return PassShape(int(geometry.width.max(initial=0)), draft)

@@ -24,7 +24,7 @@ _ALIGNMENT = 256  # bytes; what is aligned otherwise may be multiplied by anothe
 Shape = tuple[int, int]  # of a weight: N, K
 
 
-class Family(StrEnum):
+class ProductFamily(StrEnum):
     """Named as --linear-backend names them."""
 
     SPLITS = "triton"  # plain_linear.py
@@ -41,7 +41,7 @@ class Products:
     def __init__(self, backend: str = "auto", *, fp8_rows: bool = False) -> None:
         """FP8 weights are multiplied by activations in FP8 (W8A8) with `fp8_rows`."""
         self.is_open = backend == "auto"  # nobody has named a family
-        self.family = Family.SPLITS if self.is_open else Family(backend)
+        self.family = ProductFamily.SPLITS if self.is_open else ProductFamily(backend)
         self._fp8_rows = fp8_rows
         self._cublas: Set[Shape] = frozenset()
         self._weights: dict[tuple[object, ...], PackedLinear] = {}
@@ -58,7 +58,7 @@ class Products:
         """One of each kind that was met, and that families multiply by in their own ways."""
         return list(self._weights.values())
 
-    def settle(self, family: Family, cublas: Set[Shape] = frozenset()) -> None:
+    def settle(self, family: ProductFamily, cublas: Set[Shape] = frozenset()) -> None:
         """Before the first product. Many rows times weights of the shapes `cublas` are cuBLAS's,
         which were found to have the bits of the family."""
         self.family, self._cublas = family, cublas
@@ -74,10 +74,10 @@ class Products:
         self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
     ) -> Parts:  # fmt: skip
         """See linear_parts. Other than SERVED is multiplied by splits in both families."""
-        if packed.scales is None and self.family is Family.CUBLAS:
+        if packed.scales is None and self.family is ProductFamily.CUBLAS:
             return Parts.whole(linear_reference(x, packed, out_dtype))
         plain = packed.scales is None and x.dtype is SERVED
-        if not plain or self.family is Family.SPLITS:
+        if not plain or self.family is ProductFamily.SPLITS:
             return linear_parts(x, packed, out_dtype, fp8_rows=self._fp8_rows)
         if len(x) > BORDERS[-1] and out_dtype is None and self._is_checked(x, packed):
             return Parts.whole(in_pieces(x, packed))

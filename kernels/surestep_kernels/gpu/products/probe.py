@@ -26,8 +26,8 @@ from torch import Tensor
 from surestep_kernels.ops.linear import PackedLinear, pack_linear_reference
 
 from .families import MOST_PIECES, PIECE
+from .probe_results import Identity, ProbeResult, Shape, sources_digest
 from .sequential_linear import BORDERS, SERVED, TILES, Tile, multiply_into, sequential_linear
-from .verdicts import Identity, Shape, Verdict, sources_digest
 
 _ROWS = BORDERS[-1] + 44  # beyond the last border, in no whole tiles
 _MOST_COLUMNS = 16384  # of a weight, for tiles: they do not know of other columns
@@ -58,20 +58,20 @@ class Trial(NamedTuple):
 
 def probe(
     weights: Sequence[PackedLinear], device: torch.device, go_on: Callable[[], bool]
-) -> Verdict:
+) -> ProbeResult:
     """Compare; `go_on` is asked between comparisons and ends them all when it says no."""
     for trial in trials(weights, device):
         if not go_on():
-            return Verdict("", finished=False)
+            return ProbeResult("", finished=False)
         if unequal := differences(trial):
-            return Verdict(f"{trial.name}: {unequal[0]}")
+            return ProbeResult(f"{trial.name}: {unequal[0]}")
     cublas = set[Shape]()
     for packed in weights:
         if not go_on():
-            return Verdict("", finished=False)
+            return ProbeResult("", finished=False)
         if cublas_agrees(packed):
             cublas.add((packed.out_features, packed.in_features))
-    return Verdict("", frozenset(cublas))
+    return ProbeResult("", frozenset(cublas))
 
 
 def identity(weights: Sequence[PackedLinear], device: torch.device) -> Identity:

@@ -124,7 +124,7 @@ def commit_step(
             rows.slot, rows.cu_rows, rows.advances, rows.catch_up, rows.window,
             drafts.ids, drafts.counts, chosen.ids, chosen.status,
             rows.cu_windows, stops.cu, stops.ids,
-            state.tokens, state.committed, state.known, state.folded, state.draft_upto,
+            state.tokens, state.committed, state.known, state.folded, state.drafter_len,
             report, lines, width, num_drafts,
             BLOCK=triton.next_power_of_2(num_drafts + 1),
         )  # fmt: skip
