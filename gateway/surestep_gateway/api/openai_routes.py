@@ -20,8 +20,10 @@ from surestep_gateway.request.embedding_body import EmbeddingBody, EmbeddingRequ
 from surestep_gateway.request.protocol import (
     ChatRequest,
     CompletionRequest,
-    DetokenizeBody,
     GenerationBody,
+)
+from surestep_gateway.request.tokenizer_bodies import (
+    DetokenizeBody,
     TokenizeBody,
     TokenizeChatBody,
 )
