@@ -48,10 +48,10 @@ class StepRunner(Protocol):
         """Kinds of step that are one launch; and how many steps were not, where there are any."""
 
     @property
-    def has_chore(self) -> bool:
+    def capture_is_due(self) -> bool:
         """Whether there is something to do between two steps. Called from any thread."""
 
-    def do_chore(self) -> None:
+    def capture_next(self) -> None:
         """Do a part of what makes steps faster, if any is left."""
 
     def check_whole(self) -> None:
@@ -185,8 +185,8 @@ class WorkerService(pb_grpc.WorkerServicer):
             assert result is not None, "finished"
             self._last_step, self._last_step_at = result.step, time.monotonic()
             await context.write(result)
-            if runner.has_chore:
-                await self._thread.submit(runner.do_chore)
+            if runner.capture_is_due:
+                await self._thread.submit(runner.capture_next)
 
     def began(self, plan: pb.StepPlan) -> None:
         """A plan is launched. Called from the step thread."""
@@ -207,7 +207,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         """
         if not self._under_way or not self._streams:
             if time.perf_counter_ns() - self._needed > _IDLE_NS:
-                self._loaded().do_chore()
+                self._loaded().capture_next()
             self.heartbeat.idle()
         if not self._streams:
             self._loaded().check_whole()

@@ -181,7 +181,7 @@ class _Profiler:
         if recurrent is not None and not recurrent.num_snapshots:
             context = 0
         if recurrent is not None and context:  # a state of zeros will do
-            recurrent.taken(np.array([1]), np.array([context]))
+            recurrent.mark_taken(np.array([1]), np.array([context]))
         plan = self._plan()
         blocks = -(-(context + self._length) // self.context.slots.block_size)
         for i, slot in enumerate(self._slots):
@@ -225,7 +225,7 @@ class _Profiler:
         """The next one of its shape is as fast as it will be when serving."""
         self._step += 1
         result, ended = self.runner.step(plan), time.monotonic()
-        self.runner.do_wanted()
+        self.runner.capture_missed()
         self._began += time.monotonic() - ended  # which is not the steps' time
         return result
 
