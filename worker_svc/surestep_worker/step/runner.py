@@ -79,9 +79,9 @@ class Runner:
         """Do all that steps have wanted."""
         self._launcher.capture_missed()
 
-    def check_whole(self) -> None:
+    def check_peers(self) -> None:
         """Raise Unavailable when a rank of the group is gone. Between epochs."""
-        self.context.tp.check_whole()
+        self.context.tp.check_peers()
 
     @torch.inference_mode()
     def launch(self, plan: pb.StepPlan) -> Pending:
