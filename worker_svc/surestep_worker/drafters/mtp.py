@@ -1,12 +1,12 @@
-"""Drafting with the model's own multi-token prediction head, used again for every further draft.
+"""Drafting with the model's own multi-token prediction head, applied again for every further draft.
 
-The head's row for position i takes the model's hidden state at i and token i + 1. Hidden states of
-all positions lie in the KV pages, so positions that were never drafted from can be caught up with
-at any time. Rows of drafts themselves are written too, from the head's own output, and overwritten
-when the next step catches up with what was accepted.
+The head's row for position i takes the model's hidden state at i and token i + 1. The hidden states
+of all positions are kept in the KV pages, so the head can catch up with positions that were never
+drafted from at any time. Rows of the drafts themselves are written too, from the head's own output,
+and overwritten when the next step catches up with what was accepted.
 
-All rows that are given are caught up with and drafted for: what a row may not do is padding.
-Penalties, biases and words that a request forbids do not shape its drafts.
+All given rows catch up and draft: what a row may not do is padding. Penalties, biases and bad words
+of a request do not shape its drafts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .temperature import DraftTemperature
 
 
 class MtpDrafter:
-    """The head, and how much flatter or sharper than the requests' its draws are."""
+    """Holds the head, and fits the temperature of its draws."""
 
     def __init__(self, context: DraftContext, temperature: DraftTemperature) -> None:
         assert context.model.draft_head is not None, "the model was loaded without its MTP head"
@@ -41,17 +41,15 @@ class MtpDrafter:
         self._context, self._sampling, self._temperature = context, context.sampling, temperature
 
     def on_device(self, ops: StepOps, state: SlotState) -> MtpSteps:
-        """Return what drafts, between the slots of a device and the ops of a step."""
         return MtpSteps(self, self._context, ops, state)
 
     def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
-        """See KeepsState."""
         random = self._sampling.draws(slots)
         if random.any():
             self._temperature.observe(slots[random], n_drafts[random], n_accepted[random])
 
     def factors(self, slots: IntArray) -> FloatArray:
-        """Divisors [R] of the logits; greedy requests have no use for any."""
+        """Return divisors f32[R] of the logits, 1 for greedy requests."""
         factors = np.ones(len(slots), dtype=np.float32)
         random = self._sampling.draws(slots)
         if random.any():
@@ -60,7 +58,7 @@ class MtpDrafter:
 
 
 class MtpSteps:
-    """Drafts with the head of an MtpDrafter."""
+    """The part of a step that drafts with the head of an MtpDrafter."""
 
     def __init__(
         self, drafter: MtpDrafter, context: DraftContext, ops: StepOps, state: SlotState
@@ -68,7 +66,7 @@ class MtpSteps:
         self._drafter, self._context, self._ops, self._state = drafter, context, ops, state
         width = context.model.config.hidden_size
         dtype = context.caches.kv.spec.dtype
-        # Output of the head for the newest committed position of each slot.
+        # Output of the head at the newest committed position of each slot.
         self._seed = torch.zeros(len(state.known), width, dtype=dtype, device=context.device)
 
     def inputs(
@@ -90,7 +88,6 @@ class MtpSteps:
     def draft(
         self, rows: DraftInputs, sent: HeadInputs, shape: DraftShape, error: Tensor
     ) -> Drafts:
-        """Catch up with what is committed, then draft. All columns are i32."""
         slots, max_drafts = rows.slot.long(), rows.max_drafts
         if shape.max_catch_up:
             self._catch_up(slots, rows.catch_up, sent, shape.max_catch_up, error)
@@ -133,7 +130,7 @@ class MtpSteps:
     def _choose(
         self, hidden: Tensor, length: Tensor, sent: HeadInputs, shape: DraftShape
     ) -> tuple[Tensor, Tensor]:
-        """Ids and status i32[R]; rank 0 chooses for all."""
+        """Return ids and status i32[R]. All ranks get the choice of rank 0."""
         logits = self._context.model.logits(hidden).float() / sent.factors.unsqueeze(1)
         row = torch.arange(len(length), dtype=torch.int32, device=length.device)
         chosen = self._ops.choose(
@@ -143,7 +140,7 @@ class MtpSteps:
         return ids, status
 
     def _write(self, slots: Tensor, place: Tensor, ids: Tensor, wanted: Tensor) -> None:
-        """Draft ids of the wanted rows go where the head looks for them."""
+        """Write the drafts of rows with `wanted` 1 to their slots, where the head reads them."""
         tokens = self._state.tokens
         at = place.clamp(max=tokens.shape[1] - 1).long()
         tokens[slots, at] = torch.where(wanted > 0, ids, tokens[slots, at])
@@ -156,13 +153,13 @@ class MtpSteps:
         hidden: Tensor,
         error: Tensor,
     ) -> Tensor:
-        """The head's output [R, H] at positions [R], behind each of which stands a draft."""
+        """Return the head's output [R, H] at positions [R], each followed by a draft."""
         row = torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device)
         runs = TokenRuns(row[:-1], row, slots, position, wanted)
         return self._head(runs, self._gather(runs, error), hidden, max_tokens=1)
 
     def _gather(self, runs: TokenRuns, error: Tensor) -> TokenInputs:
-        """Positions, each with the token behind it."""
+        """Return positions, each with the token that follows it."""
         kv = self._context.caches.kv
         return self._ops.gather_tokens(
             runs,

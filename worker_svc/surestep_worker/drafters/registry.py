@@ -1,4 +1,4 @@
-"""Drafters, by the name that `--speculative-config` gives as `method`."""
+"""Drafters, by the `method` of `--speculative-config`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 # Factories take the SpeculativeConfig and the DraftContext.
 DRAFTERS: Registry[Drafter | DeviceDrafter] = Registry("speculative method")
 
-NEED_DRAFT_HEAD = frozenset({"mtp"})  # methods that use one of the model's own
+NEED_DRAFT_HEAD = frozenset({"mtp"})  # methods that use a draft head of the model
 
-# Names under which vLLM knows a method.
+# vLLM's names for a method.
 ALIASES = {
     "[ngram]": "ngram",
     "qwen3_next_mtp": "mtp",

@@ -1,4 +1,4 @@
-"""A step on a device between its launch and its result."""
+"""A step between its launch and its result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .result import (
 
 
 class LaunchedStep(NamedTuple):
-    """What the host remembers of a step."""
+    """What the host keeps of a step until its result."""
 
     plan: pb.StepPlan
     rows: Rows
@@ -40,12 +40,12 @@ class LaunchedStep(NamedTuple):
     logprobs: LogprobPlan | None
     drafter_skipped: bool
     drafter_faults: int
-    timings: pb.Timings  # as far as they are known
+    timings: pb.Timings  # those known at launch
     launched_ns: int  # by perf_counter_ns
 
 
 class PendingStep:
-    """See Pending."""
+    """A step whose results are being copied to the host; implements Pending."""
 
     def __init__(
         self, context: RankContext, download: Download, launched: LaunchedStep, drafting: Drafting
@@ -55,20 +55,17 @@ class PendingStep:
 
     @property
     def done(self) -> bool:
-        """See Pending."""
         return self._download.arrived
 
     def wait(self) -> None:
-        """See Pending."""
         self._download.wait()
 
     def finish(self) -> pb.StepResult:
-        """See Pending."""
         began_ns = time.perf_counter_ns()
         report, error, fingerprint, non_finite, vectors, *scores = self._download.tensors()
         if int(error):
             raise InternalError("the device met a slot, block or position that does not exist")
-        num_rows = len(self._launched.rows)  # padding stands behind them
+        num_rows = len(self._launched.rows)  # followed by padding
         words = Report.of(report[:num_rows].long())
         outcome, pooled = self._outcome(words), self._launched.geometry.pooled
         mark_non_finite_vectors(outcome, pooled, vectors)
@@ -89,7 +86,7 @@ class PendingStep:
         return result
 
     def _outcome(self, words: Report) -> StepOutcome:
-        """What happened to each row, which must have begun where the plan says."""
+        """Return what each row did. Raises LedgerError for one that began where no plan allows."""
         rows = self._launched.rows
         start: IntArray = words.len_before.numpy()
         check_lengths(slot=rows.slot, len_lo=rows.len_lo, len_hi=rows.len_hi, length=start)
@@ -97,7 +94,7 @@ class PendingStep:
         return StepOutcome(*(column.numpy() for column in columns))
 
     def _taken(self, folded: IntArray) -> IntArray:
-        """Which of the requested snapshots [A] were taken: indices."""
+        """Return the indices of the requested snapshots that were taken."""
         requested, slots, rows = self._launched.requested, self._context.slots, self._launched.rows
         after = np.zeros(slots.num_slots, dtype=np.int64)
         after[rows.slot] = folded
@@ -107,7 +104,7 @@ class PendingStep:
         )
 
     def _commit(self, outcome: StepOutcome, words: Report) -> None:
-        """The host's books follow."""
+        """Advance the host's slots."""
         slots, rows = self._context.slots, self._launched.rows
         slots.drafter_len[rows.slot] = words.drafter_len.numpy()
         if self._drafting.has_state and not self._launched.drafter_skipped:
@@ -138,7 +135,7 @@ class PendingStep:
             result.snapshot_ids_taken.extend(requested.id[taken].tolist())
 
     def _time(self, result: pb.StepResult, began_ns: int) -> None:
-        """What a device does is one to the host, which only knows when it has the results."""
+        """Fill in the timings. The host only sees when a device has done everything."""
         now = time.perf_counter_ns()
         result.timings.CopyFrom(self._launched.timings)
         if self._context.synchronous:

@@ -156,7 +156,7 @@ class StepLauncher:
         self._drafting.faults = 0
 
     def launch(self, plan: worker_pb2.StepPlan, rows: Rows) -> PendingStep:
-        """Queue the rows of a plan, whose differences the slots have, on the device and return."""
+        """Queue the rows of a plan on the device, after its differences went into the slots."""
         self._phases.begin()
         skipped = self._drafting.skips(plan.drafter_faults)
         drafting = without_drafts(rows) if skipped else rows
@@ -208,7 +208,7 @@ class StepLauncher:
             )
         else:
             outputs, packed = self._replay(captured, columns, extras, shape)
-        return _QueuedStep(Download(packed), geometry, logprobs, outputs.failed)
+        return _QueuedStep(Download(packed), geometry, logprobs, outputs.drafter_failed)
 
     def _draft(self, rows: Rows, differences: Runs[Int32Array] | None) -> Drafted:
         """Draft before the windows get their room, so that missing drafts cost no computation.
