@@ -33,7 +33,6 @@ class KVSpec:
 
     @property
     def page_dtype(self) -> torch.dtype:
-        """Return the dtype of keys and values."""
         return self.cache_dtype or self.dtype
 
 

@@ -27,9 +27,7 @@ class Drafts(NamedTuple):
 
     ids: torch.Tensor  # i64[R,K]
     counts: torch.Tensor  # i64[R]
-    non_finite: torch.Tensor | None = (
-        None  # bool[R]: rows cut short by non-finite logits; None = none
-    )
+    non_finite: torch.Tensor | None = None  # bool[R]: rows cut short by non-finite logits
 
 
 class DraftContext(NamedTuple):

@@ -32,7 +32,7 @@ class Download:
         if packed.words.is_cuda:
             self._host = torch.empty(packed.words.shape, dtype=torch.int32, pin_memory=True)
             self._host.copy_(packed.words, non_blocking=True)
-            # Blocking: a waiting thread sleeps. If it span, it would take a core from every rank.
+            # Blocking: a waiting thread sleeps. One that spins would take a core from every rank.
             self._event = torch.cuda.Event(blocking=True)
             self._event.record()
         else:
@@ -49,7 +49,6 @@ class Download:
             self._event.synchronize()
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors, on the host. The copy must be complete."""
         assert self.arrived
         sizes = [shape.numel() * dtype.itemsize // 4 for shape, dtype in self._parts]
         # Cloned, because 64-bit elements have to be aligned.

@@ -17,12 +17,10 @@ class LogprobParams:
         self.num_top, self.num_top_prompt = np.zeros((2, num_slots + 1), dtype=np.int64)
 
     def admit(self, slot: int, params: pb.SamplingParams) -> None:
-        """Set the parameters of a slot."""
         self.emitted[slot] = params.want_logprobs
         self.prompt[slot] = params.want_prompt_logprobs
         self.num_top[slot] = params.num_top_logprobs
         self.num_top_prompt[slot] = params.num_top_prompt_logprobs
 
     def free(self, slot: int) -> None:
-        """Stop reporting for a slot."""
         self.emitted[slot] = self.prompt[slot] = False

@@ -26,7 +26,6 @@ class Logprobs(NamedTuple):
     top_logprobs: torch.Tensor  # f32[sum of num_top]
 
     def to_proto(self) -> pb.LogprobColumns:
-        """Return the same columns as a message."""
         return pb.LogprobColumns(**{name: part.tolist() for name, part in self._asdict().items()})
 
 

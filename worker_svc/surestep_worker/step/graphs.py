@@ -1,4 +1,4 @@
-"""CapturedStep steps: on a CUDA device a step of a bucket's shape is one launch.
+"""Captured steps: on a CUDA device a step of a bucket's shape is one launch.
 
 The kernels of a captured step read fixed addresses. All of them are written for every step, padding
 included: nothing of an earlier step is left. Steps follow each other on one stream, and the outputs
@@ -42,9 +42,7 @@ class Queued(NamedTuple):
     """The outputs of a step, or of its captured part, on the device."""
 
     outputs: PassOutputs
-    packed: (
-        Packed | None
-    )  # results for the host; None: the rest of the step is still to be launched
+    packed: Packed | None  # results for the host; None: the rest of the step is not queued yet
 
 
 class CapturedStep(NamedTuple):
@@ -58,7 +56,7 @@ Run = Callable[[StepColumns, GraphKind], Queued]
 
 
 class Graphs:
-    """CapturedStep steps. Not thread-safe: every call comes from the step thread."""
+    """Captures steps. Not thread-safe: every call comes from the step thread."""
 
     def __init__(
         self,
@@ -75,9 +73,7 @@ class Graphs:
         self._ordered = in_order(buckets)
         self._captured: dict[GraphKind, CapturedStep] = {}
         self._failed = set[GraphKind]()
-        self._missed = Counter[
-            GraphKind
-        ]()  # steps that would have used each kind that is not captured
+        self._missed = Counter[GraphKind]()  # steps that would have used what is not captured
         self._rest_until = 0.0
         self.num_missed = 0  # steps that were launched kernel by kernel
         self._shared_bytes, self._own_bytes = 0, 0  # of the pool; of the largest graph
@@ -88,7 +84,6 @@ class Graphs:
 
     @property
     def num_captured(self) -> int:
-        """Return the number of kinds that can be replayed."""
         return len(self._captured)
 
     @property
@@ -138,7 +133,6 @@ class Graphs:
             self.capture(kind)
 
     def capture_missed(self) -> None:
-        """Capture every kind that steps have missed."""
         while self._missed:
             self.capture_next()
 

@@ -24,7 +24,6 @@ class Phases:
         self._phase, self._since_ns = pb.PREPARING, time.perf_counter_ns()
 
     def enter(self, phase: pb.Phase) -> None:
-        """Enter the next phase of the step."""
         self._lap()
         self._phase = phase
         self._heartbeat.enter(phase)

@@ -53,10 +53,8 @@ class SamplingPass:
         logits = self._context.model.logits(scored).float() if len(scored) else scored
         vectors = self._pool(extras.pooled, pooled)
         self._phases.enter(pb.SAMPLING)
-        kept = (
-            extras.scored is not None and extras.shaping != Shaping()
-        )  # which changes logits in place
-        raw = logits.clone() if kept else logits
+        keep = extras.scored is not None and extras.shaping != Shaping()  # shaping is in place
+        raw = logits.clone() if keep else logits
         chosen = self._choose(columns, outputs, logits, extras.shaping, shape)
         report = self._ops.commit_step(
             outputs.rows, outputs.drafts, chosen, columns.stops, self._state
