@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .columns import Column
 from .gumbel import gumbel_noise
-from .mass import mass_of, mass_wanted
+from .mass import mass_of, target_mass
 
 
 class RowStatus(IntEnum):
@@ -106,5 +106,5 @@ def _kept(gap: Tensor, p: DrawParams) -> Tensor:
     left = (ordered <= p.max_gap.unsqueeze(1)) & (rank < p.top_k.unsqueeze(1))
     mass = torch.where(left, mass_of(ordered), 0)
     before = mass.cumsum(dim=1) - mass
-    kept = left & (before < mass_wanted(p.top_p, mass.sum(dim=1)).unsqueeze(1))
+    kept = left & (before < target_mass(p.top_p, mass.sum(dim=1)).unsqueeze(1))
     return torch.zeros_like(kept).scatter_(1, order, kept)

@@ -40,7 +40,7 @@ class Recorder:
         self.chores.append(threading.current_thread().name)
         self.capture_is_due = False
 
-    def check_whole(self) -> None:
+    def check_peers(self) -> None:
         """There is no group."""
 
     def launch(self, plan: pb.StepPlan) -> Done:
@@ -64,7 +64,7 @@ class Rank:
 @pytest.fixture
 async def rank() -> AsyncIterator[Rank]:
     thread, runner = StepThread(), Recorder()
-    service = WorkerService(0, 1, thread, Heartbeat.unwatched())
+    service = WorkerService(0, 1, thread, Heartbeat.local())
     server = rpc.Server([pb.DESCRIPTOR.services_by_name["Worker"]])
     pb_grpc.add_WorkerServicer_to_server(service, server.grpc)
     port = await server.start("127.0.0.1:0")
@@ -119,7 +119,7 @@ async def test_who_is_not_needed_for_long_uses_the_time(
     call = rank.stub.Run(timeout=TIMEOUT_S)
     await call.write(pb.StepPlan(epoch=1, step=1))
     await call.read()
-    rank.service.began(pb.StepPlan(epoch=1, step=2))
+    rank.service.step_began(pb.StepPlan(epoch=1, step=2))
     rank.service.tick()
     assert len(rank.runner.chores) == 1  # a step is under way
 

@@ -51,7 +51,7 @@ class Runner:
 
     def capture_next(self) -> None: ...
 
-    def check_whole(self) -> None:
+    def check_peers(self) -> None:
         pass
 
     def launch(self, plan: pb.StepPlan) -> Done:
@@ -63,7 +63,7 @@ class Runner:
         return Done(pb.StepResult(epoch=plan.epoch, step=plan.step))
 
 
-class Loaded(NamedTuple):
+class BuiltRank(NamedTuple):
     runner: Runner
     facts: pb.WorkerInfo
     profile_result: bytes
@@ -82,7 +82,7 @@ def refuse(orders: Path) -> None:
 def build_as(loading: str, orders: Path) -> Build:
     def build(
         settings: WorkerSettings, heartbeat: Heartbeat, weights_fd: int, profile_result: bytes
-    ) -> Loaded:
+    ) -> BuiltRank:
         heartbeat.progress(supervisor_pb2.LOADING)
         refuse(orders)
         facts = pb.WorkerInfo(weight_bytes=0, model_path=profile_result.decode())
@@ -97,7 +97,7 @@ def build_as(loading: str, orders: Path) -> Build:
                 time.sleep(LONG_S)
             memory.seal(weights_fd)
         checkpoint = os.pread(weights_fd, 100, len(WEIGHTS)).decode()
-        return Loaded(Runner(heartbeat), facts, MEMO, checkpoint)
+        return BuiltRank(Runner(heartbeat), facts, MEMO, checkpoint)
 
     return build
 

@@ -79,9 +79,9 @@ class Runner:
         """Capture every kind that would have fitted an earlier step."""
         self._launcher.capture_missed()
 
-    def check_whole(self) -> None:
+    def check_peers(self) -> None:
         """Raise Unavailable when a rank of the group is gone. Call it between epochs."""
-        self.context.tp.check_whole()
+        self.context.tp.check_peers()
 
     @torch.inference_mode()
     def launch(self, plan: pb.StepPlan) -> Pending:

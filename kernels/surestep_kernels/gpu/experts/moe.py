@@ -209,7 +209,7 @@ def moe(
     *,
     fp8_rows: bool = False,
 ) -> None:
-    """See moe_reference; for `widths` and `fp8_rows`, quantized_parts."""
+    """See moe_reference; for `widths` and `fp8_rows`, quantized_partials."""
     if packed.addresses is None:
         one = partial(linear, fp8_rows=fp8_rows)
         moe_reference(total, x, weights, experts, packed, linear=one, silu_and_mul=silu_and_mul)
