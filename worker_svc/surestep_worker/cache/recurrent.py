@@ -32,7 +32,6 @@ class RecurrentSpec:
 
     @property
     def channels(self) -> int:
-        """Return the channels of the convolution."""
         return 2 * self.num_k_heads * self.k_dim + self.num_v_heads * self.v_dim
 
     @property

@@ -73,7 +73,6 @@ class Extras(NamedTuple, Generic[Column]):
 
     @property
     def shaping(self) -> Shaping[Column]:
-        """Return what changes logits."""
         return Shaping(self.biases, self.penalties, self.forbidden)
 
     @property

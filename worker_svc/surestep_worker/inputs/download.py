@@ -17,7 +17,6 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, parts: Sequence[Tensor]) -> Packed:
-        """Concatenate tensors, in one launch."""
         words = torch.cat([part.contiguous().view(torch.int32).reshape(-1) for part in parts])
         return cls(words, tuple((part.shape, part.dtype) for part in parts))
 

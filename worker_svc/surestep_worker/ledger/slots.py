@@ -96,7 +96,6 @@ class Slots:
         self._clear(slice(None))
 
     def extend(self, slot: int, block_ids: IntArray) -> None:
-        """Append KV blocks to a slot's block table."""
         begin = self.num_blocks[slot]
         self.block_tables[slot, begin : begin + len(block_ids)] = block_ids
         self.num_blocks[slot] += len(block_ids)

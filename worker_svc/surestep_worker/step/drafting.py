@@ -95,7 +95,6 @@ class Drafting:
         return drafted or self.nothing(len(inputs.slot), failed=True)
 
     def nothing(self, num_rows: int, *, failed: bool = False) -> Drafted:
-        """Return no drafts for any row."""
         words = partial(torch.zeros, dtype=torch.int32, device=self._device)
         drafts = DraftIds(words(num_rows, self._max_drafts), words(num_rows))
         return Drafted(drafts, drafts.counts, drafts.counts, failed, words(1))

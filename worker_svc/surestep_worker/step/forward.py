@@ -89,7 +89,6 @@ class ForwardPass:
         )
 
     def draft(self, inputs: DraftInputs, shape: DraftShape) -> Drafted:
-        """Queue the drafting that a pass begins with."""
         self._phases.enter(pb.DRAFTING)
         return self._drafting.run(inputs, shape)
 

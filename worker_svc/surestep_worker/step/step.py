@@ -162,7 +162,6 @@ class StepLauncher:
         return PendingStep(self.context, queued.download, launched, self._drafting)
 
     def _timings(self) -> worker_pb2.Timings:
-        """Return the timings that are known when everything is launched."""
         timings = self._phases.timings()
         if self.context.synchronous:
             return timings
@@ -172,7 +171,6 @@ class StepLauncher:
     def _run(
         self, rows: Rows, differences: Runs[Int32Array] | None, requested: SnapshotRequests
     ) -> _QueuedStep:
-        """Queue a step on the device."""
         drafted = None
         if self.context.synchronous:
             drafted, differences = self._draft(rows, differences), None
@@ -235,7 +233,6 @@ class StepLauncher:
         shape: SamplingShape,
         drafted: Drafted | None,
     ) -> tuple[PassOutputs, Packed]:
-        """Launch a step kernel by kernel."""
         columns, extras = upload(inputs, self.context.device)
         self._write(extras)
         outputs = self._pass(columns.inputs, pass_shape, drafted)
