@@ -61,6 +61,7 @@ def mark_non_finite_vectors(
 def fill_vectors(
     result: pb.StepResult, outcome: StepOutcome, pooled: PooledTokens, vectors: torch.Tensor
 ) -> None:
+    """Fill in the vectors [K, H] of the rows that have not failed."""
     if not len(vectors):
         return
     ok = outcome.status[pooled.row] == pb.OK
