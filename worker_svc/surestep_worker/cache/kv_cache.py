@@ -53,7 +53,7 @@ class KVCache:
 
 
 def bytes_per_block(spec: KVSpec, kernels: KernelSet) -> int:
-    """Return the memory of one block over all layers: keys, values and hidden states."""
+    """Memory of one block over all layers, keys, values and hidden states."""
     elements = 2 * spec.num_layers * math.prod(_shape(spec, 1, kernels))
     hidden = spec.block_size * spec.kept_hidden
     return elements * spec.page_dtype.itemsize + hidden * spec.dtype.itemsize

@@ -29,7 +29,7 @@ class SpeculativeConfig(BaseModel):
     prompt_lookup_max: int = Field(default=5, ge=1, le=64)  # longest n-gram looked up, tokens
     prompt_lookup_min: int = Field(default=2, ge=1)  # shortest that counts as a match, tokens
 
-    # Temperature of the drafter's draws, in units of the request's; none = fitted while serving.
+    # Of the drafter's draws, as a factor of the request's temperature; none = fitted as it runs.
     draft_temperature: float | None = Field(default=None, gt=0, le=10)
 
     @model_validator(mode="after")

@@ -1,9 +1,9 @@
-"""Drafting with the model's own multi-token prediction head, applied again for every further draft.
+"""Drafting with the model's own multi-token prediction head, used again for every further draft.
 
-The head's row for position i takes the model's hidden state at i and token i + 1. The hidden states
-of all positions are kept in the KV pages, so the head can catch up with positions that were never
-drafted from at any time. Rows of the drafts themselves are written too, from the head's own output,
-and overwritten when the next step catches up with what was accepted.
+The head's row for position i takes the model's hidden state at i and token i + 1. Hidden states of
+all positions lie in the KV pages, so positions that were never drafted from can be caught up with
+at any time. Rows of drafts themselves are written too, from the head's own output, and overwritten
+when the next step catches up with what was accepted.
 
 All given rows catch up and draft: what a row may not do is padding. Penalties, biases and bad words
 of a request do not shape its drafts.
@@ -33,7 +33,7 @@ from .temperature import DraftTemperature
 
 
 class MtpDrafter:
-    """Holds the head, and fits the temperature of its draws."""
+    """The head, and how much flatter or sharper than the requests' its draws are."""
 
     def __init__(self, context: DraftContext, temperature: DraftTemperature) -> None:
         assert context.model.draft_head is not None, "the model was loaded without its MTP head"
@@ -41,6 +41,7 @@ class MtpDrafter:
         self._context, self._sampling, self._temperature = context, context.sampling, temperature
 
     def on_device(self, ops: StepOps, state: SlotState) -> MtpSteps:
+        """Return what drafts, between the slots of a device and the ops of a step."""
         return MtpSteps(self, self._context, ops, state)
 
     def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
@@ -58,7 +59,7 @@ class MtpDrafter:
 
 
 class MtpSteps:
-    """The part of a step that drafts with the head of an MtpDrafter."""
+    """Drafts with the head of an MtpDrafter."""
 
     def __init__(
         self, drafter: MtpDrafter, context: DraftContext, ops: StepOps, state: SlotState
@@ -66,7 +67,7 @@ class MtpSteps:
         self._drafter, self._context, self._ops, self._state = drafter, context, ops, state
         width = context.model.config.hidden_size
         dtype = context.caches.kv.spec.dtype
-        # Output of the head at the newest committed position of each slot.
+        # Output of the head for the newest committed position of each slot.
         self._seed = torch.zeros(len(state.known), width, dtype=dtype, device=context.device)
 
     def inputs(
@@ -130,7 +131,7 @@ class MtpSteps:
     def _choose(
         self, hidden: Tensor, length: Tensor, sent: HeadInputs, shape: DraftShape
     ) -> tuple[Tensor, Tensor]:
-        """Return ids and status i32[R]. All ranks get the choice of rank 0."""
+        """Ids and status i32[R]; rank 0 chooses for all."""
         logits = self._context.model.logits(hidden).float() / sent.factors.unsqueeze(1)
         row = torch.arange(len(length), dtype=torch.int32, device=length.device)
         chosen = self._ops.choose(

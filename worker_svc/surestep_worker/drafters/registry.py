@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # Factories take the SpeculativeConfig and the DraftContext.
 DRAFTERS: Registry[Drafter | DeviceDrafter] = Registry("speculative method")
 
-NEED_DRAFT_HEAD = frozenset({"mtp"})  # methods that use a draft head of the model
+NEED_DRAFT_HEAD = frozenset({"mtp"})  # methods that use one of the model's own
 
 # vLLM's names for a method.
 ALIASES = {

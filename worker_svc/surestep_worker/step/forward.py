@@ -100,7 +100,7 @@ class ForwardPass:
         caches, index = self._context.caches, hidden_index.long()
         batch = _batch(self._state, rows, inputs, index, max_tokens)
         hidden = self._context.model.forward(batch, caches)
-        if caches.kv.spec.kept_hidden:  # a drafter with state drafts from it
+        if caches.kv.spec.kept_hidden:  # what a drafter with state will draft from
             caches.kv.hidden[batch.kv_slots] = hidden
         return hidden[index]
 
