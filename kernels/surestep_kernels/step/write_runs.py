@@ -1,4 +1,4 @@
-"""Differences of a plan, written into the slots of a device by one launch."""
+"""Write the differences of a plan into the slots of a device in one launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Runs(NamedTuple):
-    """G runs of words, in pieces of the host's choice. No two runs overlap."""
+    """G runs of words, cut by the host. No two runs overlap."""
 
     to: Tensor  # i32[G] first word of the memory that is written
     cu: Tensor  # i32[G+1] run g is words[cu[g]:cu[g+1]]
@@ -17,8 +17,6 @@ class Runs(NamedTuple):
 
 
 class WriteRuns(Protocol):
-    """See write_runs_reference."""
-
     def __call__(self, memory: Tensor, runs: Runs) -> None: ...
 
 
