@@ -253,7 +253,7 @@ def test_pipes_and_folders_are_not_read(tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate((64 << 20) + 1)
-    with pytest.raises(InvalidRequest, match="is no file of at most 67108864 bytes"):
+    with pytest.raises(InvalidRequest, match="is not a file of at most 67108864 bytes"):
         ConfigFiles.read(tmp_path)
 
 

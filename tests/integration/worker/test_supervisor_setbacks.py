@@ -184,7 +184,7 @@ async def test_a_rank_lives_without_a_standby_that_cannot_be_started(
     async with supervising(monkeypatch, command, standby=True) as running:
         now = await running.ready(restarts=0)
         program.chmod(0o644)
-        await running.until(lambda _: "rank 0 goes without a standby" in caplog.text)
+        await running.until(lambda _: "rank 0 has no standby" in caplog.text)
         assert (await running.status()).rank_pid == now.rank_pid
         program.chmod(0o755)
         assert (await running.until(lambda now: now.standby_pid)).restarts == 0

@@ -1,8 +1,9 @@
-"""A GPU's room for the caches of a rank: measured with all else that a rank needs in its place.
+"""Measure the GPU memory available for a rank's caches, with everything else in place.
 
-Before a rank takes anything it looks at its GPU. With the model loaded it is assembled once with
-caches of next to nothing, compiles and captures what it will serve with, and runs the largest
-steps. What its part of the GPU has left then is for the caches that it is assembled with.
+Before a rank allocates anything it takes a snapshot of its GPU. With the model loaded it is
+assembled once with minimal caches, compiles and captures what it will serve with, and runs the
+largest steps. What then remains of its share of the GPU is for the caches that it is assembled
+with.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from .largest_steps import run_largest_steps
 
 logger = logging.getLogger(__name__)
 
-_RETURN_S = 20.0  # for the driver to take back what a dead process had
+_RETURN_S = 20.0  # for the driver to reclaim the memory of a dead process
 _LOOK_EVERY_S = 0.1
 _REMEDIES = (
     "lower --max-num-batched-tokens or --max-num-seqs, or use more GPUs or a quantised checkpoint"
@@ -43,7 +44,7 @@ _REMEDIES = (
 
 
 class GpuMemoryProfiler:
-    """The memory of one rank's GPU. Made before the rank takes any of it."""
+    """Profiles the memory of one rank's GPU. Created before the rank allocates any of it."""
 
     def __init__(
         self,
@@ -52,10 +53,10 @@ class GpuMemoryProfiler:
         sharers: int = 1,
         known: pb.DeviceMemory | None = None,
     ) -> None:
-        """`sharers` ranks of the group are on this GPU; an earlier rank has had what is `known`.
+        """`sharers` ranks of the group are on this GPU; `known` is what an earlier rank used.
 
-        Waits, but not for long, until that much is free. Raises OutOfMemory where somebody has
-        asked for a part of the GPU that is not free.
+        Waits for a limited time until that much is free. Raises OutOfMemory if the settings demand
+        a share of the GPU that is not free.
         """
         self._card, given = card, settings.model_fields_set
         sized = not given.isdisjoint(("kv_cache_memory", "num_gpu_blocks_override"))
@@ -70,9 +71,10 @@ class GpuMemoryProfiler:
             self._limit = memory_limit(self._part, self._start)
 
     def measure(self, assemble: Callable[[], Runner], tp: TensorParallel) -> int:
-        """Bytes for caches on every rank of the group. What is assembled is dropped again.
+        """Return the bytes available for caches on every rank of the group. The runner is dropped
+        again.
 
-        Raises OutOfMemory where there is no room for any.
+        Raises OutOfMemory if nothing is left for caches.
         """
         if self._limit is None:
             self._limit = memory_limit(self._part, self._start)
@@ -90,7 +92,7 @@ class GpuMemoryProfiler:
         return least
 
     def report(self, caches: int) -> pb.DeviceMemory:
-        """Where the memory is, in the log too. After `measure`."""
+        """Return the use of the memory, and log it. Call it after `measure`."""
         usage, limit = self._usage, self._limit
         assert usage is not None
         assert limit is not None
@@ -110,7 +112,7 @@ class GpuMemoryProfiler:
         runner = assemble()
         assembled = card.snapshot()
         runner.prepare()
-        card.release()  # but for graphs, and what is loaded with kernels, all is given back
+        card.release()  # keeps only graphs, and what is loaded with kernels
         prepared = card.snapshot()
         run_largest_steps(runner)
         return Usage(
@@ -139,7 +141,7 @@ def _all_of(known: pb.DeviceMemory) -> int:
 
 
 def _wait_for(card: GpuMemory, needed: int) -> MemorySnapshot:
-    """The last look: at `needed` free bytes, or at what was free in the end."""
+    """Return the first snapshot with `needed` free bytes, or the last one before the timeout."""
     until, look = time.monotonic() + _RETURN_S, card.snapshot()
     if look.free < needed:
         logger.info("waiting for %s of the GPU: %s are free", gib(needed), gib(look.free))
@@ -152,8 +154,8 @@ def _wait_for(card: GpuMemory, needed: int) -> MemorySnapshot:
 
 
 def claim_gpu(settings: WorkerSettings, profile_result: bytes) -> GpuMemoryProfiler | None:
-    """What "cuda" means on this thread from here on: the GPU that is this rank's, and its memory,
-    of which an earlier rank has had what its profile_result tells."""
+    """Make this rank's GPU the current CUDA device of this thread, and return its profiler; None on
+    CPUs."""
     if settings.device != "cuda":
         return None
     if not torch.cuda.is_available():

@@ -87,7 +87,7 @@ def save_result(result: ProbeResult, identity: Identity, folder: Path) -> None:
                 Path(fresh).unlink()
             raise
     except OSError as error:
-        logger.warning("what the card computes cannot be kept in %s: %s", folder, error)
+        logger.warning("probe results cannot be kept in %s: %s", folder, error)
 
 
 def _path(identity: Identity, folder: Path) -> Path:

@@ -49,5 +49,5 @@ def mass_of(bits):
 @triton.jit
 def target_mass(top_p, total):
     """Return the mass below which the mass in front of a token of the nucleus must be."""
-    wanted = tl.ceil(top_p.to(tl.float64) * total.to(tl.float64))
-    return tl.minimum(wanted, _ALL).to(tl.int64)
+    target = tl.ceil(top_p.to(tl.float64) * total.to(tl.float64))
+    return tl.minimum(target, _ALL).to(tl.int64)
