@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from .columns import Column
 from .gumbel import gumbel_noise
 from .mass import mass_of, target_mass
 
@@ -24,15 +25,15 @@ class RowStatus(IntEnum):
 SATURATED = torch.finfo(torch.float32).max  # the most that shaping makes of a finite logit
 
 
-class DrawParams(NamedTuple):
+class DrawParams(NamedTuple, Generic[Column]):
     """The sampling parameters of each window: one entry per window."""
 
-    temperature: Tensor  # f32[V] 0 = greedy
-    seed_low: Tensor  # i32[V] the lower half of the seed's bits
-    seed_high: Tensor  # i32[V]
-    max_gap: Tensor  # f32[V] -log(min_p); infinite = off
-    top_k: Tensor  # i32[V] vocabulary size = off
-    top_p: Tensor  # f32[V] infinite = off
+    temperature: Column  # f32[V] 0 = greedy
+    seed_low: Column  # i32[V] the lower half of the seed's bits
+    seed_high: Column  # i32[V]
+    max_gap: Column  # f32[V] -log(min_p); infinite = off
+    top_k: Column  # i32[V] vocabulary size = off
+    top_p: Column  # f32[V] infinite = off
 
 
 class Chosen(NamedTuple):

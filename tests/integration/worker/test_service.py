@@ -24,7 +24,7 @@ class Recorder:
 
     num_late_compilations = 0
     captured = 0, 0
-    has_chore = False
+    capture_is_due = False
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
@@ -36,9 +36,9 @@ class Recorder:
     def open(self, epoch: int) -> None:
         self.epochs.append(epoch)
 
-    def do_chore(self) -> None:
+    def capture_next(self) -> None:
         self.chores.append(threading.current_thread().name)
-        self.has_chore = False
+        self.capture_is_due = False
 
     def check_peers(self) -> None:
         """There is no group."""
@@ -99,7 +99,7 @@ async def test_plans_sent_ahead_are_answered_in_order_on_one_thread(rank: Rank) 
 
 async def test_a_chore_is_done_between_two_steps_on_their_thread(rank: Rank) -> None:
     rank.load()
-    rank.runner.has_chore = True
+    rank.runner.capture_is_due = True
     call = rank.stub.Run(timeout=TIMEOUT_S)
     for step in range(1, 4):
         await call.write(pb.StepPlan(epoch=1, step=step))

@@ -41,7 +41,7 @@ class Runner:
 
     num_late_compilations = 0
     captured = 0, 0
-    has_chore = False
+    capture_is_due = False
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
@@ -49,7 +49,7 @@ class Runner:
     def open(self, epoch: int) -> None:
         pass
 
-    def do_chore(self) -> None: ...
+    def capture_next(self) -> None: ...
 
     def check_peers(self) -> None:
         pass

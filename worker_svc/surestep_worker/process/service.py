@@ -49,11 +49,11 @@ class StepRunner(Protocol):
         captured)."""
 
     @property
-    def has_chore(self) -> bool:
-        """Whether there is work to do between two steps. May be called from any thread."""
+    def capture_is_due(self) -> bool:
+        """Whether a shape of step waits to be captured. May be called from any thread."""
 
-    def do_chore(self) -> None:
-        """Do one piece of the work that makes steps faster, if any is left."""
+    def capture_next(self) -> None:
+        """Capture the next of these shapes, if any is left."""
 
     def check_peers(self) -> None:
         """Raise Unavailable if a rank of the group is gone."""
@@ -186,8 +186,8 @@ class WorkerService(pb_grpc.WorkerServicer):
             assert result is not None, "finished"
             self._last_step, self._last_step_at = result.step, time.monotonic()
             await context.write(result)
-            if runner.has_chore:
-                await self._thread.submit(runner.do_chore)
+            if runner.capture_is_due:
+                await self._thread.submit(runner.capture_next)
 
     def step_began(self, plan: pb.StepPlan) -> None:
         """Record a launched plan. Called from the step thread."""
@@ -203,12 +203,12 @@ class WorkerService(pb_grpc.WorkerServicer):
     def tick(self) -> None:
         """Show that an idle rank is alive. Called from the step thread.
 
-        A rank that has been idle for a while does its chores. Raises Unavailable if another rank of
-        the group is gone: without an epoch nothing else would notice.
+        A rank that has been idle for a while captures shapes of step. Raises Unavailable if another
+        rank of the group is gone: without an epoch nothing else would notice.
         """
         if not self._in_flight or not self._streams:
             if time.perf_counter_ns() - self._last_active > _IDLE_NS:
-                self._loaded().do_chore()
+                self._loaded().capture_next()
             self.heartbeat.idle()
         if not self._streams:
             self._loaded().check_peers()

@@ -100,9 +100,7 @@ def build_runner(
         _TP_TIMEOUT_S,
     )
     check_alike(source, tp)
-    known = (
-        pb.WorkerInfo.FromString(profile_result) if _all_ranks_have(profile_result, tp) else None
-    )
+    known = pb.WorkerInfo.FromString(profile_result) if _all_have(profile_result, tp) else None
     model = _load(settings, source, tp, kernels, heartbeat)
     choose_products(kernels, tp, torch.device(settings.device), heartbeat, known)
 
@@ -166,7 +164,7 @@ def _cache_bytes(built: Built) -> int:
     return built.facts.kv_cache_bytes + snapshots
 
 
-def _all_ranks_have(profile_result: bytes, tp: TensorParallel) -> bool:
+def _all_have(profile_result: bytes, tp: TensorParallel) -> bool:
     """Return whether every rank has a profile result: the ranks profile together or not at all."""
     return int(tp.all_reduce(torch.tensor([int(bool(profile_result))])).item()) == tp.size
 

@@ -97,11 +97,11 @@ class GpuMemoryProfiler:
         assert usage is not None
         assert limit is not None
         context = dict(zip(Usage._fields, usage, strict=True)) | {"caches": caches}
-        told = ", ".join(f"{name} {gib(size)}" for name, size in context.items())
+        breakdown = ", ".join(f"{name} {gib(size)}" for name, size in context.items())
         spare = gib(limit - usage.total - caches)
         total = self._start.total
         logger.info(
-            "memory of the GPU: %s of %s: %s, spare %s", gib(limit), gib(total), told, spare
+            "memory of the GPU: %s of %s: %s, spare %s", gib(limit), gib(total), breakdown, spare
         )
         return pb.DeviceMemory(total=total, limit=limit, **context)
 
@@ -124,14 +124,14 @@ class GpuMemoryProfiler:
 
     def _no_room(self, limit: int, usage: Usage) -> OutOfMemory:
         part, taken_by = self._part, zip(Usage._fields, usage, strict=True)
-        told = ", ".join(f"{name} {gib(size)}" for name, size in taken_by)
+        breakdown = ", ".join(f"{name} {gib(size)}" for name, size in taken_by)
         if part.fraction is None:
             of, remedy = "what is free on the GPU", "end what else runs there"
         else:
             of = f"--gpu-memory-utilization {part.fraction:g}"
             remedy = "raise it" if limit < self._start.free else "end what else runs there"
         return OutOfMemory(
-            f"{of}: nothing of {gib(limit)} is left for KV blocks: {told}; {remedy}, {_REMEDIES}",
+            f"{of}: nothing of {gib(limit)} is left for KV blocks: {breakdown}; {remedy}, {_REMEDIES}",
             param="gpu_memory_utilization",
         )
 

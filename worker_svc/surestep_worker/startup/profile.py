@@ -179,7 +179,7 @@ class _Profiler:
         if recurrent is not None and not recurrent.num_snapshots:
             context = 0
         if recurrent is not None and context:  # a state of zeros is enough
-            recurrent.taken(np.array([1]), np.array([context]))
+            recurrent.mark_taken(np.array([1]), np.array([context]))
         plan = self._plan()
         blocks = -(-(context + self._length) // self.context.slots.block_size)
         for i, slot in enumerate(self._slots):
@@ -224,7 +224,7 @@ class _Profiler:
         serving."""
         self._step += 1
         result, ended = self.runner.step(plan), time.monotonic()
-        self.runner.do_wanted()
+        self.runner.capture_missed()
         self._began += time.monotonic() - ended  # not part of the steps' time
         return result
 

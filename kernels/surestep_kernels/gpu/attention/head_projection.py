@@ -129,10 +129,8 @@ def project_heads_of_partials(
     cache: LayerCache,
     kv_slots: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Fuse KernelSet.project_heads with adding up the splits of the product x.
-
-    The cache is as in store_kv; slots outside of it are skipped.
-    """
+    """Fuse KernelSet.project_heads with adding up the splits of x. Slots outside the cache are
+    skipped."""
     splits, tokens, _ = x.sums.shape
     heads, others, kv_heads, _ = projection.sizes
     head_dim, norms = projection.head_dim, (projection.q_norm, projection.k_norm)
