@@ -43,7 +43,7 @@ class ExitReason(NamedTuple):
 
     cause: pb.ExitCause
     reason: str
-    signal: int = 0  # sent by another process; 0 = none
+    signal: int = 0  # that ended it, unless it was the supervisor's; 0 = none
     outside: bool = False  # not explained by anything it computed
 
 

@@ -36,8 +36,8 @@ from .largest_steps import run_largest_steps
 
 logger = logging.getLogger(__name__)
 
-_RETURN_S = 20.0  # for the driver to reclaim the memory of a dead process
-_LOOK_EVERY_S = 0.1
+_RECLAIM_S = 20.0  # for the driver to reclaim the memory of a dead process
+_POLL_S = 0.1
 _REMEDIES = (
     "lower --max-num-batched-tokens or --max-num-seqs, or use more GPUs or a quantised checkpoint"
 )
@@ -48,7 +48,7 @@ class GpuMemoryProfiler:
 
     def __init__(
         self,
-        card: GpuMemory,
+        gpu: GpuMemory,
         settings: WorkerSettings,
         sharers: int = 1,
         known: pb.DeviceMemory | None = None,
@@ -58,16 +58,16 @@ class GpuMemoryProfiler:
         Waits for a limited time until that much is free. Raises OutOfMemory if the settings demand
         a share of the GPU that is not free.
         """
-        self._card, given = card, settings.model_fields_set
+        self._gpu, given = gpu, settings.model_fields_set
         sized = not given.isdisjoint(("kv_cache_memory", "num_gpu_blocks_override"))
         fraction = None if sized else settings.gpu_memory_utilization
         self._part = MemoryShare(fraction, "gpu_memory_utilization" in given, sharers)
         self._usage: Usage | None = None
         self._limit: int | None = None
         if known is not None and known.limit:
-            self._start = _wait_for(card, _all_of(known))
+            self._start = _wait_for(gpu, _all_of(known))
         else:
-            self._start = card.snapshot()
+            self._start = gpu.snapshot()
             self._limit = memory_limit(self._part, self._start)
 
     def measure(self, assemble: Callable[[], Runner], tp: TensorParallel) -> int:
@@ -84,8 +84,8 @@ class GpuMemoryProfiler:
             said = str(error).partition(". ")[0]
             message = f"the weights leave no room for the largest step: {said}; {_REMEDIES}"
             raise OutOfMemory(message) from error
-        self._card.release()
-        left = left_for_caches(self._limit, self._usage, self._card.snapshot())
+        self._gpu.release()
+        left = left_for_caches(self._limit, self._usage, self._gpu.snapshot())
         least = int(tp.all_gather(torch.tensor([left])).min())
         if not least:
             raise self._no_room(self._limit, self._usage)
@@ -97,41 +97,41 @@ class GpuMemoryProfiler:
         assert usage is not None
         assert limit is not None
         context = dict(zip(Usage._fields, usage, strict=True)) | {"caches": caches}
-        breakdown = ", ".join(f"{name} {gib(size)}" for name, size in context.items())
+        sizes = ", ".join(f"{name} {gib(size)}" for name, size in context.items())
         spare = gib(limit - usage.total - caches)
         total = self._start.total
         logger.info(
-            "memory of the GPU: %s of %s: %s, spare %s", gib(limit), gib(total), breakdown, spare
+            "memory of the GPU: %s of %s: %s, spare %s", gib(limit), gib(total), sizes, spare
         )
         return pb.DeviceMemory(total=total, limit=limit, **context)
 
     def _measured(self, assemble: Callable[[], Runner]) -> Usage:
-        card = self._card
-        card.release()
-        loaded = card.snapshot()
+        gpu = self._gpu
+        gpu.release()
+        loaded = gpu.snapshot()
         runner = assemble()
-        assembled = card.snapshot()
+        assembled = gpu.snapshot()
         runner.prepare()
-        card.release()  # keeps only graphs, and what is loaded with kernels
-        prepared = card.snapshot()
+        gpu.release()  # keeps only graphs, and what is loaded with kernels
+        prepared = gpu.snapshot()
         run_largest_steps(runner)
         return Usage(
             weights=bytes_taken(self._start, loaded),
             states=bytes_taken(loaded, assembled),
             graphs=max(0, bytes_taken(assembled, prepared), runner.graph_bytes),
-            step=bytes_taken(prepared, card.snapshot()),
+            step=bytes_taken(prepared, gpu.snapshot()),
         )
 
     def _no_room(self, limit: int, usage: Usage) -> OutOfMemory:
         part, taken_by = self._part, zip(Usage._fields, usage, strict=True)
-        breakdown = ", ".join(f"{name} {gib(size)}" for name, size in taken_by)
+        sizes = ", ".join(f"{name} {gib(size)}" for name, size in taken_by)
         if part.fraction is None:
             of, remedy = "what is free on the GPU", "end what else runs there"
         else:
             of = f"--gpu-memory-utilization {part.fraction:g}"
             remedy = "raise it" if limit < self._start.free else "end what else runs there"
         return OutOfMemory(
-            f"{of}: nothing of {gib(limit)} is left for KV blocks: {breakdown}; {remedy}, {_REMEDIES}",
+            f"{of}: nothing of {gib(limit)} is left for KV blocks: {sizes}; {remedy}, {_REMEDIES}",
             param="gpu_memory_utilization",
         )
 
@@ -140,17 +140,17 @@ def _all_of(known: pb.DeviceMemory) -> int:
     return known.weights + known.states + known.graphs + known.step + known.caches
 
 
-def _wait_for(card: GpuMemory, needed: int) -> MemorySnapshot:
+def _wait_for(gpu: GpuMemory, needed: int) -> MemorySnapshot:
     """Return the first snapshot with `needed` free bytes, or the last one before the timeout."""
-    until, look = time.monotonic() + _RETURN_S, card.snapshot()
-    if look.free < needed:
-        logger.info("waiting for %s of the GPU: %s are free", gib(needed), gib(look.free))
-    while look.free < needed and time.monotonic() < until:
-        time.sleep(_LOOK_EVERY_S)
-        look = card.snapshot()
-    if look.free < needed:
-        logger.warning("going on with %s of the GPU, not %s", gib(look.free), gib(needed))
-    return look
+    until, snapshot = time.monotonic() + _RECLAIM_S, gpu.snapshot()
+    if snapshot.free < needed:
+        logger.info("waiting for %s of the GPU: %s are free", gib(needed), gib(snapshot.free))
+    while snapshot.free < needed and time.monotonic() < until:
+        time.sleep(_POLL_S)
+        snapshot = gpu.snapshot()
+    if snapshot.free < needed:
+        logger.warning("going on with %s of the GPU, not %s", gib(snapshot.free), gib(needed))
+    return snapshot
 
 
 def claim_gpu(settings: WorkerSettings, profile_result: bytes) -> GpuMemoryProfiler | None:

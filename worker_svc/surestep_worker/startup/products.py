@@ -106,11 +106,11 @@ def _probe_gpu(products: Products, device: torch.device, heartbeat: Heartbeat) -
     return result
 
 
-def _agree(result: ProbeResult, card: Identity, tp: TensorParallel) -> ProductFamily:
+def _agree(result: ProbeResult, gpu: Identity, tp: TensorParallel) -> ProductFamily:
     """Return one family for all ranks: SPLITS if the result or the GPU of any of them differs."""
     from surestep_kernels.gpu.products.families import ProductFamily
 
-    own = torch.tensor([int(digest_of(card)[:15], 16)])
+    own = torch.tensor([int(digest_of(gpu)[:15], 16)])
     alike = torch.equal(own, tp.broadcast(own.clone()))
     votes = tp.all_reduce(torch.tensor([int(result.equal and alike)]))
     return ProductFamily.SEQUENTIAL if int(votes.item()) == tp.size else ProductFamily.SPLITS
