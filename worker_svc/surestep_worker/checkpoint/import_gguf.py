@@ -89,8 +89,7 @@ def _load_tokenizer(gguf_path: Path, metadata: dict[str, Any]) -> TokenizersBack
 
 
 def _split_like_smollm(tokenizer: TokenizersBackend) -> None:
-    """Split digits one by one before the GPT-2 split, which alone would cut `" 12"` at another
-    place.
+    """Split digits one by one before the GPT-2 split, which alone would cut `"  12"` elsewhere.
 
     transformers 5.23 does not know this `tokenizer.ggml.pre` and falls back to the GPT-2 split.
     """

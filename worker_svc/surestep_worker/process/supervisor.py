@@ -35,9 +35,7 @@ logger = logging.getLogger(__name__)
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)  # by consecutive failures
 _STANDBY_DELAY_S = 2.0  # after a rank became ready: the cores are its own at first
 _STANDBY_BYTES = 400 << 20  # torch when imported, and a reserve for other processes
-_START_AFRESH_AFTER = (
-    3  # failures with what an earlier rank left; then everything is loaded and measured again
-)
+_START_AFRESH_AFTER = 3  # failures with what an earlier rank left, which is then given up
 _PERMANENT_RETRY_S = 30.0  # between attempts after a permanent failure
 _FINAL_MESSAGES_S = 0.5  # for reading a rank's last messages after its exit
 

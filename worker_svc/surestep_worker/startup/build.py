@@ -38,9 +38,7 @@ from .try_out import try_out
 
 logger = logging.getLogger(__name__)
 
-_TP_TIMEOUT_S = (
-    60.0  # limit of a collective that a rank does not join; step deadlines are far shorter
-)
+_TP_TIMEOUT_S = 60.0  # of a collective that a rank does not join; step deadlines are far shorter
 
 
 class Built(NamedTuple):

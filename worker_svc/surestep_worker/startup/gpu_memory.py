@@ -53,9 +53,7 @@ class CudaMemory:
 class MemoryShare(NamedTuple):
     """The share of a GPU's memory that the settings give a rank."""
 
-    fraction: (
-        float | None
-    )  # of the total; None: whatever is free, since the settings fix the caches' size
+    fraction: float | None  # of the total; None: all that is free, as the caches' sizes are set
     explicit: bool  # whether the user has set the fraction
     sharers: int = 1  # ranks of this group on this GPU
 

@@ -1,7 +1,7 @@
 """The last token that top_k and top_p keep: among listed candidates, or in a whole row.
 
-A token is kept if fewer than k tokens, or less than the target mass, are in front of it, so every
-token up to some key is kept. The key's bits are found from the highest to the lowest, two at a
+Each rule keeps a token by what is in front of it, fewer than k tokens or less than the target mass,
+so every token up to some key is kept. The key's bits are found from the highest to the lowest, two at a
 time, with a sum over all tokens for each of three guesses: over the registers that hold a list, or
 over a row in memory.
 """

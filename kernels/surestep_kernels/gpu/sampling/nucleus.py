@@ -5,14 +5,16 @@ remains is all tokens up to some key. Few tokens can be near the limit, so most 
 a list of them:
 
 1. The pass for the maximum leaves the best token of each of 4096 groups, and the weight of each
-group in rows where top_p measures by all tokens (rest.py). 2. `choose_groups` finds how far
-candidates go. For top_k, k groups have a token within that gap; for top_p, the best tokens within
-it weigh more than the target; in any case, WANTED groups are enough. The groups with a candidate
-are recorded. 3. `_gather_kernel`, programs for the recorded groups: lists their candidates and
-weighs their other tokens. 4. `_settle_kernel`, a program per row: finds the limit in the list, two
-bits of it at a time, and draws. Where unlisted tokens could move the limit, they are measured
-exactly. If the list overflows, or does not reach the limit, the program searches the row itself,
-and the pass that draws from whole rows draws from this one.
+   group in rows where top_p measures by all tokens (rest.py).
+2. `choose_groups` finds how far candidates go. For top_k, k groups have a token within that gap; for
+   top_p, the best tokens within it weigh more than the target; in any case, WANTED groups are
+   enough. The groups with a candidate are recorded.
+3. `_gather_kernel`, programs for the recorded groups: lists their candidates and weighs their other
+   tokens.
+4. `_settle_kernel`, a program per row: finds the limit in the list, two bits of it at a time, and
+   draws. Where unlisted tokens could move the limit, they are measured exactly. If the list
+   overflows, or does not reach the limit, the program searches the row itself, and the pass that
+   draws from whole rows draws from this one.
 
 The order of the list varies from run to run. Results do not depend on it: counts and masses are
 whole numbers, weights never decide, and the draw is a maximum.
