@@ -17,7 +17,7 @@ enum {
     SPAN = 64,        /* positions per step of the online softmax */
     GROUP = 8,        /* positions that lie side by side in a block, one vector of keys */
     TILE_QUERIES = 6, /* queries that share the loads */
-    WIDE_QUERIES = 3, /* up to this many queries a tile takes four vectors of keys or values, else two */
+    WIDE_QUERIES = 3, /* up to this many, a tile takes four vectors of keys or values, else two */
     TASK_QUERIES = 36,
     MAX_HEAD_DIM = 256,
 };

@@ -1,7 +1,8 @@
 /* The counter-based noise of surestep_kernels/step/gumbel.py, and a cheap bound of it.
  *
  * The noise of a token is G = -log(-log V) of a hash. Two logarithms in double precision are
- * expensive, and hardly any token needs them: with 1 - V = (U - 1/2) / 2^32 for the whole number U = 2^31 - h,
+ * expensive, and hardly any token needs them: with 1 - V = (U - 1/2) / 2^32 for the whole number
+ * U = 2^31 - h,
  *
  *     G <= -log(1 - V),  so  G >= needed  only if  U - 1/2 <= 2^(32 - needed / ln 2)
  *

@@ -1,5 +1,6 @@
 /* The ops that look up and advance the slots of a step, named as in
- * surestep_kernels/step/slot_state.py. A slot, position or block that does not exist is replaced by padding. */
+ * surestep_kernels/step/slot_state.py. A slot, position or block that does not exist is replaced by
+ * padding. */
 #include <stdint.h>
 #include <string.h>
 

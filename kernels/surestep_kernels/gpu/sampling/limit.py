@@ -1,9 +1,9 @@
 """The last token that top_k and top_p keep: among listed candidates, or in a whole row.
 
 Each rule keeps a token by what is in front of it, fewer than k tokens or less than the target mass,
-so every token up to some key is kept. The key's bits are found from the highest to the lowest, two at a
-time, with a sum over all tokens for each of three guesses: over the registers that hold a list, or
-over a row in memory.
+so every token up to some key is kept. The key's bits are found from the highest to the lowest, two
+at a time, with a sum over all tokens for each of three guesses: over the registers that hold a
+list, or over a row in memory.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ a list of them:
 
 1. The pass for the maximum leaves the best token of each of 4096 groups, and the weight of each
    group in rows where top_p measures by all tokens (rest.py).
-2. `choose_groups` finds how far candidates go. For top_k, k groups have a token within that gap; for
-   top_p, the best tokens within it weigh more than the target; in any case, WANTED groups are
+2. `choose_groups` finds how far candidates go. For top_k, k groups have a token within that gap;
+   for top_p, the best tokens within it weigh more than the target; in any case, WANTED groups are
    enough. The groups with a candidate are recorded.
 3. `_gather_kernel`, programs for the recorded groups: lists their candidates and weighs their other
    tokens.
