@@ -67,7 +67,7 @@ def _read(path: Path) -> tuple[int, bytes]:
     about = path.stat()  # first: opening a pipe may block for ever
     size = about.st_size
     if not stat.S_ISREG(about.st_mode):
-        _refuse(path, "it is no file")
+        _refuse(path, "it is not a file")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if size <= _LENGTH_BYTES:
