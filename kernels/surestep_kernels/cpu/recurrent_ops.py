@@ -37,7 +37,7 @@ class CpuRecurrentOps:
 
     @classmethod
     def load(cls, library: Path) -> CpuRecurrentOps:
-        """Open a library by its file name (see `file_of`). Raises OSError if it cannot be loaded."""
+        """Open a library by its file name (see `file_of`). Raises OSError if that fails."""
         opened = CDLL(str(library))
         return cls(**{f"c_{op}": bind(opened, op, args) for op, args in _SIGNATURES.items()})
 
@@ -118,9 +118,7 @@ def _pointers(*tensors: Tensor) -> list[int]:
 
 
 def _row_pointers(rows: RecurrentRows) -> list[int]:
-    slots, *columns, _, _ = (
-        rows  # not `chunked`: it processes token by token
-    )
+    slots, *columns, _, _ = rows  # not `chunked`: it processes token by token
     assert slots.dtype is torch.int64
     assert all(column.dtype is torch.int32 for column in columns)
     return _pointers(slots, *columns)
