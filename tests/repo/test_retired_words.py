@@ -58,7 +58,7 @@ def test_packages_are_free_of_retired_words(package: str) -> None:
 
 def test_retired_words_are_found() -> None:
     text = '"""For whoever reads."""\n_old = Patience  # Nobody else\nwhomever = "nobody"\n'
-    source = Source("unit/package/link.py", text, ast.parse(text))
+    source = Source("unit/package/link.py", text)
     found = [one.partition(" ")[2].partition(":")[0] for one in _found(source, _retired())]
     assert found == ["Patience", "Nobody", "whoever", "scheduler_client.py"]
 
