@@ -32,7 +32,7 @@ from surestep_kernels.gpu.rowwise.silu_and_mul import silu_and_mul
 from surestep_kernels.ops.linear import PackedLinear, WeightFormat
 from surestep_kernels.ops.moe import PackedExperts, moe_reference, pack_experts_reference
 
-from .moe_tiles import Tiles, cut_tiles
+from .moe_tiles import ExpertTiles, cut_tiles
 
 _BLOCK_K, _BLOCK_H = 64, 1024
 _FP32_WIDTH = 16  # no instruction to keep
@@ -209,7 +209,7 @@ def moe(
     *,
     fp8_rows: bool = False,
 ) -> None:
-    """See moe_reference; for `widths` and `fp8_rows`, quantized_parts."""
+    """See moe_reference; for `widths` and `fp8_rows`, quantized_partials."""
     if packed.addresses is None:
         one = partial(linear, fp8_rows=fp8_rows)
         moe_reference(total, x, weights, experts, packed, linear=one, silu_and_mul=silu_and_mul)
@@ -263,7 +263,7 @@ def _run(
     like: PackedLinear,
     addresses: Tensor,
     *,
-    tiles: Tiles,
+    tiles: ExpertTiles,
     size: _Size,
     gated: bool,
     fp8_rows: bool,
