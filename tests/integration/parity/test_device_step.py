@@ -72,6 +72,7 @@ def test_captured_steps_answer_the_same(
     assert 0 < missed < (kinds + 40 if conditions.late else 40)
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("interpreter")
 def test_triton_answers_the_same(bench: ParityBench) -> None:
     """The ops as kernels, in Triton's interpreter, on requests that use all of them."""
@@ -100,6 +101,7 @@ def test_a_hybrid_on_a_device_answers_the_same(
     assert (total(answers, "num_accepted") > 0) == (drafter != "none")
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("interpreter")
 def test_triton_drafts_what_the_reference_drafts(hybrid_bench: ParityBench) -> None:
     """The MTP head between kernels, in Triton's interpreter: as many drafts are accepted."""
