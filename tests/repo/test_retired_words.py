@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from repo.source import PACKAGES, ROOT, code, tracked
 
-_NOT_YET = ("surestep_worker",)
-_FREE = [package for package in PACKAGES if package not in _NOT_YET]
 _PAGES = [
     name
     for name in tracked()
@@ -71,7 +69,7 @@ def _found(lines: Lines, allowed: Iterable[str] = ()) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("package", _FREE)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_packages_are_free_of_retired_words(package: str) -> None:
     assert _found(_lines(code(package)), _ALLOWED.get(package, ())) == []
 

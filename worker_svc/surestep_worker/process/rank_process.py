@@ -152,12 +152,16 @@ class RankProcess:
             self._process.kill()
 
     async def terminate(self) -> None:
-        """Send SIGTERM; kill the process if it takes more than a few seconds."""
+        """Send SIGTERM; kill the process if it takes more than a few seconds.
+
+        If cancelled it is left to end by itself.
+        """
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
             await asyncio.wait_for(self._process.wait(), _TERM_GRACE_S)
         except TimeoutError:
             self._process.kill()
-        await self.wait()
-        self.close()
+            await self.wait()
+        finally:
+            self.close()

@@ -72,14 +72,15 @@ class Supervisor(pb_grpc.SupervisorServicer):
                     await self._live(self._rank)
                     await asyncio.sleep(self._pause_s())
         finally:
-            for process in (self._standby, self._rank):
-                if process is not None:
-                    await process.terminate()
+            left = [process for process in (self._standby, self._rank) if process is not None]
+            await asyncio.gather(*(process.terminate() for process in left))
 
     async def _next(self) -> RankProcess:
         standby, self._standby = self._standby, None
-        if standby is not None and standby.alive:
-            return standby
+        if standby is not None:
+            if standby.alive:
+                return standby
+            standby.close()  # it ended together with the rank
         return await RankProcess.spawn(self._command, self._settings)
 
     def _activate(self, rank: RankProcess) -> None:
