@@ -1,12 +1,13 @@
-/* The ops that look up and advance the slots of a step: see surestep_kernels/step/slot_state.py, whose
- * names these are. A slot, position or block that does not exist is replaced by padding. */
+/* The ops that look up and advance the slots of a step, named as in
+ * surestep_kernels/step/slot_state.py. A slot, position or block that does not exist is replaced by
+ * padding. */
 #include <stdint.h>
 #include <string.h>
 
 enum { NULL_BLOCK = 0, OUT_OF_BOUNDS = 1, OK = 1 }; /* slot_state.py; RowStatus */
 
 typedef struct {
-    int32_t *tokens, *block_tables, *committed, *known, *folded, *draft_upto;
+    int32_t *tokens, *block_tables, *committed, *known, *folded, *drafter_len;
 } slot_state;
 
 typedef struct {
@@ -92,11 +93,11 @@ static void write_drafts(const draft_ids *drafts, const slot_state *state, long 
             state->tokens[slot * s->width + known + i] = drafts->ids[row * num_drafts + i];
 }
 
-/* Tokens from the state that is held to the armed snapshot, if this row gets there; else 0. */
+/* Tokens from the held state to the requested snapshot, if this row gets there; else 0. */
 static int32_t snapshot_after(const step_rows *rows, long row, int32_t held, int32_t after)
 {
-    const int32_t armed = rows->snapshot_len[row];
-    return held < armed && armed <= after ? armed - held : 0;
+    const int32_t target = rows->snapshot_len[row];
+    return held < target && target <= after ? target - held : 0;
 }
 
 static void gather_row(const step_inputs *out, const step_rows *rows, const draft_ids *drafts,
@@ -140,8 +141,8 @@ typedef struct {
     const int32_t *cu, *ids;
 } stop_ids;
 
-typedef struct { /* a row's line of the report, but for the tokens behind it */
-    int32_t len_before, n_drafts, status, n_accepted, n_emitted, folded, draft_upto;
+typedef struct { /* a row's line of the report, without the tokens after it */
+    int32_t len_before, n_drafts, status, n_accepted, n_emitted, folded, drafter_len;
 } facts;
 
 typedef struct {
@@ -188,7 +189,7 @@ static void commit_row(const commit_job *j, long row)
     const int32_t start = state->committed[slot], known = state->known[slot];
     const int32_t count = rows->cu_rows[row + 1] - rows->cu_rows[row];
     const int32_t advances = real ? rows->advances[row] : 0;
-    const int32_t upto = state->draft_upto[slot] + rows->catch_up[row];
+    const int32_t upto = state->drafter_len[slot] + rows->catch_up[row];
     int32_t *line = j->report + row * ((long)(sizeof(facts) / sizeof *line) + j->num_drafts + 1);
     int32_t *tokens = line + sizeof(facts) / sizeof *line;
     facts f = {start, j->drafts->counts[row], OK, 0, 0, start + count * advances,
@@ -201,7 +202,7 @@ static void commit_row(const commit_job *j, long row)
     if (f.status == OK) state->committed[slot] = start + (advances > 0 ? count : f.n_emitted);
     state->known[slot] = known + f.n_emitted;
     state->folded[slot] = f.folded;
-    state->draft_upto[slot] = f.draft_upto;
+    state->drafter_len[slot] = f.drafter_len;
     memcpy(line, &f, sizeof f);
 }
 

@@ -32,11 +32,11 @@ Progress = Callable[[int, int], None]  # bytes read so far, bytes to read in all
 logger = logging.getLogger(__name__)
 
 
-class Source(NamedTuple):
+class TensorSource(NamedTuple):
     """One checkpoint tensor, and the slice of its dimension `dim` that this rank keeps.
 
-    With an `item` it is the part of the tensor at that place of its first dimension, which `dim`
-    then does not count.
+    With an `item` the source is that element of the tensor's first dimension, which `dim` then does
+    not count.
     """
 
     name: str
@@ -47,14 +47,14 @@ class Source(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Elements kept."""
+        """Number of elements kept."""
         shape = self.shape if self.item is None else self.shape[1:]
         kept = self.keep.stop - self.keep.start
         return math.prod(shape) // shape[self.dim] * int(kept)
 
     @property
     def place(self) -> tuple[int | slice, ...]:
-        """Where it lies in the tensor."""
+        """Index of the kept part within the tensor."""
         first = () if self.item is None else (self.item,)
         return (*first, *(slice(None),) * self.dim, self.keep)
 
@@ -65,7 +65,7 @@ class Source(NamedTuple):
 
     @property
     def share(self) -> Share:
-        """What this rank keeps of a linear weight."""
+        """The part of a linear weight that this rank keeps."""
         rows, columns = self.shape
         keep = range(self.keep.start, self.keep.stop)
         if self.dim == 0:
@@ -77,7 +77,7 @@ class Parameter(NamedTuple):
     """One tensor of this rank: its sources stacked along dimension 0; rows without source are 0."""
 
     shape: tuple[int, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[TensorSource, ...]
     linear: bool = False  # for take_linear: weights [N, K] that may be quantised
 
 
@@ -102,9 +102,10 @@ class CheckpointWeights:
     ) -> None:
         """Compare the tensors of a checkpoint with `table` and open their files.
 
-        `ignore` holds regular expressions of whole names of tensors that are not wanted. Without
-        `quantization` every weight must be plain. Raises InvalidRequest naming missing, unexpected,
-        repeated and misshapen tensors, and those of a wrong type or in the wrong company.
+        `ignore` holds regular expressions of whole names of tensors to ignore. Without
+        `quantization` every weight must be unquantised. Raises InvalidRequest naming missing,
+        unexpected, repeated and misshapen tensors, those of a wrong type, and those that contradict
+        each other.
         """
         self._left = dict(table)
         self._quantization = quantization
@@ -153,7 +154,7 @@ class CheckpointWeights:
     def take_linear(self, name: str) -> Tensor | QuantizedWeight:
         """Read a linear weight as the checkpoint holds it: quantised, or as `take` does.
 
-        Raises InvalidRequest when a quantised one cannot be cut as this rank needs it.
+        Raises InvalidRequest if a quantised one cannot be cut as this rank needs it.
         """
         sources = self._left[name].sources
         if self._quantization is None or sources[0].name not in self._quantized:
@@ -170,29 +171,29 @@ class CheckpointWeights:
     def _read_part(self, name: str, rows: slice, columns: slice) -> Tensor:
         return self._checkpoint.read(name, (rows, columns))
 
-    def _advance(self, source: Source) -> None:
+    def _advance(self, source: TensorSource) -> None:
         self._done += self._bytes(source)
         self._progress(self._done, self._total)
 
-    def _bytes(self, source: Source) -> int:
-        """Of a source's tensors, the share that is kept."""
+    def _bytes(self, source: TensorSource) -> int:
+        """Return the bytes of a source's tensors that are kept."""
         whole = sum(self._checkpoint.nbytes(name) for name in self._stored(source))
         return whole * source.numel // math.prod(source.shape)
 
     def _bytes_in_memory(self, parameter: Parameter) -> int:
-        """As this rank will keep it, about."""
+        """Return the approximate bytes of a parameter in memory."""
         if any(source.name in self._quantized for source in parameter.sources):
             return sum(map(self._bytes, parameter.sources))
         return math.prod(parameter.shape) * self._dtype.itemsize
 
-    def _stored(self, source: Source) -> dict[str, Stored]:
-        """The checkpoint tensors that hold a source."""
+    def _stored(self, source: TensorSource) -> dict[str, Stored]:
+        """Return the checkpoint tensors that hold a source."""
         if self._quantization is None or source.name not in self._quantized:
             return {source.name: Stored(source.shape)}
         return self._quantization.stored(source.module, *source.shape)
 
     def _find_quantized(self, table: Table) -> frozenset[str]:
-        """Names of the sources that the files hold quantised."""
+        """Return the names of the sources that are quantised in the files."""
         if self._quantization is None:
             return frozenset()
         modules = {
@@ -212,7 +213,7 @@ class CheckpointWeights:
         refuse(self._contradictions(table) | self._checkpoint.check(expected, ignore))
 
     def _contradictions(self, table: Table) -> dict[str, list[str]]:
-        """Kind of problem -> sources that have it."""
+        """Return the contradicting sources by kind of problem."""
         if self._quantization is None:
             return {}
         modules = {s.module for p in table.values() for s in p.sources if s.name in self._quantized}

@@ -11,11 +11,11 @@ from collections.abc import Set
 from surestep_kernels.ops.moe import Router
 from torch import Tensor
 
-from surestep_worker.checkpoint.parameters import Parameter, Source
+from surestep_worker.checkpoint.parameters import Parameter, TensorSource
 from surestep_worker.configs.hybrid import HybridConfig, MoeConfig
 
 from .context import LayerContext
-from .linear import Part, Sharding, are_alike, take_linear
+from .linear import Sharding, ShardSlice, are_alike, take_linear
 from .mlp import mlp_table
 from .residual import Mixed
 
@@ -40,8 +40,8 @@ def moe_table(
     assert moe is not None
     fused = f"{at}experts.gate_up_proj" in names
     experts = (_fused_experts if fused else _separate_experts)(to, at, config, shard)
-    router = [(f"{at}gate", Part(moe.num_experts, slice(0, moe.num_experts)))]
-    gate = [(f"{at}shared_expert_gate", Part(1, slice(0, 1)))]
+    router = [(f"{at}gate", ShardSlice(moe.num_experts, slice(0, moe.num_experts)))]
+    gate = [(f"{at}shared_expert_gate", ShardSlice(1, slice(0, 1)))]
     if are_alike([name for name, _ in (*router, *gate)], names):
         projections = shard.columns(f"{to}router", [*router, *gate], width, bias=False)
     else:
@@ -54,9 +54,9 @@ def moe_table(
     }
 
 
-def _inner(moe: MoeConfig, shard: Sharding) -> Part:
+def _inner(moe: MoeConfig, shard: Sharding) -> ShardSlice:
     """This rank's columns of an expert."""
-    whole = Part(moe.expert_size, slice(0, moe.expert_size))
+    whole = ShardSlice(moe.expert_size, slice(0, moe.expert_size))
     return whole if shard.expert_parallel else shard.part(moe.expert_size)
 
 
@@ -82,8 +82,8 @@ def _fused_experts(to: str, at: str, config: HybridConfig, shard: Sharding) -> d
     keep = _inner(moe, shard).keep
     shapes = {"gate_up_proj": (count, 2 * inner, width), "down_proj": (count, width, inner)}
 
-    def cut(name: str, expert: int, columns: slice, dim: int) -> Source:
-        return Source(f"{at}experts.{name}", shapes[name], columns, dim, item=expert)
+    def cut(name: str, expert: int, columns: slice, dim: int) -> TensorSource:
+        return TensorSource(f"{at}experts.{name}", shapes[name], columns, dim, item=expert)
 
     for expert in local_experts(moe, shard):
         up = slice(inner + keep.start, inner + keep.stop)

@@ -1,4 +1,4 @@
-"""Puts a rank together from its settings. Imports torch; runs on the step thread."""
+"""Build a rank from its settings. Imports torch; runs on the step thread."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from surestep_worker.step.rank_context import RankContext
 from surestep_worker.step.runner import Runner
 
 from .build_log import log_facts, show_progress
-from .cache_budget import LEAST, CacheBudget, CacheSizes, allocate
+from .cache_budget import MIN_CACHE_SIZES, CacheBudget, CacheSizes, allocate
 from .choose_kernels import choose_kernels
-from .gpu_room import take_gpu
-from .products import settle_products
+from .gpu_memory_profiler import claim_gpu
+from .products import choose_products
 from .try_out import try_out
 
 logger = logging.getLogger(__name__)
 
-_TP_TIMEOUT_S = 60.0  # a rank that does not arrive at a collective; step deadlines are far shorter
+_TP_TIMEOUT_S = 60.0  # of a collective that a rank does not join; step deadlines are far shorter
 
 
 class Built(NamedTuple):
-    """A runner ready for its first epoch, and the facts the Worker service reports of it."""
+    """A runner ready for its first epoch, and the facts that the Worker service reports of it."""
 
     runner: Runner
     facts: pb.WorkerInfo
     checkpoint: str = ""  # its fingerprint
 
     @property
-    def memo(self) -> bytes:
-        """What was measured and decided: for the rank that comes after this one."""
+    def profile_result(self) -> bytes:
+        """What was measured and decided, for the rank that replaces this one."""
         facts = self.facts
         return pb.WorkerInfo(
             costs=facts.costs,
@@ -67,21 +67,23 @@ def build_runner(
     settings: WorkerSettings,
     heartbeat: Heartbeat | None = None,
     weights_fd: int | None = None,
-    memo: bytes = b"",
+    profile_result: bytes = b"",
 ) -> Built:
     """Load the model and allocate everything a rank needs.
 
-    What the `memo` of an earlier rank tells is not measured again. Raises InvalidRequest for
-    settings the model cannot serve, for a model that is broken, and for memory that does not
-    suffice.
+    What the `profile_result` of an earlier rank contains is not measured again. Raises
+    InvalidRequest for settings that the model cannot serve, for a broken model, and if there is not
+    enough memory.
     """
-    heartbeat = heartbeat or Heartbeat.unseen()
+    heartbeat = heartbeat or Heartbeat.local()
     heartbeat.progress(supervisor_pb2.LOADING)
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
     if settings.dtype == "float16":
-        logger.warning("--dtype float16: computing in bfloat16, which has its size and more range")
-    gpu = take_gpu(settings, memo)
+        logger.warning(
+            "--dtype float16: computing in bfloat16, which has the same size and more range"
+        )
+    gpu = claim_gpu(settings, profile_result)
     store = WeightStore(weights_fd) if weights_fd is not None else None
     source = ModelSource(settings.model, store, settings.generation_folder)
     defaults = sampling_defaults(
@@ -96,21 +98,21 @@ def build_runner(
         _TP_TIMEOUT_S,
     )
     check_alike(source, tp)
-    known = pb.WorkerInfo.FromString(memo) if _all_know(memo, tp) else None
+    known = pb.WorkerInfo.FromString(profile_result) if _all_have(profile_result, tp) else None
     model = _load(settings, source, tp, kernels, heartbeat)
-    settle_products(kernels, tp, torch.device(settings.device), heartbeat, known)
+    choose_products(kernels, tp, torch.device(settings.device), heartbeat, known)
 
-    def made(sizes: CacheSizes) -> Built:
+    def build(sizes: CacheSizes) -> Built:
         return assemble(settings, model, tp, kernels, heartbeat, sizes)
 
     if known is not None:
         sizes = CacheSizes(known.num_blocks, known.num_snapshots)
     else:
-        left = gpu.measure(lambda: made(LEAST).runner, tp) if gpu is not None else None
+        left = gpu.measure(lambda: build(MIN_CACHE_SIZES).runner, tp) if gpu is not None else None
         sizes = _sizes(settings, model, tp, kernels, left)
-    built = made(sizes)
+    built = build(sizes)
     log_facts(built.facts)
-    built.facts.model_fingerprint = _voice(source, settings, built.facts)
+    built.facts.model_fingerprint = _model_fingerprint(source, settings, built.facts)
     built.facts.defaults.CopyFrom(defaults)
     built.runner.prepare()
     if known is not None:
@@ -144,8 +146,8 @@ def _load(
     )
 
 
-def _voice(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) -> str:
-    """The fingerprint of the checkpoint, and of which kind the numbers are that it computes."""
+def _model_fingerprint(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) -> str:
+    """Return the fingerprint of the checkpoint and of the number formats it is computed in."""
     cache_dtype = CACHE_DTYPES[settings.kv_cache_dtype]
     kinds = [facts.dtype, str(cache_dtype).removeprefix("torch.") if cache_dtype else facts.dtype]
     if settings.activation_dtype != "auto":
@@ -154,15 +156,15 @@ def _voice(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) 
 
 
 def _cache_bytes(built: Built) -> int:
-    """Of KV blocks and snapshots."""
+    """Return the bytes of KV blocks and snapshots."""
     recurrent = built.runner.context.caches.recurrent
     snapshots = recurrent.num_snapshots * recurrent.spec.snapshot_bytes if recurrent else 0
     return built.facts.kv_cache_bytes + snapshots
 
 
-def _all_know(memo: bytes, tp: TensorParallel) -> bool:
-    """Whether every rank has a memo: the ranks rehearse together or not at all."""
-    return int(tp.all_reduce(torch.tensor([int(bool(memo))])).item()) == tp.size
+def _all_have(profile_result: bytes, tp: TensorParallel) -> bool:
+    """Return whether every rank has a profile result: the ranks profile together or not at all."""
+    return int(tp.all_reduce(torch.tensor([int(bool(profile_result))])).item()) == tp.size
 
 
 def assemble(
@@ -173,8 +175,8 @@ def assemble(
     heartbeat: Heartbeat | None = None,
     sizes: CacheSizes | None = None,
 ) -> Built:
-    """A runner around a loaded model, with caches of these sizes, or of those that there is room
-    for."""
+    """Build a runner around a loaded model, with caches of these sizes, or as large as memory
+    allows."""
     config, speculation = model.config, _speculation(settings)
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
     if sizes is None:
@@ -196,7 +198,7 @@ def assemble(
         max_draft_tokens=max_drafts,
         tp=tp,
         device=device,
-        heartbeat=heartbeat or Heartbeat.unseen(),
+        heartbeat=heartbeat or Heartbeat.local(),
         step_ops=kernels.step,
         use_graphs=not settings.enforce_eager,
         max_step_tokens=settings.max_num_batched_tokens,
@@ -206,7 +208,7 @@ def assemble(
 
 
 def _facts(settings: WorkerSettings, context: RankContext, kernels: KernelSet) -> pb.WorkerInfo:
-    """But for what is measured, and for what the checkpoint's files tell."""
+    """Return the facts that are neither measured nor read from the checkpoint's files."""
     model, kv, recurrent = context.model, context.caches.kv, context.caches.recurrent
     speculation = _speculation(settings)
     return pb.WorkerInfo(
@@ -245,7 +247,7 @@ def _sizes(
     kernels: KernelSet,
     left: int | None = None,
 ) -> CacheSizes:
-    """Of the caches; `left` bytes have been found to be for them alone."""
+    """Return the sizes of the caches; `left` bytes were measured to be available for them."""
     speculation = _speculation(settings)
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
     max_model_len = settings.max_model_len or model.config.max_length
@@ -259,7 +261,8 @@ def _slots(
     max_model_len: int,
     max_drafts: int,
 ) -> Slots:
-    """Recurrent layers take prompts in chunks, where kernels do; those are too coarse for fp32."""
+    """Build the slots. Recurrent layers compute prompts in chunks if the kernels do, except in
+    fp32, for which chunks are too imprecise."""
     recurrent = caches.recurrent
     in_chunks = recurrent is not None and recurrent.spec.dtype is not torch.float32
     sizes = settings.max_num_seqs, max_model_len, max_drafts, settings.block_size
@@ -267,7 +270,7 @@ def _slots(
 
 
 def _speculation(settings: WorkerSettings) -> SpeculativeConfig | None:
-    """How this rank drafts; None if it does not."""
+    """Return how this rank drafts, or None."""
     if settings.speculative_config is None:
         return None
     config = SpeculativeConfig.from_json(json.dumps(settings.speculative_config))

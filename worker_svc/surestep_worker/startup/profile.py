@@ -1,8 +1,8 @@
-"""What a rank does before it is ready: see whether the model computes numbers and the drafter
-drafts, and measure what steps cost.
+"""Profile a rank before it is ready: check that the model computes finite numbers and the drafter's
+drafts are accepted, and measure what steps cost.
 
-Plans are made here as a scheduler would make them, and go through the runner that will serve. All
-ranks of a group rehearse the same steps; rank 0's clock decides for all of them when to stop.
+Plans are made here as a scheduler would make them, and run by the runner that will serve. All ranks
+of a group profile the same steps; rank 0's clock decides for all of them when to stop.
 """
 
 from __future__ import annotations
@@ -18,42 +18,43 @@ from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.drafters import KeepsState
-from surestep_worker.ledger.practice_plan import add_admission, add_row
+from surestep_worker.ledger.dummy_plan import add_admission, add_row
 from surestep_worker.step.rank_context import RankContext
 from surestep_worker.step.runner import Runner
 
-_BUDGET_S = 0.6  # for the costs, and again for the check: a rank is needed back in seconds
+_BUDGET_S = 0.6  # for the costs, and again for the check: a rank should be back in seconds
 _REPEATS = 3
-_CONTEXT = 16  # tokens that stand before every row
+_CONTEXT = 16  # tokens before every row
 _LONG_CONTEXT = 1024
-_CHECK_ROWS = 4  # texts that the drafter is checked on
+_CHECK_ROWS = 4  # texts on which the drafter is checked
 _CHECK_WINDOWS = 12
-_PROMPT = 8  # tokens in each text on which the logits are looked at
+_PROMPT = 8  # tokens in each text whose logits are checked
 
 
 class Check(NamedTuple):
-    """How the drafter fared against what the model itself writes, greedily."""
+    """How many drafts of greedily generated text were accepted."""
 
     drafts: int
     accepted: int
 
 
 class Sample(NamedTuple):
-    """One step, microseconds."""
+    """One step, in microseconds."""
 
     prepare: int
     rest: int
     num_tokens: int
-    drafts: int  # of the row with most
+    drafts: int  # of the row with the most
 
 
 def measure_costs(runner: Runner) -> pb.StepCosts:
-    """Costs of steps with few and many rows; empty where the sizes leave no room to measure."""
-    rehearsal, costs = _Rehearsal(runner.twin()), pb.StepCosts()
+    """Return the costs of steps with few and many rows; empty if the sizes leave no room to
+    measure."""
+    profiler, costs = _Profiler(runner.with_own_epochs()), pb.StepCosts()
     points = dict[int, float]()
     num_rows = 1
-    while num_rows <= rehearsal.most_rows and rehearsal.goes_on():
-        plain, verify = rehearsal.time_rows(num_rows)
+    while num_rows <= profiler.max_rows and profiler.has_time():
+        plain, verify = profiler.time_rows(num_rows)
         points[num_rows] = plain.prepare + plain.rest
         if verify.drafts:
             points.setdefault(verify.num_tokens, plain.prepare + verify.rest)
@@ -64,26 +65,23 @@ def measure_costs(runner: Runner) -> pb.StepCosts:
         costs.tokens.append(tokens)
         costs.step_us.append(step_us)
     if points:
-        costs.us_per_context_token = rehearsal.context_cost(points[1])
+        costs.us_per_context_token = profiler.context_cost(points[1])
     return costs
 
 
 def output_is_finite(runner: Runner) -> bool:
-    """Whether the model makes logits, or vectors, that are numbers of a few short texts.
-
-    Rank 0 knows.
-    """
-    result = _Rehearsal(runner.twin()).read_prompts()
+    """Return whether the logits, or vectors, of a few short texts are finite on rank 0."""
+    result = _Profiler(runner.with_own_epochs()).read_prompts()
     return all(status == pb.OK for status in result.status)
 
 
 def check_drafter(runner: Runner) -> Check:
-    """Let a drafter with state follow the model for some windows; nothing for other drafters."""
-    rehearsal = _Rehearsal(runner.twin())
-    if not isinstance(runner.context.drafter, KeepsState) or not rehearsal.most_rows:
+    """Let a drafter with state follow the model for some windows; others give Check(0, 0)."""
+    profiler = _Profiler(runner.with_own_epochs())
+    if not isinstance(runner.context.drafter, KeepsState) or not profiler.max_rows:
         return Check(0, 0)
-    rehearsal.admit(range(min(_CHECK_ROWS, rehearsal.most_rows)), context=0)
-    results = [rehearsal.step(pb.VERIFY) for _ in rehearsal.while_time(_CHECK_WINDOWS)]
+    profiler.admit(range(min(_CHECK_ROWS, profiler.max_rows)), context=0)
+    results = [profiler.step(pb.VERIFY) for _ in profiler.while_time_left(_CHECK_WINDOWS)]
     return Check(
         sum(sum(result.n_drafts) for result in results),
         sum(sum(result.n_accepted) for result in results),
@@ -91,10 +89,10 @@ def check_drafter(runner: Runner) -> Check:
 
 
 @dataclass
-class _Rehearsal:
-    """Slots 0, 1, .. with a block table each, stepped without a scheduler."""
+class _Profiler:
+    """Steps slots 0, 1, .., each with its own block table, without a scheduler."""
 
-    runner: Runner  # nobody else's
+    runner: Runner  # not shared
     _slots: list[int] = field(init=False, default_factory=list)
     _step: int = field(init=False, default=0)
     _epoch: int = field(init=False, default=0)
@@ -107,32 +105,32 @@ class _Rehearsal:
 
     @property
     def context(self) -> RankContext:
-        """Those that will serve."""
+        """The context that will serve."""
         return self.runner.context
 
     @property
-    def most_rows(self) -> int:
-        """Slots for which there are blocks, 0 if a slot is too short."""
+    def max_rows(self) -> int:
+        """Number of slots for which there are blocks, 0 if a slot is too short."""
         kv, slots = self.context.caches.kv, self.context.slots
         if self._length > slots.tokens.shape[1] - self.context.max_draft_tokens - 1:
             return 0
         blocks = -(-self._length // slots.block_size)
         return min(slots.num_slots, (kv.num_blocks - 1) // blocks)
 
-    def goes_on(self) -> bool:
-        """Whether there is time left, by the clock of rank 0."""
+    def has_time(self) -> bool:
+        """Return whether there is time left, by the clock of rank 0."""
         left = torch.tensor([int(time.monotonic() - self._began < _BUDGET_S)])
         return bool(self.context.tp.broadcast(left).item())
 
-    def while_time(self, most: int) -> Iterable[int]:
-        """0, 1, .. most - 1, as long as there is time."""
+    def while_time_left(self, most: int) -> Iterable[int]:
+        """Yield 0, 1, .. most - 1 while there is time left."""
         for i in range(most):
-            if not self.goes_on():
+            if not self.has_time():
                 return
             yield i
 
     def time_rows(self, num_rows: int) -> tuple[Sample, Sample]:
-        """The fastest of some DECODE steps and of some VERIFY steps."""
+        """Return the fastest of some DECODE steps and of some VERIFY steps."""
         self.admit(range(num_rows), _CONTEXT)
         plain = [_sample(self.step(pb.DECODE)) for _ in range(_REPEATS)]
         if not self.context.max_draft_tokens:
@@ -140,7 +138,7 @@ class _Rehearsal:
         return _fastest(plain), _fastest(_sample(self.step(pb.VERIFY)) for _ in range(_REPEATS))
 
     def context_cost(self, short_us: float) -> float:
-        """Microseconds per token of context, found on one long row."""
+        """Return the microseconds per token of context, measured on one long row."""
         slots, kv = self.context.slots, self.context.caches.kv
         room = min(slots.tokens.shape[1], (kv.num_blocks - 1) * slots.block_size) - self._length
         context = min(_LONG_CONTEXT, room) // slots.block_size * slots.block_size
@@ -151,7 +149,7 @@ class _Rehearsal:
         return max(0.0, sample.prepare + sample.rest - short_us) / context
 
     def read_prompts(self) -> pb.StepResult:
-        """A step that reads short texts, of tokens from all over the vocabulary."""
+        """Run a step of short prompts, with tokens from all over the vocabulary."""
         kv, slots, vocab = (
             self.context.caches.kv,
             self.context.slots,
@@ -175,13 +173,13 @@ class _Rehearsal:
         return self._run(plan)
 
     def admit(self, slots: Iterable[int], context: int) -> None:
-        """A new epoch with these slots, `context` tokens of unspecified content in each."""
+        """Open an epoch with these slots, with `context` tokens of arbitrary KV in each."""
         self._open(slots)
         recurrent = self.context.caches.recurrent
         if recurrent is not None and not recurrent.num_snapshots:
             context = 0
-        if recurrent is not None and context:  # a state of zeros will do
-            recurrent.taken(np.array([1]), np.array([context]))
+        if recurrent is not None and context:  # a state of zeros is enough
+            recurrent.mark_taken(np.array([1]), np.array([context]))
         plan = self._plan()
         blocks = -(-(context + self._length) // self.context.slots.block_size)
         for i, slot in enumerate(self._slots):
@@ -197,16 +195,16 @@ class _Rehearsal:
         self._run(plan)
 
     def step(self, mode: pb.DecodeMode) -> pb.StepResult:
-        """One row of this mode in every slot."""
+        """Run one row of this mode in every slot."""
         plan, slots = self._plan(), self.context.slots
         drafting = mode == pb.VERIFY
         stateful = drafting and isinstance(self.context.drafter, KeepsState)
         for slot in self._slots:
-            lag = int(slots.committed[slot] - slots.draft_upto[slot]) * stateful
-            k_cap = self.context.max_draft_tokens * drafting
+            lag = int(slots.committed[slot] - slots.drafter_len[slot]) * stateful
+            max_drafts = self.context.max_draft_tokens * drafting
             last_step = int(slots.last_step[slot])
             length = int(slots.committed[slot])
-            add_row(plan, slot, mode, length, lag=lag, k_cap=k_cap, last_step=last_step)
+            add_row(plan, slot, mode, length, lag=lag, max_drafts=max_drafts, last_step=last_step)
         return self._run(plan)
 
     def _open(self, slots: Iterable[int]) -> None:
@@ -214,7 +212,7 @@ class _Rehearsal:
         self.runner.open(self._epoch)
 
     def _token(self, slot: int) -> int:
-        """What the prompt of a slot consists of: tokens from all over the vocabulary."""
+        """Return the token of a slot's prompt: slots have tokens from all over the vocabulary."""
         vocab_size = self.context.model.config.vocab_size
         return (slot + 1) * vocab_size // (_CHECK_ROWS + 1) % vocab_size
 
@@ -222,11 +220,12 @@ class _Rehearsal:
         return pb.StepPlan(epoch=self._epoch, step=self._step + 1)
 
     def _run(self, plan: pb.StepPlan) -> pb.StepResult:
-        """The next one of its shape is as fast as it will be when serving."""
+        """Run the plan, and capture its shape, so that the next step of it is as fast as in
+        serving."""
         self._step += 1
         result, ended = self.runner.step(plan), time.monotonic()
-        self.runner.do_wanted()
-        self._began += time.monotonic() - ended  # which is not the steps' time
+        self.runner.capture_missed()
+        self._began += time.monotonic() - ended  # not part of the steps' time
         return result
 
 

@@ -1,4 +1,4 @@
-"""Drafts of drafters that know nothing of devices, where reading what they propose is free."""
+"""Runs drafters that know nothing of devices, where reading their proposals is free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .rank_context import RankContext
 
 
 class _Mark(IntEnum):
-    """What rank 0 tells the others of a row beside its drafts."""
+    """What rank 0 reports to the others of a row, beside its drafts."""
 
     FINE = 0
     NON_FINITE = 1
@@ -23,7 +23,7 @@ class _Mark(IntEnum):
 
 
 class Proposals:
-    """What rank 0 proposes is checked, and is what all ranks verify."""
+    """Checks what rank 0 proposes, and broadcasts it: all ranks verify the same drafts."""
 
     def __init__(self, drafter: Drafter, context: RankContext, state: SlotState) -> None:
         self._drafter, self._state, self._tp = drafter, state, context.tp
@@ -33,14 +33,14 @@ class Proposals:
             context.model.config.vocab_size,
         )
 
-    def __call__(self, slot: Tensor, k_cap: Tensor, catch_up: Tensor) -> Drafts:
-        """At most k_cap drafts for rows i32[R]. All columns are i32.
+    def __call__(self, slot: Tensor, max_drafts: Tensor, catch_up: Tensor) -> Drafts:
+        """Return at most max_drafts drafts for each row [R]. All columns are i32.
 
-        Raises, on all ranks, when the drafter of rank 0 raises or proposes what it may not.
+        Raises, on all ranks, when the drafter of rank 0 raises or its proposals are invalid.
         """
         self._catch_up(slot.long(), catch_up)
         packed = torch.zeros(len(slot), self._max_drafts + 2, dtype=torch.int64)
-        failure = self._propose(slot.long(), k_cap.long(), packed)
+        failure = self._propose(slot.long(), max_drafts.long(), packed)
         packed = self._tp.broadcast(packed)
         if (packed[:, -1] == _Mark.FAILED).any():
             raise failure or InternalError("the drafter of rank 0 failed")
@@ -52,18 +52,18 @@ class Proposals:
             return
         lags = count > 0
         if lags.any():
-            start = self._state.draft_upto[slot[lags]]
+            start = self._state.drafter_len[slot[lags]]
             columns = (column.long().numpy() for column in (slot[lags], start, count[lags]))
             self._stateful.catch_up(*columns)
 
-    def _propose(self, slot: Tensor, k_cap: Tensor, packed: Tensor) -> Exception | None:
-        """Fill ids, count and mark of each row; what went wrong."""
+    def _propose(self, slot: Tensor, max_drafts: Tensor, packed: Tensor) -> Exception | None:
+        """Fill in ids, count and mark of each row. Return the exception of a failed drafter."""
         if self._tp.rank and self._stateful is None:
             return None
         try:
-            drafting = k_cap > 0
+            drafting = max_drafts > 0
             if drafting.any():
-                drafts = self._checked(slot[drafting], k_cap[drafting])
+                drafts = self._checked(slot[drafting], max_drafts[drafting])
                 packed[drafting, :-2], packed[drafting, -2] = drafts.ids, drafts.counts
                 if drafts.non_finite is not None:
                     packed[drafting, -1] = drafts.non_finite * _Mark.NON_FINITE
@@ -72,16 +72,16 @@ class Proposals:
             return error
         return None
 
-    def _checked(self, slot: Tensor, k_cap: Tensor) -> Drafts:
+    def _checked(self, slot: Tensor, max_drafts: Tensor) -> Drafts:
         tokens, known = self._state.tokens, self._state.known[slot].long()
-        proposed = self._drafter.propose(tokens, slot, known, k_cap)
-        check_drafts(proposed, k_cap, self._vocab_size)
+        proposed = self._drafter.propose(tokens, slot, known, max_drafts)
+        check_drafts(proposed, max_drafts, self._vocab_size)
         return proposed
 
 
-def check_drafts(drafts: Drafts, k_cap: Tensor, vocab_size: int) -> None:
-    """Raise InternalError for drafts of rows [R] that nobody may propose."""
-    if bool((drafts.counts > k_cap).any()):
+def check_drafts(drafts: Drafts, max_drafts: Tensor, vocab_size: int) -> None:
+    """Raise InternalError for drafts of rows [R] beyond max_drafts or the vocabulary."""
+    if bool((drafts.counts > max_drafts).any()):
         raise InternalError("the drafter proposed more than it may")
     if not bool(((drafts.ids >= 0) & (drafts.ids < vocab_size)).all()):
         raise InternalError("the drafter proposed an id outside the vocabulary")

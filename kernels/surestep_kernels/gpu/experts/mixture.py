@@ -1,8 +1,9 @@
-"""What stands before and behind routed experts, in one launch each, in Triton.
+"""What comes before and after routed experts, in one launch each, in Triton.
 
-Before them: a program routes a token, others activate parts of the shared expert. Behind them: a
-program adds up a token's experts and the shared one, adds that to the residual and normalises it.
-Both take products as Parts (splits.py). See rms_norm.py for why sums are written and read back.
+Before them, one program routes each token, and others activate parts of the shared expert. After
+them, a program adds up a token's experts and the shared one, adds that to the residual and
+normalises it. Both take products as PartialSums (splits.py). rms_norm.py says why sums are written
+and read back.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
-from surestep_kernels.gpu.products.splits import Parts, load_total
+from surestep_kernels.gpu.products.splits import PartialSums, load_total
 from surestep_kernels.gpu.rowwise.mul_sigmoid import gated
 from surestep_kernels.gpu.rowwise.rms_norm import (
-    PER_WARP_OF_PARTS,
+    PER_WARP_OF_PARTIALS,
     add_and_normalise,
     tiles_of_rows,
 )
@@ -69,8 +70,8 @@ def _route_tokens_kernel(
     choose_experts(weights_ptr, experts_ptr, scores, token, E, K, BLOCK_K, NORMALIZE)
 
 
-def route_tokens(scores: Parts, shared: Parts, x: Tensor, router: Router) -> Mixture:
-    """See KernelSet.route_tokens; the products of x have yet to be added up."""
+def route_tokens(scores: PartialSums, shared: PartialSums, x: Tensor, router: Router) -> Mixture:
+    """Fuse KernelSet.route_tokens with adding up the splits of its products."""
     (splits, tokens, width), experts = shared.sums.shape, scores.sums.shape[2] - 1
     assert router.top_k <= experts
     assert router.gate is None
@@ -142,14 +143,14 @@ def _mix_experts_kernel(
 def mix_experts_add_rms_norm(
     mixture: Mixture,
     packed: PackedExperts,
-    shared: Parts,
+    shared: PartialSums,
     residual: Tensor,
     weight: Tensor,
     eps: float,
     *,
     fp8_rows: bool = False,
 ) -> Tensor:
-    """See KernelSet; the shared expert's last product has yet to be added up."""
+    """Fuse the KernelSet's op with adding up the splits of the shared expert's last product."""
     (splits, tokens, width), top_k = shared.sums.shape, mixture.experts.shape[1]
     assert shared.bias is None
     assert residual.is_contiguous()
@@ -162,7 +163,7 @@ def mix_experts_add_rms_norm(
     if tokens == 0:
         return out
     made = run_experts(mixture.x, mixture.experts, packed, fp8_rows=fp8_rows)
-    _, tiles = tiles_of_rows(tokens, width, PER_WARP_OF_PARTS)
+    _, tiles = tiles_of_rows(tokens, width, PER_WARP_OF_PARTIALS)
     _mix_experts_kernel[(tokens,)](
         *(out, residual, weight, eps, shared.sums, mixture.gate, mixture.gate.stride(0)),
         *(made, mixture.weights, mixture.experts, tokens, width, packed.first),

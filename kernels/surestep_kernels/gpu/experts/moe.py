@@ -1,14 +1,14 @@
 """Routed experts in Triton: products of many small matrices in one launch each.
 
-A pair is a token and one of its experts. The pairs of each expert are listed and cut into tiles, of
-which there are at most as many as shapes tell; a program multiplies one tile by some columns of its
-expert. Weights are found by address, so that experts lie wherever they were loaded. Each pair has a
-place of its own, from which a token's experts are added in order at last.
+A pair is a token and one of its experts. The pairs of each expert are listed and cut into tiles,
+whose number is bounded by the shapes; a program multiplies one tile by some columns of its expert.
+Weights are found by address, so that experts may be anywhere in memory. Each pair has its own place
+in the output, from which a token's experts are added in order at the end.
 
-Products are W x^T, as in linear.py: weights are the side of 64, so that a tile of few pairs wastes
-little, and what one of many takes is the same instruction in the same order, m64n64k16 on sm_90. So
-a token does not depend on its neighbours. Where instructions of other widths have been found to
-add alike, tiles are as wide as the mean load of an expert, which the host knows from shapes.
+Products are W x^T, as in linear.py: the weights are the operand of 64 rows, so that a tile of few
+pairs wastes little, and one of many uses the same instruction in the same order, m64n64k16 on
+sm_90. So a token does not depend on its neighbours. Where instructions of other widths were found
+to add alike, tiles are as wide as the mean load of an expert, which the host knows from shapes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from surestep_kernels.gpu.rowwise.silu_and_mul import silu_and_mul
 from surestep_kernels.ops.linear import PackedLinear, WeightFormat
 from surestep_kernels.ops.moe import PackedExperts, moe_reference, pack_experts_reference
 
-from .moe_tiles import Tiles, cut_tiles
+from .moe_tiles import ExpertTiles, cut_tiles
 
 _BLOCK_K, _BLOCK_H = 64, 1024
 _FP32_WIDTH = 16  # no instruction to keep
@@ -41,7 +41,7 @@ _MANY = 64  # pairs of an expert that its weights are worth wider tiles for
 
 @triton.jit
 def _gate(x, dtype: tl.constexpr):
-    """silu of the first half of the columns times the second, as in silu_and_mul."""
+    """Return silu of the first half of the columns times the second, as in silu_and_mul."""
     halves = x.to(dtype).to(tl.float32).reshape(x.shape[0], 2, x.shape[1] // 2)
     gate, up = halves.permute(0, 2, 1).split()
     return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
@@ -113,7 +113,7 @@ def add_experts(
     total, made_ptr, weights_ptr, experts_ptr, token, column, first, H, E: tl.constexpr,
     TOP_K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Add to columns of a token what its experts made, in their order. No load waits for a sum."""
+    """Add the outputs of a token's experts to its columns, in order. No load waits for a sum."""
     choice = tl.arange(0, BLOCK_K)
     at, some = token * TOP_K + choice, choice < TOP_K
     weights = tl.load(weights_ptr + at, mask=some, other=0.0)
@@ -154,7 +154,7 @@ def _combine_kernel(
 def pack_experts(
     gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], first: int
 ) -> PackedExperts:
-    """Note where the weights lie. Experts that are not alike are run one at a time.
+    """Record the addresses of the weights. Experts with different layouts are run one at a time.
 
     So are quantised ones whose gates do not fill blocks of rows, which no published model has.
     """
@@ -174,7 +174,7 @@ def _alike(packed: PackedLinear, other: PackedLinear) -> bool:
 
 
 def _addresses(packed: PackedLinear) -> tuple[int, int]:
-    """Of weights and scales; 0 for what there is not."""
+    """Return the addresses of weights and scales; 0 for what does not exist."""
     parts = packed.data, packed.scales
     assert all(part is None or part.is_contiguous() for part in parts)
     assert all(part is None or part.data_ptr() % 16 == 0 for part in parts)
@@ -183,7 +183,7 @@ def _addresses(packed: PackedLinear) -> tuple[int, int]:
 
 
 class _Size(NamedTuple):
-    """Of tiles."""
+    """The size of tiles."""
 
     pairs: int
     columns: int
@@ -191,7 +191,7 @@ class _Size(NamedTuple):
 
 
 def choose_size(pairs: int, experts: int, dtype: torch.dtype, widths: tuple[int, ...]) -> _Size:
-    """By how many pairs an expert has if all have as many; `widths` as in linear.py."""
+    """Choose by the mean number of pairs of an expert; `widths` as in linear.py."""
     load = triton.cdiv(pairs, experts)
     width = next((width for width in widths if width >= load), widths[-1])
     if dtype is torch.float32:
@@ -209,7 +209,7 @@ def moe(
     *,
     fp8_rows: bool = False,
 ) -> None:
-    """See moe_reference; for `widths` and `fp8_rows`, quantized_parts."""
+    """Compute moe_reference; `widths` and `fp8_rows` are as in quantized_partials."""
     if packed.addresses is None:
         one = partial(linear, fp8_rows=fp8_rows)
         moe_reference(total, x, weights, experts, packed, linear=one, silu_and_mul=silu_and_mul)
@@ -238,9 +238,9 @@ def run_experts(
     *,
     fp8_rows: bool = False,
 ) -> Tensor:
-    """What the experts i64[T, k], which lie together, make of x [T, H]: f32[T * k, H].
+    """Return the outputs f32[T * k, H] of the experts i64[T, k], packed together, for x [T, H].
 
-    Lines of those that are not packed are not written.
+    Lines of experts that are not packed are not written.
     """
     assert packed.addresses is not None
     assert x.is_contiguous()
@@ -263,12 +263,12 @@ def _run(
     like: PackedLinear,
     addresses: Tensor,
     *,
-    tiles: Tiles,
+    tiles: ExpertTiles,
     size: _Size,
     gated: bool,
     fp8_rows: bool,
 ) -> None:
-    """Multiply the line of x of every pair by the weight of its expert, all of them like one."""
+    """Multiply each pair's line of x by its expert's weight; all are laid out as `like`."""
     assert x.shape[1] == like.in_features
     assert like.scales is not None or like.data.dtype is x.dtype
     part = size.columns // 2 if gated else size.columns

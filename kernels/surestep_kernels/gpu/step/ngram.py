@@ -1,9 +1,10 @@
-"""Prompt lookup in Triton: every place of a row is tried at once, then the best one is read from.
+"""Prompt lookup in Triton: every place of a row is tried at once, then drafts are read from the
+best.
 
 The first kernel leaves the best place of each block of a row as a key: the length of the match in
 the high half, its last index plus one in the low half, 0 without a match. The greatest key of a row
 is the most recent of the longest matches. The grid covers the whole token table, because the host
-does not know the lengths; blocks behind the end of a row read nothing.
+does not know the lengths; blocks past the end of a row read nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _BLOCK = 1024  # places that one program tries
 
 @triton.jit
 def _line(tokens_ptr, slots_ptr, lengths_ptr, row, num_slots, width):
-    """The tokens of a row, and how many of them are known; none in a slot that is out of bounds."""
+    """Return the tokens of a row, and how many are known; none in a slot that is out of bounds."""
     slot = tl.load(slots_ptr + row).to(tl.int64)
     length = tl.minimum(tl.load(lengths_ptr + row).to(tl.int64), width)
     inside = (slot >= 0) & (slot < num_slots)
@@ -66,7 +67,7 @@ def _propose_kernel(
     tokens_ptr,  # i32[S, W]
     slots_ptr,  # [R]
     lengths_ptr,  # [R]
-    k_caps_ptr,  # [R]
+    max_drafts_ptr,  # [R]
     num_slots,  # S
     width,  # W
     blocks,  # B
@@ -79,8 +80,8 @@ def _propose_kernel(
     line, length = _line(tokens_ptr, slots_ptr, lengths_ptr, row, num_slots, width)
     block, ahead = tl.arange(0, BLOCKS), tl.arange(0, DRAFTS)
     key = tl.max(tl.load(keys_ptr + row * blocks + block, mask=block < blocks, other=0), axis=0)
-    follows = key & 0xFFFFFFFF  # index behind the match
-    cap = tl.minimum(tl.load(k_caps_ptr + row).to(tl.int64), num_drafts)
+    follows = key & 0xFFFFFFFF  # index after the match
+    cap = tl.minimum(tl.load(max_drafts_ptr + row).to(tl.int64), num_drafts)
     count = tl.where(key > 0, cap, 0)
     at = follows + ahead % tl.maximum(length - follows, 1)
     ids = tl.load(line + at, mask=ahead < count, other=0).to(ids_ptr.dtype.element_ty)
@@ -92,21 +93,20 @@ def ngram(
     tokens: Tensor,
     slots: Tensor,
     lengths: Tensor,
-    k_caps: Tensor,
+    max_drafts: Tensor,
     *,
     num_drafts: int,
     max_n: int,
     min_n: int,
 ) -> NgramDrafts:
-    """See ngram_reference."""
     rows, (num_slots, width) = len(slots), tokens.shape
     assert 1 <= min_n <= max_n
     assert num_drafts >= 1
     assert tokens.is_contiguous()
     assert tokens.dtype is torch.int32
-    assert slots.dtype is lengths.dtype is k_caps.dtype
+    assert slots.dtype is lengths.dtype is max_drafts.dtype
     assert slots.dtype in (torch.int32, torch.int64)
-    assert slots.shape == lengths.shape == k_caps.shape == (rows,)
+    assert slots.shape == lengths.shape == max_drafts.shape == (rows,)
     ids, counts = slots.new_empty(rows, num_drafts), slots.new_empty(rows)
     blocks = triton.cdiv(width, _BLOCK)
     keys = slots.new_empty(rows, blocks, dtype=torch.int64)
@@ -115,7 +115,7 @@ def ngram(
         return NgramDrafts(ids, counts)
     _match_kernel[rows, blocks](keys, tokens, slots, lengths, *table, max_n, min_n, BLOCK=_BLOCK)
     _propose_kernel[(rows,)](
-        *(ids, counts, keys, tokens, slots, lengths, k_caps, *table, blocks, num_drafts),
+        *(ids, counts, keys, tokens, slots, lengths, max_drafts, *table, blocks, num_drafts),
         BLOCKS=triton.next_power_of_2(blocks),
         DRAFTS=triton.next_power_of_2(num_drafts),
     )
