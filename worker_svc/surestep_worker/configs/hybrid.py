@@ -122,6 +122,7 @@ class HybridConfig(ModelConfig):
             o_bias=bias,
             mlp_bias=False,
             qk_norm=True,
+            attention_sinks=False,
             attention_gate=True,
             zero_centred_norms=True,
             is_backbone=False,
