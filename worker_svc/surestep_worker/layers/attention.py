@@ -98,9 +98,7 @@ class Attention:
         return Product(out, self._o)
 
 
-def sliding_attention(
-    to: str, context: LayerContext[ModelConfig], cache_layer: int
-) -> Attention:
+def sliding_attention(to: str, context: LayerContext[ModelConfig], cache_layer: int) -> Attention:
     """One layer whose tokens see the model's sliding window."""
     window = context.config.sliding_window
     assert window is not None
