@@ -34,6 +34,7 @@ _P, _L, _I, _F = c_void_p, c_long, c_int, c_float
 _SIGNATURES: dict[str, list[Any]] = {
     "rms_norm": [_P, _P, _P, _P, _F, _L, _L, _I],
     "silu_and_mul": [_P, _P, _L, _L, _I],
+    "clamped_swiglu": [_P, _P, _F, _L, _L, _I],
     "rotary": [_P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _I],
     "store_kv": [_P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _I],
 }
@@ -69,6 +70,7 @@ class CpuOps:
 
     c_rms_norm: Callable[..., None]
     c_silu_and_mul: Callable[..., None]
+    c_clamped_swiglu: Callable[..., None]
     c_rotary: Callable[..., None]
     c_store_kv: Callable[..., None]
     c_linear: Callable[..., None]
@@ -131,6 +133,15 @@ class CpuOps:
         assert x.is_contiguous()
         out, dtype = x.new_empty(rows, width // 2), DTYPE_CODES[x.dtype]
         self.c_silu_and_mul(out.data_ptr(), x.data_ptr(), rows, width // 2, dtype)
+        return out
+
+    def clamped_swiglu(self, x: Tensor, limit: float) -> Tensor:
+        """See clamped_swiglu_reference."""
+        rows, width = x.shape
+        assert x.is_contiguous()
+        assert limit > 0
+        out, dtype = x.new_empty(rows, width // 2), DTYPE_CODES[x.dtype]
+        self.c_clamped_swiglu(out.data_ptr(), x.data_ptr(), limit, rows, width // 2, dtype)
         return out
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:

@@ -114,6 +114,7 @@ def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
         store_kv=REFERENCE.store_kv,
         paged_attention=REFERENCE.paged_attention,
         silu_and_mul=silu_and_mul,
+        clamped_swiglu=REFERENCE.clamped_swiglu,
         causal_conv=causal_conv,
         gated_delta=gated_delta,
         rms_norm_gated=rms_norm_gated,

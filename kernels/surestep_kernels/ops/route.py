@@ -15,10 +15,11 @@ class Route(Protocol):
 
 
 def route_reference(logits: Tensor, top_k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
-    """The top_k of the softmax of logits f32[T, E]: weights f32[T, k] and experts i64[T, k].
+    """The top_k logits of f32[T, E] and their softmax: weights f32[T, k] and experts i64[T, k].
 
-    Greatest first, the lowest index winning a tie; `normalize` makes the weights sum to 1.
+    Greatest first, the lowest index winning a tie. The softmax is over all experts; `normalize`
+    makes the weights sum to 1, which is the softmax over the chosen ones.
     """
-    weights, experts = torch.sort(logits.softmax(dim=-1), dim=-1, descending=True, stable=True)
-    weights, experts = weights[:, :top_k], experts[:, :top_k]
+    experts = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :top_k]
+    weights = logits.softmax(dim=-1).gather(1, experts)
     return weights / weights.sum(dim=-1, keepdim=True) if normalize else weights, experts

@@ -17,6 +17,7 @@ from surestep_worker.configs.model_config import (
     SLIDING_ATTENTION,
     ModelConfig,
 )
+from surestep_worker.configs.routed import RoutedConfig
 from surestep_worker.layers.attention import Attention, sliding_attention
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
@@ -24,7 +25,7 @@ from surestep_worker.layers.decoder_layer import DecoderLayer, FeedForward, Mixe
 from surestep_worker.layers.embedding import Vocabulary
 from surestep_worker.layers.gated_delta_net import GatedDeltaNet
 from surestep_worker.layers.mlp import GatedMlp
-from surestep_worker.layers.moe import SparseMoe
+from surestep_worker.layers.moe import GptOssMoe, SparseMoe
 from surestep_worker.layers.norm import output_bound, take_norm
 from surestep_worker.layers.residual import Residual
 
@@ -109,4 +110,6 @@ def _layer(to: str, context: LayerContext[Any], kind: str, *, cache_layer: int) 
 
 
 def _feed_forward(to: str, context: LayerContext[Any]) -> FeedForward:
+    if isinstance(context.config, RoutedConfig):
+        return GptOssMoe(to, context)
     return (SparseMoe if f"{to}router" in context.weights else GatedMlp)(to, context)
