@@ -72,7 +72,6 @@ class LlamaConfig(ModelConfig):
             o_bias=attention_bias and traits.qkv_bias is None,
             mlp_bias=raw.flag("mlp_bias", default=False),
             qk_norm=traits.qk_norm,
-            attention_sinks=False,
             attention_gate=False,
             zero_centred_norms=False,
             layer_types=_layer_types(raw, traits, sizes["num_layers"], window),

@@ -30,6 +30,8 @@ MAX_HEADS = 1 << 12
 MAX_HEAD_DIM = 1 << 12
 MAX_POSITION = 1 << 24  # tokens
 _MAX_THETA = 1e15
+_MAX_EXPERTS = 1 << 12
+_MAX_EXPERTS_IN_ALL = 1 << 18  # of all layers
 _MAX_FACTOR = 1e6
 
 FULL_ATTENTION, LINEAR_ATTENTION = "full_attention", "linear_attention"
@@ -59,7 +61,7 @@ class ModelConfig:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool  # each head of q and k is normalised before it is rotated
-    attention_sinks: bool  # each head has one more logit in its softmax, without a value
+    attention_sinks: bool = False  # each head has one more logit in its softmax, without a value
     attention_gate: bool  # a sigmoid gate per element of attention's output
     zero_centred_norms: bool  # checkpoints hold the difference of a norm's factors from 1
     layer_types: tuple[str, ...]  # FULL_ATTENTION, SLIDING_ATTENTION or LINEAR_ATTENTION
@@ -156,6 +158,18 @@ def read_sizes(raw: Fields) -> dict[str, Any]:
         "max_position": raw.size("max_position_embeddings", MAX_POSITION, least=2),
         "rms_norm_eps": raw.number("rms_norm_eps", 1.0),
     }
+
+
+def read_num_experts(raw: Fields, key: str) -> int:
+    """The experts of a layer."""
+    experts, layers = raw.size(key, _MAX_EXPERTS), raw.size("num_hidden_layers", MAX_LAYERS)
+    if experts * layers > _MAX_EXPERTS_IN_ALL:
+        raise InvalidRequest(
+            f"{layers} layers of {experts} experts are not served: {_MAX_EXPERTS_IN_ALL} in all"
+            " are the most",
+            param="model",
+        )
+    return experts
 
 
 def read_layer_types(raw: Fields, usual: Sequence[str]) -> tuple[str, ...]:
