@@ -26,11 +26,12 @@ from support.parity.gpt_oss_mutants import GPT_OSS_MUTANTS
 
 DRAFTERS = ("ngram", "oracle", "garbage", "eos-mid", "ragged", "flip-1")
 SPECULATION = [("none", 0), *((name, k) for k in range(1, 6) for name in DRAFTERS)]
+WHERE = [name for name in NEIGHBOURS if name != "alone"]
 DEPTHS = (0, 1, 2)
 ONE_BY_ONE = Neighbours(num_slots=1)
 
 
-@pytest.mark.parametrize("where", NEIGHBOURS)
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(("drafter", "k"), SPECULATION)
 @pytest.mark.rotates(8, always=("mixed-none-0", "mixed-ngram-4", "preempted-flip-1-3"))
 def test_speculation_changes_nothing(
