@@ -21,6 +21,7 @@ from surestep_kernels.gpu.products.linear import LinearParts, linear_parts, pack
 from surestep_kernels.gpu.recurrent.causal_conv import causal_conv
 from surestep_kernels.gpu.recurrent.gated_delta import gated_delta
 from surestep_kernels.gpu.recurrent.gated_delta_chunks import CHUNK
+from surestep_kernels.gpu.rowwise.clamped_swiglu import clamped_swiglu
 from surestep_kernels.gpu.rowwise.mul_sigmoid import mul_sigmoid
 from surestep_kernels.gpu.rowwise.rms_norm import add_rms_norm, add_rms_norm_of_parts, rms_norm
 from surestep_kernels.gpu.rowwise.rms_norm_gated import rms_norm_gated
@@ -51,18 +52,19 @@ class TritonKernels(KernelSet):
         """See KernelSet."""
         return add_rms_norm_of_parts(self.linear_parts(x, packed), residual, weight, eps)
 
-    def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear) -> Mixture:
+    def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear | None) -> Mixture:
         """See KernelSet. A checkpoint may have quantised the router, but not the gate beside it."""
         if router.gate is not None:
             return KernelSet.route_tokens(self, x, router, gate_up)
         scores = self.linear_parts(x, router.scores, torch.float32)
-        return route_tokens(scores, self.linear_parts(x, gate_up), x, router)
+        shared = None if gate_up is None else self.linear_parts(x, gate_up)
+        return route_tokens(scores, shared, x, router)
 
     def mix_experts_add_rms_norm(
         self,
         mixture: Mixture,
         packed: PackedExperts,
-        shared_down: PackedLinear,
+        shared_down: PackedLinear | None,
         residual: Tensor,
         weight: Tensor,
         eps: float,
@@ -72,9 +74,12 @@ class TritonKernels(KernelSet):
             return KernelSet.mix_experts_add_rms_norm(
                 self, mixture, packed, shared_down, residual, weight, eps
             )
-        shared, fp8 = self.linear_parts(mixture.shared, shared_down), self.fp8_rows
+        shared = None
+        if shared_down is not None:
+            assert mixture.shared is not None
+            shared = self.linear_parts(mixture.shared, shared_down)
         return mix_experts_add_rms_norm(
-            mixture, packed, shared, residual, weight, eps, fp8_rows=fp8
+            mixture, packed, shared, residual, weight, eps, fp8_rows=self.fp8_rows
         )
 
     def project_heads(
@@ -114,7 +119,7 @@ def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
         store_kv=REFERENCE.store_kv,
         paged_attention=REFERENCE.paged_attention,
         silu_and_mul=silu_and_mul,
-        clamped_swiglu=REFERENCE.clamped_swiglu,
+        clamped_swiglu=clamped_swiglu,
         causal_conv=causal_conv,
         gated_delta=gated_delta,
         rms_norm_gated=rms_norm_gated,

@@ -36,21 +36,27 @@ def run(
     expert_parallel: bool = False,
 ) -> Tensor:
     """The sum over ranks of what each makes of x [T, H]."""
-    config, entries = moe_config(mxfp4=mxfp4), read_header(folder / FILE)
     total = torch.zeros_like(x)
     for rank in range(ranks):
         group = cast(Any, object()) if ranks > 1 else None
         shard = Sharding(TensorParallel(rank, ranks, group), expert_parallel)
-        table = gpt_oss_moe_table("0.mlp.", "mlp.", config, shard, entries.keys())
-        checkpoint = CheckpointWeights(
-            entries, table, quantization=config.quantization, dtype=torch.float32
-        )
-        store = WeightStore.private()
-        with prepared(store, {}, kernels, "cpu", lambda opened=checkpoint: opened) as weights:
-            context = LayerContext(config, weights, shard, kernels, torch.empty(0))
-            layer = GptOssMoe("0.mlp.", context)
+        layer = load(folder, shard, kernels, mxfp4=mxfp4)
         total += kernels.mix_experts(*layer(x))
     return total
+
+
+def load(folder: Path, shard: Sharding, kernels: KernelSet, *, mxfp4: bool) -> GptOssMoe:
+    """One rank's layer."""
+    config, entries = moe_config(mxfp4=mxfp4), read_header(folder / FILE)
+
+    def open_checkpoint() -> CheckpointWeights:
+        table = gpt_oss_moe_table("0.mlp.", "mlp.", config, shard, entries.keys())
+        return CheckpointWeights(
+            entries, table, quantization=config.quantization, dtype=torch.float32
+        )
+
+    with prepared(WeightStore.private(), {}, kernels, "cpu", open_checkpoint) as weights:
+        return GptOssMoe("0.mlp.", LayerContext(config, weights, shard, kernels, torch.empty(0)))
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "mxfp4"])

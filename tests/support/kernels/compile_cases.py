@@ -9,8 +9,9 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-from gpu_cases import MODELS, OPS, PACK, TINY, Sizes
+from gpu_cases import MODELS, OPS, TINY, Sizes
 from gpu_sizes import Work, i32, kernels
+from gpu_weights import EXPERT_PACK
 from surestep_kernels import PackedLinear
 from surestep_kernels.gpu.attention.paged_attention import paged_attention
 from surestep_kernels.gpu.attention.store_kv import store_kv
@@ -30,7 +31,8 @@ WITH_MEMORY = (
     "gated_delta",
     "linear int4",
     *("mix_experts bf16", "mix_experts_add_rms_norm bf16"),
-    *("moe bf16", "moe fp8", "moe int4", "moe w8a8"),
+    *("mix_experts mxfp4", "mix_experts_add_rms_norm mxfp4"),
+    *("moe bf16", "moe fp8", "moe int4", "moe mxfp4", "moe w8a8"),
     "shape_logits penalties",
 )
 NO_TRITON = ("linear_torch",)
@@ -221,20 +223,20 @@ class _Experts(NamedTuple):
 def _quantised() -> Iterator[Launch]:
     """Instructions of all widths, FP8 rows, and experts with much to do."""
     for name, rows, widths in product(
-        ("fp8", "int4", "fp8 rows"), (1, 20, 64, 4096), (ONE_WIDTH, ALL_WIDTHS)
+        ("fp8", "int4", "mxfp4", "fp8 rows"), (1, 20, 64, 4096), (ONE_WIDTH, ALL_WIDTHS)
     ):
         if rows in (1, 4096) or widths is ALL_WIDTHS:
             case = f"{name} M={rows} width of {len(widths)}"
             yield Launch("linear", case, partial(_multiply, name, rows, widths))
-    for name, tokens in product(("bf16", "fp8", "int4", "fp8 rows"), (1, 1024)):
+    for name, tokens in product(("bf16", "fp8", "int4", "mxfp4", "fp8 rows"), (1, 1024)):
         for widths in (ONE_WIDTH, ALL_WIDTHS):
             case = f"experts {name} T={tokens} width of {len(widths)}"
             yield Launch("moe", case, partial(_run_experts, name, _Experts(tokens), widths))
 
 
 def _pack(name: str, n: int, k: int) -> PackedLinear:
-    """INT4 needs memory: packing looks at its scales."""
-    return PACK[name.split()[0]]("cpu" if name == "int4" else META, n, k)
+    """Weights of 4 bits need memory: packing looks at their scales."""
+    return EXPERT_PACK[name.split()[0]]("cpu" if "4" in name else META, n, k)
 
 
 def _multiply(name: str, rows: int, widths: tuple[int, ...]) -> None:
@@ -244,9 +246,9 @@ def _multiply(name: str, rows: int, widths: tuple[int, ...]) -> None:
 
 
 def _run_experts(name: str, of: _Experts, widths: tuple[int, ...]) -> None:
-    gate_up, down = _pack(name, 2 * of.inner, of.hidden), _pack(name, of.hidden, of.inner)
-    addresses = torch.empty(2, 2, of.experts, dtype=torch.int64, device=META)
-    packed = PackedExperts((gate_up,) * of.experts, (down,) * of.experts, 0, addresses)
+    """Those of gpt-oss have biases and an activation of their own."""
+    gpt_oss = name == "mxfp4"
+    packed = _experts(name, of, biased=gpt_oss, swiglu_limit=7.0 if gpt_oss else None)
     x = torch.empty(of.tokens, of.hidden, dtype=BF16, device=META)
     total, chosen = torch.empty(x.shape, device=META), (of.tokens, of.top_k)
     experts = torch.empty(chosen, dtype=torch.int64, device=META)
@@ -254,22 +256,40 @@ def _run_experts(name: str, of: _Experts, widths: tuple[int, ...]) -> None:
     moe(total, x, weights, experts, packed, widths, fp8_rows="rows" in name)
 
 
-def _mixtures() -> Iterator[Launch]:
-    """What stands before and behind experts, with a shared one; and experts of several ranks."""
+def _experts(
+    name: str, of: _Experts, *, biased: bool = False, swiglu_limit: float | None = None
+) -> PackedExperts:
+    gate_up, down = _pack(name, 2 * of.inner, of.hidden), _pack(name, of.hidden, of.inner)
+    if biased:
+        gate_up, down = (
+            replace(linear, bias=torch.empty(linear.out_features, dtype=BF16, device=META))
+            for linear in (gate_up, down)
+        )
+    addresses = torch.empty(2, 3, of.experts, dtype=torch.int64, device=META)
+    every = (gate_up,) * of.experts, (down,) * of.experts
+    return PackedExperts(*every, 0, swiglu_limit, addresses)
 
-    def run(rows: int) -> None:
+
+def _mixtures() -> Iterator[Launch]:
+    """What stands before and behind experts, with a shared one and without."""
+
+    def run(rows: int, *, shared: bool) -> None:
         ops, of = kernels(), _Experts(rows, experts=256)
         x = torch.empty(rows, of.hidden, dtype=BF16, device=META)
-        router = Router(_pack("bf16", of.experts + 1, of.hidden), None, of.top_k, True)
-        gate_up, down = _pack("bf16", 2 * of.inner, of.hidden), _pack("bf16", of.hidden, of.inner)
-        mixture = ops.route_tokens(x, router, gate_up)
-        addresses = torch.empty(2, 2, of.experts, dtype=torch.int64, device=META)
-        packed = PackedExperts((gate_up,) * of.experts, (down,) * of.experts, 0, addresses)
+        scores, gate_up, down = _pack("bf16", of.experts + shared, of.hidden), None, None
+        if shared:
+            gate_up = _pack("bf16", 2 * of.inner, of.hidden)
+            down = _pack("bf16", of.hidden, of.inner)
+        else:
+            scores = replace(scores, bias=torch.empty(of.experts, dtype=BF16, device=META))
+        mixture = ops.route_tokens(x, Router(scores, None, of.top_k, True), gate_up)
+        packed = _experts("bf16", of)
         weight = _floats(of.hidden)
         ops.mix_experts_add_rms_norm(mixture, packed, down, torch.empty_like(x), weight, 1e-6)
 
-    for rows in (1, 512):
-        yield Launch("moe", f"mixture bf16 M={rows}", partial(run, rows))
+    for rows, shared in product((1, 512), (True, False)):
+        case = f"mixture bf16 M={rows}{'' if shared else ' without a shared expert'}"
+        yield Launch("moe", case, partial(run, rows, shared=shared))
 
 
 def _shaping() -> Iterator[Launch]:
