@@ -47,7 +47,12 @@ def case(gpu: str, reference: KernelSet) -> Case:
     return Case(
         torch.randn(sum(COUNTS), HEADS, HEAD_DIM).to(gpu),
         LayerCache(cache.k.to(gpu), cache.v.to(gpu)),
-        AttentionRows(*(part.to(gpu) for part in rows[:4]), rows.max_tokens),
+        rows._replace(
+            block_tables=rows.block_tables.to(gpu),
+            slots=rows.slots.to(gpu),
+            cu_rows=rows.cu_rows.to(gpu),
+            start=rows.start.to(gpu),
+        ),
     )
 
 

@@ -70,8 +70,8 @@ def test_a_sliding_window_and_sinks(
 ) -> None:
     context = make_context(LENGTHS, 2, 24, dtype)
     for row, start, _ in all_rows(LENGTHS, COUNTS):  # what no token of the row sees
-        for held in (context.k, context.v):
-            held[row][: max(0, start + 1 - window)] = torch.nan
+        for part in (context.k, context.v):
+            part[row][: max(0, start + 1 - window)] = torch.nan
     q, sinks = torch.randn(sum(COUNTS), 6, 24).to(dtype), torch.tensor([-3.0, 0.5, 9, -40, 40, 0])
     for options in ({"window": window}, {"window": window, "sinks": sinks}, {"sinks": sinks}):
         held = context if "window" in options else make_context(LENGTHS, 2, 24, dtype)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from .choose import Chosen, RowStatus
+from .columns import Column
 from .slot_state import DraftIds, SlotState, StepRows
 
 
-class StopIds(NamedTuple):
+class StopIds(NamedTuple, Generic[Column]):
     """The stop ids of each window."""
 
-    cu: Tensor  # i32[V+1] those of window w are ids[cu[w]:cu[w+1]]
-    ids: Tensor  # i32[..]
+    cu: Column  # i32[V+1] those of window w are ids[cu[w]:cu[w+1]]
+    ids: Column  # i32[..]
 
 
 class Report(NamedTuple):

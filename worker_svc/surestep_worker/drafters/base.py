@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
     from surestep_kernels import KernelSet
     from surestep_kernels.step.choose import DrawParams
+    from surestep_kernels.step.columns import HostColumn
     from surestep_kernels.step.slot_state import SlotState
     from surestep_kernels.step.step_ops import StepOps
 
@@ -78,8 +79,14 @@ class KeepsState(Protocol):
 class DraftSteps(Protocol):
     """What a DeviceDrafter does within a step. Queued on the device; the host waits for nothing."""
 
-    def inputs(self, slot: IntArray, max_drafts: IntArray, room: IntArray, draw: DrawParams) -> Any:
-        """Return HeadInputs of arrays for rows [R] with `room` to catch up."""
+    def inputs(
+        self,
+        slot: IntArray,
+        max_drafts: IntArray,
+        room: IntArray,
+        draw: DrawParams[HostColumn],
+    ) -> HeadInputs[HostColumn]:
+        """Return the inputs of rows [R], each with room for `room` positions to catch up with."""
         ...
 
     def draft(

@@ -11,13 +11,12 @@ Penalties, biases and words that a request forbids do not shape its drafts.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from surestep_common.invariants import FloatArray
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from surestep_kernels.step.choose import DrawParams, RowStatus
+from surestep_kernels.step.columns import HostColumn
 from surestep_kernels.step.gather_tokens import TokenInputs, TokenRuns
 from surestep_kernels.step.slot_state import SlotState
 from surestep_kernels.step.step_ops import StepOps
@@ -72,14 +71,20 @@ class MtpSteps:
         # Output of the head for the newest committed position of each slot.
         self._seed = torch.zeros(len(state.known), width, dtype=dtype, device=context.device)
 
-    def inputs(self, slot: IntArray, max_drafts: IntArray, room: IntArray, draw: DrawParams) -> Any:
-        """HeadInputs of arrays for rows [R] with `room` to catch up."""
-        factors: Any = np.ones(len(slot), dtype=np.float32)
+    def inputs(
+        self,
+        slot: IntArray,
+        max_drafts: IntArray,
+        room: IntArray,
+        draw: DrawParams[HostColumn],
+    ) -> HeadInputs[HostColumn]:
+        """Return the inputs of rows [R], each with room for `room` positions to catch up with."""
+        factors = np.ones(len(slot), dtype=np.float32)
         null_slot = len(self._state.known) - 1
         drafts = np.flatnonzero((max_drafts > 0) & (slot < null_slot))
         factors[drafts] = self._drafter.factors(slot[drafts])
-        cu: Any = offsets(room).astype(np.int32)
-        token_row: Any = np.repeat(np.arange(len(room), dtype=np.int32), room)
+        cu = offsets(room).astype(np.int32)
+        token_row = np.repeat(np.arange(len(room), dtype=np.int32), room)
         return HeadInputs(token_row, cu, draw, factors)
 
     def draft(

@@ -83,20 +83,20 @@ class Slots:
         self.prompt_len[slot] = admission.prompt_len
         self.max_len[slot] = admission.max_len
         self.pooling[slot] = admission.pooling
-        self._forget(slot)
+        self._clear(slot)
 
     def free(self, slot: int, tenancy: int) -> None:
         """End a tenancy. Raises InternalError when it is not the one that occupies the slot."""
         if not self.occupied[slot] or self.tenancy[slot] != tenancy:
             raise InternalError(f"slot {slot} does not hold tenancy {tenancy}")
         self.occupied[slot] = False
-        self._forget(slot)
+        self._clear(slot)
 
     def reset(self) -> None:
         """End every tenancy: a new epoch begins and tenancies count from 1 again."""
         self.occupied[:] = False
         self.tenancy[:] = 0
-        self._forget(slice(None))
+        self._clear(slice(None))
 
     def extend(self, slot: int, block_ids: IntArray) -> None:
         """Append KV blocks to a slot's block table."""
@@ -140,7 +140,7 @@ class Slots:
         ids: IntArray = self._tokens[slot, position].astype(np.int64)
         return ids
 
-    def _forget(self, slot: int | slice) -> None:
+    def _clear(self, slot: int | slice) -> None:
         self.block_tables[slot] = NULL_BLOCK
         self.num_blocks[slot] = 0
         self.last_step[slot] = 0

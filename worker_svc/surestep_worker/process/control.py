@@ -29,14 +29,14 @@ class MessageKind(StrEnum):
     ACTIVATE = "activate"  # be the rank; with the descriptors of heartbeat and weights
     READY = "ready"  # the service answers
     FAILED = "failed"  # it cannot be the rank, and ends
-    LEAVING = "leaving"  # somebody has sent it SIGTERM or SIGINT
+    TERMINATING = "terminating"  # somebody has sent it SIGTERM or SIGINT
 
 
 class Failure(StrEnum):
     """What there is to be hoped for after a rank has failed to start."""
 
-    PASSING = "passing"  # another attempt may succeed
-    LASTING = "lasting"  # it will not, unless somebody changes something
+    TRANSIENT = "transient"  # another attempt may succeed
+    PERMANENT = "permanent"  # it will not, unless somebody changes something
     WEIGHTS = "weights"  # it will, with weights that are loaded afresh
 
 
@@ -47,7 +47,7 @@ class Message(NamedTuple):
     profile_result: bytes = b""
     fds: tuple[int, ...] = ()
     checkpoint: str = ""  # READY: fingerprint of the weights
-    failure: Failure = Failure.PASSING  # FAILED
+    failure: Failure = Failure.TRANSIENT  # FAILED
     reason: str = ""  # FAILED: one line for people
 
 

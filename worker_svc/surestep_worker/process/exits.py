@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from surestep_proto import supervisor_pb2 as pb
 
-from surestep_worker.host.heartbeat import Beat
+from surestep_worker.host.heartbeat import HeartbeatState
 
 from .rank_process import ExitReason
 
@@ -22,13 +22,13 @@ class Exit:
 
     pid: int
     exit_reason: ExitReason
-    last: Beat
+    last: HeartbeatState
     last_age_s: float
     at: float
     replaced_s: float = 0.0  # until the next rank was ready; 0 = not yet
 
 
-class Exits:
+class ExitHistory:
     """The latest ones."""
 
     def __init__(self) -> None:
@@ -36,13 +36,15 @@ class Exits:
         self.count = 0
         self.failures = 0  # consecutive ones before the rank was ready
 
-    def note(self, pid: int, exit_reason: ExitReason, last: Beat, *, was_ready: bool) -> None:
+    def record(
+        self, pid: int, exit_reason: ExitReason, last: HeartbeatState, *, was_ready: bool
+    ) -> None:
         """A rank has ended, this moment."""
         self.count += 1
         self.failures = 0 if was_ready else self.failures + 1
         self._exits.appendleft(Exit(pid, exit_reason, last, last.age_s(), time.monotonic()))
 
-    def note_ready(self) -> float:
+    def record_ready(self) -> float:
         """A rank is ready. Returns the seconds since the end of the one before it, 0 if none."""
         self.failures = 0
         now = time.monotonic()
@@ -65,7 +67,7 @@ class Exits:
                 pid=exit_.pid,
                 cause=exit_.exit_reason.cause,
                 reason=exit_.exit_reason.reason,
-                last=report_beat(exit_.last, exit_.last_age_s),
+                last=heartbeat_proto(exit_.last, exit_.last_age_s),
                 age_s=now - exit_.at,
                 replaced_s=exit_.replaced_s,
                 signal=exit_.exit_reason.signal,
@@ -73,6 +75,6 @@ class Exits:
             )
 
 
-def report_beat(beat: Beat, age_s: float) -> pb.Heartbeat:
+def heartbeat_proto(beat: HeartbeatState, age_s: float) -> pb.Heartbeat:
     """A beat as the protocol tells it."""
     return pb.Heartbeat(epoch=beat.epoch, step=beat.step, phase=beat.phase, age_s=age_s)

@@ -47,7 +47,7 @@ class ExitReason(NamedTuple):
     outside: bool = False  # nothing that it computed explains it
 
 
-class Setback(NamedTuple):
+class StartFailure(NamedTuple):
     """Why a rank did not become ready."""
 
     failure: Failure
@@ -62,10 +62,10 @@ class RankProcess:
         self._control = end
         self._exit_reason: ExitReason | None = None
         self.imported = False  # it has said so: what remains is quick
-        self.setback: Setback | None = None  # it has said so, and ends
-        self.leaving = False  # it has said so: somebody's signal made it
-        self.noted = asyncio.Event()  # its end is in the supervisor's books
-        self.heartbeat = Heartbeat.unwatched()
+        self.start_failure: StartFailure | None = None  # it has said so, and ends
+        self.terminating = False  # it has said so: somebody's signal made it
+        self.recorded = asyncio.Event()  # its end is in the supervisor's books
+        self.heartbeat = Heartbeat.local()
 
     @classmethod
     async def spawn(cls, command: Sequence[str], settings: WorkerSettings) -> RankProcess:
@@ -123,7 +123,7 @@ class RankProcess:
         if code < 0:
             name, outside = signal.Signals(-code).name, -code not in _OWN_SIGNALS
             return ExitReason(pb.KILLED, f"signal {name}", -code, outside)
-        return ExitReason(pb.EXITED, f"exit code {code}", outside=self.leaving)
+        return ExitReason(pb.EXITED, f"exit code {code}", outside=self.terminating)
 
     def close(self) -> None:
         """Nobody listens any more."""
@@ -137,7 +137,7 @@ class RankProcess:
         state = state_of(self.pid)
         if state not in (DEAD, ENDING):
             stopped = state in (STOPPED, TRACED)  # such a process handles no signal
-            outside = stopped or self.leaving  # that it did not answer was somebody else's doing
+            outside = stopped or self.terminating  # something else kept it from answering
             self._exit_reason = self._exit_reason or ExitReason(cause, reason, outside=outside)
             await self._kill(dump=not stopped)
         await self._process.wait()

@@ -30,10 +30,10 @@ def run_largest_steps(runner: Runner) -> None:
     programs, which takes memory too.
     """
     steps = _Steps(runner.with_own_epochs())
-    steps.prompts()
+    steps.run_prompts()
     if runner.context.model.has_head:
-        for rows in steps.numbers_of_rows():
-            steps.windows(rows)
+        for rows in steps.row_counts():
+            steps.run_windows(rows)
 
 
 class _Steps:
@@ -47,7 +47,7 @@ class _Steps:
         self._longest = self._max_len - self._width - 1  # prompt: it leaves room for a window
         self._epoch = self._step = 0
 
-    def numbers_of_rows(self) -> Iterator[int]:
+    def row_counts(self) -> Iterator[int]:
         """1, 2, 4, .. and as many windows as a step has room for."""
         most = max(1, min(self._slots.num_slots, self._most_tokens // self._width))
         rows = 1
@@ -56,7 +56,7 @@ class _Steps:
             rows *= 2
         yield most
 
-    def prompts(self) -> None:
+    def run_prompts(self) -> None:
         """As many tokens of prompts as a step takes, and a vector or a token of each."""
         plan = self._open()
         left = self._most_tokens
@@ -68,7 +68,7 @@ class _Steps:
             left -= length
         self._run(plan)
 
-    def windows(self, rows: int) -> None:
+    def run_windows(self, rows: int) -> None:
         """A window in every row and, if there is a slot, a prompt that takes the rest."""
         plan = self._open()
         for slot in range(rows):

@@ -14,8 +14,8 @@ from surestep_kernels.gpu.products.probe_results import (
     ProbeResult,
     default_folder,
     digest_of,
-    keep,
-    kept,
+    load_result,
+    save_result,
 )
 from surestep_proto import supervisor_pb2
 from surestep_proto import worker_pb2 as pb
@@ -32,7 +32,7 @@ _PROBE_S = 30.0  # most that asking may take, compiling included; collectives wa
 
 
 @torch.inference_mode()
-def settle_products(
+def choose_products(
     kernels: KernelSet,
     tp: TensorParallel,
     device: torch.device,
@@ -53,10 +53,10 @@ def settle_products(
     products = kernels.products
     assert isinstance(products, Products)
     if products.is_open and products.weights:
-        _settle(products, tp, device, heartbeat, known, folder or default_folder())
+        _choose(products, tp, device, heartbeat, known, folder or default_folder())
 
 
-def _settle(
+def _choose(
     products: Products,
     tp: TensorParallel,
     device: torch.device,
@@ -69,21 +69,21 @@ def _settle(
 
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     about = identity(products.weights, device)
-    result = kept(about, folder)
+    result = load_result(about, folder)
     if known is not None and known.linear_backend:
         family = ProductFamily(known.linear_backend)
     else:
         if result is None:
-            result = _ask(products, device, heartbeat)
-            keep(result, about, folder)
-        family = _agreed(result, identity([], device), tp)
+            result = _probe_gpu(products, device, heartbeat)
+            save_result(result, about, folder)
+        family = _agree(result, identity([], device), tp)
     serves = family is ProductFamily.SEQUENTIAL and result is not None and result.equal
     cublas = result.cublas if result is not None and serves else frozenset()
-    products.settle(family, cublas)
+    products.use(family, cublas)
     logger.info("products: %s, for many rows cuBLAS by %d weights", family, len(cublas))
 
 
-def _ask(products: Products, device: torch.device, heartbeat: Heartbeat) -> ProbeResult:
+def _probe_gpu(products: Products, device: torch.device, heartbeat: Heartbeat) -> ProbeResult:
     """Within _PROBE_S. A card that cannot be asked has not said that its bits are equal."""
     from surestep_kernels.gpu.products.probe import probe
     from triton.errors import TritonError
@@ -106,7 +106,7 @@ def _ask(products: Products, device: torch.device, heartbeat: Heartbeat) -> Prob
     return result
 
 
-def _agreed(result: ProbeResult, card: Identity, tp: TensorParallel) -> ProductFamily:
+def _agree(result: ProbeResult, card: Identity, tp: TensorParallel) -> ProductFamily:
     """One family for all ranks: that of splits if one of them, or its card, differs."""
     from surestep_kernels.gpu.products.families import ProductFamily
 

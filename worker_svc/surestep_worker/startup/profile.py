@@ -52,7 +52,7 @@ def measure_costs(runner: Runner) -> pb.StepCosts:
     profiler, costs = _Profiler(runner.with_own_epochs()), pb.StepCosts()
     points = dict[int, float]()
     num_rows = 1
-    while num_rows <= profiler.most_rows and profiler.goes_on():
+    while num_rows <= profiler.max_rows and profiler.has_time():
         plain, verify = profiler.time_rows(num_rows)
         points[num_rows] = plain.prepare + plain.rest
         if verify.drafts:
@@ -80,10 +80,10 @@ def output_is_finite(runner: Runner) -> bool:
 def check_drafter(runner: Runner) -> Check:
     """Let a drafter with state follow the model for some windows; nothing for other drafters."""
     profiler = _Profiler(runner.with_own_epochs())
-    if not isinstance(runner.context.drafter, KeepsState) or not profiler.most_rows:
+    if not isinstance(runner.context.drafter, KeepsState) or not profiler.max_rows:
         return Check(0, 0)
-    profiler.admit(range(min(_CHECK_ROWS, profiler.most_rows)), context=0)
-    results = [profiler.step(pb.VERIFY) for _ in profiler.while_time(_CHECK_WINDOWS)]
+    profiler.admit(range(min(_CHECK_ROWS, profiler.max_rows)), context=0)
+    results = [profiler.step(pb.VERIFY) for _ in profiler.while_time_left(_CHECK_WINDOWS)]
     return Check(
         sum(sum(result.n_drafts) for result in results),
         sum(sum(result.n_accepted) for result in results),
@@ -111,7 +111,7 @@ class _Profiler:
         return self.runner.context
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """Slots for which there are blocks, 0 if a slot is too short."""
         kv, slots = self.context.caches.kv, self.context.slots
         if self._length > slots.tokens.shape[1] - self.context.max_draft_tokens - 1:
@@ -119,15 +119,15 @@ class _Profiler:
         blocks = -(-self._length // slots.block_size)
         return min(slots.num_slots, (kv.num_blocks - 1) // blocks)
 
-    def goes_on(self) -> bool:
+    def has_time(self) -> bool:
         """Whether there is time left, by the clock of rank 0."""
         left = torch.tensor([int(time.monotonic() - self._began < _BUDGET_S)])
         return bool(self.context.tp.broadcast(left).item())
 
-    def while_time(self, most: int) -> Iterable[int]:
+    def while_time_left(self, most: int) -> Iterable[int]:
         """0, 1, .. most - 1, as long as there is time."""
         for i in range(most):
-            if not self.goes_on():
+            if not self.has_time():
                 return
             yield i
 
@@ -181,7 +181,7 @@ class _Profiler:
         if recurrent is not None and not recurrent.num_snapshots:
             context = 0
         if recurrent is not None and context:  # a state of zeros will do
-            recurrent.taken(np.array([1]), np.array([context]))
+            recurrent.mark_taken(np.array([1]), np.array([context]))
         plan = self._plan()
         blocks = -(-(context + self._length) // self.context.slots.block_size)
         for i, slot in enumerate(self._slots):
@@ -225,7 +225,7 @@ class _Profiler:
         """The next one of its shape is as fast as it will be when serving."""
         self._step += 1
         result, ended = self.runner.step(plan), time.monotonic()
-        self.runner.do_wanted()
+        self.runner.capture_missed()
         self._began += time.monotonic() - ended  # which is not the steps' time
         return result
 

@@ -1,7 +1,7 @@
 """What a card was found to compute, kept on disk by everything that may change it.
 
-A file that is not what `keep` has written for the very same card, software and weights counts as
-none: it is asked again then.
+A file counts only if `save_result` wrote it for the very same card, software and weights; otherwise
+the card is probed again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def default_folder() -> Path:
     return cache_dir() / "products"
 
 
-def kept(identity: Identity, folder: Path) -> ProbeResult | None:
+def load_result(identity: Identity, folder: Path) -> ProbeResult | None:
     """The result of an earlier run; None if there is none."""
     try:
         content = json.loads(_path(identity, folder).read_bytes())
@@ -70,7 +70,7 @@ def kept(identity: Identity, folder: Path) -> ProbeResult | None:
         return None
 
 
-def keep(result: ProbeResult, identity: Identity, folder: Path) -> None:
+def save_result(result: ProbeResult, identity: Identity, folder: Path) -> None:
     """For later runs; ranks that write at once write the same. What cannot be kept is logged."""
     if not result.finished:
         return

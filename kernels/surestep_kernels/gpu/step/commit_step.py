@@ -28,7 +28,7 @@ def _is_stop(tokens, window, cu_ptr, ids_ptr):
 
 
 @triton.jit
-def _judge(
+def _accept_window(
     row, window, n_drafts, K,
     draft_ids_ptr, chosen_ptr, status_ptr, cu_windows_ptr, cu_stops_ptr, stop_ids_ptr,
     BLOCK: tl.constexpr,
@@ -82,7 +82,7 @@ def _commit_kernel(
     n_drafts = tl.load(counts_ptr + row)
     real = slot < S - 1
     window = tl.where(real, tl.load(window_ptr + row), -1)
-    tokens, n_emitted, n_accepted, status = _judge(
+    tokens, n_emitted, n_accepted, status = _accept_window(
         row, window, n_drafts, K, draft_ids_ptr, chosen_ptr, status_ptr,
         cu_windows_ptr, cu_stops_ptr, stop_ids_ptr, BLOCK,
     )  # fmt: skip
