@@ -175,12 +175,12 @@ def read_num_experts(raw: Fields, key: str) -> int:
 def read_layer_types(raw: Fields, usual: Sequence[str]) -> tuple[str, ...]:
     """The kinds of attention of a decoder's layers; what is `usual` where the file does not say."""
     types = raw.texts("layer_types") or tuple(usual)
-    unknown = set(types) - PAGED
-    if unknown or len(types) != len(usual):
+    unknown = sorted(set(types) - PAGED)
+    if unknown:
+        raise InvalidRequest(f"layers of {', '.join(unknown)} are not served", param="model")
+    if len(types) != len(usual):
         raise InvalidRequest(
-            f"{len(types)} layer_types for {len(usual)} layers, {sorted(unknown)} among them,"
-            " are not served",
-            param="model",
+            f"config.json: {len(types)} layer_types for {len(usual)} layers", param="model"
         )
     return types
 
