@@ -69,7 +69,7 @@ def read(path: Path, generation: dict[str, Any] | None = None, **changes: Any) -
 
 
 def test_every_known_architecture_is_registered() -> None:
-    known = {*LLAMA_ARCHITECTURES, *BACKBONES, *HYBRID_ARCHITECTURES}
+    known = {*LLAMA_ARCHITECTURES, *BACKBONES, *HYBRID_ARCHITECTURES, "GptOssForCausalLM"}
     assert FAMILIES.keys() == known
 
 
