@@ -195,7 +195,7 @@ def _slots(device: str, s: Sizes, rows: int) -> SlotState:
         committed=committed,
         known=committed + 1,
         folded=committed.clone(),
-        draft_upto=committed.clone(),
+        drafter_len=committed.clone(),
     )
 
 

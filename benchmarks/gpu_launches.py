@@ -198,7 +198,7 @@ def count_step(kind: Kind, layers: Sequence[str], batch: int) -> Counter[str]:
     steps = warm_up_steps(parts.slots, 1, drafts, has_head=True)
     wanted = batch, drafts
     rows = next(rows for rows, _ in steps if (len(rows.slot), rows.max_drafts[0]) == wanted)
-    step._wishes.set_dummy(pb.SamplingParams(top_p=1, repetition_penalty=1))
+    step._sampling.set_dummy(pb.SamplingParams(top_p=1, repetition_penalty=1))
     with Launches() as counted, torch.inference_mode():
         step._run(rows, step._memory.no_difference(), NO_SNAPSHOTS)
     return counted.names

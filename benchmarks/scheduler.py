@@ -72,15 +72,15 @@ class Worker:
         """The serialised result."""
         result = pb.StepResult(epoch=plan.epoch, step=plan.step, slot=plan.slot)
         result.slot_epoch.extend(plan.slot_epoch)
-        for slot, mode, num_tokens, k_cap in zip(
-            plan.slot, plan.mode, plan.num_tokens, plan.k_cap, strict=True
+        for slot, mode, num_tokens, max_drafts in zip(
+            plan.slot, plan.mode, plan.num_tokens, plan.max_drafts, strict=True
         ):
             length = self._lengths.get(slot, 0)
-            accepted = self._rng.randint(0, k_cap)
+            accepted = self._rng.randint(0, max_drafts)
             emitted = 0 if mode == pb.PREFILL else accepted + 1
             result.status.append(pb.OK)
             result.len_before.append(length)
-            result.n_drafts.append(k_cap)
+            result.n_drafts.append(max_drafts)
             result.n_accepted.append(accepted)
             result.n_emitted.append(emitted)
             result.token_ids.extend(self._rng.randrange(1, VOCAB) for _ in range(emitted))

@@ -74,7 +74,7 @@ def make_step(num_rows: int) -> Step:
         committed=torch.full((lines,), CONTEXT, dtype=torch.int32),
         known=torch.full((lines,), CONTEXT + 1, dtype=torch.int32),
         folded=torch.full((lines,), CONTEXT, dtype=torch.int32),
-        draft_upto=torch.zeros(lines, dtype=torch.int32),
+        drafter_len=torch.zeros(lines, dtype=torch.int32),
     )
     drafts = DraftIds(
         torch.randint(1000, (num_rows, DRAFTS), dtype=torch.int32), torch.full_like(none, DRAFTS)

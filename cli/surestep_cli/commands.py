@@ -14,14 +14,14 @@ from rich.console import Console
 from surestep_common.errors import InvalidRequest, Unavailable
 
 from .api.http import api_root, call
-from .serve.model_source import Source, resolve
+from .serve.model_source import ModelSource, resolve
 from .serve.wiring import SECRET_BYTES
 
 _RESTART_S = 3600.0  # the server has time limits of its own, for each scheduler
 
 
 def fetch(
-    model: str | None, link: Path | None, source: Source, console: Console, *, text_only: bool
+    model: str | None, link: Path | None, source: ModelSource, console: Console, *, text_only: bool
 ) -> None:
     """Print the folder of `model` on stdout, alone on its line for use in scripts.
 

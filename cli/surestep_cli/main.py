@@ -93,9 +93,9 @@ class Fetch(Settings):
 
     def run(self, console: Console) -> int:
         from .commands import fetch
-        from .serve.model_source import Source
+        from .serve.model_source import ModelSource
 
-        fetch(self.model, self.link, Source(self.revision), console, text_only=self.text_only)
+        fetch(self.model, self.link, ModelSource(self.revision), console, text_only=self.text_only)
         return 0
 
 

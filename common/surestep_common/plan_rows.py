@@ -27,8 +27,6 @@ from .invariants import (
     require,
 )
 
-_WIRE_NAMES = {"max_drafts": "k_cap"}  # of columns that have another name in worker.proto
-
 
 @dataclass(frozen=True)
 class _Rows:
@@ -38,11 +36,6 @@ class _Rows:
     def names(cls) -> tuple[str, ...]:
         """Return the names of the columns."""
         return tuple(cls.__dataclass_fields__)
-
-    @classmethod
-    def wire_names(cls) -> tuple[tuple[str, str], ...]:
-        """Return each column's name, and the name that it has in worker.proto."""
-        return tuple((name, _WIRE_NAMES.get(name, name)) for name in cls.names())
 
     def columns(self) -> Iterator[tuple[str, Any]]:
         """Return each column's name and array."""
@@ -101,7 +94,7 @@ class ResultRows(_Rows):
     n_drafts: IntArray
     n_accepted: IntArray
     n_emitted: IntArray
-    draft_upto: IntArray
+    drafter_len: IntArray
 
     @property
     def n_drafts_emitted(self) -> IntArray:
@@ -147,7 +140,7 @@ def check_plan_rows(rows: PlanRows, known: KnownSlots) -> None:
         (rows.num_tokens == 0) & (verify == (max_drafts > 0)) & (len_hi >= known.prefill_len),
         (rows.num_tokens > 0) & (max_drafts == 0) & (last == (end == known.prefill_len)),
     )
-    message = "mode {} with {} known tokens and k_cap {}, {} of {} prefilled"
+    message = "mode {} with {} known tokens and max_drafts {}, {} of {} prefilled"
     columns = mode, rows.num_tokens, max_drafts, len_hi, known.prefill_len
     require(consistent, slot, message, *columns)
     _check_cuts(rows, prefilling, end, known)
@@ -197,13 +190,15 @@ def check_result_rows(
     return np.where(result.ok, consumed, 0)
 
 
-def drafter_watermark(planned: PlanRows, *, len_before: IntArray, draft_upto: IntArray) -> IntArray:
+def drafter_watermark(
+    planned: PlanRows, *, len_before: IntArray, drafter_len: IntArray
+) -> IntArray:
     """Return the positions [R] that the drafter's state covers after the rows.
 
-    `draft_upto` is what it covered before them, `len_before` the committed length when they run.
+    `drafter_len` is what it covered before them, `len_before` the committed length when they run.
     Raises LedgerError when a VERIFY row would draft from a state that lags.
     """
-    after: IntArray = np.minimum(len_before, draft_upto + planned.catch_up)
+    after: IntArray = np.minimum(len_before, drafter_len + planned.catch_up)
     message = "drafts from a state of {} tokens at length {}"
     ready = (planned.mode != VERIFY) | (after == len_before)
     require(ready, planned.slot, message, after, len_before)

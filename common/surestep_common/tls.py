@@ -27,7 +27,8 @@ class TlsSettings(Settings):
         default=None, description="PEM file: private key of that certificate"
     )
     grpc_tls_ca: FilePath | None = Field(
-        default=None, description="PEM file: who must have signed the certificate of the other side"
+        default=None,
+        description="PEM file: authorities that may sign the certificate of the other side",
     )
     grpc_tls_server_name: str | None = Field(
         default=None, description="name in the certificates of servers; none = the host called"
@@ -42,7 +43,7 @@ class TlsSettings(Settings):
         return self
 
 
-class Tls(NamedTuple):
+class TlsCredentials(NamedTuple):
     """Contents of the files."""
 
     cert: bytes
@@ -73,7 +74,7 @@ class Tls(NamedTuple):
         return (("grpc.ssl_target_name_override", self.server_name),)
 
 
-current: ContextVar[Tls | None] = ContextVar("tls", default=None)  # None = plaintext
+current: ContextVar[TlsCredentials | None] = ContextVar("tls", default=None)  # None = plaintext
 
 
 def use(settings: TlsSettings) -> None:
@@ -82,7 +83,7 @@ def use(settings: TlsSettings) -> None:
         return
     ca = settings.grpc_tls_ca
     current.set(
-        Tls(
+        TlsCredentials(
             cert=settings.grpc_tls_cert.read_bytes(),
             key=settings.grpc_tls_key.read_bytes(),
             ca=ca.read_bytes() if ca is not None else None,

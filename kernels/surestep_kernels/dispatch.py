@@ -1,4 +1,4 @@
-"""Which implementation serves each op: decided once, when a worker starts, and logged."""
+"""Which implementation of each op is used: decided once, when a worker starts, and logged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from surestep_kernels.cpu.build import build_library, file_of
 from surestep_kernels.cpu.compiling import BuildError
-from surestep_kernels.cpu.ops import CpuOps, refuse_unserved
+from surestep_kernels.cpu.ops import CpuOps, refuse_unsupported
 from surestep_kernels.cpu.recurrent_ops import CpuRecurrentOps
 from surestep_kernels.cpu.step_ops import CpuStepOps
 from surestep_kernels.mixers.attention_case import AttentionCase
@@ -37,15 +37,17 @@ def load_kernels(
     code: bytes = b"",
     activation_dtype: str = "auto",
 ) -> KernelSet:
-    """The fastest kernels that run on `device` ("cpu", "cuda" or "cuda:0").
+    """Return the fastest kernels that run on `device` ("cpu", "cuda" or "cuda:0").
 
-    On the CPU the C kernels are compiled when they are first used, unless their `code` is given;
-    where that is impossible, or with cpu_kernels="reference", the torch references serve. They use
-    one thread until `set_num_threads`. Attention is that of the backend named, for a `case` that
-    may be left to its defaults; "auto" on the CPU is what comes with the other kernels, and has no
-    FP8 cache. The linear backend is that of products with plain weights on CUDA: see Products. With
-    the activation dtype "fp8" what FP8 weights are multiplied by is rounded to FP8: see
-    fp8_rows.py. Raises InvalidRequest when a backend does not serve the case.
+    On the CPU the C kernels are compiled on first use, unless their `code` is given; if they cannot
+    be compiled, or with cpu_kernels="reference", the torch references are used. They run on one
+    thread until `set_num_threads` is called.
+
+    The attention backend is chosen for `case`, which may be left at its defaults; "auto" on the CPU
+    is the one that comes with the other kernels, which has no FP8 cache. The linear backend chooses
+    the products with unquantised weights on CUDA (see Products). With the activation dtype "fp8",
+    inputs of FP8 weights are rounded to FP8 (see fp8_rows.py). Raises InvalidRequest if a backend
+    does not support the case.
     """
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
@@ -60,7 +62,7 @@ def load_kernels(
         kernels = replace(kernels, linear=linear, moe=_moe_of(linear, *activations))
     logger.info("kernels for %s: %s", device, kernels.name)
     if device == "cpu" and attention_backend == "auto":
-        refuse_unserved(case or AttentionCase.on(device))
+        refuse_unsupported(case or AttentionCase.on(device))
         return kernels
     backend = choose_attention(attention_backend, case or AttentionCase.on(device))
     return replace(
@@ -72,14 +74,15 @@ def load_kernels(
 
 
 def load_triton(linear_backend: str = "auto", activation_dtype: str = "auto") -> KernelSet:
-    """The Triton kernels; torch references where there is none. See load_kernels."""
+    """Return the Triton kernels, with torch references for ops that have none."""
     from .gpu.kernel_set import triton_kernels
 
     return triton_kernels(linear_backend, activation_dtype)
 
 
 def load_cpu(code: bytes = b"") -> KernelSet | None:
-    """The C kernels, from their `code` or compiled; None after a warning that says why not."""
+    """Return the C kernels, from their `code` or compiled, or None after a warning that says why
+    not."""
     try:
         code = code or build_library()
         library = file_of(code)

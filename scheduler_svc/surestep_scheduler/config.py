@@ -37,7 +37,7 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         default=[], description="host:port of each rank; empty = as the supervisors say"
     )
     supervisor_addresses: list[str] = Field(
-        default=[], description="host:port of each rank's supervisor; empty = nobody restarts ranks"
+        default=[], description="host:port of each rank's supervisor; empty = ranks are not restarted"
     )
     max_num_batched_tokens: Count = Field(
         default=2048, ge=2, description="tokens of one step, drafts included"

@@ -12,7 +12,7 @@ from surestep_kernels import KernelSet, PackedLinear
 from surestep_kernels.gpu.products import linear as ops
 from surestep_kernels.gpu.products import weight_tile
 from surestep_kernels.gpu.products.fp8_rows import Factor
-from surestep_kernels.gpu.products.splits import add_up
+from surestep_kernels.gpu.products.splits import sum_partials
 from surestep_kernels.ops.linear import WeightFormat
 from surestep_kernels.ops.quantized import QuantizedWeight
 from torch import Tensor
@@ -84,7 +84,7 @@ def test_a_row_is_the_same_alone_and_in_company(gpu: str, format_: WeightFormat)
     expected = torch.cat([ops.linear(row, packed, torch.float32) for row in x.split(1)])
     for rows, widths in product((9, 40, 130), (ops.ONE_WIDTH, ops.ALL_WIDTHS)):
         many = x.repeat(-(-rows // 9), 1)[:rows]
-        out = add_up(ops.quantized_parts(many, packed, torch.float32, widths))
+        out = sum_partials(ops.quantized_partials(many, packed, torch.float32, widths))
         assert torch.equal(out, expected.repeat(-(-rows // 9), 1)[:rows])
 
 

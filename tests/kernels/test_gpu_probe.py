@@ -9,8 +9,8 @@ from support.kernels.matrix_instructions import Width
 from surestep_kernels import PackedLinear
 from surestep_kernels.gpu.products import probe as asked
 from surestep_kernels.gpu.products.probe import identity, probe
+from surestep_kernels.gpu.products.probe_results import ProbeResult
 from surestep_kernels.gpu.products.sequential_linear import TILES, sequential_linear
-from surestep_kernels.gpu.products.verdicts import Verdict
 from surestep_kernels.ops.linear import pack_linear_reference
 from torch import Tensor
 
@@ -36,16 +36,16 @@ def weights(bias: Tensor | None = None) -> list[PackedLinear]:
     return [pack_linear_reference(torch.randn(17, 48).bfloat16(), bias)]
 
 
-def ask(of: Sequence[PackedLinear] = ()) -> Verdict:
+def ask(of: Sequence[PackedLinear] = ()) -> ProbeResult:
     return probe(of, CPU, lambda: True)
 
 
 @pytest.mark.usefixtures("small")
 def test_a_card_whose_instructions_round_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix_instructions.install(monkeypatch)
-    verdict = ask(weights(torch.randn(24)))
-    assert verdict == Verdict("", frozenset())
-    assert verdict.equal
+    result = ask(weights(torch.randn(24)))
+    assert result == ProbeResult("", frozenset())
+    assert result.equal
 
 
 MUTANTS: dict[str, Width] = {
@@ -62,10 +62,10 @@ def test_a_card_on_which_one_tile_rounds_otherwise_is_found_out(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matrix_instructions.install(monkeypatch, MUTANTS[name])
-    verdict = ask()
-    assert verdict.unequal.startswith("ordinary weights by ordinary numbers: ")
-    assert not verdict.equal
-    assert verdict.finished
+    result = ask()
+    assert result.unequal.startswith("ordinary weights by ordinary numbers: ")
+    assert not result.equal
+    assert result.finished
 
 
 @pytest.mark.usefixtures("small")
@@ -112,9 +112,9 @@ def test_cublas_is_asked_at_all_numbers_of_rows(monkeypatch: pytest.MonkeyPatch)
     assert ask(plain).cublas == {(17, 48)}
     assert seen == {2, 4}
     wrong.add(4)
-    verdict = ask(plain)
-    assert verdict.equal
-    assert verdict.cublas == frozenset()
+    result = ask(plain)
+    assert result.equal
+    assert result.cublas == frozenset()
     wrong.clear()
     assert ask(weights(torch.randn(17))).cublas == frozenset()
 
@@ -125,9 +125,9 @@ def test_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asked, "TILES", FEW_TILES[1:2])
     for turns in range(2):
         left = iter(range(turns))
-        verdict = probe((), CPU, lambda: next(left, None) is not None)  # noqa: B023
-        assert not verdict.equal
-        assert not verdict.finished
+        result = probe((), CPU, lambda: next(left, None) is not None)  # noqa: B023
+        assert not result.equal
+        assert not result.finished
 
 
 def test_this_card(gpu: str) -> None:
@@ -135,11 +135,11 @@ def test_this_card(gpu: str) -> None:
     if gpu == "cpu":
         pytest.skip("the interpreter's products are NumPy's")
     packed = pack_linear_reference(torch.randn(2048, 2048, device=gpu).bfloat16())
-    verdict = probe([packed], torch.device(gpu), lambda: True)
-    assert verdict.finished
+    result = probe([packed], torch.device(gpu), lambda: True)
+    assert result.finished
     x = torch.randn(300, 2048, device=gpu).bfloat16()
     together = sequential_linear(x, packed)
-    for count in (1, 7, 30, 60, 250) if verdict.equal else ():
+    for count in (1, 7, 30, 60, 250) if result.equal else ():
         assert torch.equal(sequential_linear(x[-count:], packed), together[-count:])
 
 

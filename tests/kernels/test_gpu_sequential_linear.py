@@ -7,7 +7,7 @@ from support.kernels.cases import assert_close
 from surestep_kernels import PackedLinear
 from surestep_kernels.gpu.products import families as products
 from surestep_kernels.gpu.products import sequential_linear
-from surestep_kernels.gpu.products.families import Family, Products
+from surestep_kernels.gpu.products.families import ProductFamily, Products
 from surestep_kernels.gpu.products.plain_linear import plain_linear
 from surestep_kernels.gpu.products.sequential_linear import (
     TILES,
@@ -95,10 +95,10 @@ def test_few_rows_make_a_program_for_every_multiprocessor() -> None:
     assert tile_of(4096, wide, torch.float32) == tile_of(1, wide, torch.float32)
 
 
-@pytest.mark.parametrize("family", Family)
-def test_a_family_serves_all_rows(gpu: str, family: Family) -> None:
+@pytest.mark.parametrize("family", ProductFamily)
+def test_a_family_serves_all_rows(gpu: str, family: ProductFamily) -> None:
     chosen = Products()
-    chosen.settle(family)
+    chosen.use(family)
     for rows in (0, 1, 40, 300):
         x, packed = whole_numbers(rows, 40, 72, gpu)
         expected = linear_reference(x.cpu(), pack_linear_reference(packed.data.cpu()))
@@ -125,7 +125,7 @@ def test_cublas_is_given_numbers_of_rows_that_were_checked(
 
     monkeypatch.setattr(torch, "mm", noted)
     chosen = Products()
-    chosen.settle(Family.SEQUENTIAL, {(40, 72)})
+    chosen.use(ProductFamily.SEQUENTIAL, {(40, 72)})
     x, packed = whole_numbers(600, 40, 72, gpu)
     expected = linear_reference(x.cpu(), pack_linear_reference(packed.data.cpu()))
     plain = pack_linear_reference(packed.data)
@@ -151,8 +151,8 @@ def test_one_weight_of_each_kind_is_met() -> None:
     weights += [pack_linear_reference(torch.empty(4, 8, dtype=BF16), torch.empty(4))]
     weights += [pack_linear_reference(torch.empty(4, 8))]
     for of in (chosen, fixed):
-        of.meet(weights)
+        of.register(weights)
     assert chosen.weights == [weights[0], weights[3]]
     assert fixed.weights == []
-    chosen.settle(Family.SPLITS)
+    chosen.use(ProductFamily.SPLITS)
     assert chosen.weights == []

@@ -47,7 +47,7 @@ def make_state() -> SlotState:
         committed=committed,
         known=committed + 1,
         folded=committed - randint(0, 4, SLOTS + 1).minimum(committed),
-        draft_upto=(committed - 5).clamp(min=0),
+        drafter_len=(committed - 5).clamp(min=0),
     )
 
 

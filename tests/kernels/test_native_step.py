@@ -42,7 +42,7 @@ def make_state(num_rows: int) -> SlotState:
         committed=committed,
         known=committed + 1,
         folded=committed - randint(0, 4, lines).minimum(committed),
-        draft_upto=upto,
+        drafter_len=upto,
     )
 
 

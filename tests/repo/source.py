@@ -20,6 +20,7 @@ PACKAGES = {
     "surestep_cli": "cli",
     "surestep": "client",
 }
+_CODE = {".py", ".c", ".h", ".proto"}
 
 
 class Source(NamedTuple):
@@ -50,6 +51,15 @@ def sources() -> tuple[Source, ...]:
     """Every Python file that people wrote."""
     names = [n for n in tracked() if n.endswith(".py") and "_pb2" not in n]
     return tuple(_read(name) for name in names)
+
+
+def code(package: str) -> list[str]:
+    """Paths of the Python, C and protocol files of a package that people wrote."""
+    folder = f"{PACKAGES[package]}/{package}/"
+    names = [name for name in tracked() if name.startswith(folder) and "_pb2" not in name]
+    found = [name for name in names if Path(name).suffix in _CODE]
+    assert found, f"no such package: {package}"
+    return found
 
 
 def product() -> tuple[Source, ...]:

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from surestep_common.tls import context_of_client
 
 
-class Answer(NamedTuple):
+class ApiResponse(NamedTuple):
     """Status and parsed JSON body (None when it is no JSON object)."""
 
     status: int
@@ -32,7 +32,7 @@ def call(
     timeout_s: float = 2.0,
     certificate: Path | None = None,
     verify: bool = True,
-) -> Answer:
+) -> ApiResponse:
     """GET, or POST with a JSON body. Every HTTP status is returned; OSError without a response.
 
     `certificate` is the one that the server must present, whatever name it contains; without it,
@@ -41,7 +41,7 @@ def call(
     """
     tls = context_of_client(certificate, verify=verify) if url.startswith("https") else None
     with _opened(url, body, api_key, timeout_s, tls) as response:
-        return Answer(response.status, _parse(response.read()))
+        return ApiResponse(response.status, _parse(response.read()))
 
 
 def read_text(url: str, *, api_key: str | None = None, timeout_s: float = 2.0) -> str:

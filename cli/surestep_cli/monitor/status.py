@@ -18,7 +18,7 @@ _INCIDENTS = 5  # shown, of each scheduler
 _MINUTE_S, _HOUR_S = 60, 3600
 
 
-class Row(NamedTuple):
+class ProcessRow(NamedTuple):
     """One process as a row of the table."""
 
     name: str
@@ -54,23 +54,23 @@ def table(status: dict[str, Any]) -> Table:
     return result
 
 
-def rows(status: dict[str, Any]) -> Iterator[Row]:
+def rows(status: dict[str, Any]) -> Iterator[ProcessRow]:
     """Yield the gateway, then each scheduler with its ranks behind their supervisors."""
     gateway, schedulers = status["gateway"], status["schedulers"]
-    yield Row("gateway", str(gateway["pid"]), gateway["address"], gateway["state"])
+    yield ProcessRow("gateway", str(gateway["pid"]), gateway["address"], gateway["state"])
     for number, scheduler in enumerate(schedulers):
         yield from _scheduler_rows(scheduler, f" {number}" if len(schedulers) > 1 else "")
 
 
-def _scheduler_rows(scheduler: dict[str, Any], number: str) -> Iterator[Row]:
+def _scheduler_rows(scheduler: dict[str, Any], number: str) -> Iterator[ProcessRow]:
     status = scheduler["status"]
     if status is None:
-        yield Row(f"scheduler{number}", _NONE, scheduler["url"], "SILENT")
+        yield ProcessRow(f"scheduler{number}", _NONE, scheduler["url"], "SILENT")
         return
     state = status["state"]
     if scheduler["circuit_breaker"] != "CLOSED":
         state += f", circuit breaker {scheduler['circuit_breaker']}"
-    yield Row(
+    yield ProcessRow(
         f"scheduler{number}",
         str(status["pid"]),
         status["address"],
@@ -82,7 +82,7 @@ def _scheduler_rows(scheduler: dict[str, Any], number: str) -> Iterator[Row]:
     for supervisor in status["supervisors"]:
         rank = supervisor["rank"]
         address, pid = supervisor["address"], str(supervisor["pid"])
-        yield Row(f"supervisor {rank}", pid, address, _supervisor_state(supervisor))
+        yield ProcessRow(f"supervisor {rank}", pid, address, _supervisor_state(supervisor))
         yield _rank(rank, supervisor, ranks.pop(rank, None))
     for rank, info in sorted(ranks.items()):  # ranks without a supervisor
         yield _rank(rank, {"rank_state": "READY", "rank_address": _NONE}, info)
@@ -97,12 +97,12 @@ def _supervisor_state(supervisor: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _rank(number: int, supervisor: dict[str, Any], rank: dict[str, Any] | None) -> Row:
+def _rank(number: int, supervisor: dict[str, Any], rank: dict[str, Any] | None) -> ProcessRow:
     heartbeat = supervisor.get("heartbeat")
     state = supervisor["rank_state"]
     if heartbeat:
         state += f", {heartbeat['phase']} for {heartbeat['age_s']:.1f} s"
-    row = Row(
+    row = ProcessRow(
         f"rank {number}",
         str(supervisor.get("rank_pid") or (rank["pid"] if rank else _NONE)),
         supervisor["rank_address"] or _NONE,

@@ -8,13 +8,13 @@ from rich.console import Console
 
 from surestep_cli.settings.serve_settings import ServeSettings
 
-from .model_source import ModelFolder, Source, check_quantization, resolve, resolve_tokenizer
+from .model_source import ModelFolder, ModelSource, check_quantization, resolve, resolve_tokenizer
 
 
 def fetch(settings: ServeSettings, console: Console) -> tuple[ModelFolder, Path | None]:
     """Return the model, and the folder of its tokenizer if that is another. Raise SurestepError."""
     token = settings.hf_token.get_secret_value() if settings.hf_token is not None else None
-    source = Source(settings.revision, settings.download_dir, token)
+    source = ModelSource(settings.revision, settings.download_dir, token)
     model = resolve(settings.model, console, source)
     if settings.quantization is not None:
         check_quantization(model.path, settings.quantization)

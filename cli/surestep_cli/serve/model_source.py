@@ -30,7 +30,7 @@ _TEXT_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # all that a gateway re
 _HUB_FILES = (*_TEXT_FILES, "*.safetensors")
 
 
-class Source(NamedTuple):
+class ModelSource(NamedTuple):
     """Where to download a folder from that is not on this machine yet."""
 
     revision: str | None = None
@@ -38,7 +38,7 @@ class Source(NamedTuple):
     token: str | None = None
 
 
-_HUB = Source()
+_HUB = ModelSource()
 
 
 class ModelFolder(NamedTuple):
@@ -47,7 +47,7 @@ class ModelFolder(NamedTuple):
 
 
 def resolve(
-    model: str | None, console: Console, source: Source = _HUB, *, text_only: bool = False
+    model: str | None, console: Console, source: ModelSource = _HUB, *, text_only: bool = False
 ) -> ModelFolder:
     """Return the folder of `model`: a folder, a hub id, or None for the default model.
 
@@ -63,7 +63,7 @@ def resolve(
     return ModelFolder(model, _from_hub(model, files, console, source))
 
 
-def resolve_tokenizer(name: str, console: Console, source: Source = _HUB) -> Path:
+def resolve_tokenizer(name: str, console: Console, source: ModelSource = _HUB) -> Path:
     """Return the folder of another tokenizer than the model's. Raise NotFound and Unavailable."""
     folder = _here(name) or _from_hub(name, _TOKENIZER_FILES, console, source)
     if not (folder / "tokenizer.json").is_file():
@@ -185,7 +185,7 @@ def _import_gguf(gguf: Path, folder: Path) -> None:
         raise Unavailable(f"cannot convert {gguf.name}; the reason stands above")
 
 
-def _from_hub(model: str, files: Sequence[str], console: Console, source: Source) -> Path:
+def _from_hub(model: str, files: Sequence[str], console: Console, source: ModelSource) -> Path:
     from huggingface_hub import snapshot_download
 
     try:

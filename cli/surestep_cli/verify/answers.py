@@ -15,7 +15,7 @@ from surestep_common.errors import Unavailable
 
 from surestep_cli.api.responses import DONE, payload_of
 
-from .prompts import Prompt
+from .prompts import VerifyPrompt
 
 _FAILURE_CHARACTERS = 300
 _OUTPUT = ("content", "reasoning", "reasoning_content", "tool_calls")  # of the delta of a chat
@@ -87,7 +87,7 @@ class Answer:
 
 async def ask(
     session: aiohttp.ClientSession,
-    prompt: Prompt,
+    prompt: VerifyPrompt,
     options: Mapping[str, Any],
     heard: Callable[[int], None] = lambda tokens: None,
 ) -> Answer:

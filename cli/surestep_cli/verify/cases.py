@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from .answers import Answer
-from .prompts import Prompt
+from .prompts import VerifyPrompt
 
 _SEED = 20260101  # any will do, as long as it is always the same
 
@@ -76,7 +76,7 @@ class CaseResult:
 
 
 def options_of(
-    prompt: Prompt, index: int, sampling: Sampling, *, speculation: bool, temperature: float
+    prompt: VerifyPrompt, index: int, sampling: Sampling, *, speculation: bool, temperature: float
 ) -> dict[str, Any]:
     """Return the fields that a case adds to the body of a prompt."""
     options: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def options_of(
     return options
 
 
-def compare(prompt: Prompt, reference: Answer, answer: Answer) -> Difference | None:
+def compare(prompt: VerifyPrompt, reference: Answer, answer: Answer) -> Difference | None:
     """Return the first difference, None if there is none."""
     for choice in sorted(reference.choices.keys() | answer.choices.keys()):
         old, new = reference.choices[choice], answer.choices[choice]
@@ -116,7 +116,10 @@ def _first(choice: int, expected: Sequence[int], got: Sequence[int]) -> Differen
 
 
 def judge(
-    case: Case, prompts: Sequence[Prompt], references: Sequence[Answer], answers: Sequence[Answer]
+    case: Case,
+    prompts: Sequence[VerifyPrompt],
+    references: Sequence[Answer],
+    answers: Sequence[Answer],
 ) -> CaseResult:
     """Compare the answers of a case with their references."""
     differences, failures = [], []

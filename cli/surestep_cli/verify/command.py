@@ -28,9 +28,9 @@ from .fault_injection import LocalWorkers
 from .html import to_html
 from .options import VerifyArguments
 from .prompts import built_in, read_prompts
-from .report import Question, Report, Verdict
+from .report import Question, Verdict, VerifyReport
 from .run import About, CaseResults, Tell, Verification, about, prepared
-from .server import Server, key_of, started
+from .server import ServerUnderTest, key_of, started
 from .table import show
 
 _MOST_AT_ONCE = 32
@@ -67,18 +67,18 @@ def verify(asking: VerifyArguments, console: Console) -> int:
     return report.verdict.exit_status
 
 
-async def _interruptible(work: Any) -> Report:
+async def _interruptible(work: Any) -> VerifyReport:
     """Run `work`; a signal that ends this command first ends the server that it has started."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
     for number in _SIGNALS:
         loop.add_signal_handler(number, task.cancel)
-    report: Report = await work
+    report: VerifyReport = await work
     return report
 
 
-async def _verify(asking: VerifyArguments, console: Console) -> Report:
+async def _verify(asking: VerifyArguments, console: Console) -> VerifyReport:
     options = asking.options
     prompts = built_in() if options.prompts is None else read_prompts(options.prompts)
     speculative_config = _speculative_config(asking)
@@ -107,7 +107,7 @@ async def _verify(asking: VerifyArguments, console: Console) -> Report:
             faults = options.faults if victims is not None else ()
             bar.update(bar.task_ids[0], total=verification.num_answers(len(faults)))
             found = await verification.run(faults, victims)
-    return Report(
+    return VerifyReport(
         version=version("surestep"),
         started=moment.isoformat(timespec="seconds"),
         took_s=time.monotonic() - began,
@@ -128,9 +128,9 @@ async def _verify(asking: VerifyArguments, console: Console) -> Report:
 
 
 @contextlib.asynccontextmanager
-async def _server(asking: VerifyArguments) -> AsyncIterator[Server]:
+async def _server(asking: VerifyArguments) -> AsyncIterator[ServerUnderTest]:
     if asking.options.url is not None:
-        yield Server(asking.options.url, key_of(asking.serve))
+        yield ServerUnderTest(asking.options.url, key_of(asking.serve))
         return
     async with started(asking) as server:
         yield server

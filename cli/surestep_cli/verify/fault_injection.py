@@ -11,7 +11,7 @@ import aiohttp
 from surestep_common.errors import SurestepError, Unavailable
 
 from .answers import Answer, get, get_text
-from .faults import FAULTS, Rank, epoch_of, incidents_since, ranks_of, strike
+from .faults import FAULTS, WorkerRank, epoch_of, incidents_since, ranks_of, strike
 from .report import FaultResult
 
 _WHEN = 0.3  # of all tokens have come
@@ -88,14 +88,14 @@ class FaultInjection:
             result.problem = str(error)
         return result
 
-    def _victim(self, status: Any) -> Rank:
+    def _victim(self, status: Any) -> WorkerRank:
         """Return the first worker, or the last one for the second fault."""
         ranks = ranks_of(status)
         if not ranks:
             raise Unavailable("the server names no worker that runs")
         return ranks[0] if self._name == "killed" else ranks[-1]
 
-    async def _replaced(self, victim: Rank) -> None:
+    async def _replaced(self, victim: WorkerRank) -> None:
         async def another() -> bool:
             with contextlib.suppress(Unavailable):
                 for each in ranks_of(await self._victims.status()):

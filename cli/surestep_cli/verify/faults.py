@@ -15,7 +15,7 @@ FAULTS: Mapping[str, signal.Signals] = {"killed": signal.SIGKILL, "stopped": sig
 _FIRST = 1  # the process that is everybody's ancestor
 
 
-class Rank(NamedTuple):
+class WorkerRank(NamedTuple):
     """The process of a worker rank."""
 
     scheduler: str
@@ -23,7 +23,7 @@ class Rank(NamedTuple):
     pid: int
 
 
-class Incident(NamedTuple):
+class ReportedIncident(NamedTuple):
     """A lost epoch as the server reports it."""
 
     cause: str
@@ -33,10 +33,10 @@ class Incident(NamedTuple):
     num_replayed_requests: int
 
 
-def ranks_of(status: Mapping[str, Any]) -> list[Rank]:
+def ranks_of(status: Mapping[str, Any]) -> list[WorkerRank]:
     """Return the running workers of the /status document."""
     return [
-        Rank(scheduler["url"], supervisor["rank"], supervisor["rank_pid"])
+        WorkerRank(scheduler["url"], supervisor["rank"], supervisor["rank_pid"])
         for scheduler in status["schedulers"]
         if scheduler["status"] is not None
         for supervisor in scheduler["status"]["supervisors"]
@@ -50,10 +50,10 @@ def epoch_of(status: Mapping[str, Any]) -> int:
     return max(map(int, known), default=0)
 
 
-def incidents_since(status: Mapping[str, Any], epoch: int) -> list[Incident]:
+def incidents_since(status: Mapping[str, Any], epoch: int) -> list[ReportedIncident]:
     """Return the incidents that ended this epoch or a later one, the newest first."""
     return [
-        Incident(**{name: incident[name] for name in Incident._fields})
+        ReportedIncident(**{name: incident[name] for name in ReportedIncident._fields})
         for scheduler in status["schedulers"]
         if scheduler["status"] is not None
         for incident in scheduler["status"]["incidents"]
@@ -61,7 +61,7 @@ def incidents_since(status: Mapping[str, Any], epoch: int) -> list[Incident]:
     ]
 
 
-def strike(rank: Rank, number: signal.Signals, ancestor: int) -> None:
+def strike(rank: WorkerRank, number: signal.Signals, ancestor: int) -> None:
     """Send the signal. Raise Unavailable if the process is not below `ancestor`, or is gone."""
     if not descends(rank.pid, ancestor):
         raise Unavailable(f"worker {rank.pid} is no process that this command has started")

@@ -9,7 +9,7 @@ import aiohttp
 
 from .answers import Answer, ask
 from .cases import Difference, DifferencePosition
-from .prompts import Prompt
+from .prompts import VerifyPrompt
 
 _NEAR_TIE = 0.07  # one unit in the last place of a bfloat16 logit around 10
 _ALTERNATIVES = 2
@@ -17,7 +17,7 @@ _ALTERNATIVES = 2
 
 async def explain(
     session: aiohttp.ClientSession,
-    prompt: Prompt,
+    prompt: VerifyPrompt,
     options: Mapping[str, Any],
     reference: Answer,
     difference: Difference,
@@ -45,7 +45,7 @@ async def explain(
         difference.gap, difference.meaning = _judged(best, greedy=options["temperature"] == 0)
 
 
-def _wanted(prompt: Prompt, place: DifferencePosition) -> dict[str, Any]:
+def _wanted(prompt: VerifyPrompt, place: DifferencePosition) -> dict[str, Any]:
     """Return the options for log-probabilities up to the position of the difference."""
     tokens = place.position + 1
     limits: dict[str, Any] = {"max_tokens": tokens}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from html import escape
 
 from .cases import Sampling
-from .report import Report, differences_of
+from .report import VerifyReport, differences_of
 from .table import HEADINGS, fault_line, label, rows
 
 _STYLE = """
@@ -32,7 +32,7 @@ _HOW = (
 )
 
 
-def to_html(report: Report) -> str:
+def to_html(report: VerifyReport) -> str:
     title = f"surestep verify: {report.model}"
     body = "".join(_body(report))
     return (
@@ -43,7 +43,7 @@ def to_html(report: Report) -> str:
     )
 
 
-def _body(report: Report) -> Iterator[str]:
+def _body(report: VerifyReport) -> Iterator[str]:
     yield f'<p class="verdict {report.verdict}">{escape(report.summary)}</p>'
     yield _table(("", ""), _facts(report), head=False)
     yield "<h2>Answers</h2>" + _table(HEADINGS, rows(report))
@@ -63,7 +63,7 @@ def _body(report: Report) -> Iterator[str]:
     yield f"<h2>How</h2><p>{escape(_HOW)}</p>"
 
 
-def _facts(report: Report) -> Iterator[tuple[str, str]]:
+def _facts(report: VerifyReport) -> Iterator[tuple[str, str]]:
     yield "model", report.model
     if report.url is not None:
         yield "server", report.url
@@ -75,7 +75,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "started", f"{report.started}, took {report.took_s:.0f} s"
 
 
-def _drafts(report: Report) -> Iterator[str]:
+def _drafts(report: VerifyReport) -> Iterator[str]:
     drafts = report.drafts
     if not drafts.windows:
         return

@@ -26,7 +26,7 @@ _SHOWN = 40  # characters of a prompt that stand for it
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class VerifyPrompt:
     """A request without what a case decides: its sampling and its speculation."""
 
     name: str
@@ -39,15 +39,15 @@ class Prompt:
         return self.path == CHATS
 
 
-def built_in() -> list[Prompt]:
+def built_in() -> list[VerifyPrompt]:
     """Return the set that suits every generative model."""
     return [
-        Prompt(name, COMPLETIONS, {"prompt": text, "ignore_eos": True})
+        VerifyPrompt(name, COMPLETIONS, {"prompt": text, "ignore_eos": True})
         for name, text in _BUILT_IN.items()
     ]
 
 
-def read_prompts(path: Path) -> list[Prompt]:
+def read_prompts(path: Path) -> list[VerifyPrompt]:
     """Return a file's prompts, one a line: text, or JSON objects if its name ends in .jsonl.
 
     An object is the body of a request as OpenAI's API accepts it, or a line of its batches, which
@@ -77,12 +77,12 @@ def _lines(path: Path) -> list[str]:
         raise InvalidRequest(f"{path} is not text in UTF-8: {error}") from error
 
 
-def _from_text(line: str, where: str) -> Prompt:
+def _from_text(line: str, where: str) -> VerifyPrompt:
     line = line.rstrip("\r")
-    return Prompt(f"{where} {_short(line)}", COMPLETIONS, {"prompt": line})
+    return VerifyPrompt(f"{where} {_short(line)}", COMPLETIONS, {"prompt": line})
 
 
-def _from_json(line: str, where: str) -> Prompt:
+def _from_json(line: str, where: str) -> VerifyPrompt:
     try:
         value = json.loads(line)
     except ValueError as error:
@@ -92,8 +92,8 @@ def _from_json(line: str, where: str) -> Prompt:
     if not isinstance(value, dict) or ("messages" in value) == ("prompt" in value):
         raise InvalidRequest(f"{where} is no request: an object with `prompt` or with `messages`")
     if "messages" in value:
-        return Prompt(f"{where} {_short(_last_said(value['messages']))}", CHATS, value)
-    return Prompt(f"{where} {_short(value['prompt'])}", COMPLETIONS, value)
+        return VerifyPrompt(f"{where} {_short(_last_said(value['messages']))}", CHATS, value)
+    return VerifyPrompt(f"{where} {_short(value['prompt'])}", COMPLETIONS, value)
 
 
 def _last_said(messages: Any) -> Any:

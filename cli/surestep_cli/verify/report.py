@@ -11,7 +11,7 @@ from typing import Any
 from surestep_cli.api.draft_stats import DraftStats
 
 from .cases import ALONE, TOGETHER, CaseResult, Sampling
-from .faults import Incident
+from .faults import ReportedIncident
 
 _COMPANIES = (ALONE, TOGETHER)
 
@@ -35,7 +35,7 @@ class FaultResult:
     rank: int | None = None
     pid: int | None = None
     num_open: int = 0  # streams that had some of their tokens, and not all
-    incidents: list[Incident] = field(default_factory=list)
+    incidents: list[ReportedIncident] = field(default_factory=list)
     problem: str | None = None
 
 
@@ -48,7 +48,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class VerifyReport:
     version: str
     started: str  # ISO 8601
     took_s: float

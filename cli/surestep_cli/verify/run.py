@@ -18,7 +18,7 @@ from .answers import Answer, ask, get, get_text
 from .cases import ALONE, TOGETHER, Case, CaseResult, Sampling, judge, options_of
 from .fault_injection import FaultInjection, LocalWorkers
 from .gaps import explain
-from .prompts import Prompt
+from .prompts import VerifyPrompt
 from .report import FaultResult
 
 _WARM_UP_TOKENS = 2
@@ -46,7 +46,7 @@ class Verification:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[VerifyPrompt],
         *,
         temperature: float,
         speculation: bool,
@@ -210,7 +210,7 @@ async def about(session: aiohttp.ClientSession, name: str | None) -> About:
     return About(card["id"], defaults.get("temperature") or None, ours)
 
 
-def prepared(prompts: Sequence[Prompt], model: str, max_tokens: int) -> list[Prompt]:
+def prepared(prompts: Sequence[VerifyPrompt], model: str, max_tokens: int) -> list[VerifyPrompt]:
     """Return the prompts for a model, each with a maximum length."""
     limits = ("max_tokens", "max_completion_tokens")
     return [

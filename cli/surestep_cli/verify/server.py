@@ -27,7 +27,7 @@ _STOP_S = 20.0
 _CLIENT_CERTIFICATES_NEEDED = 2  # of --ssl-cert-reqs
 
 
-class Server(NamedTuple):
+class ServerUnderTest(NamedTuple):
     """The server's URL; `pid` is the launcher's, None for a server not started here."""
 
     url: str
@@ -42,7 +42,7 @@ def key_of(settings: ServeSettings) -> str | None:
 
 
 @contextlib.asynccontextmanager
-async def started(asking: VerifyArguments) -> AsyncIterator[Server]:
+async def started(asking: VerifyArguments) -> AsyncIterator[ServerUnderTest]:
     """Run `surestep serve` with these arguments in its own process, ended with the context.
 
     The server owns the console until it is ready. Raise Unavailable, InvalidRequest.
@@ -58,7 +58,7 @@ async def started(asking: VerifyArguments) -> AsyncIterator[Server]:
     process = await _spawn(arguments)
     try:
         await _ready(process, url, settings.ssl_certfile)
-        yield Server(url, key_of(settings), settings.ssl_certfile, process.pid)
+        yield ServerUnderTest(url, key_of(settings), settings.ssl_certfile, process.pid)
     finally:
         await _stop(process)
 

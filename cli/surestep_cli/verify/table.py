@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .cases import ALONE, CaseResult, Sampling
-from .report import FaultResult, Report, Verdict, differences_of
+from .report import FaultResult, Verdict, VerifyReport, differences_of
 
 _NONE = "-"
 _NAMES = 2  # columns that identify the case
@@ -21,7 +21,7 @@ HEADINGS = (
 BAR_WIDTH = 30
 
 
-def show(report: Report, out: Console) -> None:
+def show(report: VerifyReport, out: Console) -> None:
     def say(line: str, style: str = "") -> None:
         out.print(Text(line, style=style), soft_wrap=True)
 
@@ -43,7 +43,7 @@ def show(report: Report, out: Console) -> None:
     say(report.summary, _STYLES.get(report.verdict, "bold yellow"))
 
 
-def rows(report: Report) -> Iterator[tuple[str, ...]]:
+def rows(report: VerifyReport) -> Iterator[tuple[str, ...]]:
     """Yield a row per sampling and company, with and without speculation side by side."""
     for sampling in Sampling:
         for company in report.companies():
@@ -61,7 +61,7 @@ def rows(report: Report) -> Iterator[tuple[str, ...]]:
             )
 
 
-def remarks(report: Report) -> Iterator[str]:
+def remarks(report: VerifyReport) -> Iterator[str]:
     """Yield a line for each fact about drafts and faults."""
     drafts = report.drafts
     if drafts.windows:

@@ -90,7 +90,7 @@ static int64_t mass_before(const tokens *t, place end)
 }
 
 /* A token is in the nucleus when the mass in front of it is below this. */
-static int64_t mass_wanted(float top_p, int64_t total)
+static int64_t target_mass(float top_p, int64_t total)
 {
     double wanted = ceil((double)top_p * (double)total);
     return (int64_t)(wanted < 0x1p62 ? wanted : 0x1p62);
@@ -100,7 +100,7 @@ static int32_t draw_nucleus(const tokens *t, int32_t greedy, noise_key key, plac
 {
     winner best = draw_before(t, greedy, key, end);
     if (top_p == INFINITY) return best.at.id;
-    const int64_t wanted = mass_wanted(top_p, mass_before(t, end));
+    const int64_t wanted = target_mass(top_p, mass_before(t, end));
     while (mass_before(t, best.at) >= wanted) best = draw_before(t, greedy, key, best.at);
     return best.at.id;
 }

@@ -5,7 +5,7 @@
 typedef struct {
     int32_t *ids, *counts; /* [rows, num_drafts], [rows] */
     const int32_t *tokens; /* [lines, width] */
-    const int32_t *slots, *lengths, *k_caps;
+    const int32_t *slots, *lengths, *max_drafts;
     long lines, width, num_drafts, max_n, min_n;
 } ngram_job;
 
@@ -50,7 +50,7 @@ static void ngram_task(const void *job, long r)
     const int32_t *row = j->tokens + (exists ? slot : 0) * j->width;
     const long end = exists ? best_match(row, known, j) : -1;
     const long period = known - 1 - end;
-    const long most = j->k_caps[r] < j->num_drafts ? j->k_caps[r] : j->num_drafts;
+    const long most = j->max_drafts[r] < j->num_drafts ? j->max_drafts[r] : j->num_drafts;
     const long count = end < 0 ? 0 : most;
     for (long i = 0; i < j->num_drafts; i++)
         j->ids[r * j->num_drafts + i] = i < count ? row[end + 1 + i % period] : 0;
@@ -59,10 +59,10 @@ static void ngram_task(const void *job, long r)
 
 /* A row of a slot that does not exist gets no drafts. */
 void surestep_ngram(int32_t *ids, int32_t *counts, const int32_t *tokens, const int32_t *slots,
-                    const int32_t *lengths, const int32_t *k_caps, long rows, long lines,
+                    const int32_t *lengths, const int32_t *max_drafts, long rows, long lines,
                     long width, long num_drafts, long max_n, long min_n)
 {
-    const ngram_job j = {ids, counts, tokens, slots, lengths, k_caps,
+    const ngram_job j = {ids, counts, tokens, slots, lengths, max_drafts,
                          lines, width, num_drafts, max_n, min_n};
     parallel_for(ngram_task, &j, rows);
 }

@@ -6,7 +6,7 @@
 enum { NULL_BLOCK = 0, OUT_OF_BOUNDS = 1, OK = 1 }; /* slot_state.py; RowStatus */
 
 typedef struct {
-    int32_t *tokens, *block_tables, *committed, *known, *folded, *draft_upto;
+    int32_t *tokens, *block_tables, *committed, *known, *folded, *drafter_len;
 } slot_state;
 
 typedef struct {
@@ -141,7 +141,7 @@ typedef struct {
 } stop_ids;
 
 typedef struct { /* a row's line of the report, but for the tokens behind it */
-    int32_t len_before, n_drafts, status, n_accepted, n_emitted, folded, draft_upto;
+    int32_t len_before, n_drafts, status, n_accepted, n_emitted, folded, drafter_len;
 } facts;
 
 typedef struct {
@@ -188,7 +188,7 @@ static void commit_row(const commit_job *j, long row)
     const int32_t start = state->committed[slot], known = state->known[slot];
     const int32_t count = rows->cu_rows[row + 1] - rows->cu_rows[row];
     const int32_t advances = real ? rows->advances[row] : 0;
-    const int32_t upto = state->draft_upto[slot] + rows->catch_up[row];
+    const int32_t upto = state->drafter_len[slot] + rows->catch_up[row];
     int32_t *line = j->report + row * ((long)(sizeof(facts) / sizeof *line) + j->num_drafts + 1);
     int32_t *tokens = line + sizeof(facts) / sizeof *line;
     facts f = {start, j->drafts->counts[row], OK, 0, 0, start + count * advances,
@@ -201,7 +201,7 @@ static void commit_row(const commit_job *j, long row)
     if (f.status == OK) state->committed[slot] = start + (advances > 0 ? count : f.n_emitted);
     state->known[slot] = known + f.n_emitted;
     state->folded[slot] = f.folded;
-    state->draft_upto[slot] = f.draft_upto;
+    state->drafter_len[slot] = f.drafter_len;
     memcpy(line, &f, sizeof f);
 }
 

@@ -9,7 +9,7 @@ import torch
 from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
-from surestep_kernels.gpu.attention.head_projection import project_heads_of_parts
+from surestep_kernels.gpu.attention.head_projection import project_heads_of_partials
 from surestep_kernels.gpu.attention.rotary import rotary
 from surestep_kernels.gpu.attention.store_kv import store_kv
 from surestep_kernels.gpu.experts.mixture import mix_experts_add_rms_norm, route_tokens
@@ -17,15 +17,15 @@ from surestep_kernels.gpu.experts.moe import moe, pack_experts
 from surestep_kernels.gpu.experts.route import route
 from surestep_kernels.gpu.launch.compilations import watch_compilations
 from surestep_kernels.gpu.products.families import Products
-from surestep_kernels.gpu.products.linear import LinearParts, linear_parts, pack_quantized
+from surestep_kernels.gpu.products.linear import LinearPartials, linear_partials, pack_quantized
 from surestep_kernels.gpu.recurrent.causal_conv import causal_conv
 from surestep_kernels.gpu.recurrent.gated_delta import gated_delta
 from surestep_kernels.gpu.recurrent.gated_delta_chunks import CHUNK
 from surestep_kernels.gpu.rowwise.clamped_swiglu import clamped_swiglu
 from surestep_kernels.gpu.rowwise.mul_sigmoid import mul_sigmoid
-from surestep_kernels.gpu.rowwise.rms_norm import add_rms_norm, add_rms_norm_of_parts, rms_norm
+from surestep_kernels.gpu.rowwise.rms_norm import add_rms_norm, add_rms_norm_of_partials, rms_norm
 from surestep_kernels.gpu.rowwise.rms_norm_gated import rms_norm_gated
-from surestep_kernels.gpu.rowwise.silu_and_mul import silu_and_mul, silu_and_mul_of_parts
+from surestep_kernels.gpu.rowwise.silu_and_mul import silu_and_mul, silu_and_mul_of_partials
 from surestep_kernels.gpu.step.ngram import ngram
 from surestep_kernels.gpu.step.step_ops import STEP_OPS
 from surestep_kernels.kernel_set import REFERENCE, KernelSet
@@ -39,25 +39,25 @@ from surestep_kernels.ops.moe import Mixture, PackedExperts, Router
 class TritonKernels(KernelSet):
     """Whatever follows a product is done by the kernel that adds up its splits."""
 
-    linear_parts: LinearParts = linear_parts
+    linear_partials: LinearPartials = linear_partials
     fp8_rows: bool = False  # FP8 weights are multiplied by activations in FP8
 
     def linear_silu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """See KernelSet."""
-        return silu_and_mul_of_parts(self.linear_parts(x, packed))
+        return silu_and_mul_of_partials(self.linear_partials(x, packed))
 
     def linear_add_rms_norm(
         self, x: Tensor, packed: PackedLinear, residual: Tensor, weight: Tensor, eps: float
     ) -> Tensor:
         """See KernelSet."""
-        return add_rms_norm_of_parts(self.linear_parts(x, packed), residual, weight, eps)
+        return add_rms_norm_of_partials(self.linear_partials(x, packed), residual, weight, eps)
 
     def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear | None) -> Mixture:
         """See KernelSet. A checkpoint may have quantised the router, but not the gate beside it."""
         if router.gate is not None:
             return KernelSet.route_tokens(self, x, router, gate_up)
-        scores = self.linear_parts(x, router.scores, torch.float32)
-        shared = None if gate_up is None else self.linear_parts(x, gate_up)
+        scores = self.linear_partials(x, router.scores, torch.float32)
+        shared = None if gate_up is None else self.linear_partials(x, gate_up)
         return route_tokens(scores, shared, x, router)
 
     def mix_experts_add_rms_norm(
@@ -77,7 +77,7 @@ class TritonKernels(KernelSet):
         shared = None
         if shared_down is not None:
             assert mixture.shared is not None
-            shared = self.linear_parts(mixture.shared, shared_down)
+            shared = self.linear_partials(mixture.shared, shared_down)
         return mix_experts_add_rms_norm(
             mixture, packed, shared, residual, weight, eps, fp8_rows=self.fp8_rows
         )
@@ -93,8 +93,8 @@ class TritonKernels(KernelSet):
         """See KernelSet. Other attention backends store keys and values in ways of their own."""
         if self.store_kv is not store_kv:
             return KernelSet.project_heads(self, x, projection, positions, cache, kv_slots)
-        parts = self.linear_parts(x, projection.packed)
-        return project_heads_of_parts(parts, projection, positions, cache, kv_slots)
+        partials = self.linear_partials(x, projection.packed)
+        return project_heads_of_partials(partials, projection, positions, cache, kv_slots)
 
 
 def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
@@ -111,7 +111,7 @@ def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
         pack_linear=REFERENCE.pack_linear,
         pack_quantized=pack_quantized,
         linear=products.linear,
-        linear_parts=products.parts,
+        linear_partials=products.partials,
         fp8_rows=fp8,
         products=products,
         rotary=rotary,

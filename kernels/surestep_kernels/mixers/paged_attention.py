@@ -58,7 +58,7 @@ def paged_attention_reference(
     if not len(row):
         return out
     index = torch.arange(len(row), device=q.device) - cu_rows.long()[row]  # within its row
-    seen = _Seen(start.long(), counts, window)
+    seen = _Visible(start.long(), counts, window)
     k = _gather_pages(cache, 0, block_tables, slots, seen)  # [R, Hkv, L, D]
     v = _gather_pages(cache, 1, block_tables, slots, seen)
     num_rows, num_kv_heads, span, head_dim = k.shape
@@ -75,7 +75,7 @@ def paged_attention_reference(
     return out
 
 
-class _Seen(NamedTuple):
+class _Visible(NamedTuple):
     """Which positions the tokens of each row see."""
 
     start: Tensor  # i64[R] position of the row's first token
@@ -107,7 +107,7 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _gather_pages(
-    cache: LayerCache, which: int, block_tables: Tensor, slots: Tensor, seen: _Seen
+    cache: LayerCache, which: int, block_tables: Tensor, slots: Tensor, seen: _Visible
 ) -> Tensor:
     """Keys (0) or values (1) of every row in order, f32[R, Hkv, L, D]; unseen ones are 0."""
     pages = cache.pages[which]

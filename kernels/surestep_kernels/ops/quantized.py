@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits whose elements share scales in groups: what they mean, and a reference."""
+"""Weights of 8 or 4 bits whose elements share scales in groups: their meaning, and a reference."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class QuantizedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the packed weight, but for padding."""
+        """Size of the packed weight in bytes, without padding."""
         bits = self.codes.numel() * (8 if self.format is WeightFormat.FP8 else 4)
         return bits // 8 + self.scales.nbytes
 
@@ -77,7 +77,7 @@ class QuantizedWeight:
 
 
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Weights of the same inputs and groups, one below the other."""
+    """Concatenate weights with the same inputs and groups along their outputs."""
     codes = torch.cat([w.codes.view(torch.uint8) for w in weights]).view(weights[0].codes.dtype)
     scales = torch.cat([w.scales for w in weights])
     zeros = [w.zeros for w in weights if w.zeros is not None]
@@ -86,7 +86,7 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 class PackQuantized(Protocol):
-    """A quantised weight [N, K] and bias [N] to the KernelSet's own layout, for its `linear`."""
+    """Pack a quantised weight [N, K] and bias [N] into the KernelSet's layout for `linear`."""
 
     def __call__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> PackedLinear: ...
 

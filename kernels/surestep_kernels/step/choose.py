@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from .columns import Column
 from .gumbel import gumbel_noise
-from .mass import mass_of, mass_wanted
+from .mass import mass_of, target_mass
 
 
 class RowStatus(IntEnum):
@@ -24,15 +25,15 @@ class RowStatus(IntEnum):
 SATURATED = torch.finfo(torch.float32).max  # what shaping makes of a finite logit at most
 
 
-class DrawParams(NamedTuple):
+class DrawParams(NamedTuple, Generic[Column]):
     """How the tokens of each window are drawn: one entry per window."""
 
-    temperature: Tensor  # f32[V] 0 = greedy
-    seed_low: Tensor  # i32[V] the lower half of the seed's bits
-    seed_high: Tensor  # i32[V]
-    max_gap: Tensor  # f32[V] -log(min_p); infinite = off
-    top_k: Tensor  # i32[V] the size of the vocabulary = off
-    top_p: Tensor  # f32[V] infinite = off
+    temperature: Column  # f32[V] 0 = greedy
+    seed_low: Column  # i32[V] the lower half of the seed's bits
+    seed_high: Column  # i32[V]
+    max_gap: Column  # f32[V] -log(min_p); infinite = off
+    top_k: Column  # i32[V] the size of the vocabulary = off
+    top_p: Column  # f32[V] infinite = off
 
 
 class Chosen(NamedTuple):
@@ -105,5 +106,5 @@ def _kept(gap: Tensor, p: DrawParams) -> Tensor:
     left = (ordered <= p.max_gap.unsqueeze(1)) & (rank < p.top_k.unsqueeze(1))
     mass = torch.where(left, mass_of(ordered), 0)
     before = mass.cumsum(dim=1) - mass
-    kept = left & (before < mass_wanted(p.top_p, mass.sum(dim=1)).unsqueeze(1))
+    kept = left & (before < target_mass(p.top_p, mass.sum(dim=1)).unsqueeze(1))
     return torch.zeros_like(kept).scatter_(1, order, kept)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from .choose import Chosen, RowStatus
+from .columns import Column
 from .slot_state import DraftIds, SlotState, StepRows
 
 
-class StopIds(NamedTuple):
+class StopIds(NamedTuple, Generic[Column]):
     """The stop ids of each window."""
 
-    cu: Tensor  # i32[V+1] those of window w are ids[cu[w]:cu[w+1]]
-    ids: Tensor  # i32[..]
+    cu: Column  # i32[V+1] those of window w are ids[cu[w]:cu[w+1]]
+    ids: Column  # i32[..]
 
 
 class Report(NamedTuple):
@@ -28,7 +29,7 @@ class Report(NamedTuple):
     n_accepted: Tensor
     n_emitted: Tensor
     folded: Tensor  # tokens in the recurrent state afterwards
-    draft_upto: Tensor
+    drafter_len: Tensor
     tokens: Tensor  # i32[R, K+1] emitted ids, leading part
 
     @classmethod
@@ -87,7 +88,7 @@ def commit_step_reference(
     state.committed[slot] = start + torch.where(status == RowStatus.OK, consumed, 0)
     state.known[slot] = known + n_emitted
     state.folded[slot] = folded = start + count * advances
-    state.draft_upto[slot] = upto = torch.minimum(start, state.draft_upto[slot] + rows.catch_up)
+    state.drafter_len[slot] = upto = torch.minimum(start, state.drafter_len[slot] + rows.catch_up)
     facts = (start, drafts.counts, status, last + drafted_stop, n_emitted, folded, upto)
     return torch.cat((torch.stack(facts, dim=1).int(), tokens), dim=1)
 

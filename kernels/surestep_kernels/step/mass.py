@@ -45,7 +45,7 @@ def mass_of(gap: Tensor) -> Tensor:
     return whole.bitwise_left_shift_(UNIT_BITS - _MANTISSA_BITS).bitwise_right_shift_(n.int())
 
 
-def mass_wanted(top_p: Tensor, total: Tensor) -> Tensor:
+def target_mass(top_p: Tensor, total: Tensor) -> Tensor:
     """A token is in the nucleus when the mass in front of it is below this, i64; of top_p f32 or
     f64, infinite = off, and the mass i64 of all that it is measured by."""
     return (top_p.double() * total.double()).ceil_().clamp_(max=float(ALL)).long()

@@ -27,7 +27,7 @@ class Ngram(Protocol):
         tokens: Tensor,
         slots: Tensor,
         lengths: Tensor,
-        k_caps: Tensor,
+        max_drafts: Tensor,
         *,
         num_drafts: int,
         max_n: int,
@@ -39,7 +39,7 @@ def ngram_reference(
     tokens: Tensor,
     slots: Tensor,
     lengths: Tensor,
-    k_caps: Tensor,
+    max_drafts: Tensor,
     *,
     num_drafts: int,
     max_n: int,
@@ -54,7 +54,7 @@ def ngram_reference(
         tokens: i32[S, W] token table.
         slots: [R] lines of the table, i32 or i64 as the next two.
         lengths: [R] known tokens: tokens[slot, :length]; what lies behind is stale.
-        k_caps: [R] most drafts of each row, besides num_drafts.
+        max_drafts: [R] most drafts of each row, besides num_drafts.
         num_drafts: most drafts of any row, 1 at least.
         max_n: longest match that counts as longer, at least min_n.
         min_n: shortest match, 1 at least.
@@ -64,7 +64,7 @@ def ngram_reference(
     period = (lengths.unsqueeze(1) - 1 - end).clamp(min=1)
     ahead = torch.arange(num_drafts, device=tokens.device)
     found = tokens[slots.unsqueeze(1), end + 1 + ahead % period]
-    counts = torch.where(end.squeeze(1) >= 0, k_caps.clamp(max=num_drafts), 0)
+    counts = torch.where(end.squeeze(1) >= 0, max_drafts.clamp(max=num_drafts), 0)
     ids = torch.where(ahead < counts.unsqueeze(1), found, 0)
     return NgramDrafts(ids.to(dtype), counts.to(dtype))
 

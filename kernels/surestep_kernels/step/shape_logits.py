@@ -6,12 +6,13 @@ kept on the device, so that nothing has to be taken back when a draft is rejecte
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from .choose import SATURATED
+from .columns import Column
 
 
 class Positions(NamedTuple):
@@ -23,43 +24,43 @@ class Positions(NamedTuple):
     tokens: Tensor  # i32[S, W] token table
 
 
-class Biases(NamedTuple):
+class Biases(NamedTuple, Generic[Column]):
     """logit_bias and allowed_token_ids, for the positions `which`."""
 
-    which: Tensor  # i32[P] indices into the N positions
-    cu: Tensor  # i32[V+1] the tokens of window w are ids[cu[w]:cu[w+1]]
-    ids: Tensor  # i32[..] no id twice in a window
-    values: Tensor  # f32[..] added to their logits
-    only: Tensor  # i32[V] 1: no other token may be chosen
+    which: Column  # i32[P] indices into the N positions
+    cu: Column  # i32[V+1] the tokens of window w are ids[cu[w]:cu[w+1]]
+    ids: Column  # i32[..] no id twice in a window
+    values: Column  # f32[..] added to their logits
+    only: Column  # i32[V] 1: no other token may be chosen
 
 
-class Penalties(NamedTuple):
+class Penalties(NamedTuple, Generic[Column]):
     """repetition_penalty (prompt and output), presence_ and frequency_penalty (output only)."""
 
-    which: Tensor  # i32[P]
-    prompt_len: Tensor  # i32[V]
-    repetition: Tensor  # f32[V]
-    presence: Tensor  # f32[V]
-    frequency: Tensor  # f32[V]
+    which: Column  # i32[P]
+    prompt_len: Column  # i32[V]
+    repetition: Column  # f32[V]
+    presence: Column  # f32[V]
+    frequency: Column  # f32[V]
 
 
-class Forbidden(NamedTuple):
+class Forbidden(NamedTuple, Generic[Column]):
     """Sequences that must not be completed: stop ids before min_tokens, and bad words."""
 
-    which: Tensor  # i32[P]
-    cu: Tensor  # i32[V+1] the sequences of window w are cu[w]:cu[w+1]
-    cu_ids: Tensor  # i32[..] sequence i is ids[cu_ids[i]:cu_ids[i+1]]
-    ids: Tensor  # i32[..]
-    until: Tensor  # i32[..] history length from which a sequence is allowed; i32 maximum = never
-    first: Tensor  # i32[V] history in front of this index takes no part
+    which: Column  # i32[P]
+    cu: Column  # i32[V+1] the sequences of window w are cu[w]:cu[w+1]
+    cu_ids: Column  # i32[..] sequence i is ids[cu_ids[i]:cu_ids[i+1]]
+    ids: Column  # i32[..]
+    until: Column  # i32[..] history length from which a sequence is allowed; i32 maximum = never
+    first: Column  # i32[V] history in front of this index takes no part
 
 
-class Shaping(NamedTuple):
+class Shaping(NamedTuple, Generic[Column]):
     """What some positions of a step ask for; None: nobody asks."""
 
-    biases: Biases | None = None
-    penalties: Penalties | None = None
-    forbidden: Forbidden | None = None
+    biases: Biases[Column] | None = None
+    penalties: Penalties[Column] | None = None
+    forbidden: Forbidden[Column] | None = None
 
 
 class ShapeLogits(Protocol):

@@ -8,9 +8,11 @@ tensor, whose block table names the NULL block alone.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from torch import Tensor
+
+from .columns import Column
 
 OUT_OF_BOUNDS = 1  # bit of the error word: a slot, block or position that does not exist
 
@@ -23,24 +25,24 @@ class SlotState(NamedTuple):
     committed: Tensor  # [S] tokens whose KV is valid
     known: Tensor  # [S] tokens whose id is known
     folded: Tensor  # [S] tokens that the recurrent state holds
-    draft_upto: Tensor  # [S] positions that the drafter's state holds
+    drafter_len: Tensor  # [S] positions that the drafter's state holds
 
 
-class StepRows(NamedTuple):
+class StepRows(NamedTuple, Generic[Column]):
     """R rows of T tokens at most, N of which are sampled, in V windows; made by the host."""
 
-    slot: Tensor  # i32[R]
-    cu_rows: Tensor  # i32[R+1] row r has room for tokens cu_rows[r]:cu_rows[r+1]
-    advances: Tensor  # i32[R] 1: known tokens, committed at once; 0: a window of newest and drafts
-    snapshot_len: Tensor  # i32[R] copy the recurrent state after so many tokens; 0 = never
-    snapshot_line: Tensor  # i32[R] to this line
-    chunked: Tensor  # i32[R] see RecurrentRows
-    catch_up: Tensor  # i32[R] positions that the drafter's state follows by, at most
-    window: Tensor  # i32[R] index of the row's window, -1 without one
-    token_row: Tensor  # i32[T] row of each token
-    position_row: Tensor  # i32[N] row of each sampled position
-    position_offset: Tensor  # i32[N] its index within the window
-    cu_windows: Tensor  # i32[V+1] window w owns sampled positions cu_windows[w]:cu_windows[w+1]
+    slot: Column  # i32[R]
+    cu_rows: Column  # i32[R+1] row r has room for tokens cu_rows[r]:cu_rows[r+1]
+    advances: Column  # i32[R] 1: known tokens, committed at once; 0: a window of newest and drafts
+    snapshot_len: Column  # i32[R] copy the recurrent state after so many tokens; 0 = never
+    snapshot_line: Column  # i32[R] to this line
+    chunked: Column  # i32[R] see RecurrentRows
+    catch_up: Column  # i32[R] positions that the drafter's state follows by, at most
+    window: Column  # i32[R] index of the row's window, -1 without one
+    token_row: Column  # i32[T] row of each token
+    position_row: Column  # i32[N] row of each sampled position
+    position_offset: Column  # i32[N] its index within the window
+    cu_windows: Column  # i32[V+1] window w owns sampled positions cu_windows[w]:cu_windows[w+1]
 
 
 class DraftIds(NamedTuple):

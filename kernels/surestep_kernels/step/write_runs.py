@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 from torch import Tensor
 
+from .columns import Column
 
-class Runs(NamedTuple):
+
+class Runs(NamedTuple, Generic[Column]):
     """G runs of words, in pieces of the host's choice. No two runs overlap."""
 
-    to: Tensor  # i32[G] first word of the memory that is written
-    cu: Tensor  # i32[G+1] run g is words[cu[g]:cu[g+1]]
-    words: Tensor  # i32[..]
+    to: Column  # i32[G] first word of the memory that is written
+    cu: Column  # i32[G+1] run g is words[cu[g]:cu[g+1]]
+    words: Column  # i32[..]
     longest: int  # words of the longest run: sizes the launch
 
 

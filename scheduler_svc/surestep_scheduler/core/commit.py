@@ -41,7 +41,7 @@ def commit_result(state: SchedulerState, outcome: Outcome) -> list[Output]:
     if outcome.epoch != state.epoch:
         return []
     if not state.in_flight:
-        raise LedgerError(f"step {outcome.step} is answered, and nobody waits for it")
+        raise LedgerError(f"step {outcome.step} is answered, but none is in flight")
     plan = state.in_flight[0]
     check_step(plan.step, outcome.step)
     check_digests(outcome.step, outcome.digests)
@@ -75,11 +75,11 @@ def _settle(state: SchedulerState, plan: Plan, outcome: Outcome, rows: OpenRows)
     advance = check_result_rows(
         planned, result, committed=slots.committed[slot], ends_with_stop=rows.stopped
     )
-    draft_upto = _watermark(state, plan, outcome, rows)
+    drafter_len = _watermark(state, plan, outcome, rows)
     folded = folded_length(planned.mode, result.len_before, advance)
     taken = _taken(state, plan, outcome, rows, folded)
     slots.settle(plan.step, slot, plan.width[rows.plan_row], advance, result.n_accepted)
-    slots.follow(slot, folded, draft_upto)
+    slots.follow(slot, folded, drafter_len)
     drafts, drafts_emitted = result.n_drafts * result.ok, result.n_drafts_emitted
     state.speculation.observe(slot, drafts, result.n_accepted)
     slots.count(slot, result.n_emitted > 0, drafts, drafts_emitted)
@@ -113,12 +113,12 @@ def _settle_drafter(state: SchedulerState, plan: Plan, outcome: Outcome) -> None
 
 def _watermark(state: SchedulerState, plan: Plan, outcome: Outcome, rows: OpenRows) -> IntArray:
     """Return the positions [R] that the drafter's state covers; 0 for a drafter without state."""
-    before = state.slots.draft_upto[rows.slot]
+    before = state.slots.drafter_len[rows.slot]
     if not state.limits.drafter_has_state or outcome.drafter_skipped:
         return before
     result = rows.result
-    after = drafter_watermark(rows.planned, len_before=result.len_before, draft_upto=before)
-    reported = result.draft_upto
+    after = drafter_watermark(rows.planned, len_before=result.len_before, drafter_len=before)
+    reported = result.drafter_len
     message = "the drafter's state covers {} tokens, reported are {}"
     require((reported == after) | ~result.ok, rows.slot, message, after, reported)
     return after
@@ -214,7 +214,7 @@ def _publish(state: SchedulerState, rows: OpenRows) -> None:
 def _mark_drafted(state: SchedulerState, rows: OpenRows) -> None:
     """Mark the blocks whose drafter rows are complete, for requests that share them later."""
     slots, size = state.slots, state.limits.block_size
-    for row, first, end in _newly_full(slots.draft_upto, slots.mark_at, rows.slot, size):
+    for row, first, end in _newly_full(slots.drafter_len, slots.mark_at, rows.slot, size):
         state.pool.mark_drafted(rows.tenancies[row].blocks[first:end])
 
 

@@ -27,7 +27,7 @@ class Extend(NamedTuple):
     blocks: list[int]
 
 
-class SnapshotRequests(NamedTuple):
+class PlannedSnapshots(NamedTuple):
     """Snapshots of recurrent state that a plan asks for; parallel columns [S]."""
 
     row: IntArray  # of the plan, for its slot
@@ -47,7 +47,7 @@ class Plan:
     tenancies: npt.NDArray[np.object_]
     rows: PlanRows
     width: IntArray  # tokens each row schedules: num_tokens, or max_drafts + 1
-    snapshot_requests: SnapshotRequests
+    snapshot_requests: PlannedSnapshots
     drafter_faults: int  # of this epoch, known when it was made
 
     @property

@@ -14,7 +14,7 @@ from surestep_common.fair_bound import may_enter
 
 from .limits import Limits
 from .sequence import Sequence
-from .tenants import Tenant
+from .tenants import ActiveTenant
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # bounds on `retry_after`
 _MEASURED = 64  # requests whose starts show how fast the queue drains
@@ -30,8 +30,8 @@ class WaitingQueue:
     def __init__(self) -> None:
         self.num_tokens = 0
         self.num_refused = 0  # requests that found no room
-        self._seqs: dict[Tenant, list[Sequence]] = {}  # of those that have any
-        self._tokens: dict[Tenant, int] = {}  # the same
+        self._seqs: dict[ActiveTenant, list[Sequence]] = {}  # of those that have any
+        self._tokens: dict[ActiveTenant, int] = {}  # the same
         self._count = 0
         self._last_served = 0.0  # `served` of the tenant that waited last
         self._started: deque[tuple[float, int]] = deque(maxlen=_MEASURED)  # time, tokens
@@ -44,11 +44,11 @@ class WaitingQueue:
         return heapq.merge(*self._seqs.values(), key=_order)
 
     @property
-    def tenants(self) -> Mapping[Tenant, list[Sequence]]:
+    def tenants(self) -> Mapping[ActiveTenant, list[Sequence]]:
         """Requests that wait, by tenant and in their order."""
         return self._seqs
 
-    def tokens_of(self, tenant: Tenant) -> int:
+    def tokens_of(self, tenant: ActiveTenant) -> int:
         """Return the tokens of the requests of a tenant that wait."""
         return self._tokens.get(tenant, 0)
 
@@ -78,7 +78,7 @@ class WaitingQueue:
             self._last_served = tenant.served
 
     def first(
-        self, count: int, allows: Callable[[str], bool], entitled: Mapping[Tenant, int]
+        self, count: int, allows: Callable[[str], bool], entitled: Mapping[ActiveTenant, int]
     ) -> list[Sequence]:
         """Return the next requests whose ids are allowed, at most `count`.
 
@@ -95,7 +95,7 @@ class WaitingQueue:
         given = dict.fromkeys(allowed, 0)  # tokens
         number = {tenant: tenant.num_running for tenant in allowed}
 
-        def place(tenant: Tenant) -> tuple[bool, float, tuple[float, int], Tenant]:
+        def place(tenant: ActiveTenant) -> tuple[bool, float, tuple[float, int], ActiveTenant]:
             above = number[tenant] >= entitled.get(tenant, 0)
             return above, tenant.after(given[tenant]), self._seqs[tenant][0].order, tenant
 
@@ -116,7 +116,12 @@ class WaitingQueue:
         self._started.append((now, len(seq.tokens)))
 
     def check_room(
-        self, num_tokens: int, tenant: Tenant | None, weight: float, limits: Limits, now: float
+        self,
+        num_tokens: int,
+        tenant: ActiveTenant | None,
+        weight: float,
+        limits: Limits,
+        now: float,
     ) -> None:
         """Raise QueueFull when a request of `num_tokens` is one too many.
 

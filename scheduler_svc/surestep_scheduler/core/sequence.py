@@ -16,7 +16,7 @@ from surestep_scheduler.cache.prefix import PrefixChain
 from surestep_scheduler.speculation.speculation import AcceptanceStats
 
 from .limits import Limits
-from .tenants import Tenant
+from .tenants import ActiveTenant
 
 _PROMPT_LOGPROBS = 1 << 16  # of one request that a step may compute
 _PARTS = 3  # of what a step would take of a prompt, in the other shape
@@ -82,7 +82,7 @@ class Sequence:
     """A request and its tokens. It holds a tenancy while it runs and waits otherwise."""
 
     request: Request
-    tenant: Tenant = field(init=False)  # once it is open
+    tenant: ActiveTenant = field(init=False)  # once it is open
     tokens: array[int]  # uint32; prompt and everything emitted
     max_len: int  # tokens never exceed this
     order: tuple[float, int]  # smaller runs first and is preempted last
@@ -180,7 +180,7 @@ class Tenancy:
     slot: int
     slot_epoch: int
     num_cached: int  # tokens whose KV was there at admission
-    draft_valid: int  # tokens whose drafter rows were there too
+    drafter_len: int  # tokens whose drafter rows were there too
     snapshot_id: int  # recurrent state after num_cached tokens; 0 = none
     blocks: list[int]  # grows
     stop_ids: frozenset[int]  # of the request

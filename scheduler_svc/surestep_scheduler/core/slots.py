@@ -37,8 +37,8 @@ class SlotTable:
         self.len_hi = np.zeros(num_slots, dtype=np.int64)  # if all in flight is accepted
         self.publish_at = np.zeros(num_slots, dtype=np.int64)  # `committed` fills the next block
         self.folded = np.zeros(num_slots, dtype=np.int64)  # in the recurrent state
-        self.draft_upto = np.zeros(num_slots, dtype=np.int64)  # covered by the drafter's state
-        self.mark_at = np.zeros(num_slots, dtype=np.int64)  # `draft_upto` covers the next block
+        self.drafter_len = np.zeros(num_slots, dtype=np.int64)  # covered by the drafter's state
+        self.mark_at = np.zeros(num_slots, dtype=np.int64)  # `drafter_len` covers the next block
         self.snapshot_key = np.full(num_slots, None, dtype=np.object_)  # taken while it decodes
         self.planned_step = np.zeros(num_slots, dtype=np.int64)  # newest step with a row of it
         self.applied_step = np.zeros(num_slots, dtype=np.int64)  # newest step applied; 0 = none
@@ -67,7 +67,7 @@ class SlotTable:
         self.slot_epoch[slot] = tenancy.slot_epoch
         self.num_cached[slot] = self.committed[slot] = self.len_hi[slot] = num_cached
         self.folded[slot] = num_cached
-        self.draft_upto[slot] = tenancy.draft_valid
+        self.drafter_len[slot] = tenancy.drafter_len
         self.mark_at[slot] = mark_at
         self.snapshot_key[slot] = None
         seq = tenancy.seq
@@ -101,10 +101,10 @@ class SlotTable:
         self.applied_step[slot] = step
         self.accepted[slot] = accepted
 
-    def follow(self, slot: IntArray, folded: IntArray, draft_upto: IntArray) -> None:
+    def follow(self, slot: IntArray, folded: IntArray, drafter_len: IntArray) -> None:
         """Enter how far the recurrent and the drafter's state of rows [R] have come."""
         self.folded[slot] = folded
-        self.draft_upto[slot] = draft_upto
+        self.drafter_len[slot] = drafter_len
 
     def count(self, slot: IntArray, emits: BoolArray, drafts: IntArray, accepted: IntArray) -> None:
         """Count for rows [R] steps that emitted, drafts verified and drafts accepted."""
@@ -124,8 +124,8 @@ class SlotTable:
         assert self.len_hi[slot] <= self.capacity[slot]
         assert self.committed[slot] < self.publish_at[slot]
         assert self.num_cached[slot] <= self.folded[slot] <= self.committed[slot]
-        assert self.draft_upto[slot] <= self.committed[slot]
-        assert self.draft_upto[slot] < self.mark_at[slot]
+        assert self.drafter_len[slot] <= self.committed[slot]
+        assert self.drafter_len[slot] < self.mark_at[slot]
         assert self.applied_step[slot] <= self.planned_step[slot]
         self.ledger.check(slot, **self._lengths(slot))
 

@@ -148,7 +148,7 @@ class SchedulerState:
             slot_epoch=self._slot_epochs[slot],
             num_cached=len(cached) * size,
             # The last of these positions may have another successor now: its row is made again.
-            draft_valid=max(drafted * size - 1, 0),
+            drafter_len=max(drafted * size - 1, 0),
             snapshot_id=found.snapshot_id,
             blocks=cached + self.pool.allocate(found.fresh),
             stop_ids=seq.request.stop_ids,

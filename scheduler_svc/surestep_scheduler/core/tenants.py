@@ -23,7 +23,7 @@ _REMEMBERED = 1024  # tenants without open requests whose counters are kept
 
 
 @dataclass(slots=True, eq=False)
-class Tenant:
+class ActiveTenant:
     """A tenant, while requests of it are open."""
 
     name: str
@@ -43,26 +43,26 @@ class Tenants:
 
     def __init__(self) -> None:
         self.level = 0.0  # counter of a tenant that always got its share, no more and no less
-        self._by_name: dict[str, Tenant] = {}
-        self._by_index: list[Tenant | None] = []
+        self._by_name: dict[str, ActiveTenant] = {}
+        self._by_index: list[ActiveTenant | None] = []
         self._past: OrderedDict[str, float] = OrderedDict()  # counters, latest last
 
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def __iter__(self) -> Iterator[Tenant]:
+    def __iter__(self) -> Iterator[ActiveTenant]:
         return iter(self._by_name.values())
 
-    def known(self, name: str) -> Tenant | None:
+    def known(self, name: str) -> ActiveTenant | None:
         """Return the tenant if requests of it are open."""
         return self._by_name.get(name)
 
-    def join(self, name: str, weight: float) -> Tenant:
+    def join(self, name: str, weight: float) -> ActiveTenant:
         """Open one more request of a tenant. The newest weight holds."""
         tenant = self._by_name.get(name)
         if tenant is None:
             index = self._free_index()
-            tenant = Tenant(name, index, weight, self._past.pop(name, 0.0))
+            tenant = ActiveTenant(name, index, weight, self._past.pop(name, 0.0))
             self._by_name[name] = self._by_index[index] = tenant
         tenant.weight = weight
         tenant.num_open += 1
@@ -73,7 +73,7 @@ class Tenants:
             self._by_index.append(None)
         return self._by_index.index(None)
 
-    def leave(self, tenant: Tenant) -> None:
+    def leave(self, tenant: ActiveTenant) -> None:
         """Close one request of a tenant."""
         tenant.num_open -= 1
         if tenant.num_open:

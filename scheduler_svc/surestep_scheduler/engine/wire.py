@@ -14,7 +14,7 @@ from surestep_proto import worker_pb2 as pb
 from surestep_scheduler.core.messages import Outcome, Plan, RankTimes
 from surestep_scheduler.core.sequence import Tenancy, TokenLogprobs
 
-_COLUMNS = PlanRows.wire_names()
+_COLUMNS = PlanRows.names()
 
 
 def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
@@ -33,8 +33,8 @@ def to_proto(plan: Plan, budget_ms: int) -> pb.StepPlan:
         snapshot_ids=plan.snapshot_requests.id.tolist(),
         drafter_faults=plan.drafter_faults,
     )
-    for name, wire_name in _COLUMNS:  # modes are enum values on the wire as they are
-        getattr(message, wire_name).extend(getattr(plan.rows, name).tolist())
+    for name in _COLUMNS:  # modes are enum values on the wire as they are
+        getattr(message, name).extend(getattr(plan.rows, name).tolist())
     for tenancy in plan.admissions:
         _admit(message.admissions.add(), tenancy)
     return message
@@ -52,7 +52,7 @@ def _admit(message: pb.Admission, tenancy: Tenancy) -> None:
     message.num_cached = tenancy.num_cached
     message.max_len = seq.max_len
     message.snapshot_id = tenancy.snapshot_id
-    message.draft_valid = tenancy.draft_valid
+    message.drafter_len = tenancy.drafter_len
     message.pooling = cast("sampling_pb2.Pooling", seq.request.pooling)
     if seq.request.sampling is not None:
         message.sampling.CopyFrom(seq.request.sampling)
@@ -78,7 +78,9 @@ def from_proto(results: Sequence[pb.StepResult]) -> Outcome:
             n_drafts=_column(first.n_drafts),
             n_accepted=_column(first.n_accepted),
             n_emitted=_column(first.n_emitted),
-            draft_upto=_column(first.draft_upto) if first.draft_upto else _zeros(len(first.slot)),
+            drafter_len=_column(first.drafter_len)
+            if first.drafter_len
+            else _zeros(len(first.slot)),
         ),
         token_ids=np.array(first.token_ids, dtype=np.uint32),
         snapshot_ids_taken=_column(first.snapshot_ids_taken),

@@ -52,7 +52,7 @@ class CatchUpBudget:
 def _floor(state: SchedulerState) -> IntArray:
     """Return the fewest positions [num_slots] that the drafter covers after all in flight."""
     slots = state.slots
-    upto, length = slots.draft_upto.copy(), slots.committed.copy()
+    upto, length = slots.drafter_len.copy(), slots.committed.copy()
     for plan in state.in_flight:
         rows, slot = plan.rows, plan.rows.slot
         if plan.drafter_faults == state.drafter_faults:  # else the drafter is left alone

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 
 from surestep_scheduler.core.sequence import Sequence, Tenancy
 from surestep_scheduler.core.state import SchedulerState
-from surestep_scheduler.core.tenants import Tenant
+from surestep_scheduler.core.tenants import ActiveTenant
 
 from .fairness import entitlements, fair_shares
 
 _TURN = 64.0  # service by which tenants may differ that take turns in a slot
 
-Entitled = Mapping[Tenant, int]
+Entitled = Mapping[ActiveTenant, int]
 
 
 def entitled_slots(state: SchedulerState) -> Entitled:
@@ -68,20 +68,20 @@ class _Blocks:
 
     def __init__(self, state: SchedulerState) -> None:
         self._size = state.limits.block_size
-        self.held: Counter[Tenant] = Counter()
+        self.held: Counter[ActiveTenant] = Counter()
         for tenancy in state.running:
             self.held[tenancy.seq.tenant] += len(tenancy.blocks)
         tenants, waiting = list(state.tenants), state.waiting.tokens_of
         demands = [self.held[t] + waiting(t) // self._size + 1.0 for t in tenants]
         capacity = max(state.pool.num_blocks - 1 - state.headroom, 1)
         shares = fair_shares(capacity, demands, [t.weight for t in tenants])
-        self.shares: dict[Tenant, float] = dict(zip(tenants, shares.tolist(), strict=True))
+        self.shares: dict[ActiveTenant, float] = dict(zip(tenants, shares.tolist(), strict=True))
 
     def entitles(self, seq: Sequence, num_blocks: int) -> bool:
         """Whether the tenant has no more than its share with so many more."""
         return self.held[seq.tenant] + num_blocks <= self.shares[seq.tenant]
 
-    def use(self, tenant: Tenant) -> float:
+    def use(self, tenant: ActiveTenant) -> float:
         """Return how much of its share a tenant holds."""
         return self.held[tenant] / self.shares[tenant]
 
@@ -116,7 +116,7 @@ def _make_room_in_blocks(state: SchedulerState, entitled: Entitled, blocks: _Blo
             state.preempt(victim, displaced=True)
 
 
-def _displaceable(state: SchedulerState, use: Callable[[Tenant], float]) -> Tenancy | None:
+def _displaceable(state: SchedulerState, use: Callable[[ActiveTenant], float]) -> Tenancy | None:
     """Return the last settled request of the tenant that uses most of its share, `use` > 1."""
     slots = state.slots
     above = [tenant for tenant in state.tenants if tenant.num_running and use(tenant) > 1]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from surestep_scheduler.core.sequence import Sequence
 from surestep_scheduler.core.state import SchedulerState
-from surestep_scheduler.core.tenants import Tenant
+from surestep_scheduler.core.tenants import ActiveTenant
 
 from .fairness import fair_shares
 
@@ -24,12 +24,12 @@ MIN_CHUNK = 32  # tokens: below this a share of a step is not worth a row
 class Turn(NamedTuple):
     """Prompts of a tenant in the order of their turns."""
 
-    tenant: Tenant
+    tenant: ActiveTenant
     prompts: list[Sequence]
     num_tokens: int  # that are not planned yet, at most
 
     @classmethod
-    def of(cls, state: SchedulerState, tenant: Tenant, prompts: Seq[Sequence]) -> Turn:
+    def of(cls, state: SchedulerState, tenant: ActiveTenant, prompts: Seq[Sequence]) -> Turn:
         """Make the turn of a tenant; `prompts` come in any order."""
         first = min(prompts, key=lambda seq: seq.order)
         left = {seq: uncomputed(state, seq) for seq in prompts}

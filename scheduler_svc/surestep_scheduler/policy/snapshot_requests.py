@@ -16,11 +16,11 @@ import numpy as np
 from surestep_common.invariants import BoolArray, IntArray
 
 from surestep_scheduler.core.limits import Limits
-from surestep_scheduler.core.messages import Plan, SnapshotRequests
+from surestep_scheduler.core.messages import Plan, PlannedSnapshots
 from surestep_scheduler.core.state import SchedulerState
 
 _NONE = np.zeros(0, dtype=np.int64)
-_NO_REQUESTS = SnapshotRequests(_NONE, _NONE, _NONE)
+_NO_REQUESTS = PlannedSnapshots(_NONE, _NONE, _NONE)
 
 
 class _Wanted(NamedTuple):
@@ -33,7 +33,7 @@ class _Wanted(NamedTuple):
 
 def snapshot_requests(
     state: SchedulerState, slot: IntArray, num_tokens: IntArray
-) -> SnapshotRequests:
+) -> PlannedSnapshots:
     """Choose for rows [R] of a plan with `num_tokens` prompt tokens each, 0 = decoding."""
     cache = state.snapshots
     if not cache.num_ids:
@@ -53,7 +53,7 @@ def snapshot_requests(
         rows.append(row)
         ids.append(snapshot)
     requested = np.array(rows, dtype=np.int64)
-    return SnapshotRequests(requested, length[requested], np.array(ids, dtype=np.int64))
+    return PlannedSnapshots(requested, length[requested], np.array(ids, dtype=np.int64))
 
 
 def _wanted(state: SchedulerState, slot: IntArray, num_tokens: IntArray) -> _Wanted:

@@ -44,10 +44,12 @@ class Poisoned(FakeWorker):
     async def look(self, plan: worker_pb2.StepPlan) -> None:
         names = {slot: s.admission.request_id for slot, s in self.engine.slots.items()}
         names |= {admission.slot: admission.request_id for admission in plan.admissions}
-        rows = zip(plan.slot, plan.len_lo, plan.len_hi, plan.num_tokens, plan.k_cap, strict=True)
-        for slot, low, high, num_tokens, k_cap in rows:
+        rows = zip(
+            plan.slot, plan.len_lo, plan.len_hi, plan.num_tokens, plan.max_drafts, strict=True
+        )
+        for slot, low, high, num_tokens, max_drafts in rows:
             fatal = self._fatal.get(names[slot], 0)
-            if low <= fatal <= high + max(num_tokens, k_cap + 1) and fatal:
+            if low <= fatal <= high + max(num_tokens, max_drafts + 1) and fatal:
                 raise RuntimeError("illegal memory access")
 
 
@@ -119,9 +121,9 @@ class Doomed(FakeWorker):
     async def look(self, plan: worker_pb2.StepPlan) -> None:
         names = {slot: s.admission.request_id for slot, s in self.engine.slots.items()}
         names |= {admission.slot: admission.request_id for admission in plan.admissions}
-        rows = zip(plan.slot, plan.len_hi, plan.num_tokens, plan.k_cap, strict=True)
-        for slot, high, num_tokens, k_cap in rows:
-            here = high + max(num_tokens, k_cap + 1) >= self._at and names[slot] != "canary"
+        rows = zip(plan.slot, plan.len_hi, plan.num_tokens, plan.max_drafts, strict=True)
+        for slot, high, num_tokens, max_drafts in rows:
+            here = high + max(num_tokens, max_drafts + 1) >= self._at and names[slot] != "canary"
             if here and not self._spared.is_set():
                 self._doomed.put_nowait(None)
                 await asyncio.Event().wait()

@@ -83,7 +83,7 @@ class Group:
             num_tokens=[3],
             len_lo=[0],
             len_hi=[0],
-            k_cap=[0],
+            max_drafts=[0],
             accepted_step=[0],
             accepted=[0],
             depends_on_step=[0],
@@ -156,7 +156,7 @@ async def test_a_group_comes_back_from_its_standbys(group: Group) -> None:
 
 async def test_ranks_rehearse_together_or_not_at_all(group: Group) -> None:
     before = await group.until(lambda now: is_ready(now) and now.standby_pid)
-    group.supervisors[1]._memo = b""
+    group.supervisors[1]._profile_result = b""
     await group.restart([status.rank_pid for status in before])
     await group.until(is_ready)
     (one, other) = await group.step()

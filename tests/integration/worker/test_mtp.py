@@ -42,7 +42,7 @@ def record(into: list[Proposal], monkeypatch: pytest.MonkeyPatch) -> None:
     draft = MtpSteps.draft
 
     def noted(self: MtpSteps, rows: DraftInputs, *rest: Any) -> Drafts:
-        state, asked = self._state, rows.k_cap > 0
+        state, asked = self._state, rows.max_drafts > 0
         slots = rows.slot[asked].tolist()
         known = [state.tokens[slot, : state.known[slot]].tolist() for slot in slots]
         drafts = draft(self, rows, *rest)

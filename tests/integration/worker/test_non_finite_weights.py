@@ -103,10 +103,12 @@ def test_any_size_leaves_room_to_look(tmp_path: Path, sizes: dict[str, int], tok
 
 def test_what_a_rank_before_has_seen_is_not_looked_at_again(tmp_path: Path) -> None:
     path = make_tiny_checkpoint(tmp_path)
-    memo = build(path).memo
+    profile_result = build(path).profile_result
     spoil(path, "model.norm.weight", NAN)
     settings = {"kv_cache_memory": 0.001, "max_num_seqs": 4}
-    again = build_runner(WorkerSettings.model_validate({"model": path, **settings}), memo=memo)
+    again = build_runner(
+        WorkerSettings.model_validate({"model": path, **settings}), profile_result=profile_result
+    )
     assert not output_is_finite(again.runner)
 
 

@@ -16,37 +16,37 @@ from surestep_kernels import KernelSet, PackedLinear, load_kernels
 from surestep_kernels.dispatch import load_triton
 from surestep_kernels.gpu.products import probe
 from surestep_kernels.gpu.products.families import Products
-from surestep_kernels.gpu.products.verdicts import Verdict
+from surestep_kernels.gpu.products.probe_results import ProbeResult
 from surestep_kernels.ops.linear import pack_linear_reference
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.startup import products
-from surestep_worker.startup.products import settle_products
+from surestep_worker.startup.products import choose_products
 
 SPLITS, SEQUENTIAL = "triton", "triton_sequential"
 SHAPE = 9, 16
 
-Probe = Callable[[Sequence[PackedLinear], torch.device, Callable[[], bool]], Verdict]
+Probe = Callable[[Sequence[PackedLinear], torch.device, Callable[[], bool]], ProbeResult]
 
 
 def settle(folder: Path, backend: str = "auto", known: str | None = None) -> tuple[str, KernelSet]:
     """Of a rank that has loaded one weight."""
     kernels = load_triton(backend)
     assert isinstance(kernels.products, Products)
-    kernels.products.meet([pack_linear_reference(torch.ones(SHAPE).bfloat16())])
+    kernels.products.register([pack_linear_reference(torch.ones(SHAPE).bfloat16())])
     facts = None if known is None else pb.WorkerInfo(linear_backend=known)
-    device, heartbeat = torch.device("cpu"), Heartbeat.unseen()
-    settle_products(kernels, TensorParallel(), device, heartbeat, facts, folder)
+    device, heartbeat = torch.device("cpu"), Heartbeat.local()
+    choose_products(kernels, TensorParallel(), device, heartbeat, facts, folder)
     return kernels.linear_backend, kernels
 
 
-def answers(patch: pytest.MonkeyPatch, *verdicts: Verdict | Exception) -> list[int]:
+def answers(patch: pytest.MonkeyPatch, *verdicts: ProbeResult | Exception) -> list[int]:
     """What the card says one time after the other; the list grows with each."""
     left, asked = iter(verdicts), list[int]()
 
-    def answer(weights: Sequence[PackedLinear], *_: object) -> Verdict:
+    def answer(weights: Sequence[PackedLinear], *_: object) -> ProbeResult:
         asked.append(len(weights))
         verdict = next(left)
         if isinstance(verdict, Exception):
@@ -58,7 +58,7 @@ def answers(patch: pytest.MonkeyPatch, *verdicts: Verdict | Exception) -> list[i
 
 
 def test_a_card_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = answers(monkeypatch, Verdict("", frozenset({SHAPE})))
+    asked = answers(monkeypatch, ProbeResult("", frozenset({SHAPE})))
     for _ in range(2):
         family, kernels = settle(tmp_path)
         assert family == SEQUENTIAL
@@ -71,7 +71,7 @@ def test_an_unequal_card_has_the_family_of_splits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    asked = answers(monkeypatch, Verdict("16 rows by some tile", frozenset({SHAPE})))
+    asked = answers(monkeypatch, ProbeResult("16 rows by some tile", frozenset({SHAPE})))
     for _ in range(2):
         family, kernels = settle(tmp_path)
         assert family == SPLITS
@@ -81,11 +81,13 @@ def test_an_unequal_card_has_the_family_of_splits(
     assert "products of this card: 16 rows by some tile" in caplog.text
 
 
-@pytest.mark.parametrize("problem", [RuntimeError("out of memory"), Verdict("", finished=False)])
+@pytest.mark.parametrize(
+    "problem", [RuntimeError("out of memory"), ProbeResult("", finished=False)]
+)
 def test_a_card_that_did_not_answer_is_asked_again(
-    problem: Verdict | Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    problem: ProbeResult | Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = answers(monkeypatch, problem, Verdict(""))
+    asked = answers(monkeypatch, problem, ProbeResult(""))
     assert settle(tmp_path)[0] == SPLITS
     assert settle(tmp_path)[0] == SEQUENTIAL
     assert asked == [1, 1]
@@ -96,7 +98,7 @@ def test_a_successor_takes_the_family_of_the_rank_before(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is kept, or is not, by then."""
-    asked = answers(monkeypatch, Verdict("", frozenset({SHAPE})))
+    asked = answers(monkeypatch, ProbeResult("", frozenset({SHAPE})))
     assert settle(tmp_path, known=family)[0] == family
     assert asked == []
     assert settle(tmp_path)[0] == SEQUENTIAL
@@ -119,17 +121,17 @@ def test_a_family_that_is_named_is_taken(
 def test_where_there_is_no_choice_nothing_is_named(tmp_path: Path) -> None:
     for kernels, name in ((load_kernels("cpu"), ""), (load_triton(), SPLITS)):
         alone, device = TensorParallel(), torch.device("cpu")
-        settle_products(kernels, alone, device, Heartbeat.unseen(), folder=tmp_path)
+        choose_products(kernels, alone, device, Heartbeat.local(), folder=tmp_path)
         assert kernels.linear_backend == name
 
 
 def test_time_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def asks_on(
         of: Sequence[PackedLinear], device: torch.device, go_on: Callable[[], bool]
-    ) -> Verdict:
+    ) -> ProbeResult:
         while go_on():
             pass
-        return Verdict("", finished=False)
+        return ProbeResult("", finished=False)
 
     monkeypatch.setattr(probe, "probe", asks_on)
     monkeypatch.setattr(products, "_PROBE_S", 0.01)

@@ -24,7 +24,7 @@ class Recorder:
 
     num_late_compilations = 0
     captured = 0, 0
-    has_chore = False
+    capture_is_due = False
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
@@ -36,17 +36,17 @@ class Recorder:
     def open(self, epoch: int) -> None:
         self.epochs.append(epoch)
 
-    def do_chore(self) -> None:
+    def capture_next(self) -> None:
         self.chores.append(threading.current_thread().name)
-        self.has_chore = False
+        self.capture_is_due = False
 
-    def check_whole(self) -> None:
+    def check_peers(self) -> None:
         """There is no group."""
 
     def launch(self, plan: pb.StepPlan) -> Done:
         assert self.gate.wait(TIMEOUT_S)
         self.threads.add(threading.current_thread().name)
-        if plan.k_cap:
+        if plan.max_drafts:
             raise errors.InternalError("ledger")
         return Done(pb.StepResult(epoch=plan.epoch, step=plan.step))
 
@@ -64,7 +64,7 @@ class Rank:
 @pytest.fixture
 async def rank() -> AsyncIterator[Rank]:
     thread, runner = StepThread(), Recorder()
-    service = WorkerService(0, 1, thread, Heartbeat.unseen())
+    service = WorkerService(0, 1, thread, Heartbeat.local())
     server = rpc.Server([pb.DESCRIPTOR.services_by_name["Worker"]])
     pb_grpc.add_WorkerServicer_to_server(service, server.grpc)
     port = await server.start("127.0.0.1:0")
@@ -99,7 +99,7 @@ async def test_plans_sent_ahead_are_answered_in_order_on_one_thread(rank: Rank) 
 
 async def test_a_chore_is_done_between_two_steps_on_their_thread(rank: Rank) -> None:
     rank.load()
-    rank.runner.has_chore = True
+    rank.runner.capture_is_due = True
     call = rank.stub.Run(timeout=TIMEOUT_S)
     for step in range(1, 4):
         await call.write(pb.StepPlan(epoch=1, step=step))
@@ -119,7 +119,7 @@ async def test_who_is_not_needed_for_long_uses_the_time(
     call = rank.stub.Run(timeout=TIMEOUT_S)
     await call.write(pb.StepPlan(epoch=1, step=1))
     await call.read()
-    rank.service.began(pb.StepPlan(epoch=1, step=2))
+    rank.service.step_began(pb.StepPlan(epoch=1, step=2))
     rank.service.tick()
     assert len(rank.runner.chores) == 1  # a step is under way
 
@@ -163,7 +163,7 @@ async def test_the_loop_answers_while_a_step_runs(rank: Rank) -> None:
 async def test_a_failing_step_ends_the_stream_with_its_status(rank: Rank) -> None:
     rank.load()
     call = rank.stub.Run(timeout=TIMEOUT_S)
-    await call.write(pb.StepPlan(epoch=1, step=1, k_cap=[1]))
+    await call.write(pb.StepPlan(epoch=1, step=1, max_drafts=[1]))
     await call.write(pb.StepPlan(epoch=1, step=2))
     with pytest.raises(errors.InternalError, match="ledger"), rpc.translate_errors():
         await call.read()

@@ -50,9 +50,9 @@ ROOM = st.integers(30, 150)
 
 
 def copy(message: GenerateRequest) -> GenerateRequest:
-    twin = GenerateRequest()
-    twin.CopyFrom(message)
-    return twin
+    with_own_epochs = GenerateRequest()
+    with_own_epochs.CopyFrom(message)
+    return with_own_epochs
 
 
 @given(REQUESTS, MODELS, ROOM)

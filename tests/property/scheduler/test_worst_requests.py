@@ -211,7 +211,7 @@ def test_an_admission_takes_no_more_than_foretold(
     plan = worker_pb2.StepPlan(block_ids=blocks, extend_slots=[numbers], extend_counts=[numbers])
     plan.admissions.add(
         slot=numbers, slot_epoch=numbers, token_ids=values, prompt_len=numbers, max_len=numbers,
-        num_cached=numbers, snapshot_id=numbers, draft_valid=numbers, sampling=sampling,
+        num_cached=numbers, snapshot_id=numbers, drafter_len=numbers, sampling=sampling,
         request_id="x" * bounds.MAX_NAME_BYTES,
     )  # fmt: skip
     most = bounds.admission_bytes(

@@ -77,7 +77,7 @@ class FakeEngine:
         self._extend(plan)
         result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=self.rank)
         assert len(set(plan.slot)) == len(plan.slot), "two rows for a slot"
-        width = sum(n or 1 + k for n, k in zip(plan.num_tokens, plan.k_cap, strict=True))
+        width = sum(n or 1 + k for n, k in zip(plan.num_tokens, plan.max_drafts, strict=True))
         assert 0 < width <= self.model.max_step_tokens
         self._check_rows(plan)
         self._states.check_plan(plan)
@@ -154,7 +154,7 @@ class FakeEngine:
             self._drafter_rows.run(slot, mode, plan.catch_up[row])
         taken = self._states.run(slot, slot.length, arms)
         drafting = mode == VERIFY and not self._drafter_rests
-        drafts = self._draft(slot, plan.k_cap[row]) if drafting else []
+        drafts = self._draft(slot, plan.max_drafts[row]) if drafting else []
         emitted, status = self._window(slot, mode, plan.num_tokens[row], drafts, plan, result, row)
         accepted = max(len(emitted) - 1, 0) if mode == VERIFY else 0
         stop_ids = slot.admission.sampling.stop_token_ids
@@ -174,7 +174,7 @@ class FakeEngine:
         result.slot_epoch.append(plan.slot_epoch[row])
         result.status.append(status)
         result.len_before.append(before)
-        result.draft_upto.append(slot.draft_upto)
+        result.drafter_len.append(slot.drafter_len)
         result.snapshot_ids_taken.extend(taken if status == pb.OK else [])
         result.n_drafts.append(len(drafts))
         result.n_accepted.append(accepted)
@@ -249,11 +249,11 @@ class FakeEngine:
             states.append(state)
         return states
 
-    def _draft(self, slot: Slot, k_cap: int) -> list[int]:
+    def _draft(self, slot: Slot, max_drafts: int) -> list[int]:
         params = sampling_pb2.SamplingParams(seed=slot.admission.sampling.seed)
-        right = self.model.complete(slot.tokens, k_cap, params, slot.admission.prompt_len)
+        right = self.model.complete(slot.tokens, max_drafts, params, slot.admission.prompt_len)
         drafts = self._drafter(self._rng, right)
-        assert len(drafts) <= k_cap
+        assert len(drafts) <= max_drafts
         return [token % self.model.vocab_size for token in drafts]
 
     def _digest(self, result: pb.StepResult) -> int:
@@ -271,7 +271,7 @@ def _column(values: Iterable[int]) -> IntArray:
 
 
 def _rows(plan: pb.StepPlan) -> PlanRows:
-    return PlanRows(**{name: _column(getattr(plan, wire)) for name, wire in PlanRows.wire_names()})
+    return PlanRows(**{name: _column(getattr(plan, name)) for name in PlanRows.names()})
 
 
 def _check_result(
@@ -280,7 +280,7 @@ def _check_result(
     """By how many tokens the slot of a row advances; `counts`: drafts, accepted, emitted."""
     before, drafts, accepted, emitted = (_column([n]) for n in (committed, *counts))
     no = np.array([False])
-    result = ResultRows(np.array([ok]), no, before, drafts, accepted, emitted, draft_upto=before)
+    result = ResultRows(np.array([ok]), no, before, drafts, accepted, emitted, drafter_len=before)
     planned = PlanRows(**{name: column[row : row + 1] for name, column in _rows(plan).columns()})
     advance = check_result_rows(
         planned, result, committed=before, ends_with_stop=np.array([stopped])

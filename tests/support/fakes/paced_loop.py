@@ -126,7 +126,7 @@ class PacedLoop:
                 n_drafts=rows.max_drafts,
                 n_accepted=accepted,
                 n_emitted=emitted,
-                draft_upto=np.zeros(count, dtype=np.int64),
+                drafter_len=np.zeros(count, dtype=np.int64),
             ),
             token_ids=np.full(int(emitted.sum()), 7, dtype=np.uint32),
             snapshot_ids_taken=np.zeros(0, dtype=np.int64),

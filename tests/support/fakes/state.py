@@ -25,7 +25,7 @@ class Slot:
     log: dict[int, int] = field(default_factory=lambda: {0: 0})  # step -> accepted
     last_step: int = 0
     status: pb.RowStatus = pb.OK  # once it failed, rows in flight fail too
-    draft_upto: int = 0
+    drafter_len: int = 0
     states: list[int] = field(default_factory=list)  # KV content of the positions computed here
     folded: int = 0
     state: int = ROOT  # recurrent, after `folded` tokens
@@ -51,25 +51,25 @@ class DrafterRows:
 
     def admit(self, slot: Slot) -> None:
         """A tenancy begins with what it shares."""
-        slot.draft_upto = slot.admission.draft_valid
-        assert slot.draft_upto <= max(slot.admission.num_cached - 1, 0)
-        assert self._model.drafter_has_state or not slot.draft_upto
+        slot.drafter_len = slot.admission.drafter_len
+        assert slot.drafter_len <= max(slot.admission.num_cached - 1, 0)
+        assert self._model.drafter_has_state or not slot.drafter_len
 
     def run(self, slot: Slot, mode: int, catch_up: int) -> None:
         """Make up for what the plan says; look at all rows before drafting."""
         if not self._model.drafter_has_state:
             assert not catch_up
             return
-        while catch_up and slot.draft_upto < slot.length:
-            self._rows[self._place(slot, slot.draft_upto)] = self._row(slot, slot.draft_upto)
-            slot.draft_upto += 1
+        while catch_up and slot.drafter_len < slot.length:
+            self._rows[self._place(slot, slot.drafter_len)] = self._row(slot, slot.drafter_len)
+            slot.drafter_len += 1
             catch_up -= 1
         if mode == pb.VERIFY:
-            assert slot.draft_upto == slot.length, f"{slot.tenancy} drafts from a state that lags"
+            assert slot.drafter_len == slot.length, f"{slot.tenancy} drafts from a state that lags"
             self._look(slot)
 
     def _look(self, slot: Slot) -> None:
-        for position in range(slot.draft_upto):
+        for position in range(slot.drafter_len):
             stored = self._rows.get(self._place(slot, position))
             assert stored is not None, f"{slot.tenancy} has no drafter row at {position}"
             # Behind the last row of a shared block somebody else may have gone on otherwise.
@@ -124,7 +124,7 @@ class RecurrentStates:
         return self._model.mark(slot.tokens, slot.admission.prompt_len)
 
     def check_plan(self, plan: pb.StepPlan) -> None:
-        """Every armed id exists, is armed once, and for a slot that has a row."""
+        """Every requested id exists, is requested once, and for a slot that has a row."""
         ids = plan.snapshot_ids
         assert len(ids) == len(set(ids)) == len(plan.snapshot_lens)
         assert all(0 < snapshot <= self._model.num_snapshots for snapshot in ids)
@@ -135,4 +135,4 @@ class RecurrentStates:
 def arms_of(plan: pb.StepPlan, slot: int) -> list[tuple[int, int]]:
     """(length, id) of the snapshots that a plan arms for a slot."""
     columns = zip(plan.snapshot_slots, plan.snapshot_lens, plan.snapshot_ids, strict=True)
-    return [(length, snapshot) for armed, length, snapshot in columns if armed == slot]
+    return [(length, snapshot) for requested, length, snapshot in columns if requested == slot]

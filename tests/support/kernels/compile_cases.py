@@ -16,7 +16,7 @@ from surestep_kernels import PackedLinear
 from surestep_kernels.gpu.attention.paged_attention import paged_attention
 from surestep_kernels.gpu.attention.store_kv import store_kv
 from surestep_kernels.gpu.experts.moe import moe
-from surestep_kernels.gpu.products.linear import ALL_WIDTHS, ONE_WIDTH, quantized_parts
+from surestep_kernels.gpu.products.linear import ALL_WIDTHS, ONE_WIDTH, quantized_partials
 from surestep_kernels.gpu.products.sequential_linear import TILES, Tile, multiply_into
 from surestep_kernels.gpu.step.shape_logits import shape_logits
 from surestep_kernels.mixers.head_projection import HeadProjection
@@ -242,7 +242,7 @@ def _pack(name: str, n: int, k: int) -> PackedLinear:
 def _multiply(name: str, rows: int, widths: tuple[int, ...]) -> None:
     packed = _pack(name, 1024, 2048)
     x = torch.empty(rows, 2048, dtype=BF16, device=META)
-    quantized_parts(x, packed, None, widths, fp8_rows="rows" in name)
+    quantized_partials(x, packed, None, widths, fp8_rows="rows" in name)
 
 
 def _run_experts(name: str, of: _Experts, widths: tuple[int, ...]) -> None:

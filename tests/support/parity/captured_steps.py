@@ -15,7 +15,7 @@ from surestep_worker.step.step import StepLauncher
 
 def graphs_of(runner: Runner) -> Graphs:
     """Those of a runner that has been prepared."""
-    execution = runner._execution
+    execution = runner._launcher
     assert isinstance(execution, StepLauncher)
     assert execution._graphs is not None
     return execution._graphs
@@ -34,8 +34,8 @@ def capturing(runner: Runner, step: Step) -> Step:
 
     def stepped(plan: pb.StepPlan) -> Results:
         results = step(plan)
-        if graphs_of(runner)._wanted:
-            runner.do_chore()
+        if graphs_of(runner)._missed:
+            runner.capture_next()
         return results
 
     return stepped

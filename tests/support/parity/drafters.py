@@ -68,13 +68,13 @@ class _PerRow:
         tokens: torch.Tensor,
         slots: torch.Tensor,
         lengths: torch.Tensor,
-        k_caps: torch.Tensor,
+        max_drafts: torch.Tensor,
     ) -> Drafts:
         """See Drafter."""
         ids = torch.zeros(len(slots), self.num_drafts, dtype=torch.int64)
         counts = torch.zeros_like(slots)
         for r, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
-            cap = min(self.num_drafts, int(k_caps[r]))
+            cap = min(self.num_drafts, int(max_drafts[r]))
             found = self.draft(tokens[slot, :length].tolist(), cap)[:cap]
             ids[r, : len(found)] = torch.tensor(found, dtype=torch.int64)
             counts[r] = len(found)

@@ -97,10 +97,10 @@ def counts_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
 def minus_one_as_an_id(patch: pytest.MonkeyPatch) -> None:
     """Places without a draft hold -1, and every window is as long as it may be (#39295)."""
 
-    def checked(original: Any, self: Any, slot: Any, k_cap: torch.Tensor) -> Any:
-        ids, counts, _ = original(self, slot, k_cap)
+    def checked(original: Any, self: Any, slot: Any, max_drafts: torch.Tensor) -> Any:
+        ids, counts, _ = original(self, slot, max_drafts)
         column = torch.arange(ids.shape[1])
-        return Drafts(torch.where(column < counts.unsqueeze(1), ids, -1), k_cap)
+        return Drafts(torch.where(column < counts.unsqueeze(1), ids, -1), max_drafts)
 
     _around(patch, Proposals, "_checked", checked)
 

@@ -31,14 +31,14 @@ def poison_idle(runner: Runner, state: SchedulerState) -> None:
         for tensor in parts.caches.recurrent.tensors():
             tensor[[*idle, parts.slots.num_slots]] = torch.nan
     parts.slots.tokens[idle] = _BYTES
-    for counter in ("committed", "known", "folded", "draft_upto", "prompt_len", "max_len"):
+    for counter in ("committed", "known", "folded", "drafter_len", "prompt_len", "max_len"):
         getattr(parts.slots, counter)[idle] = _BYTES
-    if isinstance(runner._execution, StepLauncher):
-        _poison_device(runner._execution._memory.state, idle)
+    if isinstance(runner._launcher, StepLauncher):
+        _poison_device(runner._launcher._memory.state, idle)
 
 
 def _poison_device(state: SlotState, idle: IntArray) -> None:
     """The NULL slot keeps its length, which is 0."""
     state.tokens[[*idle, -1]] = _BYTES
-    for counter in (state.committed, state.known, state.folded, state.draft_upto):
+    for counter in (state.committed, state.known, state.folded, state.drafter_len):
         counter[idle] = _BYTES

@@ -39,7 +39,7 @@ def _no_snapshot_in_flight_is_reused(state: SchedulerState, plan: Plan) -> None:
     ]
     ids = [snapshot for snapshot, _, _ in set(named)]
     assert len(ids) == len(set(ids)), "one snapshot for two states"
-    armed = set(plan.snapshot_requests.id.tolist())
+    requested = set(plan.snapshot_requests.id.tolist())
     for other in state.in_flight:
         for tenancy in other.admissions:
-            assert tenancy.snapshot_id not in armed, "overwritten before it is restored"
+            assert tenancy.snapshot_id not in requested, "overwritten before it is restored"

@@ -10,11 +10,11 @@ from support.ranks.tensor_parallel import TIMEOUT_S
 from surestep_kernels.dispatch import load_triton
 from surestep_kernels.gpu.products import probe
 from surestep_kernels.gpu.products.families import Products
-from surestep_kernels.gpu.products.verdicts import Verdict
+from surestep_kernels.gpu.products.probe_results import ProbeResult
 from surestep_kernels.ops.linear import pack_linear_reference
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.heartbeat import Heartbeat
-from surestep_worker.startup.products import settle_products
+from surestep_worker.startup.products import choose_products
 
 CASES = {  # of each rank: what its card says, and which card it is
     "both equal": (("", "a"), ("", "a")),
@@ -30,14 +30,14 @@ def settle_main(rank: int, address: str, folder: Path) -> None:
     found = {}
     for name, ranks in CASES.items():
         unequal, card = ranks[rank]
-        probe.probe = lambda *_, unequal=unequal: Verdict(unequal)
+        probe.probe = lambda *_, unequal=unequal: ProbeResult(unequal)
         probe.identity = lambda *of, card=card: identity(*of) | {"device": card}
         kernels = load_triton()
         assert isinstance(kernels.products, Products)
-        kernels.products.meet([pack_linear_reference(torch.ones(3 + rank, 8).bfloat16())])
+        kernels.products.register([pack_linear_reference(torch.ones(3 + rank, 8).bfloat16())])
         kept = folder / f"{name}-{rank}"
         device = torch.device("cpu")
-        settle_products(kernels, tp, device, Heartbeat.unseen(), folder=kept)
+        choose_products(kernels, tp, device, Heartbeat.local(), folder=kept)
         found[name] = kernels.linear_backend
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
     tp.close()

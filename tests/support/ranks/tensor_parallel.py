@@ -17,7 +17,7 @@ from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.cache.recurrent import RecurrentCache
 from surestep_worker.checkpoint.weight_store import WeightStore
-from surestep_worker.distributed.peer_memory import told_by_all
+from surestep_worker.distributed.peer_memory import gather_strings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.step.digest import fingerprint
@@ -109,7 +109,7 @@ def sum_main(rank: int, size: int, address: str, folder: Path) -> None:
     torch.save(sums, folder / f"rank{rank}.pt")
     group = distributed.group.WORLD
     assert group is not None
-    (folder / f"told{rank}").write_text("; ".join(told_by_all(group, f"I am {rank}")))
+    (folder / f"told{rank}").write_text("; ".join(gather_strings(group, f"I am {rank}")))
     tp.close()
 
 

@@ -17,7 +17,7 @@ from surestep_cli.main import Serve
 from surestep_cli.serve.fetch import fetch as fetch_all
 from surestep_cli.serve.model_source import (
     DEFAULT_MODEL,
-    Source,
+    ModelSource,
     check_quantization,
     resolve,
     resolve_tokenizer,
@@ -114,14 +114,14 @@ def test_a_gguf_file_says_what_to_do(tmp_path: Path) -> None:
 def test_fetch_leaves_a_link(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     link = folder.parent / "served"
     link.symlink_to("/nowhere")
-    fetch(str(folder), link, Source(), QUIET, text_only=False)
+    fetch(str(folder), link, ModelSource(), QUIET, text_only=False)
     assert link.resolve() == folder
     assert capsys.readouterr().out == f"{folder}\n"
 
 
 def test_fetch_replaces_no_folder(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="no symbolic link"):
-        fetch(str(folder), folder, Source(), QUIET, text_only=False)
+        fetch(str(folder), folder, ModelSource(), QUIET, text_only=False)
 
 
 def test_a_cache_that_cannot_be_made_is_named(
@@ -148,7 +148,7 @@ def test_an_error_of_the_disk_is_told_in_a_line(
 def test_a_link_that_cannot_be_written_is_told_in_a_line(folder: Path) -> None:
     link = folder / "nowhere" / "served"
     with pytest.raises(Unavailable, match=f"^cannot write the link {link}: No such file"):
-        fetch(str(folder), link, Source(), QUIET, text_only=False)
+        fetch(str(folder), link, ModelSource(), QUIET, text_only=False)
 
 
 def test_bars_are_for_terminals(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_what_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    source = Source("v2", tmp_path / "cache", "token")
+    source = ModelSource("v2", tmp_path / "cache", "token")
     assert resolve("some/model", QUIET, source) == ("some/model", tmp_path)
     assert resolve_tokenizer("some/tokenizer", QUIET, source) == tmp_path
     for options in asked.values():
@@ -231,7 +231,7 @@ def test_a_gateway_can_do_without_the_weights(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     link = tmp_path / "link"
-    fetch("owner/name", link, Source("v2"), QUIET, text_only=text_only)
+    fetch("owner/name", link, ModelSource("v2"), QUIET, text_only=text_only)
     assert asked["owner/name"]["revision"] == "v2"
     assert ("*.safetensors" in asked["owner/name"]["allow_patterns"]) is not text_only
     assert "*.json" in asked["owner/name"]["allow_patterns"]

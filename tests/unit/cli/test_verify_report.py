@@ -22,14 +22,14 @@ from surestep_cli.verify.cases import (
     judge,
     speed,
 )
-from surestep_cli.verify.faults import Incident, Rank, descends, strike
+from surestep_cli.verify.faults import ReportedIncident, WorkerRank, descends, strike
 from surestep_cli.verify.html import to_html
-from surestep_cli.verify.prompts import COMPLETIONS, Prompt
-from surestep_cli.verify.report import FaultResult, Question, Report, Verdict
+from surestep_cli.verify.prompts import COMPLETIONS, VerifyPrompt
+from surestep_cli.verify.report import FaultResult, Question, Verdict, VerifyReport
 from surestep_cli.verify.table import rows, show
 from surestep_common.errors import Unavailable
 
-PROMPT = Prompt("a prompt", COMPLETIONS, {"prompt": "x"})
+PROMPT = VerifyPrompt("a prompt", COMPLETIONS, {"prompt": "x"})
 
 
 def answer(*choices: list[int], times: list[float] | None = None, reason: str = "length") -> Answer:
@@ -75,7 +75,7 @@ def test_a_lost_answer_is_not_equal() -> None:
     assert result.longest_pause_s == 0.5
 
 
-def report(*, problem: str | None = None, wrong: bool = False) -> Report:
+def report(*, problem: str | None = None, wrong: bool = False) -> VerifyReport:
     """Of one prompt, all cases of greedy ones, one fault."""
     cases = [
         Case(Sampling.GREEDY, company, mode)
@@ -89,9 +89,9 @@ def report(*, problem: str | None = None, wrong: bool = False) -> Report:
     ]
     if wrong:
         results[-1] = judge(cases[-1], [PROMPT], [good], [answer([1, 7, 3])])
-    incident = Incident("worker_exit", "signal SIGKILL", 0.1, 0.9, 1)
+    incident = ReportedIncident("worker_exit", "signal SIGKILL", 0.1, 0.9, 1)
     fault = FaultResult("killed", 0, 77, 1, [incident], problem)
-    return Report(
+    return VerifyReport(
         version="1",
         started="2026-01-01T00:00:00+00:00",
         took_s=3.0,
@@ -163,7 +163,7 @@ def test_only_processes_of_its_own_are_struck() -> None:
     assert not descends(os.getppid(), os.getpid())
     assert not descends(1 << 22, os.getpid())
     with pytest.raises(Unavailable, match="no process that this command has started"):
-        strike(Rank("s", 0, os.getppid()), signal.SIGKILL, os.getpid())
+        strike(WorkerRank("s", 0, os.getppid()), signal.SIGKILL, os.getpid())
 
 
 def test_acceptance_of_nothing() -> None:

@@ -44,7 +44,7 @@ def test_nothing_is_made_up_for_a_request_without_drafts() -> None:
     loop = FakeLoop(MODEL)
     loop.complete(PROMPT, 8, draft_cap=0)
     assert not any(catch_up for _, catch_up in modes_and_catch_up(loop))
-    assert not any(any(result.draft_upto) for result in loop.results)
+    assert not any(any(result.drafter_len) for result in loop.results)
 
 
 def test_a_prefix_of_a_drafting_request_is_shared_with_its_drafter_rows() -> None:
@@ -53,7 +53,7 @@ def test_a_prefix_of_a_drafting_request_is_shared_with_its_drafter_rows() -> Non
     loop.complete(PROMPT, 20)
     (tenancy,) = next(plan.admissions for plan in reversed(loop.plans) if plan.admissions)
     assert tenancy.num_cached == 68
-    assert tenancy.draft_valid == 67
+    assert tenancy.drafter_len == 67
 
 
 def test_a_prefix_without_drafter_rows_is_made_up_for_in_bounded_steps() -> None:
@@ -93,7 +93,7 @@ def test_a_wrong_watermark_is_refused() -> None:
     plan = schedule(loop.state, now=0.0)
     assert plan is not None
     result = loop.engine.execute(to_proto(plan, 1000))
-    result.draft_upto[0] -= 1
+    result.drafter_len[0] -= 1
     with pytest.raises(LedgerError, match="covers 64 tokens, reported are 63"):
         commit_result(loop.state, from_proto([result]))
 
@@ -102,7 +102,7 @@ def test_a_window_that_is_not_caught_up_is_refused() -> None:
     def watermark(catch_up: int) -> int:
         told = {"mode": VERIFY, "catch_up": catch_up}
         rows = PlanRows(**{name: np.array([told.get(name, 0)]) for name in PlanRows.names()})
-        after = drafter_watermark(rows, len_before=np.array([10]), draft_upto=np.array([6]))
+        after = drafter_watermark(rows, len_before=np.array([10]), drafter_len=np.array([6]))
         return int(after[0])
 
     assert watermark(4) == watermark(9) == 10

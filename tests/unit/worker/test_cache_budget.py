@@ -11,7 +11,7 @@ from surestep_kernels.mixers.kv_cache import FP8
 from surestep_worker.cache.kv_cache import KVCache, KVSpec, blocks_that_fit, bytes_per_block
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.host.host_memory import GIB, OutOfMemory, Room
+from surestep_worker.host.host_memory import GIB, FreeMemory, OutOfMemory
 from surestep_worker.startup.cache_budget import CacheBudget
 from surestep_worker.startup.gpu_memory import PAGE
 from surestep_worker.step.digest import fingerprint
@@ -72,7 +72,9 @@ def settings(**given: Any) -> WorkerSettings:
 
 def num_blocks(monkeypatch: pytest.MonkeyPatch, left: int, **given: Any) -> int:
     """With so many bytes left; sequences of 160 tokens, so that 41 blocks are of use."""
-    monkeypatch.setattr("surestep_worker.startup.cache_budget.room", lambda: Room(left, "the test"))
+    monkeypatch.setattr(
+        "surestep_worker.startup.cache_budget.free_memory", lambda: FreeMemory(left, "the test")
+    )
     return CacheBudget(settings(**given), TensorParallel())._num_blocks(SPEC, KERNELS, 160)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from surestep_common.errors import InvalidRequest, Unavailable
 from surestep_worker.host import shared_memory as memory
 from surestep_worker.process import control
-from surestep_worker.process.control import Kind, Message
+from surestep_worker.process.control import Message, MessageKind
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-@given(st.sampled_from(Kind), st.binary(max_size=40_000))
-def test_messages_arrive_as_they_were_sent(kind: Kind, memo: bytes) -> None:
-    message = Message(kind, memo)
+@given(st.sampled_from(MessageKind), st.binary(max_size=40_000))
+def test_messages_arrive_as_they_were_sent(kind: MessageKind, profile_result: bytes) -> None:
+    message = Message(kind, profile_result)
     assert control.decode(control.encode(message)) == message
 
 
@@ -38,7 +38,7 @@ def test_nothing_else_is_a_message(packet: bytes) -> None:
 @given(
     st.recursive(
         st.none() | st.integers() | st.text(),
-        lambda x: st.dictionaries(st.sampled_from(["kind", "memo"]), x),
+        lambda x: st.dictionaries(st.sampled_from(["kind", "profile_result"]), x),
     )
 )
 def test_no_other_json_is_a_message(data: object) -> None:
@@ -49,10 +49,10 @@ def test_no_other_json_is_a_message(data: object) -> None:
 def test_descriptors_travel_with_an_activation(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     fds = memory.create("a", 5), memory.create("b", 6)
-    control.send(ours, Message(Kind.ACTIVATE, b"memo", fds))
+    control.send(ours, Message(MessageKind.ACTIVATE, b"profile_result", fds))
     activation = control.wait_for_activation(theirs)
     received = activation.heartbeat_fd, activation.weights_fd
-    assert activation.memo == b"memo"
+    assert activation.profile_result == b"profile_result"
     assert [os.fstat(fd).st_size for fd in received] == [5, 6]
     assert not any(os.get_inheritable(fd) for fd in received)
     for fd in (*fds, *received):

@@ -11,7 +11,12 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import load_kernels
 from surestep_worker.checkpoint.model_folder import read_entries
-from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, Progress, Source
+from surestep_worker.checkpoint.parameters import (
+    CheckpointWeights,
+    Parameter,
+    Progress,
+    TensorSource,
+)
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import Model, ModelSource, load_model
 from torch import Tensor
@@ -151,10 +156,12 @@ def test_dtype_is_converted(tmp_path: Path) -> None:
 
 
 def table_of(rows: slice, columns: slice) -> dict[str, Parameter]:
-    stacked = (Source("a", (4, 6), rows), Source("b", (2, 6), slice(0, 2)))
+    stacked = (TensorSource("a", (4, 6), rows), TensorSource("b", (2, 6), slice(0, 2)))
     return {
         "stacked": Parameter((rows.stop - rows.start + 3, 6), stacked),
-        "columns": Parameter((4, columns.stop - columns.start), (Source("c", (4, 6), columns, 1),)),
+        "columns": Parameter(
+            (4, columns.stop - columns.start), (TensorSource("c", (4, 6), columns, 1),)
+        ),
     }
 
 
@@ -172,7 +179,7 @@ def test_slices_are_stacked_and_the_rest_is_zero(tmp_path: Path) -> None:
 
 def test_a_parameter_never_taken_is_a_bug(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
-    table = {"p": Parameter((2,), (Source("a", (2,), slice(0, 2)),))}
+    table = {"p": Parameter((2,), (TensorSource("a", (2,), slice(0, 2)),))}
     with (
         pytest.raises(AssertionError, match=r"never taken: .'p'"),
         CheckpointWeights(read_entries(tmp_path), table, dtype=torch.float32),

@@ -94,11 +94,11 @@ class RecurrentCache:
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return zero_pages(shape, dtype, self._device)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """An epoch begins: what was taken in another means nothing."""
         self._snapshot_len = [0] * self.num_snapshots
 
-    def taken(self, snapshot_ids: IntArray, lengths: IntArray) -> None:
+    def mark_taken(self, snapshot_ids: IntArray, lengths: IntArray) -> None:
         """These snapshots [N] were written, after so many tokens."""
         for snapshot_id, length in zip(snapshot_ids.tolist(), lengths.tolist(), strict=True):
             self._snapshot_len[snapshot_id - 1] = length

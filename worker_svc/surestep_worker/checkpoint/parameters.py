@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]  # bytes read so far, bytes to read in all
 logger = logging.getLogger(__name__)
 
 
-class Source(NamedTuple):
+class TensorSource(NamedTuple):
     """One checkpoint tensor, and the slice of its dimension `dim` that this rank keeps.
 
     With an `item` it is the part of the tensor at that place of its first dimension, which `dim`
@@ -78,7 +78,7 @@ class Parameter(NamedTuple):
     """One tensor of this rank: its sources stacked along dimension 0; rows without source are 0."""
 
     shape: tuple[int, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[TensorSource, ...]
     linear: bool = False  # for take_linear: weights that may be quantised
 
 
@@ -173,11 +173,11 @@ class CheckpointWeights:
         outer = () if item is None else (item,)
         return self._checkpoint.read(name, (*outer, rows, columns))
 
-    def _advance(self, source: Source) -> None:
+    def _advance(self, source: TensorSource) -> None:
         self._done += self._bytes(source)
         self._progress(self._done, self._total)
 
-    def _bytes(self, source: Source) -> int:
+    def _bytes(self, source: TensorSource) -> int:
         """Of a source's tensors, the share that is kept."""
         whole = sum(self._checkpoint.nbytes(name) for name in self._stored(source))
         return whole * source.numel // math.prod(source.shape)
@@ -188,7 +188,7 @@ class CheckpointWeights:
             return sum(map(self._bytes, parameter.sources))
         return math.prod(parameter.shape) * self._dtype.itemsize
 
-    def _stored(self, source: Source) -> dict[str, Stored]:
+    def _stored(self, source: TensorSource) -> dict[str, Stored]:
         """The checkpoint tensors that hold a source."""
         if self._quantization is None or source.name not in self._quantized:
             return {source.name: Stored(source.shape)}

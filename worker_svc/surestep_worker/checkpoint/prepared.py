@@ -148,4 +148,4 @@ def prepared(
         store.seal(facts, kernels.code)
     weights.finish()
     if kernels.products is not None:
-        kernels.products.meet(weights.packed)
+        kernels.products.register(weights.packed)

@@ -39,7 +39,7 @@ class LocalGroup:
     async def run(self) -> int:
         """Until `stop`, or until one ends early. The worst exit status: 128 + N for signal N."""
         async with asyncio.TaskGroup() as tasks:
-            keeping = [tasks.create_task(self._keep(command)) for command in self._commands]
+            keeping = [tasks.create_task(self._keep_running(command)) for command in self._commands]
         return max(task.result() for task in keeping)
 
     def stop(self) -> None:
@@ -48,7 +48,7 @@ class LocalGroup:
         for process in self._running:
             _terminate(process)
 
-    async def _keep(self, command: Sequence[str]) -> int:
+    async def _keep_running(self, command: Sequence[str]) -> int:
         while True:
             began = time.monotonic()
             status = await self._run_once(command)
@@ -81,16 +81,16 @@ def commands(settings: WorkerSettings) -> list[list[str]]:
     """Of the watchdogs; all other settings travel in the environment."""
     first = settings.rank
     ranks = range(first, first + settings.ranks_here)
-    return [_watched(settings.model_copy(update={"rank": rank})) for rank in ranks]
+    return [_watchdog_command(settings.model_copy(update={"rank": rank})) for rank in ranks]
 
 
-def _watched(settings: WorkerSettings) -> list[str]:
+def _watchdog_command(settings: WorkerSettings) -> list[str]:
     python = [sys.executable, "-m"]
     watchdog = [*python, "surestep_common.watchdog", settings.supervisor_address]
     return [*watchdog, "--", *python, "surestep_worker", f"--rank={settings.rank}"]
 
 
-async def keep(settings: WorkerSettings) -> int:
+async def run_group(settings: WorkerSettings) -> int:
     """Until SIGTERM or SIGINT. Exit status."""
     group = LocalGroup(commands(settings))
     loop = asyncio.get_running_loop()
@@ -109,7 +109,7 @@ def main() -> int:
     dump_stacks_on_signal()
     settings = WorkerSettings.load()
     log.configure("group", level=settings.log_level, as_json=settings.log_json)
-    return asyncio.run(keep(settings))
+    return asyncio.run(run_group(settings))
 
 
 if __name__ == "__main__":

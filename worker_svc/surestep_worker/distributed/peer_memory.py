@@ -31,7 +31,7 @@ _WORD_BYTES, _YES = 256, "yes"
 _NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 
 
-class Place(NamedTuple):
+class RankLocation(NamedTuple):
     """Where a rank runs. Memory is shared through a socket file that is named by process id."""
 
     files: str  # mount namespace
@@ -49,11 +49,11 @@ class PeerMemory:
     @classmethod
     def share(cls, group: ProcessGroup) -> PeerMemory | None:
         """All ranks call it. None, and on every rank, where some GPU cannot reach another's."""
-        if not _all_say(group, _all_in_reach(group)):
+        if not _all_agree(group, _every_rank_reaches_all(group)):
             logger.info("all-reduce: not every GPU reaches the memory of the others")
             return None
         buffer = _shared_buffer(group)
-        if not _all_say(group, buffer is not None):
+        if not _all_agree(group, buffer is not None):
             return None
         assert buffer is not None
         logger.info("all-reduce: in peer memory, one shot up to %d KiB", _ONE_SHOT_BYTES >> 10)
@@ -81,9 +81,9 @@ def in_one_shot(num_bytes: int) -> bool:
     return num_bytes <= _ONE_SHOT_BYTES
 
 
-def in_reach(
-    mine: Place,
-    places: Sequence[Place],
+def can_reach_all(
+    mine: RankLocation,
+    places: Sequence[RankLocation],
     visible: Sequence[str],
     reaches: Callable[[int, int], bool],
 ) -> bool:
@@ -101,16 +101,16 @@ def in_reach(
     )
 
 
-def _all_in_reach(group: ProcessGroup) -> bool:
+def _every_rank_reaches_all(group: ProcessGroup) -> bool:
     visible = [
         str(torch.cuda.get_device_properties(index).uuid)
         for index in range(torch.cuda.device_count())
     ]
     files, processes = (os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid"))
-    mine = Place(files, processes, visible[torch.cuda.current_device()])
-    words = told_by_all(group, " ".join(mine))
-    places = [Place._make(word.split()) for word in words]
-    return in_reach(mine, places, visible, _reaches)
+    mine = RankLocation(files, processes, visible[torch.cuda.current_device()])
+    words = gather_strings(group, " ".join(mine))
+    places = [RankLocation._make(word.split()) for word in words]
+    return can_reach_all(mine, places, visible, _reaches)
 
 
 def _reaches(own: int, other: int) -> bool:
@@ -136,7 +136,7 @@ def _shared_buffer(group: ProcessGroup) -> Tensor | None:
     return buffer
 
 
-def told_by_all(group: ProcessGroup, mine: str) -> list[str]:
+def gather_strings(group: ProcessGroup, mine: str) -> list[str]:
     """What every rank says, in the order of ranks; as plain bytes, no objects."""
     word = bytearray(mine.encode().ljust(_WORD_BYTES))
     assert len(word) == _WORD_BYTES
@@ -146,5 +146,5 @@ def told_by_all(group: ProcessGroup, mine: str) -> list[str]:
     return [bytes(other.tolist()).decode().rstrip() for other in everyone]
 
 
-def _all_say(group: ProcessGroup, yes: bool) -> bool:
-    return all(word == _YES for word in told_by_all(group, _YES if yes else "no"))
+def _all_agree(group: ProcessGroup, yes: bool) -> bool:
+    return all(word == _YES for word in gather_strings(group, _YES if yes else "no"))

@@ -21,7 +21,7 @@ _LOOK_S = 1.0
 _COMPLETE = "complete"
 
 
-def meet(rank: int, size: int, address: str, timeout_s: float) -> Store:
+def join_group(rank: int, size: int, address: str, timeout_s: float) -> Store:
     """The store of a fresh group whose `size` ranks are all there; rank 0 listens at `address`.
 
     Raises DistError or RuntimeError when they are not in time.
@@ -42,7 +42,7 @@ def meet(rank: int, size: int, address: str, timeout_s: float) -> Store:
         time.sleep(_RETRY_S)
 
 
-def who_is_missing(store: Store, rank: int, size: int) -> str | None:
+def find_missing_rank(store: Store, rank: int, size: int) -> str | None:
     """Who of a group that was complete is known to be gone, if anybody is.
 
     Only while this rank does nothing else with the store.

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from . import peer_memory
 from .peer_memory import PeerMemory
-from .rendezvous import meet, who_is_missing
+from .rendezvous import find_missing_rank, join_group
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
 
 
-class Sum(Enum):
+class SumMethod(Enum):
     """Who adds the values of the ranks up."""
 
     BACKEND = auto()  # NCCL or gloo, in an order of its choice
@@ -28,15 +28,15 @@ class Sum(Enum):
     GATHER = auto()  # every rank once it has all values, in the order of ranks
 
 
-def how_to_sum(dtype: torch.dtype, size: int, *, peers: bool) -> Sum:
+def sum_method(dtype: torch.dtype, size: int, *, peers: bool) -> SumMethod:
     """Decided by nothing that a batch changes: a row's sum is the same in every batch, to the bit.
 
     Otherwise speculation could change a token. NCCL and gloo choose the order in which they add by
     the size of a message and the place in it; only of two values the sum is the same in any order.
     """
     if peers and dtype in peer_memory.DTYPES:
-        return Sum.PEERS
-    return Sum.BACKEND if size == 2 or not dtype.is_floating_point else Sum.GATHER
+        return SumMethod.PEERS
+    return SumMethod.BACKEND if size == 2 or not dtype.is_floating_point else SumMethod.GATHER
 
 
 class TensorParallel:
@@ -79,7 +79,7 @@ class TensorParallel:
 
         cuda = device.startswith("cuda")
         try:
-            store = meet(rank, size, address, timeout_s)
+            store = join_group(rank, size, address, timeout_s)
             distributed.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo",
                 store=store,
@@ -95,10 +95,10 @@ class TensorParallel:
             raise Unavailable(f"rank {rank} found no group of {size} at {address}") from error
         return cls(rank, size, group, peers, store)
 
-    def check_whole(self) -> None:
+    def check_peers(self) -> None:
         """Raise Unavailable when a rank of the group is known to be gone: it will not come back to
         this one. Asked between epochs, when no collective would tell."""
-        missing = who_is_missing(self._store, self.rank, self.size) if self._store else None
+        missing = find_missing_rank(self._store, self.rank, self.size) if self._store else None
         if missing is not None:
             raise Unavailable(f"{missing} has left the group")
 
@@ -117,13 +117,13 @@ class TensorParallel:
         if self.size == 1:
             return x
         peers = self._peers if x.is_cuda else None
-        match how_to_sum(x.dtype, self.size, peers=peers is not None):
-            case Sum.PEERS:
+        match sum_method(x.dtype, self.size, peers=peers is not None):
+            case SumMethod.PEERS:
                 assert peers is not None
                 peers.all_reduce(x)
-            case Sum.BACKEND:
+            case SumMethod.BACKEND:
                 torch.distributed.all_reduce(x, group=self._group)
-            case Sum.GATHER:
+            case SumMethod.GATHER:
                 first, *others = self._gather(x)
                 x.copy_(first)
                 for other in others:

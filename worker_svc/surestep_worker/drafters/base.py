@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
     from surestep_kernels import KernelSet
     from surestep_kernels.step.choose import DrawParams
+    from surestep_kernels.step.columns import HostColumn
     from surestep_kernels.step.slot_state import SlotState
     from surestep_kernels.step.step_ops import StepOps
 
@@ -50,7 +51,7 @@ class Drafter(Protocol):
         tokens: torch.Tensor,
         slots: torch.Tensor,
         lengths: torch.Tensor,
-        k_caps: torch.Tensor,
+        max_drafts: torch.Tensor,
     ) -> Drafts:
         """Draft for every VERIFY row of a step, at its start.
 
@@ -61,7 +62,7 @@ class Drafter(Protocol):
             tokens: i32[S,W] token table.
             slots: i64[R].
             lengths: i64[R] known tokens: tokens[slot, :length]; what lies behind is stale.
-            k_caps: i64[R] most drafts allowed; the answer's counts never exceed them.
+            max_drafts: i64[R] most drafts allowed; the answer's counts never exceed them.
         """
         ...
 
@@ -78,8 +79,14 @@ class KeepsState(Protocol):
 class DraftSteps(Protocol):
     """What a DeviceDrafter does within a step. Queued on the device; the host waits for nothing."""
 
-    def inputs(self, slot: IntArray, k_cap: IntArray, room: IntArray, draw: DrawParams) -> Any:
-        """Return HeadInputs of arrays for rows [R] with `room` to catch up."""
+    def inputs(
+        self,
+        slot: IntArray,
+        max_drafts: IntArray,
+        room: IntArray,
+        draw: DrawParams[HostColumn],
+    ) -> HeadInputs[HostColumn]:
+        """Return the inputs of rows [R], each with room for `room` positions to catch up with."""
         ...
 
     def draft(

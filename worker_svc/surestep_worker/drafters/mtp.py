@@ -11,13 +11,12 @@ Penalties, biases and words that a request forbids do not shape its drafts.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from surestep_common.invariants import FloatArray
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from surestep_kernels.step.choose import DrawParams, RowStatus
+from surestep_kernels.step.columns import HostColumn
 from surestep_kernels.step.gather_tokens import TokenInputs, TokenRuns
 from surestep_kernels.step.slot_state import SlotState
 from surestep_kernels.step.step_ops import StepOps
@@ -72,31 +71,37 @@ class MtpSteps:
         # Output of the head for the newest committed position of each slot.
         self._seed = torch.zeros(len(state.known), width, dtype=dtype, device=context.device)
 
-    def inputs(self, slot: IntArray, k_cap: IntArray, room: IntArray, draw: DrawParams) -> Any:
-        """HeadInputs of arrays for rows [R] with `room` to catch up."""
-        factors: Any = np.ones(len(slot), dtype=np.float32)
+    def inputs(
+        self,
+        slot: IntArray,
+        max_drafts: IntArray,
+        room: IntArray,
+        draw: DrawParams[HostColumn],
+    ) -> HeadInputs[HostColumn]:
+        """Return the inputs of rows [R], each with room for `room` positions to catch up with."""
+        factors = np.ones(len(slot), dtype=np.float32)
         null_slot = len(self._state.known) - 1
-        drafts = np.flatnonzero((k_cap > 0) & (slot < null_slot))
+        drafts = np.flatnonzero((max_drafts > 0) & (slot < null_slot))
         factors[drafts] = self._drafter.factors(slot[drafts])
-        cu: Any = offsets(room).astype(np.int32)
-        token_row: Any = np.repeat(np.arange(len(room), dtype=np.int32), room)
+        cu = offsets(room).astype(np.int32)
+        token_row = np.repeat(np.arange(len(room), dtype=np.int32), room)
         return HeadInputs(token_row, cu, draw, factors)
 
     def draft(
         self, rows: DraftInputs, sent: HeadInputs, shape: DraftShape, error: Tensor
     ) -> Drafts:
         """Catch up with what is committed, then draft. All columns are i32."""
-        slots, k_cap = rows.slot.long(), rows.k_cap
+        slots, max_drafts = rows.slot.long(), rows.max_drafts
         if shape.max_catch_up:
             self._catch_up(slots, rows.catch_up, sent, shape.max_catch_up, error)
         ids = torch.zeros(
             len(slots), self._context.max_draft_tokens, dtype=torch.int32, device=slots.device
         )
-        counts, non_finite = torch.zeros_like(k_cap), torch.zeros_like(k_cap)
+        counts, non_finite = torch.zeros_like(max_drafts), torch.zeros_like(max_drafts)
         hidden, known = self._seed[slots], self._state.known[slots]
-        going = torch.ones_like(k_cap)
+        going = torch.ones_like(max_drafts)
         for step in range(shape.num_drafts):
-            going = going * (k_cap > step)
+            going = going * (max_drafts > step)
             chosen, status = self._choose(hidden, known + step, sent, shape)
             non_finite |= going * (status == RowStatus.NON_FINITE)
             going = going * (status == RowStatus.OK)
@@ -116,7 +121,7 @@ class MtpSteps:
         error: Tensor,
     ) -> None:
         state, kept = self._state, self._context.caches.kv.hidden
-        upto = state.draft_upto[slots]
+        upto = state.drafter_len[slots]
         valid = torch.minimum(catch_up, state.committed[slots] - upto)
         runs = TokenRuns(sent.token_row, sent.cu_rows, slots, upto, valid)
         tokens = self._gather(runs, error)

@@ -27,14 +27,14 @@ class NgramDrafter:
         tokens: torch.Tensor,
         slots: torch.Tensor,
         lengths: torch.Tensor,
-        k_caps: torch.Tensor,
+        max_drafts: torch.Tensor,
     ) -> Drafts:
         """See Drafter. A request without a match gets no drafts, any other one all it may have."""
         num_drafts = self._num_drafts
         if slots.numel() == 0 or num_drafts == 0:
             return Drafts(slots.new_zeros(slots.numel(), num_drafts), torch.zeros_like(slots))
         ids, counts = self._lookup(
-            *(tokens, slots, lengths, k_caps),
+            *(tokens, slots, lengths, max_drafts),
             num_drafts=num_drafts,
             max_n=self._max_n,
             min_n=self._min_n,

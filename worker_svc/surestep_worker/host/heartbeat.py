@@ -18,7 +18,7 @@ _EPOCH, _STEP, _PHASE, _LIMIT, _SINCE = range(5)
 _STEP_FACTOR, _STEP_MARGIN_MS = 1.25, 200  # the scheduler, with the same budget, is to act first
 
 
-class Beat(NamedTuple):
+class HeartbeatState(NamedTuple):
     """What a rank is doing."""
 
     epoch: int  # of the newest plan; 0 = none
@@ -50,7 +50,7 @@ class Heartbeat:
         return cls(mmap.mmap(fd, SIZE), idle_s, load_s)
 
     @classmethod
-    def unseen(cls) -> Heartbeat:
+    def local(cls) -> Heartbeat:
         """One that nobody watches."""
         return cls(bytearray(SIZE), 0, 0)
 
@@ -77,11 +77,11 @@ class Heartbeat:
         """The next phase of what was begun, under the same limit."""
         self._words[_PHASE] = phase
 
-    def read(self) -> Beat:
+    def read(self) -> HeartbeatState:
         """The newest beat."""
         words = self._words
         epoch, step, phase, limit = words[_EPOCH], words[_STEP], words[_PHASE], words[_LIMIT]
-        return Beat(epoch, step, cast("pb.Phase", phase), limit, words[_SINCE])
+        return HeartbeatState(epoch, step, cast("pb.Phase", phase), limit, words[_SINCE])
 
     def _since_now(self, phase: pb.Phase, limit_ms: int) -> None:
         words = self._words

@@ -21,14 +21,14 @@ _FILES = {  # of a cgroup by its version: limit, use, and what names in memory.s
 _PHRASES = ("allocate memory", "failed to map segment")  # torch's allocator, dynamic linker
 
 
-class Room(NamedTuple):
+class FreeMemory(NamedTuple):
     """Bytes that are left, and whose limit that is."""
 
     nbytes: int
-    whose: str
+    limit: str
 
     def __str__(self) -> str:
-        return f"{self.nbytes / GIB:.2f} GiB are left of {self.whose}"
+        return f"{self.nbytes / GIB:.2f} GiB are left of {self.limit}"
 
 
 class OutOfMemory(InvalidRequest):
@@ -44,7 +44,7 @@ def memory_errors() -> Iterator[None]:
         said = next(filter(None, map(_about_memory, _causes(error))), None)
         if said is None:
             raise
-        raise OutOfMemory(f"out of memory: {said}; {room()}") from error
+        raise OutOfMemory(f"out of memory: {said}; {free_memory()}") from error
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -63,23 +63,23 @@ def _about_memory(error: BaseException) -> str | None:
     return (first or type(error).__name__) if named or short or said else None
 
 
-def room(root: Path = SYSTEM) -> Room:
+def free_memory(root: Path = SYSTEM) -> FreeMemory:
     """The least that any limit leaves; `root` is where proc and sys are mounted.
 
     What a system does not tell is taken for unlimited.
     """
     found = [*_machine(root / "proc"), *_cgroups(root), *_own_limits(root / "proc")]
-    return min(found, default=Room(_UNLIMITED, "a memory that nobody tells of"))
+    return min(found, default=FreeMemory(_UNLIMITED, "a memory that nobody tells of"))
 
 
-def _machine(proc: Path) -> Iterator[Room]:
+def _machine(proc: Path) -> Iterator[FreeMemory]:
     about = _table(proc / "meminfo")
     if "MemAvailable:" in about:
         free = about["MemAvailable:"] + about.get("SwapFree:", 0)
-        yield Room(1024 * free, "the machine's memory")
+        yield FreeMemory(1024 * free, "the machine's memory")
 
 
-def _own_limits(proc: Path) -> Iterator[Room]:
+def _own_limits(proc: Path) -> Iterator[FreeMemory]:
     used = _table(proc / "self" / "status")
     for limit, field, name in (
         (resource.RLIMIT_AS, "VmSize:", "ulimit -v"),
@@ -87,17 +87,17 @@ def _own_limits(proc: Path) -> Iterator[Room]:
     ):
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY:
-            yield Room(max(soft - 1024 * used.get(field, 0), 0), name)
+            yield FreeMemory(max(soft - 1024 * used.get(field, 0), 0), name)
 
 
-def _cgroups(root: Path) -> Iterator[Room]:
+def _cgroups(root: Path) -> Iterator[FreeMemory]:
     """Of the cgroup of this process and of those around it, in both versions."""
     for group in own_groups("memory", root):
         for folder in group.with_those_around():
             yield from _cgroup(folder, *_FILES[group.version])
 
 
-def _cgroup(group: Path, limit_file: str, used_file: str, prefix: str) -> Iterator[Room]:
+def _cgroup(group: Path, limit_file: str, used_file: str, prefix: str) -> Iterator[FreeMemory]:
     try:
         limit = (group / limit_file).read_text().strip()
         used = int((group / used_file).read_text())
@@ -107,7 +107,7 @@ def _cgroup(group: Path, limit_file: str, used_file: str, prefix: str) -> Iterat
     if limit == "max" or int(limit) >= _UNLIMITED:
         return
     cache = sum(about.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
-    yield Room(max(int(limit) - used + cache, 0), "the memory of the cgroup")
+    yield FreeMemory(max(int(limit) - used + cache, 0), "the memory of the cgroup")
 
 
 def _table(path: Path) -> dict[str, int]:

@@ -33,12 +33,12 @@ class Bucket(NamedTuple):
         return self.rows * _STOPS
 
     @property
-    def room(self) -> Need:
+    def room(self) -> StepSize:
         """The most that fits."""
-        return Need(*self, self.positions, self.stops)
+        return StepSize(*self, self.positions, self.stops)
 
 
-class Need(NamedTuple):
+class StepSize(NamedTuple):
     """What a step has of each."""
 
     rows: int
@@ -66,7 +66,7 @@ def make_buckets(max_rows: int, max_window: int, max_tokens: int) -> list[Bucket
     return sorted({*windows, *prompts}, key=lambda b: (b.tokens, b.positions, b), reverse=True)
 
 
-def in_order(buckets: Iterable[Bucket]) -> list[tuple[Need, Bucket]]:
+def in_order(buckets: Iterable[Bucket]) -> list[tuple[StepSize, Bucket]]:
     """The room of each, and the bucket itself; a step gets the first that has room for it.
 
     Narrow windows come first: a drafter drafts for all of a window, whoever asks for less.
@@ -75,7 +75,7 @@ def in_order(buckets: Iterable[Bucket]) -> list[tuple[Need, Bucket]]:
     return [(bucket.room, bucket) for bucket in ordered]
 
 
-def find_bucket(need: Need, ordered: Iterable[tuple[Need, Bucket]]) -> Bucket | None:
+def find_bucket(need: StepSize, ordered: Iterable[tuple[StepSize, Bucket]]) -> Bucket | None:
     """The least bucket that has room for a step; None where none has."""
     return next((bucket for room, bucket in ordered if all(map(le, need, room))), None)
 

@@ -22,8 +22,8 @@ class Packed(NamedTuple):
         return cls(words, tuple((part.shape, part.dtype) for part in parts))
 
 
-class Words:
-    """Words that are on their way."""
+class Download:
+    """Packed tensors that are being copied to the host."""
 
     def __init__(self, packed: Packed) -> None:
         """Copied behind whatever is queued: they may be overwritten by what is queued later."""

@@ -42,10 +42,10 @@ def warm_up_steps(
     """
     null_slot, longest = slots.num_slots, min(max_tokens, slots.tokens.shape[1])
     for params in (_GREEDY, _DRAWN, EVERYTHING) if has_head else ():
-        for k_cap in range(max_drafts + 1):
-            yield _rows(null_slot, 1, pb.VERIFY, k_cap=k_cap), params
+        for num_drafts in range(max_drafts + 1):
+            yield _rows(null_slot, 1, pb.VERIFY, max_drafts=num_drafts), params
     if has_head:
-        yield _rows(null_slot, slots.num_slots, pb.VERIFY, k_cap=max_drafts), _GREEDY
+        yield _rows(null_slot, slots.num_slots, pb.VERIFY, max_drafts=max_drafts), _GREEDY
     last = pb.PREFILL_LAST if has_head else pb.POOL
     for power in range(longest.bit_length()):
         yield _rows(null_slot, 1, last, num_tokens=1 << power), _GREEDY
@@ -54,10 +54,10 @@ def warm_up_steps(
 
 
 def _rows(
-    slot: int, count: int, mode: pb.DecodeMode, *, k_cap: int = 0, num_tokens: int = 0
+    slot: int, count: int, mode: pb.DecodeMode, *, max_drafts: int = 0, num_tokens: int = 0
 ) -> Rows:
     """A drafter with state catches up with as many positions as each row has tokens, if any."""
-    told = {"slot": slot, "mode": mode, "num_tokens": num_tokens, "max_drafts": k_cap}
-    told["catch_up"] = 1 + k_cap if mode == pb.VERIFY else num_tokens
+    told = {"slot": slot, "mode": mode, "num_tokens": num_tokens, "max_drafts": max_drafts}
+    told["catch_up"] = 1 + max_drafts if mode == pb.VERIFY else num_tokens
     names = (name for name, _ in Rows.none().columns())
     return Rows(**{name: np.full(count, told.get(name, 0)) for name in names})

@@ -11,7 +11,7 @@ from surestep_worker.configs.model_config import ModelConfig
 
 from .batch import StepBatch
 from .context import LayerContext
-from .linear import Part, Sharding, take_linear
+from .linear import Sharding, ShardSlice, take_linear
 from .norm import take_norm
 from .residual import Product
 
@@ -35,15 +35,17 @@ def attention_table(to: str, at: str, config: ModelConfig, shard: Sharding) -> d
     return table
 
 
-def _queries_and_gates(at: str, config: ModelConfig, shard: Sharding) -> list[tuple[str, Part]]:
+def _queries_and_gates(
+    at: str, config: ModelConfig, shard: Sharding
+) -> list[tuple[str, ShardSlice]]:
     """In a checkpoint the query and the gate of each head lie together; here all queries come
     first."""
     dim, heads = config.head_dim, shard.part(config.num_heads)
     total = 2 * config.num_heads * dim
 
-    def halves(offset: int) -> list[tuple[str, Part]]:
+    def halves(offset: int) -> list[tuple[str, ShardSlice]]:
         starts = [2 * dim * head + offset for head in range(heads.keep.start, heads.keep.stop)]
-        return [(f"{at}q_proj", Part(total, slice(start, start + dim))) for start in starts]
+        return [(f"{at}q_proj", ShardSlice(total, slice(start, start + dim))) for start in starts]
 
     return [*halves(0), *halves(dim)]
 

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from surestep_worker.cache.caches import Caches
-from surestep_worker.checkpoint.parameters import Parameter, Source
+from surestep_worker.checkpoint.parameters import Parameter, TensorSource
 from surestep_worker.configs.hybrid import HybridConfig
 
 from .batch import StepBatch
 from .context import LayerContext
-from .linear import Part, Sharding, are_alike, take_linear
+from .linear import Sharding, ShardSlice, are_alike, take_linear
 from .residual import Product
 
-Outputs = list[tuple[str, Part]]
+Outputs = list[tuple[str, ShardSlice]]
 
 
 def delta_net_table(
@@ -39,7 +39,7 @@ def delta_net_table(
         projections = shard.columns(f"{to}qkvz", qkvz, width, bias=False)
         projections |= shard.columns(f"{to}ba", ba, width, bias=False)
     conv = tuple(
-        Source(f"{at}conv1d.weight", (delta.channels, 1, delta.taps), part.keep)
+        TensorSource(f"{at}conv1d.weight", (delta.channels, 1, delta.taps), part.keep)
         for part in channels
     )
     return {
@@ -64,9 +64,9 @@ def _separate(at: str, config: HybridConfig, shard: Sharding) -> tuple[Outputs, 
     k, v = shard.part(delta.num_k_heads, delta.k_dim), shard.part(delta.num_v_heads, delta.v_dim)
     heads = shard.part(delta.num_v_heads)
 
-    def within(part: Part, offset: int) -> tuple[str, Part]:
+    def within(part: ShardSlice, offset: int) -> tuple[str, ShardSlice]:
         keep = slice(offset + part.keep.start, offset + part.keep.stop)
-        return f"{at}in_proj_qkv", Part(delta.channels, keep)
+        return f"{at}in_proj_qkv", ShardSlice(delta.channels, keep)
 
     qkv = [within(k, 0), within(k, k.total), within(v, 2 * k.total)]
     ba = [(f"{at}in_proj_b", heads), (f"{at}in_proj_a", heads)]
@@ -82,7 +82,7 @@ def _grouped(at: str, config: HybridConfig, shard: Sharding) -> tuple[Outputs, O
     def parts(name: str, sizes: list[int]) -> Outputs:
         group = sum(sizes)
         return [
-            (f"{at}{name}", Part(group * delta.num_k_heads, slice(start, start + size)))
+            (f"{at}{name}", ShardSlice(group * delta.num_k_heads, slice(start, start + size)))
             for i, size in enumerate(sizes)
             for start in range(groups.start * group + sum(sizes[:i]), groups.stop * group, group)
         ]

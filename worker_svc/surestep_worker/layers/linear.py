@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 
-from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, Source
+from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource
 from surestep_worker.checkpoint.prepared import Weights
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 
 
-class Part(NamedTuple):
+class ShardSlice(NamedTuple):
     """A dimension of the whole model and the slice of it on this rank."""
 
     total: int
@@ -36,36 +36,36 @@ class Sharding:
     tp: TensorParallel
     expert_parallel: bool = False  # ranks share out whole experts, not the columns of each
 
-    def part(self, count: int, unit: int = 1) -> Part:
+    def part(self, count: int, unit: int = 1) -> ShardSlice:
         """This rank's share of `count` things of `unit` elements; with fewer things than ranks,
         neighbouring ranks hold the same one."""
         first = self.tp.rank * count // self.tp.size
         kept = max(1, count // self.tp.size)
-        return Part(count * unit, slice(first * unit, (first + kept) * unit))
+        return ShardSlice(count * unit, slice(first * unit, (first + kept) * unit))
 
-    def even_part(self, count: int, unit: int = 1) -> Part:
+    def even_part(self, count: int, unit: int = 1) -> ShardSlice:
         """This rank's share of `count` things of `unit` elements, one more than others' at most."""
         rank, size = self.tp.rank, self.tp.size
         first, end = rank * count // size, (rank + 1) * count // size
-        return Part(count * unit, slice(first * unit, end * unit))
+        return ShardSlice(count * unit, slice(first * unit, end * unit))
 
     def whole(self, name: str, size: int) -> Parameter:
         """A vector that every rank holds."""
-        return self.vector(name, Part(size, slice(0, size)))
+        return self.vector(name, ShardSlice(size, slice(0, size)))
 
-    def vector(self, name: str, part: Part) -> Parameter:
+    def vector(self, name: str, part: ShardSlice) -> Parameter:
         """Part of a vector."""
-        return Parameter((part.size,), (Source(name, (part.total,), part.keep),))
+        return Parameter((part.size,), (TensorSource(name, (part.total,), part.keep),))
 
     def vocabulary(self, name: str, vocab_size: int, width: int) -> Parameter:
         """Equal numbers of rows on every rank, the last ones padded with zeros."""
         rows = -(-vocab_size // self.tp.size)
         first = min(self.tp.rank * rows, vocab_size)
         keep = slice(first, min(first + rows, vocab_size))
-        return Parameter((rows, width), (Source(name, (vocab_size, width), keep),))
+        return Parameter((rows, width), (TensorSource(name, (vocab_size, width), keep),))
 
     def columns(
-        self, name: str, outputs: Sequence[tuple[str, Part]], inputs: int, *, bias: bool
+        self, name: str, outputs: Sequence[tuple[str, ShardSlice]], inputs: int, *, bias: bool
     ) -> dict[str, Parameter]:
         """Column-parallel layers of one input, merged in the given order.
 
@@ -74,24 +74,24 @@ class Sharding:
         rows = sum(part.size for _, part in outputs)
         weight = Parameter(
             (rows, inputs),
-            tuple(Source(f"{n}.weight", (p.total, inputs), p.keep) for n, p in outputs),
+            tuple(TensorSource(f"{n}.weight", (p.total, inputs), p.keep) for n, p in outputs),
             linear=True,
         )
         if not bias:
             return {f"{name}.weight": weight}
-        biases = tuple(Source(f"{n}.bias", (p.total,), p.keep) for n, p in outputs)
+        biases = tuple(TensorSource(f"{n}.bias", (p.total,), p.keep) for n, p in outputs)
         return {f"{name}.weight": weight, f"{name}.bias": Parameter((rows,), biases)}
 
     def rows(
-        self, name: str, source: str, outputs: int, inputs: Part, *, bias: bool
+        self, name: str, source: str, outputs: int, inputs: ShardSlice, *, bias: bool
     ) -> dict[str, Parameter]:
         """A row-parallel layer. Only rank 0 has the bias: the all-reduce adds it for everyone."""
-        kept = Source(f"{source}.weight", (outputs, inputs.total), inputs.keep, dim=1)
+        kept = TensorSource(f"{source}.weight", (outputs, inputs.total), inputs.keep, dim=1)
         weight = Parameter((outputs, inputs.size), (kept,), linear=True)
         if not bias:
             return {f"{name}.weight": weight}
         keep = slice(0, outputs if self.tp.rank == 0 else 0)
-        vector = Parameter((outputs,), (Source(f"{source}.bias", (outputs,), keep),))
+        vector = Parameter((outputs,), (TensorSource(f"{source}.bias", (outputs,), keep),))
         return {f"{name}.weight": weight, f"{name}.bias": vector}
 
 

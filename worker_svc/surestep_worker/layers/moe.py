@@ -14,13 +14,13 @@ from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.ops.moe import Router
 from torch import Tensor
 
-from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, Source
+from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource
 from surestep_worker.checkpoint.prepared import Weights
 from surestep_worker.configs.hybrid import HybridConfig, MoeConfig
 from surestep_worker.configs.routed import RoutedConfig
 
 from .context import LayerContext
-from .linear import Part, Sharding, are_alike, take_linear
+from .linear import Sharding, ShardSlice, are_alike, take_linear
 from .mlp import mlp_table
 from .residual import Mixed
 
@@ -45,8 +45,8 @@ def moe_table(
     assert moe is not None
     fused = f"{at}experts.gate_up_proj" in names
     experts = (_fused_experts if fused else _separate_experts)(to, at, config, shard)
-    router = [(f"{at}gate", Part(moe.num_experts, slice(0, moe.num_experts)))]
-    gate = [(f"{at}shared_expert_gate", Part(1, slice(0, 1)))]
+    router = [(f"{at}gate", ShardSlice(moe.num_experts, slice(0, moe.num_experts)))]
+    gate = [(f"{at}shared_expert_gate", ShardSlice(1, slice(0, 1)))]
     if are_alike([name for name, _ in (*router, *gate)], names):
         projections = shard.columns(f"{to}router", [*router, *gate], width, bias=False)
     else:
@@ -59,9 +59,9 @@ def moe_table(
     }
 
 
-def _inner(moe: MoeConfig, shard: Sharding) -> Part:
+def _inner(moe: MoeConfig, shard: Sharding) -> ShardSlice:
     """This rank's columns of an expert."""
-    whole = Part(moe.expert_size, slice(0, moe.expert_size))
+    whole = ShardSlice(moe.expert_size, slice(0, moe.expert_size))
     return whole if shard.expert_parallel else shard.part(moe.expert_size)
 
 
@@ -87,8 +87,8 @@ def _fused_experts(to: str, at: str, config: HybridConfig, shard: Sharding) -> d
     keep = _inner(moe, shard).keep
     shapes = {"gate_up_proj": (count, 2 * inner, width), "down_proj": (count, width, inner)}
 
-    def cut(name: str, expert: int, columns: slice, dim: int) -> Source:
-        return Source(f"{at}experts.{name}", shapes[name], columns, dim, item=expert)
+    def cut(name: str, expert: int, columns: slice, dim: int) -> TensorSource:
+        return TensorSource(f"{at}experts.{name}", shapes[name], columns, dim, item=expert)
 
     for expert in local_experts(moe.num_experts, shard):
         up = slice(inner + keep.start, inner + keep.stop)
@@ -140,13 +140,13 @@ class _Stacked(NamedTuple):
         shape = [self.outputs, self.inputs]
         if self.input_major:
             shape, dim = shape[::-1], 1 - dim
-        source = Source(self.name, (self.experts, *shape), keep, dim, expert)
+        source = TensorSource(self.name, (self.experts, *shape), keep, dim, expert)
         shape[dim] = keep.stop - keep.start
         return Parameter((shape[0], shape[1]), (source,), linear=True)
 
     def bias(self, expert: int, keep: slice) -> Parameter:
         """That of the outputs kept; without any zeros for all of them."""
-        source = Source(f"{self.name}_bias", (self.experts, self.outputs), keep, item=expert)
+        source = TensorSource(f"{self.name}_bias", (self.experts, self.outputs), keep, item=expert)
         return Parameter((source.numel or self.outputs,), (source,))
 
 
@@ -159,7 +159,7 @@ def gpt_oss_moe_table(
     out columns keep whole pairs.
     """
     count, width, inner = config.num_local_experts, config.hidden_size, config.intermediate_size
-    router = [(f"{at}router", Part(count, slice(0, count)))]
+    router = [(f"{at}router", ShardSlice(count, slice(0, count)))]
     table = shard.columns(f"{to}router", router, width, bias=True)
     gate_up = _stacked(f"{at}experts.gate_up_proj", count, 2 * inner, width, names)
     down = _stacked(f"{at}experts.down_proj", count, width, inner, names)

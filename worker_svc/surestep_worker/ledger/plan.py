@@ -41,18 +41,18 @@ def read_snapshots(plan: pb.StepPlan, num_snapshots: int) -> SnapshotRequests:
     """Snapshots that `plan` arms. Raises InvalidRequest for columns or ids that make no sense."""
     if not plan.snapshot_ids and not plan.snapshot_slots and not plan.snapshot_lens:
         return NO_SNAPSHOTS
-    armed = SnapshotRequests(
+    requested = SnapshotRequests(
         _column(plan.snapshot_slots), _column(plan.snapshot_lens), _column(plan.snapshot_ids)
     )
-    if len({len(column) for column in armed}) > 1:
+    if len({len(column) for column in requested}) > 1:
         raise InvalidRequest("snapshot columns are not parallel", param="snapshot_slots")
     if not set(plan.snapshot_slots) <= set(plan.slot):
         raise InvalidRequest("a snapshot of a slot without a row", param="snapshot_slots")
-    if len(set(plan.snapshot_slots)) != len(armed.slot):
+    if len(set(plan.snapshot_slots)) != len(requested.slot):
         raise InvalidRequest("a slot has more than one snapshot", param="snapshot_slots")
     if not all(0 < x <= num_snapshots for x in plan.snapshot_ids):
         raise InvalidRequest("a snapshot id that does not exist", param="snapshot_ids")
-    return armed
+    return requested
 
 
 def read_rows(plan: pb.StepPlan) -> Rows:
@@ -60,14 +60,10 @@ def read_rows(plan: pb.StepPlan) -> Rows:
 
     Raises InvalidRequest when columns differ in length or a mode is unknown.
     """
-    names = dict(Rows.wire_names())
-    rows = Rows(**{name: _column(getattr(plan, wire_name)) for name, wire_name in names.items()})
+    rows = Rows(**{name: _column(getattr(plan, name)) for name in Rows.names()})
     for name, column in rows.columns():
         if len(column) != len(rows):
-            wire_name = names[name]
-            raise InvalidRequest(
-                f"plan column {wire_name} is not parallel to slot", param=wire_name
-            )
+            raise InvalidRequest(f"plan column {name} is not parallel to slot", param=name)
     if len(set(plan.slot)) != len(rows):
         raise InvalidRequest("a slot has more than one row", param="slot")
     if not _MODES.issuperset(plan.mode):

@@ -15,7 +15,7 @@ def check_rows(rows: Rows, slots: Slots, max_draft_tokens: int) -> None:
     slot = rows.slot
     held = slots.occupied[slot] & (slots.tenancy[slot] == rows.slot_epoch)
     require(held, slot, "it does not hold tenancy {}", rows.slot_epoch)
-    message = f"k_cap {{}} exceeds {max_draft_tokens}"
+    message = f"max_drafts {{}} exceeds {max_draft_tokens}"
     require(rows.max_drafts <= max_draft_tokens, slot, message, rows.max_drafts)
     known = KnownSlots(
         length=slots.committed[slot],
@@ -34,6 +34,6 @@ def check_rows(rows: Rows, slots: Slots, max_draft_tokens: int) -> None:
 def check_caught_up(rows: Rows, slots: Slots) -> None:
     """Raises LedgerError when a row is to draft from a drafter's state that lags behind."""
     slot = rows.slot
-    upto, length = slots.draft_upto[slot], slots.committed[slot]
+    upto, length = slots.drafter_len[slot], slots.committed[slot]
     ready = (rows.mode != VERIFY) | (upto == length)
     require(ready, slot, "the drafter is at {} of {} tokens and is to draft", upto, length)

@@ -55,11 +55,11 @@ def sampled_positions(rows: Rows, cu: IntArray, n_drafts: IntArray) -> Sampled:
 
 
 def prompt_positions(
-    rows: Rows, row: IntArray, positions: IntArray, slots: Slots, wants_prompt: BoolArray
+    rows: Rows, row: IntArray, positions: IntArray, slots: Slots, prompt_logprobs: BoolArray
 ) -> PromptPositions:
     """Those of a batch whose tokens [T] belong to `row` and stand at `positions`."""
     token_slot = rows.slot[row]
-    wanted = (rows.is_prefill & wants_prompt[rows.slot])[row]
+    wanted = (rows.is_prefill & prompt_logprobs[rows.slot])[row]
     predictor = np.flatnonzero(wanted & (positions + 1 < slots.prompt_len[token_slot]))
     slot = token_slot[predictor]
     return PromptPositions(

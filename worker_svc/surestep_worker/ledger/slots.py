@@ -51,7 +51,9 @@ class Slots:
         self.admitted_len = np.zeros(num_slots, dtype=np.int64)  # tokens known at admission
         self.max_len = np.zeros(num_slots, dtype=np.int64)
         self.folded = np.zeros(num_slots, dtype=np.int64)  # tokens that the recurrent state holds
-        self.draft_upto = np.zeros(num_slots, dtype=np.int64)  # positions the drafter's state holds
+        self.drafter_len = np.zeros(
+            num_slots, dtype=np.int64
+        )  # positions the drafter's state holds
         self.last_step = np.zeros(num_slots, dtype=np.int64)  # newest step that ran this tenancy
         # The worker's half of the double entry: accepted counts of the newest steps of each slot.
         self._log_step = np.zeros((num_slots, _LOG_DEPTH), dtype=np.int64)
@@ -70,31 +72,31 @@ class Slots:
         count = len(admission.token_ids)
         if not admission.num_cached < count <= min(admission.max_len, self.tokens.shape[1]):
             raise InternalError(f"slot {slot}: {count} tokens do not fit the admission")
-        if admission.draft_valid > max(admission.num_cached - 1, 0):
+        if admission.drafter_len > max(admission.num_cached - 1, 0):
             raise InternalError(f"slot {slot}: the drafter's state is ahead of the cached prefix")
         self.occupied[slot] = True
         self.tenancy[slot] = admission.slot_epoch
         self._tokens[slot, :count] = admission.token_ids
         self.known[slot] = self.admitted_len[slot] = count
         self.committed[slot] = self.folded[slot] = admission.num_cached
-        self.draft_upto[slot] = admission.draft_valid
+        self.drafter_len[slot] = admission.drafter_len
         self.prompt_len[slot] = admission.prompt_len
         self.max_len[slot] = admission.max_len
         self.pooling[slot] = admission.pooling
-        self._forget(slot)
+        self._clear(slot)
 
     def free(self, slot: int, tenancy: int) -> None:
         """End a tenancy. Raises InternalError when it is not the one that occupies the slot."""
         if not self.occupied[slot] or self.tenancy[slot] != tenancy:
             raise InternalError(f"slot {slot} does not hold tenancy {tenancy}")
         self.occupied[slot] = False
-        self._forget(slot)
+        self._clear(slot)
 
     def reset(self) -> None:
         """End every tenancy: a new epoch begins and tenancies count from 1 again."""
         self.occupied[:] = False
         self.tenancy[:] = 0
-        self._forget(slice(None))
+        self._clear(slice(None))
 
     def extend(self, slot: int, block_ids: IntArray) -> None:
         """Append KV blocks to a slot's block table."""
@@ -138,7 +140,7 @@ class Slots:
         ids: IntArray = self._tokens[slot, position].astype(np.int64)
         return ids
 
-    def _forget(self, slot: int | slice) -> None:
+    def _clear(self, slot: int | slice) -> None:
         self.block_tables[slot] = NULL_BLOCK
         self.num_blocks[slot] = 0
         self.last_step[slot] = 0

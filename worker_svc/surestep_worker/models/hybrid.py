@@ -11,7 +11,7 @@ from surestep_worker.configs.model_config import FULL_ATTENTION
 from surestep_worker.layers.attention import attention_table
 from surestep_worker.layers.embedding import vocabulary_table
 from surestep_worker.layers.gated_delta_net import delta_net_table
-from surestep_worker.layers.linear import Part, Sharding
+from surestep_worker.layers.linear import Sharding, ShardSlice
 from surestep_worker.layers.mlp import mlp_table
 from surestep_worker.layers.moe import local_experts, moe_table
 
@@ -72,7 +72,7 @@ def _rest_of_layer(
 
 def _mtp_table(config: HybridConfig, shard: Sharding, names: Set[str]) -> dict[str, Parameter]:
     width, at = config.hidden_size, "mtp.layers.0."
-    whole = [("mtp.fc", Part(width, slice(0, width)))]
+    whole = [("mtp.fc", ShardSlice(width, slice(0, width)))]
     return {
         **shard.columns("mtp.fc", whole, 2 * width, bias=False),
         "mtp.norm_embedding": shard.whole("mtp.pre_fc_norm_embedding.weight", width),

@@ -16,7 +16,7 @@ from surestep_worker.checkpoint.parameters import CheckpointWeights, Progress
 from surestep_worker.checkpoint.prepared import prepared
 from surestep_worker.configs.model_config import ModelConfig, resolve_dtype
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.host.host_memory import GIB, OutOfMemory, room
+from surestep_worker.host.host_memory import GIB, OutOfMemory, free_memory
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.linear import Sharding
@@ -151,7 +151,7 @@ def _rotary(config: ModelConfig, options: LoadOptions) -> Tensor:
 
 
 def _require_room(what: str, nbytes: int, param: str) -> None:
-    left = room()
+    left = free_memory()
     if nbytes > left.nbytes:
         message = f"{what} take {nbytes / GIB:.2f} GiB of memory, but only {left}"
         raise OutOfMemory(message, param=param)

@@ -22,32 +22,32 @@ _MAX_REASON = 2000  # characters
 _MAX_FDS = 2
 
 
-class Kind(StrEnum):
+class MessageKind(StrEnum):
     """What a message means."""
 
     STANDBY = "standby"  # everything is imported
     ACTIVATE = "activate"  # be the rank; with the descriptors of heartbeat and weights
     READY = "ready"  # the service answers
     FAILED = "failed"  # it cannot be the rank, and ends
-    LEAVING = "leaving"  # somebody has sent it SIGTERM or SIGINT
+    TERMINATING = "terminating"  # somebody has sent it SIGTERM or SIGINT
 
 
 class Failure(StrEnum):
     """What there is to be hoped for after a rank has failed to start."""
 
-    PASSING = "passing"  # another attempt may succeed
-    LASTING = "lasting"  # it will not, unless somebody changes something
+    TRANSIENT = "transient"  # another attempt may succeed
+    PERMANENT = "permanent"  # it will not, unless somebody changes something
     WEIGHTS = "weights"  # it will, with weights that are loaded afresh
 
 
 class Message(NamedTuple):
-    """The memo is what a rank has measured, opaque to the supervisor, who tells the next one."""
+    """The profile result is what a rank has measured: the supervisor hands it on unread."""
 
-    kind: Kind
-    memo: bytes = b""
+    kind: MessageKind
+    profile_result: bytes = b""
     fds: tuple[int, ...] = ()
     checkpoint: str = ""  # READY: fingerprint of the weights
-    failure: Failure = Failure.PASSING  # FAILED
+    failure: Failure = Failure.TRANSIENT  # FAILED
     reason: str = ""  # FAILED: one line for people
 
 
@@ -56,7 +56,7 @@ class Activation(NamedTuple):
 
     heartbeat_fd: int
     weights_fd: int
-    memo: bytes
+    profile_result: bytes
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -100,17 +100,17 @@ def wait_for_activation(end: socket.socket) -> Activation:
     message = receive(end)
     if message is None:
         raise Unavailable("the supervisor is gone")
-    if message.kind is not Kind.ACTIVATE or len(message.fds) != _MAX_FDS:
+    if message.kind is not MessageKind.ACTIVATE or len(message.fds) != _MAX_FDS:
         raise InvalidRequest(f"a standby cannot be told {message.kind}")
     heartbeat_fd, weights_fd = message.fds
-    return Activation(heartbeat_fd, weights_fd, message.memo)
+    return Activation(heartbeat_fd, weights_fd, message.profile_result)
 
 
 def encode(message: Message) -> bytes:
     """One packet; descriptors are not part of it."""
     data = message._asdict()
     del data["fds"]
-    data["memo"] = base64.b64encode(message.memo).decode()
+    data["profile_result"] = base64.b64encode(message.profile_result).decode()
     data["reason"] = " ".join(message.reason.split())[:_MAX_REASON]
     packet = json.dumps(data).encode()
     assert len(packet) <= MAX_BYTES
@@ -122,8 +122,8 @@ def decode(packet: bytes, fds: tuple[int, ...] = ()) -> Message:
     try:
         data = json.loads(packet)
         return Message(
-            Kind(data["kind"]),
-            base64.b64decode(data["memo"], validate=True),
+            MessageKind(data["kind"]),
+            base64.b64decode(data["profile_result"], validate=True),
             fds,
             str(data["checkpoint"]),
             Failure(data["failure"]),

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from surestep_proto import supervisor_pb2 as pb
 
-from surestep_worker.host.heartbeat import Beat
+from surestep_worker.host.heartbeat import HeartbeatState
 
-from .rank_process import Verdict
+from .rank_process import ExitReason
 
 _KEPT = 20
 
@@ -21,14 +21,14 @@ class Exit:
     """One of them. Moments are of CLOCK_MONOTONIC."""
 
     pid: int
-    verdict: Verdict
-    last: Beat
+    exit_reason: ExitReason
+    last: HeartbeatState
     last_age_s: float
     at: float
     replaced_s: float = 0.0  # until the next rank was ready; 0 = not yet
 
 
-class Exits:
+class ExitHistory:
     """The latest ones."""
 
     def __init__(self) -> None:
@@ -36,13 +36,15 @@ class Exits:
         self.count = 0
         self.failures = 0  # consecutive ones before the rank was ready
 
-    def note(self, pid: int, verdict: Verdict, last: Beat, *, was_ready: bool) -> None:
+    def record(
+        self, pid: int, exit_reason: ExitReason, last: HeartbeatState, *, was_ready: bool
+    ) -> None:
         """A rank has ended, this moment."""
         self.count += 1
         self.failures = 0 if was_ready else self.failures + 1
-        self._exits.appendleft(Exit(pid, verdict, last, last.age_s(), time.monotonic()))
+        self._exits.appendleft(Exit(pid, exit_reason, last, last.age_s(), time.monotonic()))
 
-    def note_ready(self) -> float:
+    def record_ready(self) -> float:
         """A rank is ready. Returns the seconds since the end of the one before it, 0 if none."""
         self.failures = 0
         now = time.monotonic()
@@ -55,7 +57,7 @@ class Exits:
         """The latest one in a line; empty = none."""
         if not self._exits:
             return ""
-        return f"pid {self._exits[0].pid}: {self._exits[0].verdict.reason}"
+        return f"pid {self._exits[0].pid}: {self._exits[0].exit_reason.reason}"
 
     def reports(self) -> Iterator[pb.RankExit]:
         """All that are kept, newest first."""
@@ -63,16 +65,16 @@ class Exits:
         for exit_ in self._exits:
             yield pb.RankExit(
                 pid=exit_.pid,
-                cause=exit_.verdict.cause,
-                reason=exit_.verdict.reason,
-                last=report_beat(exit_.last, exit_.last_age_s),
+                cause=exit_.exit_reason.cause,
+                reason=exit_.exit_reason.reason,
+                last=heartbeat_proto(exit_.last, exit_.last_age_s),
                 age_s=now - exit_.at,
                 replaced_s=exit_.replaced_s,
-                signal=exit_.verdict.signal,
-                outside=exit_.verdict.outside,
+                signal=exit_.exit_reason.signal,
+                outside=exit_.exit_reason.outside,
             )
 
 
-def report_beat(beat: Beat, age_s: float) -> pb.Heartbeat:
+def heartbeat_proto(beat: HeartbeatState, age_s: float) -> pb.Heartbeat:
     """A beat as the protocol tells it."""
     return pb.Heartbeat(epoch=beat.epoch, step=beat.step, phase=beat.phase, age_s=age_s)

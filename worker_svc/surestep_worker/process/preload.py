@@ -24,7 +24,7 @@ _LATE = (
 _LATE_ON_CUDA = ("torch.distributed._symmetric_memory",)
 
 
-def everything(settings: WorkerSettings) -> Build:
+def import_all(settings: WorkerSettings) -> Build:
     """Import all of it; returns what loads the model."""
     for module in _LATE if settings.device == "cpu" else _LATE + _LATE_ON_CUDA:
         importlib.import_module(module)

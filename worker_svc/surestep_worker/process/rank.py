@@ -30,7 +30,7 @@ from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.host.host_memory import memory_errors
 
 from . import control
-from .control import Activation, Failure, Kind, Message
+from .control import Activation, Failure, Message, MessageKind
 from .service import StepRunner, StepThread, WorkerService
 
 logger = logging.getLogger("surestep_worker.process.rank")  # which runs as __main__
@@ -41,7 +41,7 @@ _TICK_S = 0.5
 _VICTIM_AS_STANDBY, _VICTIM_AS_RANK = 800, 400
 
 
-class Loaded(Protocol):
+class BuiltRank(Protocol):
     """What a rank serves."""
 
     @property
@@ -53,7 +53,7 @@ class Loaded(Protocol):
         """For the scheduler."""
 
     @property
-    def memo(self) -> bytes:
+    def profile_result(self) -> bytes:
         """For the next rank."""
 
     @property
@@ -61,11 +61,11 @@ class Loaded(Protocol):
         """Fingerprint of the weights."""
 
 
-# Loads the model, on the step thread: settings, heartbeat, weights descriptor, memo.
-Build = Callable[[WorkerSettings, Heartbeat, int, bytes], Loaded]
+# Loads the model, on the step thread: settings, heartbeat, weights descriptor, profile result.
+Build = Callable[[WorkerSettings, Heartbeat, int, bytes], BuiltRank]
 
 
-class CannotStart(Exception):
+class StartupError(Exception):
     """What failed before the rank was ready."""
 
     def __init__(self, error: Exception) -> None:
@@ -73,26 +73,26 @@ class CannotStart(Exception):
         self.error = error
 
     @property
-    def told(self) -> Message:
+    def message(self) -> Message:
         """What the supervisor should know."""
-        failure = Failure.PASSING
+        failure = Failure.TRANSIENT
         if isinstance(self.error, StaleWeights):
             failure = Failure.WEIGHTS
         elif isinstance(self.error, InvalidRequest):
-            failure = Failure.LASTING
+            failure = Failure.PERMANENT
         known = isinstance(self.error, SurestepError)
         reason = str(self.error) if known else f"{type(self.error).__name__}: {self.error}"
-        return Message(Kind.FAILED, failure=failure, reason=reason)
+        return Message(MessageKind.FAILED, failure=failure, reason=reason)
 
 
 @contextlib.contextmanager
 def _start() -> Iterator[None]:
-    """A part of the start. Raises CannotStart for every error in it."""
+    """A part of the start. Raises StartupError for every error in it."""
     try:
         with memory_errors():
             yield
     except Exception as error:
-        raise CannotStart(error) from error
+        raise StartupError(error) from error
 
 
 class Rank:
@@ -108,7 +108,7 @@ class Rank:
         limits = settings.heartbeat_timeout_s, settings.load_timeout_s
         self._settings = settings
         self._supervisor = supervisor
-        self._weights_fd, self._memo = activation.weights_fd, activation.memo
+        self._weights_fd, self._profile_result = activation.weights_fd, activation.profile_result
         self._build = build
         self._heartbeat = Heartbeat.shared(activation.heartbeat_fd, *limits)
         os.close(activation.heartbeat_fd)
@@ -119,7 +119,7 @@ class Rank:
     async def serve(self) -> None:
         """Run until SIGTERM or SIGINT.
 
-        Raises CannotStart, and Unavailable when the supervisor or another rank is gone.
+        Raises StartupError, and Unavailable when the supervisor or another rank is gone.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -136,7 +136,7 @@ class Rank:
             with _start():
                 built = await self._load(service)
             await server.set_serving(True)
-            ready = Message(Kind.READY, built.memo, checkpoint=built.checkpoint)
+            ready = Message(MessageKind.READY, built.profile_result, checkpoint=built.checkpoint)
             control.send(self._supervisor, ready)
             logger.info("ready on %s", settings.rank_address)
             await self._tick_until_ended(service)
@@ -144,8 +144,8 @@ class Rank:
             await server.stop(_STOP_GRACE_S)
             thread.close()
 
-    async def _load(self, service: WorkerService) -> Loaded:
-        inherited = self._heartbeat, self._weights_fd, self._memo
+    async def _load(self, service: WorkerService) -> BuiltRank:
+        inherited = self._heartbeat, self._weights_fd, self._profile_result
         built = await self._thread.submit(lambda: self._build(self._settings, *inherited))
         service.ready(built.runner, built.facts)
         await self._thread.submit(service.tick)  # idle, before it says that it is ready
@@ -160,7 +160,7 @@ class Rank:
             raise self._alone
         if control.is_closed(self._supervisor):
             raise Unavailable("the supervisor is gone")
-        control.send(self._supervisor, Message(Kind.LEAVING))
+        control.send(self._supervisor, Message(MessageKind.TERMINATING))
 
     async def _tick(self, service: WorkerService) -> None:
         """A sign of life on the way that plans take: through the loop and the step thread."""
@@ -183,29 +183,29 @@ def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) ->
     try:
         with _start():
             build = preload(settings)
-        control.send(supervisor, Message(Kind.STANDBY))
+        control.send(supervisor, Message(MessageKind.STANDBY))
         activation = control.wait_for_activation(supervisor)
         prefer_as_victim(_VICTIM_AS_RANK)
         uvloop.run(Rank(settings, supervisor, activation, build).serve())
-    except CannotStart as failed:
+    except StartupError as failed:
         # A traceback says nothing about a model or a setting that is wrong.
         traceback = None if isinstance(failed.error, SurestepError) else failed.error
-        logger.error("cannot start: %s", failed.told.reason, exc_info=traceback)
+        logger.error("cannot start: %s", failed.message.reason, exc_info=traceback)
         with contextlib.suppress(OSError):
-            control.send(supervisor, failed.told)
+            control.send(supervisor, failed.message)
         return 1
     except Unavailable as gone:
         logger.error("%s", gone)
         with contextlib.suppress(OSError):
-            control.send(supervisor, Message(Kind.FAILED, reason=str(gone)))
+            control.send(supervisor, Message(MessageKind.FAILED, reason=str(gone)))
         return 1
     return 0
 
 
 def _preload(settings: WorkerSettings) -> Build:
-    from .preload import everything  # torch: seconds
+    from .preload import import_all  # torch: seconds
 
-    return everything(settings)
+    return import_all(settings)
 
 
 def main() -> int:

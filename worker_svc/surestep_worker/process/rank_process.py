@@ -21,7 +21,7 @@ from surestep_worker.host import shared_memory as memory
 from surestep_worker.host.heartbeat import SIZE, Heartbeat
 
 from . import control
-from .control import Failure, Kind, Message
+from .control import Failure, Message, MessageKind
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _OWN_SIGNALS = frozenset(
 )
 
 
-class Verdict(NamedTuple):
+class ExitReason(NamedTuple):
     """Why a process ended."""
 
     cause: pb.ExitCause
@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
     outside: bool = False  # nothing that it computed explains it
 
 
-class Setback(NamedTuple):
+class StartFailure(NamedTuple):
     """Why a rank did not become ready."""
 
     failure: Failure
@@ -60,12 +60,12 @@ class RankProcess:
     def __init__(self, process: asyncio.subprocess.Process, end: socket.socket) -> None:
         self._process = process
         self._control = end
-        self._verdict: Verdict | None = None
+        self._exit_reason: ExitReason | None = None
         self.imported = False  # it has said so: what remains is quick
-        self.setback: Setback | None = None  # it has said so, and ends
-        self.leaving = False  # it has said so: somebody's signal made it
-        self.noted = asyncio.Event()  # its end is in the supervisor's books
-        self.heartbeat = Heartbeat.unseen()
+        self.start_failure: StartFailure | None = None  # it has said so, and ends
+        self.terminating = False  # it has said so: somebody's signal made it
+        self.recorded = asyncio.Event()  # its end is in the supervisor's books
+        self.heartbeat = Heartbeat.local()
 
     @classmethod
     async def spawn(cls, command: Sequence[str], settings: WorkerSettings) -> RankProcess:
@@ -93,13 +93,17 @@ class RankProcess:
         """Whether its end has not been seen."""
         return self._process.returncode is None
 
-    def activate(self, weights_fd: int, memo: bytes, idle_s: float, load_s: float) -> None:
+    def activate(
+        self, weights_fd: int, profile_result: bytes, idle_s: float, load_s: float
+    ) -> None:
         """Tell the standby to become the rank. One that dies of it is noticed by its exit."""
         fd = memory.create("surestep-heartbeat", SIZE)
         self.heartbeat = Heartbeat.shared(fd, idle_s, load_s)
         self.heartbeat.expect(idle_s if self.imported else load_s)
         with contextlib.suppress(OSError):
-            control.send(self._control, Message(Kind.ACTIVATE, memo, (fd, weights_fd)))
+            control.send(
+                self._control, Message(MessageKind.ACTIVATE, profile_result, (fd, weights_fd))
+            )
         os.close(fd)
 
     async def messages(self) -> AsyncIterator[Message]:
@@ -111,15 +115,15 @@ class RankProcess:
         except (OSError, InvalidRequest) as error:
             logger.warning("nothing more is heard from pid %d: %s", self.pid, error)
 
-    async def wait(self) -> Verdict:
+    async def wait(self) -> ExitReason:
         """Its end, and why. What it said last may not have been read yet."""
         code = await self._process.wait()
-        if self._verdict is not None:
-            return self._verdict
+        if self._exit_reason is not None:
+            return self._exit_reason
         if code < 0:
             name, outside = signal.Signals(-code).name, -code not in _OWN_SIGNALS
-            return Verdict(pb.KILLED, f"signal {name}", -code, outside)
-        return Verdict(pb.EXITED, f"exit code {code}", outside=self.leaving)
+            return ExitReason(pb.KILLED, f"signal {name}", -code, outside)
+        return ExitReason(pb.EXITED, f"exit code {code}", outside=self.terminating)
 
     def close(self) -> None:
         """Nobody listens any more."""
@@ -133,8 +137,8 @@ class RankProcess:
         state = state_of(self.pid)
         if state not in (DEAD, ENDING):
             stopped = state in (STOPPED, TRACED)  # such a process handles no signal
-            outside = stopped or self.leaving  # that it did not answer was somebody else's doing
-            self._verdict = self._verdict or Verdict(cause, reason, outside=outside)
+            outside = stopped or self.terminating  # something else kept it from answering
+            self._exit_reason = self._exit_reason or ExitReason(cause, reason, outside=outside)
             await self._kill(dump=not stopped)
         await self._process.wait()
 

@@ -48,13 +48,13 @@ class StepRunner(Protocol):
         """Kinds of step that are one launch; and how many steps were not, where there are any."""
 
     @property
-    def has_chore(self) -> bool:
+    def capture_is_due(self) -> bool:
         """Whether there is something to do between two steps. Called from any thread."""
 
-    def do_chore(self) -> None:
+    def capture_next(self) -> None:
         """Do a part of what makes steps faster, if any is left."""
 
-    def check_whole(self) -> None:
+    def check_peers(self) -> None:
         """Raise Unavailable when a rank of the group is gone."""
 
 
@@ -89,14 +89,14 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._last_step = 0
         self._last_step_at: float | None = None
         self._step_ended = 0  # by perf_counter_ns
-        self._needed = 0  # when it was last: ready, or through with a step
+        self._last_active = 0  # when it was last: ready, or through with a step
         self._streams = 0
-        self._under_way: deque[pb.StepPlan] = deque()  # launched and not finished; step thread only
+        self._in_flight: deque[pb.StepPlan] = deque()  # launched and not finished; step thread only
 
     def ready(self, runner: StepRunner, facts: pb.WorkerInfo) -> None:
         """The model is loaded: `facts` joins what the service already knows of itself."""
         self._facts.MergeFrom(facts)
-        self._needed = time.perf_counter_ns()
+        self._last_active = time.perf_counter_ns()
         self._runner = runner
 
     async def Info(
@@ -167,7 +167,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         logger.info("epoch %d opened", epoch)
 
     def _begin(self, runner: StepRunner, epoch: int) -> None:
-        self._under_way.clear()  # what an older stream left
+        self._in_flight.clear()  # what an older stream left
         runner.open(epoch)
 
     async def _write(
@@ -185,19 +185,19 @@ class WorkerService(pb_grpc.WorkerServicer):
             assert result is not None, "finished"
             self._last_step, self._last_step_at = result.step, time.monotonic()
             await context.write(result)
-            if runner.has_chore:
-                await self._thread.submit(runner.do_chore)
+            if runner.capture_is_due:
+                await self._thread.submit(runner.capture_next)
 
-    def began(self, plan: pb.StepPlan) -> None:
+    def step_began(self, plan: pb.StepPlan) -> None:
         """A plan is launched. Called from the step thread."""
-        self._under_way.append(plan)
-        self._beat(plan)
+        self._in_flight.append(plan)
+        self._update_heartbeat(plan)
 
-    def ended(self, plan: pb.StepPlan) -> None:
+    def step_ended(self, plan: pb.StepPlan) -> None:
         """A plan is finished, or has failed: the time of the next one counts from now."""
         with contextlib.suppress(ValueError):  # of an older stream
-            self._under_way.remove(plan)
-        self._beat(self._under_way[0] if self._under_way else None)
+            self._in_flight.remove(plan)
+        self._update_heartbeat(self._in_flight[0] if self._in_flight else None)
 
     def tick(self) -> None:
         """A sign of life of a rank that nobody waits for. Called from the step thread.
@@ -205,14 +205,14 @@ class WorkerService(pb_grpc.WorkerServicer):
         One that nobody has needed for a while uses the time. Raises Unavailable when the group is
         no more: without an epoch nobody else would notice.
         """
-        if not self._under_way or not self._streams:
-            if time.perf_counter_ns() - self._needed > _IDLE_NS:
-                self._loaded().do_chore()
+        if not self._in_flight or not self._streams:
+            if time.perf_counter_ns() - self._last_active > _IDLE_NS:
+                self._loaded().capture_next()
             self.heartbeat.idle()
         if not self._streams:
-            self._loaded().check_whole()
+            self._loaded().check_peers()
 
-    def _beat(self, plan: pb.StepPlan | None) -> None:
+    def _update_heartbeat(self, plan: pb.StepPlan | None) -> None:
         if plan is None:
             self.heartbeat.idle()
         else:
@@ -224,7 +224,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         0 for the first step. Called from the step thread.
         """
         ended, self._step_ended = self._step_ended, time.perf_counter_ns()
-        self._needed = self._step_ended
+        self._last_active = self._step_ended
         return started - ended if ended else 0
 
     def check_fence(self, epoch: int) -> None:
@@ -259,11 +259,11 @@ class _Step:
         """Launch, and finish what is over at once. On the step thread, as is `finish`."""
         self._service.check_fence(self._epoch)
         self._started = time.perf_counter_ns()
-        self._service.began(self._plan)
+        self._service.step_began(self._plan)
         try:
             self._pending = self._runner.launch(self._plan)
         except BaseException:
-            self._service.ended(self._plan)
+            self._service.step_ended(self._plan)
             raise
         if self._pending.done:
             self.finish()
@@ -279,7 +279,7 @@ class _Step:
         try:
             result = self._pending.finish()
         finally:
-            self._service.ended(self._plan)
+            self._service.step_ended(self._plan)
         result.timings.queue_us = (self._started - self._received) // 1000
         result.timings.gap_us = self._service.gap_ns(self._started) // 1000
         self.result = result

@@ -22,22 +22,22 @@ from surestep_proto import supervisor_pb2_grpc as pb_grpc
 from surestep_worker.checkpoint.held_weights import HeldWeights
 from surestep_worker.checkpoint.model_folder import fingerprint_of
 from surestep_worker.config import WorkerSettings
-from surestep_worker.host.host_memory import room
+from surestep_worker.host.host_memory import free_memory
 from surestep_worker.host.oom import OomKills
 
-from .control import Failure, Kind
-from .exits import Exits, report_beat
-from .rank_process import RankProcess, Setback, Verdict
-from .watch import POLL_S, Watch
+from .control import Failure, MessageKind
+from .exits import ExitHistory, heartbeat_proto
+from .heartbeat_monitor import POLL_S, HeartbeatMonitor
+from .rank_process import ExitReason, RankProcess, StartFailure
 
 logger = logging.getLogger(__name__)
 
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)  # by consecutive failures
 _STANDBY_DELAY_S = 2.0  # after a rank became ready: the cores are its own at first
 _STANDBY_BYTES = 400 << 20  # an imported torch, and a little peace for the others
-_DISTRUST_AFTER = 3  # failures with what an earlier rank left; then everything is done afresh
-_REPAIR_S = 30.0  # between attempts while what is wrong will not pass by itself
-_LAST_WORDS_S = 0.5  # for what a rank said before its end
+_START_AFRESH_AFTER = 3  # failures with what an earlier rank left; then everything is done afresh
+_PERMANENT_RETRY_S = 30.0  # between attempts while what is wrong will not pass by itself
+_FINAL_MESSAGES_S = 0.5  # for what a rank said before its end
 
 
 class Supervisor(pb_grpc.SupervisorServicer):
@@ -52,12 +52,12 @@ class Supervisor(pb_grpc.SupervisorServicer):
         self._rank: RankProcess | None = None
         self._standby: RankProcess | None = None
         self._ready = asyncio.Event()
-        self._exits = Exits()
+        self._exits = ExitHistory()
         self._oom = oom or OomKills()
         self._weights = HeldWeights()
         self._checkpoint = ""  # fingerprint of these weights; empty until a rank was ready
-        self._memo = b""  # what a rank has measured: the next one need not
-        self._setback: Setback | None = None  # since the last rank that was ready
+        self._profile_result = b""  # what a rank has measured: the next one need not
+        self._start_failure: StartFailure | None = None  # since the last rank that was ready
 
     async def run(self) -> None:
         """Replace the rank whenever it ends. Cancel to stop; the rank is then terminated."""
@@ -87,15 +87,15 @@ class Supervisor(pb_grpc.SupervisorServicer):
         how = "from its standby" if rank.imported else "from scratch"
         logger.info("rank %d starts %s, pid %d", settings.rank, how, rank.pid)
         limits = settings.heartbeat_timeout_s, settings.load_timeout_s
-        rank.activate(self._weights.fd, self._memo, *limits)
+        rank.activate(self._weights.fd, self._profile_result, *limits)
 
     async def _cannot_spawn(self, error: OSError) -> None:
         """No process, file or memory is left for a rank: try again."""
         rank, self._rank = self._rank, None
         if rank is not None:
             await rank.terminate()
-        self._setback = Setback(Failure.PASSING, f"no process can be started: {error}")
-        logger.error("rank %d: %s", self._settings.rank, self._setback.reason)
+        self._start_failure = StartFailure(Failure.TRANSIENT, f"no process can be started: {error}")
+        logger.error("rank %d: %s", self._settings.rank, self._start_failure.reason)
         await asyncio.sleep(_BACKOFF_S[-1])
 
     async def _live(self, rank: RankProcess) -> None:
@@ -109,46 +109,52 @@ class Supervisor(pb_grpc.SupervisorServicer):
                 tasks.create_task(self._keep_standby()),
             ]
             await rank.wait()
-            await asyncio.wait([listening], timeout=_LAST_WORDS_S)
-            verdict = self._explained(await rank.wait())  # its last words count
+            await asyncio.wait([listening], timeout=_FINAL_MESSAGES_S)
+            exit_reason = self._explained(await rank.wait())  # its last words count
             for helper in helpers:
                 helper.cancel()
         rank.close()
-        if rank.setback is not None:
-            verdict = verdict._replace(reason=rank.setback.reason)
-        logger.error("rank %d, pid %d, ended: %s", settings.rank, rank.pid, verdict.reason)
+        if rank.start_failure is not None:
+            exit_reason = exit_reason._replace(reason=rank.start_failure.reason)
+        logger.error("rank %d, pid %d, ended: %s", settings.rank, rank.pid, exit_reason.reason)
         was_ready = self._ready.is_set()
-        self._exits.note(rank.pid, verdict, rank.heartbeat.read(), was_ready=was_ready)
-        rank.noted.set()
+        self._exits.record(rank.pid, exit_reason, rank.heartbeat.read(), was_ready=was_ready)
+        rank.recorded.set()
         if not was_ready:
-            self._setback = rank.setback or Setback(Failure.PASSING, verdict.reason)
+            unexplained = StartFailure(Failure.TRANSIENT, exit_reason.reason)
+            self._start_failure = rank.start_failure or unexplained
         self._ready.clear()
         self._rank = None
         await self._clean_up()
 
-    def _explained(self, verdict: Verdict) -> Verdict:
+    def _explained(self, exit_reason: ExitReason) -> ExitReason:
         """The kernel kills as others do, and says so elsewhere."""
-        if verdict.signal == signal.SIGKILL and self._oom.explain():
-            return Verdict(pb.OUT_OF_MEMORY, "killed: the machine is out of memory", verdict.signal)
-        return verdict
+        if exit_reason.signal == signal.SIGKILL and self._oom.explain():
+            return ExitReason(
+                pb.OUT_OF_MEMORY, "killed: the machine is out of memory", exit_reason.signal
+            )
+        return exit_reason
 
     def _pause_s(self) -> float:
         """Before the next rank."""
         # With weights in memory nothing that lies in the model folder is at fault.
-        lasting = self._setback is not None and self._setback.failure is Failure.LASTING
-        if lasting and not self._weights.sealed:
-            logger.error("rank %d: next attempt in %.0f s", self._settings.rank, _REPAIR_S)
-            return _REPAIR_S
+        if self._failure is Failure.PERMANENT and not self._weights.sealed:
+            logger.error("rank %d: next attempt in %.0f s", self._settings.rank, _PERMANENT_RETRY_S)
+            return _PERMANENT_RETRY_S
         return _back_off_s(self._exits.failures)
+
+    @property
+    def _failure(self) -> Failure:
+        return self._start_failure.failure if self._start_failure else Failure.TRANSIENT
 
     async def _clean_up(self) -> None:
         """What the next rank may not be given."""
-        failure = self._setback.failure if self._setback is not None else Failure.PASSING
-        distrusted = self._exits.failures >= _DISTRUST_AFTER
+        failure = self._failure
+        distrusted = self._exits.failures >= _START_AFRESH_AFTER
         if distrusted:
-            self._memo = b""
+            self._profile_result = b""
         useless = not self._weights.sealed or failure is Failure.WEIGHTS
-        suspected = distrusted and failure is Failure.PASSING
+        suspected = distrusted and failure is Failure.TRANSIENT
         if useless or (suspected and await self._can_load_afresh()):
             self._weights.renew()
             self._checkpoint = ""
@@ -172,28 +178,28 @@ class Supervisor(pb_grpc.SupervisorServicer):
 
     async def _listen(self, rank: RankProcess) -> None:
         async for message in rank.messages():
-            if message.kind is Kind.STANDBY:
+            if message.kind is MessageKind.STANDBY:
                 rank.imported = True
-            elif message.kind is Kind.FAILED:
-                rank.setback = Setback(message.failure, message.reason)
-            elif message.kind is Kind.READY:
-                self._memo, self._checkpoint = message.memo, message.checkpoint
-                self._setback = None
-                seconds = self._exits.note_ready()
+            elif message.kind is MessageKind.FAILED:
+                rank.start_failure = StartFailure(message.failure, message.reason)
+            elif message.kind is MessageKind.READY:
+                self._profile_result, self._checkpoint = message.profile_result, message.checkpoint
+                self._start_failure = None
+                seconds = self._exits.record_ready()
                 after = f", {seconds:.2f} s after the end of the last one" if seconds else ""
                 logger.info("rank %d, pid %d, is ready%s", self._settings.rank, rank.pid, after)
                 self._ready.set()
-            elif message.kind is Kind.LEAVING:
-                rank.leaving = True
+            elif message.kind is MessageKind.TERMINATING:
+                rank.terminating = True
 
     async def _watch(self, rank: RankProcess) -> None:
         """End the rank when its heartbeat stands still."""
-        watch = Watch(rank.heartbeat, time.monotonic_ns())
-        while (late := watch.look(time.monotonic_ns())) is None:
+        monitor = HeartbeatMonitor(rank.heartbeat, time.monotonic_ns())
+        while (stall := monitor.check(time.monotonic_ns())) is None:
             self._oom.look(time.monotonic())
             await asyncio.sleep(POLL_S)
-        logger.error("rank %d, pid %d, hangs: %s", self._settings.rank, rank.pid, late)
-        await rank.end(pb.HUNG, f"hung: {late}")
+        logger.error("rank %d, pid %d, hangs: %s", self._settings.rank, rank.pid, stall)
+        await rank.end(pb.HUNG, f"hung: {stall}")
 
     async def _keep_standby(self) -> None:
         """Have a standby some time after the rank is ready."""
@@ -206,10 +212,10 @@ class Supervisor(pb_grpc.SupervisorServicer):
             logger.info("rank %d has a standby, pid %d", self._settings.rank, standby.pid)
             async for _ in standby.messages():
                 standby.imported = True
-            verdict = await standby.wait()
+            exit_reason = await standby.wait()
             standby.close()
             self._standby = None
-            logger.warning("standby, pid %d, ended: %s", standby.pid, verdict.reason)
+            logger.warning("standby, pid %d, ended: %s", standby.pid, exit_reason.reason)
             await asyncio.sleep(_back_off_s(attempt + 1))
 
     async def _spawn_standby(self) -> RankProcess:
@@ -217,7 +223,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         said = ""
         while True:
             try:
-                if (left := room()).nbytes >= _STANDBY_BYTES:
+                if (left := free_memory()).nbytes >= _STANDBY_BYTES:
                     return await RankProcess.spawn(self._command, self._settings)
                 reason = str(left)
             except OSError as error:
@@ -244,14 +250,14 @@ class Supervisor(pb_grpc.SupervisorServicer):
             standby_pid=standby.pid if standby is not None and standby.imported else 0,
             held_weight_bytes=self._weights.nbytes,
         )
-        if self._setback is not None:
-            status.failure = self._setback.reason
-            status.failure_is_permanent = self._setback.failure is Failure.LASTING
+        if self._start_failure is not None:
+            status.failure = self._start_failure.reason
+            status.failure_is_permanent = self._start_failure.failure is Failure.PERMANENT
         if rank is not None:
             beat = rank.heartbeat.read()
             status.rank_pid = rank.pid
             status.rank_state = pb.READY if self._ready.is_set() else pb.STARTING
-            status.heartbeat.CopyFrom(report_beat(beat, beat.age_s()))
+            status.heartbeat.CopyFrom(heartbeat_proto(beat, beat.age_s()))
         return status
 
     async def Restart(
@@ -265,7 +271,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             "rank %d, pid %d, is restarted: %s", self._settings.rank, rank.pid, request.reason
         )
         await rank.end(pb.REQUESTED, f"restart: {request.reason}")
-        await rank.noted.wait()
+        await rank.recorded.wait()
         return pb.RestartResponse(restarted=True)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from surestep_proto import sampling_pb2 as pb
 
 
-class LogprobWants:
+class LogprobParams:
     """Which slots want log-probabilities, and how many alternatives; the NULL slot wants none."""
 
     def __init__(self, num_slots: int) -> None:

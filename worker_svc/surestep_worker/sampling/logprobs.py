@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from surestep_proto import sampling_pb2 as pb
 
-from .top_tokens import head_of
+from .top_tokens import top_tokens
 
 # Logits worked on at a time: what stays near a CPU's cache; on a GPU what keeps it busy, in scratch
 # memory of some 25 bytes for each.
@@ -71,7 +71,7 @@ def _score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> Score:
     mine = gap.gather(1, token_id)
     ahead = (gap < mine) | ((gap == mine) & (ids < token_id))
     logprobs = logits.log_softmax(dim=1)
-    top_ids = head_of(gap, width).ids
+    top_ids = top_tokens(gap, width).ids
     return Score(
         logprobs.gather(1, token_id).squeeze(1),
         1 + ahead.sum(dim=1),

@@ -7,20 +7,20 @@ from typing import NamedTuple
 import torch
 
 
-class Head(NamedTuple):
+class TopTokens(NamedTuple):
     """The best tokens of each row, best first; equal gaps are in order of id."""
 
     ids: torch.Tensor  # i64[N,M]
     gap: torch.Tensor  # f32[N,M]
 
 
-def head_of(gap: torch.Tensor, width: int) -> Head:
+def top_tokens(gap: torch.Tensor, width: int) -> TopTokens:
     """The `width` tokens with the smallest gaps (f32[N,V], none negative) to the best one."""
     # One integer holds gap and id: floats that are not negative sort like their bits.
     key = gap.view(torch.int32).long()
     key.bitwise_left_shift_(32).bitwise_or_(torch.arange(gap.shape[1], device=gap.device))
     head = _smallest(key, width)
-    return Head(head & 0xFFFFFFFF, (head >> 32).int().view(torch.float32))
+    return TopTokens(head & 0xFFFFFFFF, (head >> 32).int().view(torch.float32))
 
 
 def _smallest(key: torch.Tensor, width: int) -> torch.Tensor:

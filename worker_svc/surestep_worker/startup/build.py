@@ -30,10 +30,10 @@ from surestep_worker.step.rank_context import RankContext
 from surestep_worker.step.runner import Runner
 
 from .build_log import log_facts, show_progress
-from .cache_budget import LEAST, CacheBudget, CacheSizes, allocate
+from .cache_budget import MIN_CACHE_SIZES, CacheBudget, CacheSizes, allocate
 from .choose_kernels import choose_kernels
-from .gpu_room import take_gpu
-from .products import settle_products
+from .gpu_memory_profiler import claim_gpu
+from .products import choose_products
 from .try_out import try_out
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Built(NamedTuple):
     checkpoint: str = ""  # its fingerprint
 
     @property
-    def memo(self) -> bytes:
+    def profile_result(self) -> bytes:
         """What was measured and decided: for the rank that comes after this one."""
         facts = self.facts
         return pb.WorkerInfo(
@@ -67,21 +67,21 @@ def build_runner(
     settings: WorkerSettings,
     heartbeat: Heartbeat | None = None,
     weights_fd: int | None = None,
-    memo: bytes = b"",
+    profile_result: bytes = b"",
 ) -> Built:
     """Load the model and allocate everything a rank needs.
 
-    What the `memo` of an earlier rank tells is not measured again. Raises InvalidRequest for
-    settings the model cannot serve, for a model that is broken, and for memory that does not
+    What the `profile_result` of an earlier rank holds is not measured again. Raises InvalidRequest
+    for settings the model cannot serve, for a model that is broken, and for memory that does not
     suffice.
     """
-    heartbeat = heartbeat or Heartbeat.unseen()
+    heartbeat = heartbeat or Heartbeat.local()
     heartbeat.progress(supervisor_pb2.LOADING)
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
     if settings.dtype == "float16":
         logger.warning("--dtype float16: computing in bfloat16, which has its size and more range")
-    gpu = take_gpu(settings, memo)
+    gpu = claim_gpu(settings, profile_result)
     store = WeightStore(weights_fd) if weights_fd is not None else None
     source = ModelSource(settings.model, store, settings.generation_folder)
     defaults = sampling_defaults(
@@ -96,21 +96,23 @@ def build_runner(
         _TP_TIMEOUT_S,
     )
     check_alike(source, tp)
-    known = pb.WorkerInfo.FromString(memo) if _all_know(memo, tp) else None
+    known = (
+        pb.WorkerInfo.FromString(profile_result) if _all_ranks_have(profile_result, tp) else None
+    )
     model = _load(settings, source, tp, kernels, heartbeat)
-    settle_products(kernels, tp, torch.device(settings.device), heartbeat, known)
+    choose_products(kernels, tp, torch.device(settings.device), heartbeat, known)
 
-    def made(sizes: CacheSizes) -> Built:
+    def build(sizes: CacheSizes) -> Built:
         return assemble(settings, model, tp, kernels, heartbeat, sizes)
 
     if known is not None:
         sizes = CacheSizes(known.num_blocks, known.num_snapshots)
     else:
-        left = gpu.measure(lambda: made(LEAST).runner, tp) if gpu is not None else None
+        left = gpu.measure(lambda: build(MIN_CACHE_SIZES).runner, tp) if gpu is not None else None
         sizes = _sizes(settings, model, tp, kernels, left)
-    built = made(sizes)
+    built = build(sizes)
     log_facts(built.facts)
-    built.facts.model_fingerprint = _voice(source, settings, built.facts)
+    built.facts.model_fingerprint = _model_fingerprint(source, settings, built.facts)
     built.facts.defaults.CopyFrom(defaults)
     built.runner.prepare()
     if known is not None:
@@ -144,7 +146,7 @@ def _load(
     )
 
 
-def _voice(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) -> str:
+def _model_fingerprint(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) -> str:
     """The fingerprint of the checkpoint, and of which kind the numbers are that it computes."""
     cache_dtype = CACHE_DTYPES[settings.kv_cache_dtype]
     kinds = [facts.dtype, str(cache_dtype).removeprefix("torch.") if cache_dtype else facts.dtype]
@@ -160,9 +162,9 @@ def _cache_bytes(built: Built) -> int:
     return built.facts.kv_cache_bytes + snapshots
 
 
-def _all_know(memo: bytes, tp: TensorParallel) -> bool:
-    """Whether every rank has a memo: the ranks rehearse together or not at all."""
-    return int(tp.all_reduce(torch.tensor([int(bool(memo))])).item()) == tp.size
+def _all_ranks_have(profile_result: bytes, tp: TensorParallel) -> bool:
+    """Whether every rank has a profile_result: the ranks profile together or not at all."""
+    return int(tp.all_reduce(torch.tensor([int(bool(profile_result))])).item()) == tp.size
 
 
 def assemble(
@@ -196,7 +198,7 @@ def assemble(
         max_draft_tokens=max_drafts,
         tp=tp,
         device=device,
-        heartbeat=heartbeat or Heartbeat.unseen(),
+        heartbeat=heartbeat or Heartbeat.local(),
         step_ops=kernels.step,
         use_graphs=not settings.enforce_eager,
         max_step_tokens=settings.max_num_batched_tokens,

@@ -20,7 +20,7 @@ from surestep_worker.cache.kv_cache import (
 from surestep_worker.cache.recurrent import RecurrentCache, RecurrentSpec
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.host.host_memory import GIB, OutOfMemory, Room, room
+from surestep_worker.host.host_memory import GIB, FreeMemory, OutOfMemory, free_memory
 from surestep_worker.models import Model
 
 from .gpu_memory import PAGE
@@ -40,7 +40,7 @@ class CacheSizes(NamedTuple):
     num_snapshots: int = 0
 
 
-LEAST = CacheSizes(num_blocks=2)  # with which every step runs, if not every request
+MIN_CACHE_SIZES = CacheSizes(num_blocks=2)  # with which every step runs, if not every request
 
 
 class CacheBudget:
@@ -53,7 +53,9 @@ class CacheBudget:
         is left of the memory."""
         self._settings, self._tp = settings, tp
         self._measured = left is not None
-        self._room = _free(settings.device) if left is None else Room(left, "the GPU for caches")
+        self._room = (
+            _free(settings.device) if left is None else FreeMemory(left, "the GPU for caches")
+        )
         if settings.device == "cpu" and "gpu_memory_utilization" in settings.model_fields_set:
             logger.warning(
                 "--gpu-memory-utilization does nothing on CPUs: --kv-cache-memory and "
@@ -70,7 +72,7 @@ class CacheBudget:
         if spec.cache_dtype is not None:
             logger.info("KV cache of %s, not scaled", spec.cache_dtype)
         if recurrent is not None:
-            self._taken(2 * recurrent.num_layers, PAGE)  # each tensor of snapshots begins at one
+            self._reserve(2 * recurrent.num_layers, PAGE)  # each tensor of snapshots begins at one
         snapshots = 0
         if recurrent is not None and not self._blocks_are_given:
             snapshots = self._num_snapshots(recurrent)
@@ -89,20 +91,20 @@ class CacheBudget:
         settings, each = self._settings, bytes_per_block(spec, kernels)
         if settings.num_gpu_blocks_override is not None:
             wanted = settings.num_gpu_blocks_override * each
-            self._asked("num_gpu_blocks_override", wanted)
-            return self._taken(settings.num_gpu_blocks_override, each)
+            self._check_fits("num_gpu_blocks_override", wanted)
+            return self._reserve(settings.num_gpu_blocks_override, each)
         if self._measured and not self._blocks_are_given:
             rounding = (2 * spec.num_layers + 1) * PAGE  # each tensor begins at a page
             budget = max(0, self._room.nbytes - rounding)
-            blocks = self._least(blocks_that_fit(budget, spec, kernels))
+            blocks = self._min_over_ranks(blocks_that_fit(budget, spec, kernels))
             self._check_length(blocks, each, max_model_len)
             return blocks
         # No more than all slots at full length could use.
         useful = 1 + settings.max_num_seqs * -(-max_model_len // settings.block_size)
         fit = blocks_that_fit(int(settings.kv_cache_memory * GIB), spec, kernels)
-        budget = self._within_room("kv_cache_memory", min(fit, useful) * each)
-        blocks = self._least(min(blocks_that_fit(budget, spec, kernels), useful))
-        return self._taken(blocks, each)
+        budget = self._fit_default("kv_cache_memory", min(fit, useful) * each)
+        blocks = self._min_over_ranks(min(blocks_that_fit(budget, spec, kernels), useful))
+        return self._reserve(blocks, each)
 
     def _check_length(self, blocks: int, each: int, max_model_len: int) -> None:
         """Raise OutOfMemory where a request of the length asked for would not fit alone."""
@@ -142,14 +144,14 @@ class CacheBudget:
             budget = int(_SHARES["snapshot_memory"] * self._room.nbytes)
         else:
             budget = int(settings.snapshot_memory * GIB)
-            budget = self._within_room("snapshot_memory", min(budget // each, useful) * each)
-        return self._taken(self._least(min(budget // each, useful)), each)
+            budget = self._fit_default("snapshot_memory", min(budget // each, useful) * each)
+        return self._reserve(self._min_over_ranks(min(budget // each, useful)), each)
 
-    def _within_room(self, field: Field, wanted: int) -> int:
+    def _fit_default(self, field: Field, wanted: int) -> int:
         """Bytes of a cache: less than wanted if the size is only a default."""
         room = self._room
         if field in self._settings.model_fields_set:
-            return self._asked(field, wanted)
+            return self._check_fits(field, wanted)
         # The ranks of a group may be on one machine, and some of them not loaded yet.
         share = int(room.nbytes * _SHARES[field] / self._settings.ranks_here)
         if share < wanted:
@@ -158,7 +160,7 @@ class CacheBudget:
             )
         return min(share, wanted)
 
-    def _asked(self, field: str, wanted: int) -> int:
+    def _check_fits(self, field: str, wanted: int) -> int:
         """Bytes of a cache, as the settings say."""
         if wanted > self._room.nbytes:
             flag = "--" + field.replace("_", "-")
@@ -166,13 +168,13 @@ class CacheBudget:
             raise OutOfMemory(message, param=field)
         return wanted
 
-    def _taken(self, count: int, each: int) -> int:
+    def _reserve(self, count: int, each: int) -> int:
         """The same number; what is measured is then less by so many."""
         if self._measured:
             self._room = self._room._replace(nbytes=max(0, self._room.nbytes - count * each))
         return count
 
-    def _least(self, count: int) -> int:
+    def _min_over_ranks(self, count: int) -> int:
         """What every rank of the group has room for."""
         return int(self._tp.all_gather(torch.tensor([count])).min())
 
@@ -201,8 +203,8 @@ def kv_spec(settings: WorkerSettings, model: Model) -> KVSpec:
     return replace(model.kv_spec(settings.block_size), cache_dtype=cache_dtype)
 
 
-def _free(device: str) -> Room:
+def _free(device: str) -> FreeMemory:
     """Where a rank's caches lie."""
     if device.startswith("cuda"):
-        return Room(torch.cuda.mem_get_info()[0], "the memory of the GPU")
-    return room()
+        return FreeMemory(torch.cuda.mem_get_info()[0], "the memory of the GPU")
+    return free_memory()

@@ -44,7 +44,7 @@ def _choose_launches(settings: WorkerSettings) -> None:
     """For the whole process, before the first launch."""
     from surestep_kernels.gpu.launch.dependent_launch import use_dependent_launches
 
-    use_dependent_launches(wanted=settings.programmatic_dependent_launch)
+    use_dependent_launches(enabled=settings.programmatic_dependent_launch)
 
 
 def _share_of_cores(settings: WorkerSettings) -> int:

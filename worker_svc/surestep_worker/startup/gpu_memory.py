@@ -1,6 +1,6 @@
 """Arithmetic of a GPU's memory: what a rank may take of it, and what it has taken.
 
-All of it is computed from looks at the GPU, which only CudaCard takes.
+All of it is computed from looks at the GPU, which only CudaMemory takes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 PAGE = 2 << 20
 
 
-class Look(NamedTuple):
+class MemorySnapshot(NamedTuple):
     """Bytes of a GPU at one moment."""
 
     free: int  # for anybody
@@ -27,32 +27,32 @@ class Look(NamedTuple):
     reserved: int  # by torch, in this process: no part of `free`, whether in use or not
 
 
-class Card(Protocol):
+class GpuMemory(Protocol):
     """The GPU of a rank."""
 
-    def look(self) -> Look:
+    def snapshot(self) -> MemorySnapshot:
         """When everything that was launched is over."""
 
     def release(self) -> None:
         """Give back what torch holds and nobody uses."""
 
 
-class CudaCard:
+class CudaMemory:
     """The current CUDA device."""
 
-    def look(self) -> Look:
-        """See Card."""
+    def snapshot(self) -> MemorySnapshot:
+        """See GpuMemory."""
         torch.cuda.synchronize()
-        return Look(*torch.cuda.mem_get_info(), torch.cuda.memory_reserved())
+        return MemorySnapshot(*torch.cuda.mem_get_info(), torch.cuda.memory_reserved())
 
     def release(self) -> None:
-        """See Card."""
+        """See GpuMemory."""
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
 
-class Part(NamedTuple):
+class MemoryShare(NamedTuple):
     """Of a GPU's memory, as the settings say."""
 
     fraction: float | None  # of all of it; None: whatever is free, as the caches' size is given
@@ -74,7 +74,7 @@ class Usage(NamedTuple):
         return sum(self)
 
 
-def limit_of(part: Part, start: Look) -> int:
+def memory_limit(part: MemoryShare, start: MemorySnapshot) -> int:
     """Bytes that a rank may take which saw `start` before it took any.
 
     A fraction that was asked for is this rank's, whatever else lies on the GPU, and has to be free.
@@ -101,7 +101,7 @@ def limit_of(part: Part, start: Look) -> int:
     return max(0, min(share, (start.free - kept) // part.sharers))
 
 
-def taken(before: Look, after: Look) -> int:
+def bytes_taken(before: MemorySnapshot, after: MemorySnapshot) -> int:
     """Bytes that this process has taken in between.
 
     torch tells of its own exactly. The rest, such as code, communicators and graphs, shows in what
@@ -111,7 +111,7 @@ def taken(before: Look, after: Look) -> int:
     return max(before.free - after.free, of_torch)
 
 
-def left_for_caches(limit: int, usage: Usage, now: Look) -> int:
+def left_for_caches(limit: int, usage: Usage, now: MemorySnapshot) -> int:
     """Bytes of `limit` that are nobody's; `now` is looked at when graphs and steps have given back
     theirs, which they will take again."""
     to_come = usage.graphs + usage.step

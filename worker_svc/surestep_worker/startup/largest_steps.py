@@ -13,7 +13,7 @@ from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.drafters import KeepsState
 from surestep_worker.inputs.warm_up import EVERYTHING
-from surestep_worker.ledger.practice_plan import add_admission, add_row
+from surestep_worker.ledger.dummy_plan import add_admission, add_row
 from surestep_worker.step.runner import Runner
 
 _BLOCK = 1  # of every slot, everywhere: what rows read there is of no interest
@@ -29,11 +29,11 @@ def run_largest_steps(runner: Runner) -> None:
     prompts included. The number of rows goes from one up: attention shares few out among more
     programs, which takes memory too.
     """
-    steps = _Steps(runner.twin())
-    steps.prompts()
+    steps = _Steps(runner.with_own_epochs())
+    steps.run_prompts()
     if runner.context.model.has_head:
-        for rows in steps.numbers_of_rows():
-            steps.windows(rows)
+        for rows in steps.row_counts():
+            steps.run_windows(rows)
 
 
 class _Steps:
@@ -47,7 +47,7 @@ class _Steps:
         self._longest = self._max_len - self._width - 1  # prompt: it leaves room for a window
         self._epoch = self._step = 0
 
-    def numbers_of_rows(self) -> Iterator[int]:
+    def row_counts(self) -> Iterator[int]:
         """1, 2, 4, .. and as many windows as a step has room for."""
         most = max(1, min(self._slots.num_slots, self._most_tokens // self._width))
         rows = 1
@@ -56,7 +56,7 @@ class _Steps:
             rows *= 2
         yield most
 
-    def prompts(self) -> None:
+    def run_prompts(self) -> None:
         """As many tokens of prompts as a step takes, and a vector or a token of each."""
         plan = self._open()
         left = self._most_tokens
@@ -68,18 +68,18 @@ class _Steps:
             left -= length
         self._run(plan)
 
-    def windows(self, rows: int) -> None:
+    def run_windows(self, rows: int) -> None:
         """A window in every row and, if there is a slot, a prompt that takes the rest."""
         plan = self._open()
         for slot in range(rows):
             self._add_prompt(plan, slot, 1)
         result = self._run(plan)
         plan, context = self._plan(), self._runner.context
-        mode, k_cap = (pb.VERIFY, self._width - 1) if self._width > 1 else (pb.DECODE, 0)
-        lag = int(isinstance(context.drafter, KeepsState) and k_cap > 0)
+        mode, max_drafts = (pb.VERIFY, self._width - 1) if self._width > 1 else (pb.DECODE, 0)
+        lag = int(isinstance(context.drafter, KeepsState) and max_drafts > 0)
         for slot, status in enumerate(result.status):
             if status == pb.OK:  # a model that computes no numbers is found out later
-                add_row(plan, slot, mode, 1, lag=lag, k_cap=k_cap, last_step=1)
+                add_row(plan, slot, mode, 1, lag=lag, max_drafts=max_drafts, last_step=1)
         rest = min(self._most_tokens - rows * self._width, self._longest)
         if rows < self._slots.num_slots and rest > 0:
             self._add_prompt(plan, rows, rest)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from surestep_kernels import KernelSet
-from surestep_kernels.gpu.products.verdicts import (
+from surestep_kernels.gpu.products.probe_results import (
     Identity,
-    Verdict,
+    ProbeResult,
     default_folder,
     digest_of,
-    keep,
-    kept,
+    load_result,
+    save_result,
 )
 from surestep_proto import supervisor_pb2
 from surestep_proto import worker_pb2 as pb
@@ -24,7 +24,7 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
-    from surestep_kernels.gpu.products.families import Family, Products
+    from surestep_kernels.gpu.products.families import ProductFamily, Products
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _PROBE_S = 30.0  # most that asking may take, compiling included; collectives wa
 
 
 @torch.inference_mode()
-def settle_products(
+def choose_products(
     kernels: KernelSet,
     tp: TensorParallel,
     device: torch.device,
@@ -53,10 +53,10 @@ def settle_products(
     products = kernels.products
     assert isinstance(products, Products)
     if products.is_open and products.weights:
-        _settle(products, tp, device, heartbeat, known, folder or default_folder())
+        _choose(products, tp, device, heartbeat, known, folder or default_folder())
 
 
-def _settle(
+def _choose(
     products: Products,
     tp: TensorParallel,
     device: torch.device,
@@ -64,26 +64,26 @@ def _settle(
     known: pb.WorkerInfo | None,
     folder: Path,
 ) -> None:
-    from surestep_kernels.gpu.products.families import Family
+    from surestep_kernels.gpu.products.families import ProductFamily
     from surestep_kernels.gpu.products.probe import identity
 
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     about = identity(products.weights, device)
-    verdict = kept(about, folder)
+    result = load_result(about, folder)
     if known is not None and known.linear_backend:
-        family = Family(known.linear_backend)
+        family = ProductFamily(known.linear_backend)
     else:
-        if verdict is None:
-            verdict = _ask(products, device, heartbeat)
-            keep(verdict, about, folder)
-        family = _agreed(verdict, identity([], device), tp)
-    serves = family is Family.SEQUENTIAL and verdict is not None and verdict.equal
-    cublas = verdict.cublas if verdict is not None and serves else frozenset()
-    products.settle(family, cublas)
+        if result is None:
+            result = _probe_gpu(products, device, heartbeat)
+            save_result(result, about, folder)
+        family = _agree(result, identity([], device), tp)
+    serves = family is ProductFamily.SEQUENTIAL and result is not None and result.equal
+    cublas = result.cublas if result is not None and serves else frozenset()
+    products.use(family, cublas)
     logger.info("products: %s, for many rows cuBLAS by %d weights", family, len(cublas))
 
 
-def _ask(products: Products, device: torch.device, heartbeat: Heartbeat) -> Verdict:
+def _probe_gpu(products: Products, device: torch.device, heartbeat: Heartbeat) -> ProbeResult:
     """Within _PROBE_S. A card that cannot be asked has not said that its bits are equal."""
     from surestep_kernels.gpu.products.probe import probe
     from triton.errors import TritonError
@@ -95,22 +95,22 @@ def _ask(products: Products, device: torch.device, heartbeat: Heartbeat) -> Verd
         return time.monotonic() - began < _PROBE_S
 
     try:
-        verdict = probe(products.weights, device, go_on)
+        result = probe(products.weights, device, go_on)
     except (RuntimeError, TritonError) as error:
         logger.warning("the card cannot be asked which products are equal: %s", error)
-        return Verdict("", finished=False)
+        return ProbeResult("", finished=False)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # caches are as large as what is free
-    what = "equal bits" if verdict.equal else verdict.unequal or "not found out in time"
+    what = "equal bits" if result.equal else result.unequal or "not found out in time"
     logger.info("products of this card: %s (%.1f s)", what, time.monotonic() - began)
-    return verdict
+    return result
 
 
-def _agreed(verdict: Verdict, card: Identity, tp: TensorParallel) -> Family:
+def _agree(result: ProbeResult, card: Identity, tp: TensorParallel) -> ProductFamily:
     """One family for all ranks: that of splits if one of them, or its card, differs."""
-    from surestep_kernels.gpu.products.families import Family
+    from surestep_kernels.gpu.products.families import ProductFamily
 
     own = torch.tensor([int(digest_of(card)[:15], 16)])
     alike = torch.equal(own, tp.broadcast(own.clone()))
-    votes = tp.all_reduce(torch.tensor([int(verdict.equal and alike)]))
-    return Family.SEQUENTIAL if int(votes.item()) == tp.size else Family.SPLITS
+    votes = tp.all_reduce(torch.tensor([int(result.equal and alike)]))
+    return ProductFamily.SEQUENTIAL if int(votes.item()) == tp.size else ProductFamily.SPLITS

@@ -2,7 +2,7 @@
 drafts, and measure what steps cost.
 
 Plans are made here as a scheduler would make them, and go through the runner that will serve. All
-ranks of a group rehearse the same steps; rank 0's clock decides for all of them when to stop.
+ranks of a group profile the same steps; rank 0's clock decides for all of them when to stop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from surestep_proto import sampling_pb2
 from surestep_proto import worker_pb2 as pb
 
 from surestep_worker.drafters import KeepsState
-from surestep_worker.ledger.practice_plan import add_admission, add_row
+from surestep_worker.ledger.dummy_plan import add_admission, add_row
 from surestep_worker.step.rank_context import RankContext
 from surestep_worker.step.runner import Runner
 
@@ -49,11 +49,11 @@ class Sample(NamedTuple):
 
 def measure_costs(runner: Runner) -> pb.StepCosts:
     """Costs of steps with few and many rows; empty where the sizes leave no room to measure."""
-    rehearsal, costs = _Rehearsal(runner.twin()), pb.StepCosts()
+    profiler, costs = _Profiler(runner.with_own_epochs()), pb.StepCosts()
     points = dict[int, float]()
     num_rows = 1
-    while num_rows <= rehearsal.most_rows and rehearsal.goes_on():
-        plain, verify = rehearsal.time_rows(num_rows)
+    while num_rows <= profiler.max_rows and profiler.has_time():
+        plain, verify = profiler.time_rows(num_rows)
         points[num_rows] = plain.prepare + plain.rest
         if verify.drafts:
             points.setdefault(verify.num_tokens, plain.prepare + verify.rest)
@@ -64,7 +64,7 @@ def measure_costs(runner: Runner) -> pb.StepCosts:
         costs.tokens.append(tokens)
         costs.step_us.append(step_us)
     if points:
-        costs.us_per_context_token = rehearsal.context_cost(points[1])
+        costs.us_per_context_token = profiler.context_cost(points[1])
     return costs
 
 
@@ -73,17 +73,17 @@ def output_is_finite(runner: Runner) -> bool:
 
     Rank 0 knows.
     """
-    result = _Rehearsal(runner.twin()).read_prompts()
+    result = _Profiler(runner.with_own_epochs()).read_prompts()
     return all(status == pb.OK for status in result.status)
 
 
 def check_drafter(runner: Runner) -> Check:
     """Let a drafter with state follow the model for some windows; nothing for other drafters."""
-    rehearsal = _Rehearsal(runner.twin())
-    if not isinstance(runner.context.drafter, KeepsState) or not rehearsal.most_rows:
+    profiler = _Profiler(runner.with_own_epochs())
+    if not isinstance(runner.context.drafter, KeepsState) or not profiler.max_rows:
         return Check(0, 0)
-    rehearsal.admit(range(min(_CHECK_ROWS, rehearsal.most_rows)), context=0)
-    results = [rehearsal.step(pb.VERIFY) for _ in rehearsal.while_time(_CHECK_WINDOWS)]
+    profiler.admit(range(min(_CHECK_ROWS, profiler.max_rows)), context=0)
+    results = [profiler.step(pb.VERIFY) for _ in profiler.while_time_left(_CHECK_WINDOWS)]
     return Check(
         sum(sum(result.n_drafts) for result in results),
         sum(sum(result.n_accepted) for result in results),
@@ -91,7 +91,7 @@ def check_drafter(runner: Runner) -> Check:
 
 
 @dataclass
-class _Rehearsal:
+class _Profiler:
     """Slots 0, 1, .. with a block table each, stepped without a scheduler."""
 
     runner: Runner  # nobody else's
@@ -111,7 +111,7 @@ class _Rehearsal:
         return self.runner.context
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """Slots for which there are blocks, 0 if a slot is too short."""
         kv, slots = self.context.caches.kv, self.context.slots
         if self._length > slots.tokens.shape[1] - self.context.max_draft_tokens - 1:
@@ -119,15 +119,15 @@ class _Rehearsal:
         blocks = -(-self._length // slots.block_size)
         return min(slots.num_slots, (kv.num_blocks - 1) // blocks)
 
-    def goes_on(self) -> bool:
+    def has_time(self) -> bool:
         """Whether there is time left, by the clock of rank 0."""
         left = torch.tensor([int(time.monotonic() - self._began < _BUDGET_S)])
         return bool(self.context.tp.broadcast(left).item())
 
-    def while_time(self, most: int) -> Iterable[int]:
+    def while_time_left(self, most: int) -> Iterable[int]:
         """0, 1, .. most - 1, as long as there is time."""
         for i in range(most):
-            if not self.goes_on():
+            if not self.has_time():
                 return
             yield i
 
@@ -181,7 +181,7 @@ class _Rehearsal:
         if recurrent is not None and not recurrent.num_snapshots:
             context = 0
         if recurrent is not None and context:  # a state of zeros will do
-            recurrent.taken(np.array([1]), np.array([context]))
+            recurrent.mark_taken(np.array([1]), np.array([context]))
         plan = self._plan()
         blocks = -(-(context + self._length) // self.context.slots.block_size)
         for i, slot in enumerate(self._slots):
@@ -202,11 +202,11 @@ class _Rehearsal:
         drafting = mode == pb.VERIFY
         stateful = drafting and isinstance(self.context.drafter, KeepsState)
         for slot in self._slots:
-            lag = int(slots.committed[slot] - slots.draft_upto[slot]) * stateful
-            k_cap = self.context.max_draft_tokens * drafting
+            lag = int(slots.committed[slot] - slots.drafter_len[slot]) * stateful
+            max_drafts = self.context.max_draft_tokens * drafting
             last_step = int(slots.last_step[slot])
             length = int(slots.committed[slot])
-            add_row(plan, slot, mode, length, lag=lag, k_cap=k_cap, last_step=last_step)
+            add_row(plan, slot, mode, length, lag=lag, max_drafts=max_drafts, last_step=last_step)
         return self._run(plan)
 
     def _open(self, slots: Iterable[int]) -> None:
@@ -225,7 +225,7 @@ class _Rehearsal:
         """The next one of its shape is as fast as it will be when serving."""
         self._step += 1
         result, ended = self.runner.step(plan), time.monotonic()
-        self.runner.do_wanted()
+        self.runner.capture_missed()
         self._began += time.monotonic() - ended  # which is not the steps' time
         return result
 

@@ -104,18 +104,18 @@ class Drafting:
         drafts_unread = self._unread is not None and shape.num_drafts > 0
         if self.head is None and self._proposals is None and not drafts_unread:
             return self.nothing(len(sent.slot))
-        zeros = torch.zeros_like(sent.k_cap)
+        zeros = torch.zeros_like(sent.max_drafts)
         catch_up, error = sent.catch_up if self.has_state else zeros, zeros.new_zeros(1)
         if self.head is not None:
             assert sent.head is not None
             drafts = self.head.draft(sent, sent.head, shape, error)
             if self._synchronous:
-                check_drafts(drafts, sent.k_cap, self._vocab_size)
+                check_drafts(drafts, sent.max_drafts, self._vocab_size)
         elif self._proposals is not None:
-            drafts = self._proposals(sent.slot, sent.k_cap, sent.catch_up)
+            drafts = self._proposals(sent.slot, sent.max_drafts, sent.catch_up)
         else:
             assert self._unread is not None
-            drafts = self._propose(self._unread, sent.slot, sent.k_cap)
+            drafts = self._propose(self._unread, sent.slot, sent.max_drafts)
         non_finite = zeros if drafts.non_finite is None else drafts.non_finite
         proposed = DraftIds(drafts.ids, drafts.counts)
         return Drafted(proposed, catch_up, non_finite, failed=False, error=error)
@@ -138,9 +138,9 @@ class Drafting:
             self.faults += 1
             return None
 
-    def _propose(self, drafter: Drafter, slot: Tensor, k_cap: Tensor) -> Drafts:
+    def _propose(self, drafter: Drafter, slot: Tensor, max_drafts: Tensor) -> Drafts:
         """Of a drafter without state; rows that may have no drafts get none."""
-        state, line, caps = self._state, slot.long(), k_cap.long()
+        state, line, caps = self._state, slot.long(), max_drafts.long()
         ids, counts, _ = drafter.propose(state.tokens, line, state.known[line].long(), caps)
         real = (ids >= 0) & (ids < self._vocab_size)  # drafts end where they make no sense
         counts = torch.minimum(torch.minimum(counts, caps), real.int().cumprod(dim=1).sum(dim=1))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from surestep_kernels.mixers.recurrent import RecurrentRows
+from surestep_kernels.step.columns import HostColumn
 from surestep_kernels.step.gather_step import StepInputs
 from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
 from surestep_kernels.step.step_ops import StepOps
@@ -19,7 +20,9 @@ from torch import Tensor
 
 from surestep_worker.drafters.inputs import DraftInputs, DraftShape
 from surestep_worker.inputs.columns import PassInputs
+from surestep_worker.inputs.geometry import Geometry
 from surestep_worker.layers.batch import StepBatch
+from surestep_worker.sampling.table import SamplingBatch
 
 from .drafting import Drafted, Drafting
 from .phases import Phases
@@ -31,6 +34,14 @@ class PassShape(NamedTuple):
 
     max_tokens: int  # of a row
     draft: DraftShape
+
+    @classmethod
+    def of(cls, geometry: Geometry, sampling: SamplingBatch[HostColumn]) -> PassShape:
+        """Return the shape of a pass that is launched for one step alone."""
+        most_drafts = int(geometry.max_drafts.max(initial=0))
+        most_behind = int(geometry.rows.catch_up.max(initial=0))
+        draft = DraftShape(most_drafts, most_behind, sampling.random, sampling.truncated)
+        return cls(int(geometry.width.max(initial=0)), draft)
 
 
 class PassOutputs(NamedTuple):
@@ -65,8 +76,8 @@ class ForwardPass:
         """Queue it on the device: all of it, or what is left behind the drafts."""
         rows, kv = sent.rows, self._context.caches.kv
         if drafted is None:
-            asked = DraftInputs(rows.slot, sent.k_cap, rows.catch_up, sent.head)
-            drafted = self.draft(asked, shape.draft)
+            draft_inputs = DraftInputs(rows.slot, sent.max_drafts, rows.catch_up, sent.head)
+            drafted = self.draft(draft_inputs, shape.draft)
         self._phases.enter(pb.FORWARD)
         rows, error = rows._replace(catch_up=drafted.catch_up), drafted.error
         inputs = self._ops.gather_step(

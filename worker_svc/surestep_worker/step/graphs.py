@@ -1,4 +1,4 @@
-"""Captured steps: on a CUDA device a step of a bucket's shape is one launch.
+"""CapturedStep steps: on a CUDA device a step of a bucket's shape is one launch.
 
 The kernels of a captured step read fixed addresses, all of which are written for every step,
 padding included: nothing of an earlier step is left. Steps follow each other on one stream, and
@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 from surestep_common.errors import InternalError
+from surestep_kernels.step.columns import HostColumn
 from torch import Tensor
 
-from surestep_worker.inputs.buckets import Bucket, Need, find_bucket, in_order
+from surestep_worker.inputs.buckets import Bucket, StepSize, find_bucket, in_order
 from surestep_worker.inputs.columns import StepColumns
 from surestep_worker.inputs.download import Packed
-from surestep_worker.inputs.upload import Inbox, Layout, keep_pinned
+from surestep_worker.inputs.upload import InputBuffer, Layout, keep_pinned
 
 from .forward import PassOutputs
 
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 _SHARE = 0.1  # of the time, at most, goes into capturing while steps wait
 
 
-class Kind(NamedTuple):
+class GraphKind(NamedTuple):
     """What is captured: of the whole step, or of all that comes before its logits."""
 
     bucket: Bucket
@@ -41,38 +42,38 @@ class Queued(NamedTuple):
     """What a step, or its captured part, leaves on the device."""
 
     outputs: PassOutputs
-    facts: Packed | None  # for the host; None: the rest of the step is still to come
+    packed: Packed | None  # for the host; None: the rest of the step is still to come
 
 
-class Captured(NamedTuple):
+class CapturedStep(NamedTuple):
     """A step to be replayed. On the CPU it is run instead, from the same addresses."""
 
-    layout: Layout[StepColumns]
+    layout: Layout
     replay: Callable[[], Queued]
 
 
-Run = Callable[[StepColumns, Kind], Queued]
+Run = Callable[[StepColumns, GraphKind], Queued]
 
 
 class Graphs:
-    """Captured steps. Not thread-safe: every call comes from the step thread."""
+    """CapturedStep steps. Not thread-safe: every call comes from the step thread."""
 
     def __init__(
         self,
         buckets: Sequence[Bucket],
-        padding: Callable[[Bucket], StepColumns],
+        padding: Callable[[Bucket], StepColumns[HostColumn]],
         run: Run,
         device: torch.device,
     ) -> None:
         """Nothing is captured yet. `run` queues what a kind is made of, with its columns."""
         self._run, self._device = run, device
         paddings = {bucket: padding(bucket) for bucket in buckets}
-        self.inbox = Inbox(paddings.values(), device)
-        self._layouts = {b: Layout(tree, self.inbox.words) for b, tree in paddings.items()}
+        self.input_buffer = InputBuffer(paddings.values(), device)
+        self._layouts = {b: Layout(tree, self.input_buffer.words) for b, tree in paddings.items()}
         self._ordered = in_order(buckets)
-        self._captured: dict[Kind, Captured] = {}
-        self._failed = set[Kind]()
-        self._wanted = Counter[Kind]()  # how many steps would have used what is not captured
+        self._captured: dict[GraphKind, CapturedStep] = {}
+        self._failed = set[GraphKind]()
+        self._missed = Counter[GraphKind]()  # how many steps would have used what is not captured
         self._rest_until = 0.0
         self.num_missed = 0  # steps that were launched kernel by kernel
         self._shared_bytes, self._own_bytes = 0, 0  # of the pool; of the graph that took most
@@ -89,7 +90,7 @@ class Graphs:
     @property
     def is_due(self) -> bool:
         """Whether steps have wanted a kind that may be captured now."""
-        return bool(self._wanted) and time.monotonic() >= self._rest_until
+        return bool(self._missed) and time.monotonic() >= self._rest_until
 
     @property
     def footprint(self) -> int:
@@ -99,27 +100,31 @@ class Graphs:
         """
         return self._shared_bytes + self._own_bytes * len(self.kinds())
 
-    def find(self, need: Need | None, *, plain: bool) -> Captured | None:
+    def find(self, size: StepSize | None, *, plain: bool) -> CapturedStep | None:
         """What may be replayed for a step. None: it is launched kernel by kernel."""
-        bucket = find_bucket(need, self._ordered) if need is not None else None
+        bucket = find_bucket(size, self._ordered) if size is not None else None
         captured = None
         if bucket is not None:
-            kind = Kind(bucket, whole=plain)
+            kind = GraphKind(bucket, whole=plain)
             if kind not in self._captured and kind not in self._failed:
-                self._wanted[kind] += 1
-            captured = self._captured.get(kind) or self._captured.get(Kind(bucket, whole=False))
+                self._missed[kind] += 1
+            captured = self._captured.get(kind) or self._captured.get(
+                GraphKind(bucket, whole=False)
+            )
         self.num_missed += captured is None
         return captured
 
-    def warm(self, progress: Callable[[], None]) -> None:
+    def warm_up(self, progress: Callable[[], None]) -> None:
         """Run everything once, on padding: all is compiled and loaded then, as no graph can do."""
         for bucket, layout in self._layouts.items():
             layout.clear()
-            self._run(layout.tree, Kind(bucket, whole=True))
-            if layout.tree.inputs.head is not None:  # whose drafts a part restricts, which is more
-                self._run(layout.tree, Kind(bucket, whole=False))
+            self._run(layout.columns, GraphKind(bucket, whole=True))
+            if (
+                layout.columns.inputs.head is not None
+            ):  # whose drafts a part restricts, which is more
+                self._run(layout.columns, GraphKind(bucket, whole=False))
             progress()
-        keep_pinned(len(self.inbox.words), self._device)
+        keep_pinned(len(self.input_buffer.words), self._device)
 
     def capture_next(self) -> None:
         """Capture the kind that most steps have wanted, else the largest that is left, if any.
@@ -131,19 +136,19 @@ class Graphs:
         if kind is not None:
             self.capture(kind)
 
-    def capture_wanted(self) -> None:
+    def capture_missed(self) -> None:
         """All that steps have wanted."""
-        while self._wanted:
+        while self._missed:
             self.capture_next()
 
-    def capture(self, kind: Kind) -> bool:
+    def capture(self, kind: GraphKind) -> bool:
         """Whether it can be replayed now. A failure is logged: such steps are launched singly."""
         began = time.monotonic()
-        del self._wanted[kind]
+        del self._missed[kind]
         layout = self._layouts[kind.bucket]
         try:
-            replay = self._capture(lambda: self._run(layout.tree, kind))
-            self._captured[kind] = Captured(layout, replay)
+            replay = self._capture(lambda: self._run(layout.columns, kind))
+            self._captured[kind] = CapturedStep(layout, replay)
         except Exception:
             self._failed.add(kind)
             logger.exception("steps of %s are not captured", kind)
@@ -152,18 +157,18 @@ class Graphs:
         logger.debug("captured %s in %.3f s", kind, ended - began)
         return kind in self._captured
 
-    def drop(self, kind: Kind) -> None:
+    def drop(self, kind: GraphKind) -> None:
         """Launch such steps singly after all."""
         self._captured.pop(kind, None)
         self._failed.add(kind)
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[GraphKind]:
         """All there may be, the largest first, whole steps before parts."""
-        return [Kind(bucket, whole) for whole in (True, False) for bucket in self._layouts]
+        return [GraphKind(bucket, whole) for whole in (True, False) for bucket in self._layouts]
 
-    def _next(self) -> Kind | None:
-        if self._wanted:
-            return self._wanted.most_common(1)[0][0]
+    def _next(self) -> GraphKind | None:
+        if self._missed:
+            return self._missed.most_common(1)[0][0]
         done = self._captured.keys() | self._failed
         # Parts of steps are for requests that restrict or shape what is drawn, if there are any.
         parts = any(not kind.whole for kind in done)

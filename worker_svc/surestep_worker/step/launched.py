@@ -11,7 +11,7 @@ from surestep_common.invariants import check_lengths
 from surestep_kernels.step.commit_step import Report
 from surestep_proto import worker_pb2 as pb
 
-from surestep_worker.inputs.download import Words
+from surestep_worker.inputs.download import Download
 from surestep_worker.inputs.geometry import Geometry
 from surestep_worker.inputs.logprob_plan import LogprobPlan
 from surestep_worker.ledger.plan import IntArray, Rows, SnapshotRequests
@@ -26,16 +26,16 @@ from .result import (
     emitted_ids,
     fill_rows,
     fill_vectors,
-    judge_vectors,
+    mark_non_finite_vectors,
 )
 
 
-class Launched(NamedTuple):
+class LaunchedStep(NamedTuple):
     """What the host remembers of a step."""
 
     plan: pb.StepPlan
     rows: Rows
-    armed: SnapshotRequests
+    requested: SnapshotRequests
     geometry: Geometry
     logprobs: LogprobPlan | None
     drafter_skipped: bool
@@ -48,35 +48,35 @@ class PendingStep:
     """See Pending."""
 
     def __init__(
-        self, context: RankContext, words: Words, launched: Launched, drafting: Drafting
+        self, context: RankContext, download: Download, launched: LaunchedStep, drafting: Drafting
     ) -> None:
-        self._context, self._words, self._launched = context, words, launched
+        self._context, self._download, self._launched = context, download, launched
         self._drafting = drafting
 
     @property
     def done(self) -> bool:
         """See Pending."""
-        return self._words.arrived
+        return self._download.arrived
 
     def wait(self) -> None:
         """See Pending."""
-        self._words.wait()
+        self._download.wait()
 
     def finish(self) -> pb.StepResult:
         """See Pending."""
         began_ns = time.perf_counter_ns()
-        report, error, fingerprint, non_finite, vectors, *scores = self._words.tensors()
+        report, error, fingerprint, non_finite, vectors, *scores = self._download.tensors()
         if int(error):
             raise InternalError("the device met a slot, block or position that does not exist")
         num_rows = len(self._launched.rows)  # padding stands behind them
         words = Report.of(report[:num_rows].long())
         outcome, pooled = self._outcome(words), self._launched.geometry.pooled
-        judge_vectors(outcome, pooled, vectors)
+        mark_non_finite_vectors(outcome, pooled, vectors)
         taken = self._taken(words.folded.numpy())
         self._commit(outcome, words)
         result = self._result(outcome, words, int(fingerprint))
         result.draft_non_finite_rows.extend(non_finite[:num_rows].nonzero().flatten().tolist())
-        self._tell_snapshots(result, taken)
+        self._report_snapshots(result, taken)
         if self._context.tp.rank == 0:
             fill_vectors(result, outcome, pooled, vectors)
         logprobs = self._launched.logprobs
@@ -84,7 +84,7 @@ class PendingStep:
             geometry = self._launched.geometry
             window = geometry.window_row
             emitted = words.tokens[window], outcome.n_emitted[window]
-            logprobs.tell(result, geometry, *emitted, Score(*scores))
+            logprobs.fill(result, geometry, *emitted, Score(*scores))
         self._time(result, began_ns)
         return result
 
@@ -97,17 +97,19 @@ class PendingStep:
         return StepOutcome(*(column.numpy() for column in columns))
 
     def _taken(self, folded: IntArray) -> IntArray:
-        """Which of the armed snapshots [A] were taken: indices."""
-        armed, slots, rows = self._launched.armed, self._context.slots, self._launched.rows
+        """Which of the requested snapshots [A] were taken: indices."""
+        requested, slots, rows = self._launched.requested, self._context.slots, self._launched.rows
         after = np.zeros(slots.num_slots, dtype=np.int64)
         after[rows.slot] = folded
-        before = slots.folded[armed.slot]
-        return np.flatnonzero((before < armed.length) & (armed.length <= after[armed.slot]))
+        before = slots.folded[requested.slot]
+        return np.flatnonzero(
+            (before < requested.length) & (requested.length <= after[requested.slot])
+        )
 
     def _commit(self, outcome: StepOutcome, words: Report) -> None:
         """The host's books follow."""
         slots, rows = self._context.slots, self._launched.rows
-        slots.draft_upto[rows.slot] = words.draft_upto.numpy()
+        slots.drafter_len[rows.slot] = words.drafter_len.numpy()
         if self._drafting.has_state and not self._launched.drafter_skipped:
             check_caught_up(rows, slots)
         consumed = np.where(rows.is_prefill, rows.num_tokens, outcome.n_emitted)
@@ -126,14 +128,14 @@ class PendingStep:
         result.drafter_skipped = self._launched.drafter_skipped
         if rank == 0:
             fill_rows(result, rows, outcome, ids)
-            result.draft_upto.extend(slots.draft_upto[rows.slot].tolist())
+            result.drafter_len.extend(slots.drafter_len[rows.slot].tolist())
         return result
 
-    def _tell_snapshots(self, result: pb.StepResult, taken: IntArray) -> None:
-        recurrent, armed = self._context.caches.recurrent, self._launched.armed
+    def _report_snapshots(self, result: pb.StepResult, taken: IntArray) -> None:
+        recurrent, requested = self._context.caches.recurrent, self._launched.requested
         if recurrent is not None:
-            recurrent.taken(armed.id[taken], armed.length[taken])
-            result.snapshot_ids_taken.extend(armed.id[taken].tolist())
+            recurrent.mark_taken(requested.id[taken], requested.length[taken])
+            result.snapshot_ids_taken.extend(requested.id[taken].tolist())
 
     def _time(self, result: pb.StepResult, began_ns: int) -> None:
         """What a device does is one to the host, which only knows when it has the results."""

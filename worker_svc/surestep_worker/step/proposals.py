@@ -33,14 +33,14 @@ class Proposals:
             context.model.config.vocab_size,
         )
 
-    def __call__(self, slot: Tensor, k_cap: Tensor, catch_up: Tensor) -> Drafts:
-        """At most k_cap drafts for rows i32[R]. All columns are i32.
+    def __call__(self, slot: Tensor, max_drafts: Tensor, catch_up: Tensor) -> Drafts:
+        """At most max_drafts drafts for rows i32[R]. All columns are i32.
 
         Raises, on all ranks, when the drafter of rank 0 raises or proposes what it may not.
         """
         self._catch_up(slot.long(), catch_up)
         packed = torch.zeros(len(slot), self._max_drafts + 2, dtype=torch.int64)
-        failure = self._propose(slot.long(), k_cap.long(), packed)
+        failure = self._propose(slot.long(), max_drafts.long(), packed)
         packed = self._tp.broadcast(packed)
         if (packed[:, -1] == _Mark.FAILED).any():
             raise failure or InternalError("the drafter of rank 0 failed")
@@ -52,18 +52,18 @@ class Proposals:
             return
         lags = count > 0
         if lags.any():
-            start = self._state.draft_upto[slot[lags]]
+            start = self._state.drafter_len[slot[lags]]
             columns = (column.long().numpy() for column in (slot[lags], start, count[lags]))
             self._stateful.catch_up(*columns)
 
-    def _propose(self, slot: Tensor, k_cap: Tensor, packed: Tensor) -> Exception | None:
+    def _propose(self, slot: Tensor, max_drafts: Tensor, packed: Tensor) -> Exception | None:
         """Fill ids, count and mark of each row; what went wrong."""
         if self._tp.rank and self._stateful is None:
             return None
         try:
-            drafting = k_cap > 0
+            drafting = max_drafts > 0
             if drafting.any():
-                drafts = self._checked(slot[drafting], k_cap[drafting])
+                drafts = self._checked(slot[drafting], max_drafts[drafting])
                 packed[drafting, :-2], packed[drafting, -2] = drafts.ids, drafts.counts
                 if drafts.non_finite is not None:
                     packed[drafting, -1] = drafts.non_finite * _Mark.NON_FINITE
@@ -72,16 +72,16 @@ class Proposals:
             return error
         return None
 
-    def _checked(self, slot: Tensor, k_cap: Tensor) -> Drafts:
+    def _checked(self, slot: Tensor, max_drafts: Tensor) -> Drafts:
         tokens, known = self._state.tokens, self._state.known[slot].long()
-        proposed = self._drafter.propose(tokens, slot, known, k_cap)
-        check_drafts(proposed, k_cap, self._vocab_size)
+        proposed = self._drafter.propose(tokens, slot, known, max_drafts)
+        check_drafts(proposed, max_drafts, self._vocab_size)
         return proposed
 
 
-def check_drafts(drafts: Drafts, k_cap: Tensor, vocab_size: int) -> None:
+def check_drafts(drafts: Drafts, max_drafts: Tensor, vocab_size: int) -> None:
     """Raise InternalError for drafts of rows [R] that nobody may propose."""
-    if bool((drafts.counts > k_cap).any()):
+    if bool((drafts.counts > max_drafts).any()):
         raise InternalError("the drafter proposed more than it may")
     if not bool(((drafts.ids >= 0) & (drafts.ids < vocab_size)).all()):
         raise InternalError("the drafter proposed an id outside the vocabulary")

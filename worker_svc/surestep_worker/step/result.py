@@ -48,7 +48,9 @@ def fill_rows(result: pb.StepResult, rows: Rows, outcome: StepOutcome, ids: IntA
     result.token_ids.extend(ids.tolist())
 
 
-def judge_vectors(outcome: StepOutcome, pooled: PooledTokens, vectors: torch.Tensor) -> None:
+def mark_non_finite_vectors(
+    outcome: StepOutcome, pooled: PooledTokens, vectors: torch.Tensor
+) -> None:
     """Rows whose vectors [K, H] are no numbers have failed."""
     if not len(vectors):
         return

@@ -23,19 +23,19 @@ class Runner:
         """`execution` is that of another runner, whose epochs are over."""
         self.context = context
         self._slots = context.slots
-        self._execution = execution or StepLauncher(context, context.step_ops)
+        self._launcher = execution or StepLauncher(context, context.step_ops)
         self._bounds = _bounds(context)
         self._epoch = 0
         self._step = 0
 
-    def twin(self) -> Runner:
+    def with_own_epochs(self) -> Runner:
         """Another one with epochs of its own, on the same context: for steps before the first."""
-        return Runner(self.context, self._execution)
+        return Runner(self.context, self._launcher)
 
     @torch.inference_mode()
     def prepare(self) -> None:
         """Do, before the first step, what takes its time once."""
-        self._execution.prepare()
+        self._launcher.prepare()
 
     def open(self, epoch: int) -> None:
         """Begin an epoch: every slot is emptied. Raises InvalidRequest for an old epoch."""
@@ -43,9 +43,9 @@ class Runner:
             raise InvalidRequest(f"epoch {epoch} is not newer than {self._epoch}", param="epoch")
         self._epoch, self._step = epoch, 0
         self._slots.reset()
-        self._execution.open()
+        self._launcher.open()
         if self.context.caches.recurrent is not None:
-            self.context.caches.recurrent.forget()
+            self.context.caches.recurrent.reset()
         for slot in range(self._slots.num_slots):
             self.context.sampling.free(slot)
 
@@ -57,36 +57,36 @@ class Runner:
     @property
     def captured(self) -> tuple[int, int]:
         """Kinds of step that are one launch; and how many steps were not, where there are any."""
-        return self._execution.captured
+        return self._launcher.captured
 
     @property
     def graph_bytes(self) -> int:
         """Memory of the device that captured steps will take, all of them; known when prepared."""
-        return self._execution.graph_bytes
+        return self._launcher.graph_bytes
 
     @property
-    def has_chore(self) -> bool:
+    def capture_is_due(self) -> bool:
         """Whether steps have wanted something that would make them faster. Any thread may ask."""
-        return self._execution.has_chore
+        return self._launcher.capture_is_due
 
     @torch.inference_mode()
-    def do_chore(self) -> None:
+    def capture_next(self) -> None:
         """Do a part of what makes steps faster, if any is left: between steps, or when idle."""
-        self._execution.do_chore()
+        self._launcher.capture_next()
 
     @torch.inference_mode()
-    def do_wanted(self) -> None:
+    def capture_missed(self) -> None:
         """Do all that steps have wanted."""
-        self._execution.do_wanted()
+        self._launcher.capture_missed()
 
-    def check_whole(self) -> None:
+    def check_peers(self) -> None:
         """Raise Unavailable when a rank of the group is gone. Between epochs."""
-        self.context.tp.check_whole()
+        self.context.tp.check_peers()
 
     @torch.inference_mode()
     def launch(self, plan: pb.StepPlan) -> Pending:
         """Begin to execute a plan. Raises LedgerError or InvalidRequest; the epoch is then over."""
-        return self._execution.launch(plan, self._apply(plan))
+        return self._launcher.launch(plan, self._apply(plan))
 
     def step(self, plan: pb.StepPlan) -> pb.StepResult:
         """Execute one plan. Raises as `launch` and Pending.finish do."""

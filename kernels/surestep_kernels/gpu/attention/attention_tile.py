@@ -41,7 +41,7 @@ class Pages(NamedTuple):
     num_blocks: Any
 
 
-class Seen(NamedTuple):
+class VisibleRange(NamedTuple):
     """Positions that the queries of a tile see."""
 
     begin: Any  # first that any of them sees
@@ -63,10 +63,10 @@ class Queries(NamedTuple):
 
 
 @triton.jit
-def see(first, tokens, limit, C: tl.constexpr):
+def visible_range(first, tokens, limit, C: tl.constexpr):
     """What a tile of `tokens` tokens from position `first` on sees."""
     begin = tl.maximum(first + 1 - C.WINDOW, 0) if C.WINDOW else 0
-    return Seen(begin, tl.minimum(first + tokens, limit), tl.minimum(first + 1, limit))
+    return VisibleRange(begin, tl.minimum(first + tokens, limit), tl.minimum(first + 1, limit))
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def _multiply(a, b, acc, C: tl.constexpr):
 
 
 @triton.jit
-def _hide(scores, v, position, last, C: tl.constexpr):
+def _mask_scores(scores, v, position, last, C: tl.constexpr):
     """Scores -inf where a query does not see; a value that is not finite reaches those that do."""
     finite = tl.abs(v.to(tl.float32)) < float("inf")
     broken = tl.max((~finite).to(tl.int32), axis=1)
@@ -103,7 +103,7 @@ def _hide(scores, v, position, last, C: tl.constexpr):
 
 
 @triton.jit
-def nothing(M: tl.constexpr, C: tl.constexpr):
+def empty_state(M: tl.constexpr, C: tl.constexpr):
     """The m, total and acc of no positions."""
     BLOCK_D: tl.constexpr = C.BLOCK_D  # Triton 3.6 takes no field as it is in a shape
     m = tl.full((M,), float("-inf"), tl.float32)
@@ -116,7 +116,7 @@ def _find_pages(pages, seen, base, C: tl.constexpr):
 
     Each id is read once, by all threads, as a number that no step of the pipeline waits for.
     """
-    BLOCK_N: tl.constexpr = C.BLOCK_N  # see nothing()
+    BLOCK_N: tl.constexpr = C.BLOCK_N  # see empty_state()
     PAGES: tl.constexpr = C.PAGES
     first, step = base // C.BLOCK_SIZE, base % C.BLOCK_SIZE + tl.arange(0, BLOCK_N)
     page = tl.full((BLOCK_N,), -1, tl.int32)
@@ -142,7 +142,7 @@ def _attend_blocks(
     MASKED: tl.constexpr,  # whether some query does not see some position
 ):
     """Online softmax over the blocks of the positions begin..end."""
-    BLOCK_M: tl.constexpr = C.BLOCK_M  # see nothing()
+    BLOCK_M: tl.constexpr = C.BLOCK_M  # see empty_state()
     BLOCK_N: tl.constexpr = C.BLOCK_N
     q, dims = queries.q, tl.arange(0, C.BLOCK_D)
     for base in range(begin, end, C.BLOCK_N):
@@ -156,7 +156,7 @@ def _attend_blocks(
         v = tl.load(pages.v + at, mask=mask, other=0.0).to(q.dtype)
         scores = _multiply(q, tl.trans(k), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), C)
         if MASKED:
-            scores, v = _hide(scores, v, position, queries.position, C)
+            scores, v = _mask_scores(scores, v, position, queries.position, C)
         top = tl.maximum(m, tl.max(scores, axis=1) * scale)
         origin = tl.where(top == float("-inf"), 0.0, top)
         weights, decay = tl.exp2(scores * scale - origin[:, None]), tl.exp2(m - origin)
@@ -171,7 +171,7 @@ def attend_split(queries, pages, seen, scale, split, C: tl.constexpr):
     """The m, total and acc of one split."""
     begin = tl.maximum(split * C.SPLIT, seen.begin // C.BLOCK_N * C.BLOCK_N)
     end = tl.minimum(split * C.SPLIT + C.SPLIT, seen.end)
-    m, total, acc = nothing(C.BLOCK_M, C)
+    m, total, acc = empty_state(C.BLOCK_M, C)
     middle = begin
     if not C.WINDOW:
         middle = tl.maximum(tl.minimum(end, seen.common) // C.BLOCK_N * C.BLOCK_N, begin)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .attention_tile import Pages, load_queries, see
+from .attention_tile import Pages, load_queries, visible_range
 
 _ROWS = tl.constexpr(256)  # looked at together
 
@@ -64,7 +64,7 @@ def load_row(rows, row):
 @triton.jit
 def splits_of(rows, start, count, C: tl.constexpr):
     """The first split that a row of `count` tokens sees, and how many."""
-    seen = see(start, count, rows.limit, C)
+    seen = visible_range(start, count, rows.limit, C)
     first = seen.begin // C.SPLIT
     return first, tl.maximum(tl.cdiv(seen.end, C.SPLIT) - first, 0)
 
@@ -130,7 +130,7 @@ def first_line(rows, end, C: tl.constexpr):
 def load_tile(inputs, number, index, C: tl.constexpr):
     """The queries of a row from its token `index` on, the row's pages, and what these see."""
     row, of = load_row(inputs.rows, number), inputs.pages
-    seen = see(
+    seen = visible_range(
         row.start + index,
         tl.minimum(C.BLOCK_M // C.GROUP, row.count - index),
         inputs.rows.limit,

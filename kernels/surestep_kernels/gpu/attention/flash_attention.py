@@ -143,7 +143,7 @@ def flash_attn(case: AttentionCase) -> AttentionBackend:
     _check("flash_attn", case)
     reasons = []
     for package in (FA4, FA3, FA2):
-        reason = _obstacle(package, case)
+        reason = _why_unsupported(package, case)
         if reason is None:
             module = importlib.import_module(package.module)
             return backend(f"flash_attn ({package.title})", partial(package.call, module))
@@ -164,7 +164,7 @@ def torch_varlen(case: AttentionCase) -> AttentionBackend:
         raise refuse("torch_varlen", "this torch is too old for block tables")
     reasons = []
     for package in (FA4, FA3):
-        reason = _obstacle(package, case)
+        reason = _why_unsupported(package, case)
         if reason is None:
             activate_flash_attention_impl(package.title)
             return backend(f"torch_varlen ({package.title})", partial(call_torch, varlen))
@@ -183,7 +183,7 @@ def _check(name: str, case: AttentionCase) -> None:
         raise refuse(name, f"head_dim {case.head_dim} is over 256 or no multiple of 8")
 
 
-def _obstacle(package: Package, case: AttentionCase) -> str | None:
+def _why_unsupported(package: Package, case: AttentionCase) -> str | None:
     """Why a package does not serve the case."""
     if not _is_installed(package.module):
         return "is not installed"

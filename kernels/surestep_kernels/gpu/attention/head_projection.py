@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
-from surestep_kernels.gpu.products.splits import Parts, load_total
+from surestep_kernels.gpu.products.splits import PartialSums, load_total
 from surestep_kernels.mixers.head_projection import HeadProjection
 from surestep_kernels.mixers.kv_cache import FP8, LayerCache
 
@@ -50,7 +50,7 @@ def _normalise(
 
 
 @triton.jit
-def _turned(x, partner, positions_ptr, cos_sin_ptr, token, num_positions, half, dim, pair):
+def _rotated(x, partner, positions_ptr, cos_sin_ptr, token, num_positions, half, dim, pair):
     """See rotary.py."""
     position = tl.load(positions_ptr + token)
     position = tl.minimum(tl.maximum(position, 0), num_positions - 1)
@@ -107,7 +107,7 @@ def _project_heads_kernel(
         x, partner = _normalise(
             x, partner, q_norm_ptr, k_norm_ptr, is_query, is_key, dim, partner_dim, eps, D, dtype
         )
-    turned = _turned(x, partner, positions_ptr, cos_sin_ptr, token, num_positions, half, dim, pair)
+    turned = _rotated(x, partner, positions_ptr, cos_sin_ptr, token, num_positions, half, dim, pair)
     x = tl.where(turns, turned.to(dtype).to(tl.float32), x).to(dtype)
     tl.debug_barrier()  # a thread may overwrite what another reads
     tl.store(line + dim, x, mask=mask & is_query)
@@ -122,8 +122,12 @@ def _project_heads_kernel(
     tl.store(v_to, coded, mask=stored & is_value)
 
 
-def project_heads_of_parts(
-    x: Parts, projection: HeadProjection, positions: Tensor, cache: LayerCache, kv_slots: Tensor
+def project_heads_of_partials(
+    x: PartialSums,
+    projection: HeadProjection,
+    positions: Tensor,
+    cache: LayerCache,
+    kv_slots: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """See KernelSet.project_heads; x is the product, whose splits have yet to be added up.
 
@@ -148,7 +152,7 @@ def project_heads_of_parts(
     assert cache.v.stride() == cache.k.stride()
     assert cache.k.stride(3) == kv_slots.stride(0) == 1
     assert cache.k.dtype is cache.v.dtype
-    is_fp8, whole = cache.k.dtype is FP8, x.is_whole
+    is_fp8, whole = cache.k.dtype is FP8, x.is_final
     assert is_fp8 or cache.scales is None
     out = x.sums[0] if whole else x.sums.new_empty(tokens, all_heads * head_dim, dtype=x.dtype)
     made = out.view(tokens, all_heads, head_dim)

@@ -36,9 +36,9 @@ from .attention_tile import (
     Pages,
     Shape,
     attend_split,
+    empty_state,
     finish,
     merge,
-    nothing,
 )
 from .attention_work import (
     Inputs,
@@ -133,7 +133,7 @@ def _attend_tile(out_ptr, scales_ptr, sinks_ptr, inputs, scale, place, C: tl.con
     member, dims = tl.arange(0, C.BLOCK_M), tl.arange(0, C.BLOCK_D)[None, :]
     index = place.unit * (C.BLOCK_M // C.GROUP)
     queries, pages, seen = load_tile(inputs, place.row, index, C)
-    m, total, acc = nothing(C.BLOCK_M, C)
+    m, total, acc = empty_state(C.BLOCK_M, C)
     for split in range(seen.begin // C.SPLIT, tl.cdiv(seen.end, C.SPLIT)):
         part_m, part_total, part = attend_split(queries, pages, seen, scale, split, C)
         m, total, acc = merge(m, total, acc, part_m, part_total, part)
@@ -175,7 +175,7 @@ def _merge_kernel(
         return
     line += index
     dims = tl.arange(0, C.BLOCK_D)[None, :]
-    m, total, acc = nothing(1, C)
+    m, total, acc = empty_state(1, C)
     for base in range(0, splits, UNROLL):
         parts = ()
         for i in tl.static_range(UNROLL):

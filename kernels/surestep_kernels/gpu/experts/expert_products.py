@@ -29,7 +29,7 @@ from surestep_kernels.gpu.rowwise.clamped_swiglu import clamped_swiglu_of
 from surestep_kernels.ops.linear import PackedLinear, WeightFormat
 from surestep_kernels.ops.moe import PackedExperts
 
-from .moe_tiles import Tiles, cut_tiles
+from .moe_tiles import ExpertTiles, cut_tiles
 
 _BLOCK_K = 64
 _FP32_WIDTH = 16  # no instruction to keep
@@ -165,7 +165,7 @@ def _run(
     like: PackedLinear,
     addresses: Tensor,
     *,
-    tiles: Tiles,
+    tiles: ExpertTiles,
     size: _Size,
     gated: bool,
     limit: float | None,

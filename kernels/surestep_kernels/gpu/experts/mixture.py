@@ -2,7 +2,7 @@
 
 Before them: a program routes a token, others activate parts of the shared expert. Behind them: a
 program adds up a token's experts and the shared one, adds that to the residual and normalises it.
-Both take products as Parts (splits.py). See rms_norm.py for why sums are written and read back.
+Both take products as PartialSums (splits.py). rms_norm.py says why sums are written and read back.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
-from surestep_kernels.gpu.products.splits import Parts, load_total
+from surestep_kernels.gpu.products.splits import PartialSums, load_total
 from surestep_kernels.gpu.rowwise.mul_sigmoid import gated
 from surestep_kernels.gpu.rowwise.rms_norm import (
-    PER_WARP_OF_PARTS,
+    PER_WARP_OF_PARTIALS,
     add_and_normalise,
     tiles_of_rows,
 )
@@ -76,7 +76,9 @@ def _route_tokens_kernel(
     choose_experts(weights_ptr, experts_ptr, scores, token, E, K, BLOCK_K, NORMALIZE)
 
 
-def route_tokens(scores: Parts, shared: Parts | None, x: Tensor, router: Router) -> Mixture:
+def route_tokens(
+    scores: PartialSums, shared: PartialSums | None, x: Tensor, router: Router
+) -> Mixture:
     """See KernelSet.route_tokens; the products of x have yet to be added up."""
     tokens, outputs = scores.sums.shape[1:]
     experts, inner = outputs, 0
@@ -155,7 +157,7 @@ def _mix_experts_kernel(
 def mix_experts_add_rms_norm(
     mixture: Mixture,
     packed: PackedExperts,
-    shared: Parts | None,
+    shared: PartialSums | None,
     residual: Tensor,
     weight: Tensor,
     eps: float,
@@ -179,7 +181,7 @@ def mix_experts_add_rms_norm(
     if tokens == 0:
         return out
     made = run_experts(mixture.x, mixture.experts, packed, fp8_rows=fp8_rows)
-    _, tiles = tiles_of_rows(tokens, width, PER_WARP_OF_PARTS)
+    _, tiles = tiles_of_rows(tokens, width, PER_WARP_OF_PARTIALS)
     _mix_experts_kernel[(tokens,)](
         *(out, residual, weight, eps, sums, gate, gate_stride),
         *(made, mixture.weights, mixture.experts, tokens, width, packed.first),

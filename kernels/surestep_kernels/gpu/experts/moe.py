@@ -116,7 +116,7 @@ def moe(
     *,
     fp8_rows: bool = False,
 ) -> None:
-    """See moe_reference; for `widths` and `fp8_rows`, quantized_parts."""
+    """See moe_reference; for `widths` and `fp8_rows`, quantized_partials."""
     if packed.addresses is None:
         moe_reference(
             *(total, x, weights, experts, packed),

@@ -15,7 +15,7 @@ _BLOCK_P = 1024
 _LEAST_BINS = 128  # of a histogram: one for each thread
 
 
-class Tiles(NamedTuple):
+class ExpertTiles(NamedTuple):
     """Which pairs each expert has, and who works on them."""
 
     pairs: Tensor  # i32[E, T] of each expert, ascending
@@ -67,7 +67,7 @@ def _cut_tiles_kernel(
         tl.store(firsts_ptr + tile, (tile - begin) * BLOCK_M, mask=tile < end)
 
 
-def cut_tiles(experts: Tensor, first: int, num_experts: int, size: int) -> Tiles:
+def cut_tiles(experts: Tensor, first: int, num_experts: int, size: int) -> ExpertTiles:
     """Tiles of `size` pairs for experts i64[T, k], of which first, first + 1, .. are there."""
     tokens, top_k = experts.shape
     num_pairs = tokens * top_k
@@ -83,4 +83,4 @@ def cut_tiles(experts: Tensor, first: int, num_experts: int, size: int) -> Tiles
         BLOCK_P=_BLOCK_P,
         BLOCK_M=size,
     )
-    return Tiles(pairs, counts, tile_experts, firsts)
+    return ExpertTiles(pairs, counts, tile_experts, firsts)

@@ -74,17 +74,17 @@ class DependentKernel:
         return partial(self.kernel[grid], **_launch_options)
 
 
-def use_dependent_launches(*, wanted: bool) -> None:
+def use_dependent_launches(*, enabled: bool) -> None:
     """Launch the kernels of this process with programmatic dependent launch from now on, or not.
 
     Decided before the first launch, since Triton compiles a kernel again for other options. Raises
     InvalidRequest where there is a GPU without it.
     """
-    if wanted and torch.cuda.is_available() and not _gpu_has_it():
+    if enabled and torch.cuda.is_available() and not _gpu_has_it():
         name = "programmatic_dependent_launch"
         raise InvalidRequest("this GPU has no programmatic dependent launch", param=name)
     _launch_options.clear()
-    if wanted:
+    if enabled:
         _launch_options["launch_pdl"] = True
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from surestep_kernels.ops.linear import PackedLinear, linear_reference
 
-from .linear import linear_parts
+from .linear import linear_partials
 from .sequential_linear import BORDERS, SERVED, multiply_into, sequential_linear, tile_of
-from .splits import Parts, add_up
+from .splits import PartialSums, sum_partials
 
 PIECE = 256  # rows: cuBLAS gets multiples of it
 MOST_PIECES = 8
@@ -24,7 +24,7 @@ _ALIGNMENT = 256  # bytes; what is aligned otherwise may be multiplied by anothe
 Shape = tuple[int, int]  # of a weight: N, K
 
 
-class Family(StrEnum):
+class ProductFamily(StrEnum):
     """Named as --linear-backend names them."""
 
     SPLITS = "triton"  # plain_linear.py
@@ -33,7 +33,7 @@ class Family(StrEnum):
 
 
 class Products:
-    """`linear` of a KernelSet, and `linear_parts`, by the family that a backend names.
+    """`linear` of a KernelSet, and `linear_partials`, by the family that a backend names.
 
     "auto" is the family of splits until somebody who has asked the card settles on another.
     """
@@ -41,12 +41,12 @@ class Products:
     def __init__(self, backend: str = "auto", *, fp8_rows: bool = False) -> None:
         """FP8 weights are multiplied by activations in FP8 (W8A8) with `fp8_rows`."""
         self.is_open = backend == "auto"  # nobody has named a family
-        self.family = Family.SPLITS if self.is_open else Family(backend)
+        self.family = ProductFamily.SPLITS if self.is_open else ProductFamily(backend)
         self._fp8_rows = fp8_rows
         self._cublas: Set[Shape] = frozenset()
         self._weights: dict[tuple[object, ...], PackedLinear] = {}
 
-    def meet(self, weights: Iterable[PackedLinear]) -> None:
+    def register(self, weights: Iterable[PackedLinear]) -> None:
         """These will be multiplied by; of each kind that is plain one is kept till `settle`."""
         for packed in weights:
             if self.is_open and packed.scales is None and packed.data.dtype is SERVED:
@@ -58,7 +58,7 @@ class Products:
         """One of each kind that was met, and that families multiply by in their own ways."""
         return list(self._weights.values())
 
-    def settle(self, family: Family, cublas: Set[Shape] = frozenset()) -> None:
+    def use(self, family: ProductFamily, cublas: Set[Shape] = frozenset()) -> None:
         """Before the first product. Many rows times weights of the shapes `cublas` are cuBLAS's,
         which were found to have the bits of the family."""
         self.family, self._cublas = family, cublas
@@ -68,20 +68,20 @@ class Products:
         self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
     ) -> Tensor:
         """See linear_reference."""
-        return add_up(self.parts(x, packed, out_dtype))
+        return sum_partials(self.partials(x, packed, out_dtype))
 
-    def parts(
+    def partials(
         self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
-    ) -> Parts:  # fmt: skip
-        """See linear_parts. Other than SERVED is multiplied by splits in both families."""
-        if packed.scales is None and self.family is Family.CUBLAS:
-            return Parts.whole(linear_reference(x, packed, out_dtype))
+    ) -> PartialSums:  # fmt: skip
+        """See linear_partials. Other than SERVED is multiplied by splits in both families."""
+        if packed.scales is None and self.family is ProductFamily.CUBLAS:
+            return PartialSums.whole(linear_reference(x, packed, out_dtype))
         plain = packed.scales is None and x.dtype is SERVED
-        if not plain or self.family is Family.SPLITS:
-            return linear_parts(x, packed, out_dtype, fp8_rows=self._fp8_rows)
+        if not plain or self.family is ProductFamily.SPLITS:
+            return linear_partials(x, packed, out_dtype, fp8_rows=self._fp8_rows)
         if len(x) > BORDERS[-1] and out_dtype is None and self._is_checked(x, packed):
-            return Parts.whole(in_pieces(x, packed))
-        return Parts.whole(sequential_linear(x, packed, out_dtype))
+            return PartialSums.whole(in_pieces(x, packed))
+        return PartialSums.whole(sequential_linear(x, packed, out_dtype))
 
     def _is_checked(self, x: Tensor, packed: PackedLinear) -> bool:
         shape = packed.out_features, packed.in_features

@@ -30,8 +30,8 @@ from surestep_kernels.ops.linear import PackedLinear, WeightFormat
 from surestep_kernels.ops.quantized import QuantizedWeight, pack_quantized_reference
 
 from .fp8_rows import Factor, quantize_rows
-from .plain_linear import plain_parts
-from .splits import Parts, Tiles, add_up, multiply, steps_per_split, store_tile
+from .plain_linear import plain_partials
+from .splits import PartialSums, Tiles, multiply, steps_per_split, store_tile, sum_partials
 from .weight_tile import (
     FP8,
     INT4,
@@ -194,43 +194,43 @@ def _pack_mxfp4(weight: QuantizedWeight, bias: Tensor | None) -> PackedLinear:
     )
 
 
-def linear_parts(
+def linear_partials(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None, *, fp8_rows: bool = False
-) -> Parts:
+) -> PartialSums:
     """See linear_reference; splits have yet to be added up. Quantised weights have scales.
 
     With `fp8_rows` FP8 weights are multiplied by activations in FP8 (W8A8).
     """
     if packed.scales is None:
-        return plain_parts(x, packed, out_dtype)
+        return plain_partials(x, packed, out_dtype)
     fp8_rows = fp8_rows and packed.format is WeightFormat.FP8
-    return quantized_parts(x, packed, out_dtype, fp8_rows=fp8_rows)
+    return quantized_partials(x, packed, out_dtype, fp8_rows=fp8_rows)
 
 
 def linear(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None, *, fp8_rows: bool = False
 ) -> Tensor:
-    """See linear_reference and linear_parts."""
-    return add_up(linear_parts(x, packed, out_dtype, fp8_rows=fp8_rows))
+    """See linear_reference and linear_partials."""
+    return sum_partials(linear_partials(x, packed, out_dtype, fp8_rows=fp8_rows))
 
 
-class LinearParts(Protocol):
-    """See linear_parts."""
+class LinearPartials(Protocol):
+    """See linear_partials."""
 
     def __call__(
         self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
-    ) -> Parts: ...
+    ) -> PartialSums: ...
 
 
-def quantized_parts(
+def quantized_partials(
     x: Tensor,
     packed: PackedLinear,
     out_dtype: torch.dtype | None = None,
     widths: tuple[int, ...] = ONE_WIDTH,
     *,
     fp8_rows: bool = False,
-) -> Parts:
-    """`linear_parts` of a quantised weight. `widths` ascend: see above. W8A8 with `fp8_rows`."""
+) -> PartialSums:
+    """`linear_partials` of a quantised weight. `widths` ascend: see above. W8A8 with `fp8_rows`."""
     assert packed.scales is not None
     assert x.is_contiguous()
     assert x.shape[1] == packed.in_features

@@ -25,7 +25,7 @@ from torch import Tensor
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.ops.linear import PackedLinear
 
-from .splits import Parts, Tiles, add_up, multiply, steps_per_split, store_tile
+from .splits import PartialSums, Tiles, multiply, steps_per_split, store_tile, sum_partials
 
 _BLOCK_K, _COLUMNS = 64, 128
 FEW_ROWS = 256  # at most
@@ -118,12 +118,12 @@ def plain_linear(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
 ) -> Tensor:  # fmt: skip
     """See linear_reference; but a wider out_dtype takes the product as it is, not rounded."""
-    return add_up(plain_parts(x, packed, out_dtype))
+    return sum_partials(plain_partials(x, packed, out_dtype))
 
 
-def plain_parts(
+def plain_partials(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
-) -> Parts:  # fmt: skip
+) -> PartialSums:  # fmt: skip
     """The same, before its splits are added up."""
     assert packed.scales is None
     assert x.dtype is packed.data.dtype

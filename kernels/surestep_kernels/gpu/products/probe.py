@@ -26,8 +26,8 @@ from torch import Tensor
 from surestep_kernels.ops.linear import PackedLinear, pack_linear_reference
 
 from .families import MOST_PIECES, PIECE
+from .probe_results import Identity, ProbeResult, Shape, sources_digest
 from .sequential_linear import BORDERS, SERVED, TILES, Tile, multiply_into, sequential_linear
-from .verdicts import Identity, Shape, Verdict, sources_digest
 
 _ROWS = BORDERS[-1] + 44  # beyond the last border, in no whole tiles
 _MOST_COLUMNS = 16384  # of a weight, for tiles: they do not know of other columns
@@ -48,7 +48,7 @@ _PAIRS = (  # of weights and inputs
 )
 
 
-class Trial(NamedTuple):
+class ProbeCase(NamedTuple):
     """A product to compare."""
 
     name: str
@@ -58,20 +58,20 @@ class Trial(NamedTuple):
 
 def probe(
     weights: Sequence[PackedLinear], device: torch.device, go_on: Callable[[], bool]
-) -> Verdict:
+) -> ProbeResult:
     """Compare; `go_on` is asked between comparisons and ends them all when it says no."""
-    for trial in trials(weights, device):
+    for case in probe_cases(weights, device):
         if not go_on():
-            return Verdict("", finished=False)
-        if unequal := differences(trial):
-            return Verdict(f"{trial.name}: {unequal[0]}")
+            return ProbeResult("", finished=False)
+        if unequal := differences(case):
+            return ProbeResult(f"{case.name}: {unequal[0]}")
     cublas = set[Shape]()
     for packed in weights:
         if not go_on():
-            return Verdict("", finished=False)
+            return ProbeResult("", finished=False)
         if cublas_agrees(packed):
             cublas.add((packed.out_features, packed.in_features))
-    return Verdict("", frozenset(cublas))
+    return ProbeResult("", frozenset(cublas))
 
 
 def identity(weights: Sequence[PackedLinear], device: torch.device) -> Identity:
@@ -92,29 +92,29 @@ def identity(weights: Sequence[PackedLinear], device: torch.device) -> Identity:
     }
 
 
-def trials(
+def probe_cases(
     weights: Sequence[PackedLinear], device: torch.device, rows: int = _ROWS
-) -> Iterator[Trial]:
+) -> Iterator[ProbeCase]:
     """What is alike for all models comes first: a card that fails does so at once."""
     drawn = _drawn(_SHAPE, _SEED_WEIGHT, device)
     for name, other in _PAIRS:
         weight = _twice(NUMBERS[name](drawn).to(SERVED))
         x = _inputs(rows, _SHAPE[1], device, NUMBERS[other])
-        trial = f"{name} weights by {other} numbers"
-        yield Trial(trial, _cancelling(x), pack_linear_reference(weight))
+        case = f"{name} weights by {other} numbers"
+        yield ProbeCase(case, _cancelling(x), pack_linear_reference(weight))
     for packed in weights:
         kept = packed.data[:_MOST_COLUMNS]
         bias = None if packed.bias is None else packed.bias[: len(kept)]
         x = _inputs(rows, packed.in_features, device)
-        trial = "weight of {} by {}".format(*packed.data.shape)
-        yield Trial(trial, x, pack_linear_reference(kept, bias))
+        case = "weight of {} by {}".format(*packed.data.shape)
+        yield ProbeCase(case, x, pack_linear_reference(kept, bias))
         twice = pack_linear_reference(_twice(kept))
-        yield Trial(f"{trial}, its columns twice", _cancelling(x), twice)
+        yield ProbeCase(f"{case}, its columns twice", _cancelling(x), twice)
 
 
-def differences(trial: Trial, tiles: Sequence[Tile] | None = None) -> list[str]:
+def differences(case: ProbeCase, tiles: Sequence[Tile] | None = None) -> list[str]:
     """What does not have the bits of the last tile at all rows."""
-    x, packed = trial.x, trial.packed
+    x, packed = case.x, case.packed
     tiles = TILES if tiles is None else tiles
     want = _product(x, packed, tiles[-1])
     differs = {}

@@ -5,7 +5,7 @@ second kernel adds their sums; with many rows one program takes all splits, one 
 Either way y is the sum of the splits in order, so that a row does not depend on how many there are.
 
 The second kernel also does what follows the product in a layer, for one more would cost more than
-its work: it takes the product as Parts. See rms_norm.py, silu_and_mul.py and head_projection.py.
+its work: it takes the product as PartialSums (rms_norm.py, silu_and_mul.py, head_projection.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.ops.linear import PackedLinear
 
-_WANTED_PROGRAMS = 256  # splits make up for those that columns lack
+_TARGET_PROGRAMS = 256  # splits make up for those that columns lack
 _MIN_SPLIT = 2  # steps
 _SUM_BLOCK = 128  # columns of a warp: 16 bytes of each split for a thread
 
@@ -36,7 +36,7 @@ class Tiles(NamedTuple):
     apart: bool  # whether each split is a program of its own
 
 
-class Parts(NamedTuple):
+class PartialSums(NamedTuple):
     """A product y [M, N] before its last steps: the sums of its splits are added in order, then the
     bias, and that is rounded to y's dtype."""
 
@@ -45,12 +45,12 @@ class Parts(NamedTuple):
     dtype: torch.dtype  # of y
 
     @classmethod
-    def whole(cls, y: Tensor) -> Parts:
+    def whole(cls, y: Tensor) -> PartialSums:
         """Nothing is left to do."""
         return cls(y.unsqueeze(0), None, y.dtype)
 
     @property
-    def is_whole(self) -> bool:
+    def is_final(self) -> bool:
         """Whether the first sum is y."""
         return len(self.sums) == 1 and self.bias is None and self.sums.dtype is self.dtype
 
@@ -64,7 +64,7 @@ def steps_per_split(steps: int, out_features: int, columns: int) -> int:
 
     `columns` is not that of the tiles, which may change with the rows, but a number of the kernel.
     """
-    wanted = triton.cdiv(_WANTED_PROGRAMS, triton.cdiv(out_features, columns))
+    wanted = triton.cdiv(_TARGET_PROGRAMS, triton.cdiv(out_features, columns))
     per_split: int = triton.cdiv(steps, min(wanted, max(1, steps // _MIN_SPLIT)))
     return per_split
 
@@ -76,30 +76,30 @@ def multiply(
     tiles: Tiles,
     splits: int,
     launch: Launch,
-) -> Parts:
-    """x times the weight, by `launch`; add_up() makes a tensor of it."""
+) -> PartialSums:
+    """x times the weight, by `launch`; sum_partials() makes a tensor of it."""
     dtype, shape = out_dtype or x.dtype, (len(x), packed.out_features)
     if tiles.apart and splits > 1:
         sums = x.new_empty(splits, *shape, dtype=torch.float32)
         if len(x):
             launch(sums, None, tiles)
-        return Parts(sums, packed.bias, dtype)
+        return PartialSums(sums, packed.bias, dtype)
     y = x.new_empty(shape, dtype=dtype)
     if len(x):
         launch(y, packed.bias, tiles._replace(apart=False))
-    return Parts.whole(y)
+    return PartialSums.whole(y)
 
 
-def add_up(parts: Parts) -> Tensor:
+def sum_partials(partials: PartialSums) -> Tensor:
     """y [M, N]."""
-    if parts.is_whole:
-        return parts.sums[0]
-    splits, rows, columns = parts.sums.shape
-    y = parts.sums.new_empty(rows, columns, dtype=parts.dtype)
+    if partials.is_final:
+        return partials.sums[0]
+    splits, rows, columns = partials.sums.shape
+    y = partials.sums.new_empty(rows, columns, dtype=partials.dtype)
     if rows:
         grid = rows, triton.cdiv(columns, _SUM_BLOCK)
-        options = {"SPLITS": splits, "HAS_BIAS": parts.bias is not None, "BLOCK": _SUM_BLOCK}
-        _sum_splits_kernel[grid](y, *parts[:2], rows, columns, num_warps=1, **options)
+        options = {"SPLITS": splits, "HAS_BIAS": partials.bias is not None, "BLOCK": _SUM_BLOCK}
+        _sum_splits_kernel[grid](y, *partials[:2], rows, columns, num_warps=1, **options)
     return y
 
 

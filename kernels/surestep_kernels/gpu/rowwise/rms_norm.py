@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
-from surestep_kernels.gpu.products.splits import Parts, load_total
+from surestep_kernels.gpu.products.splits import PartialSums, load_total
 
 _ELEMENTS = 2048  # of a block of narrow rows
 _PER_WARP = 512  # elements
-PER_WARP_OF_PARTS = 128  # 16 bytes of each split for a thread
+PER_WARP_OF_PARTIALS = 128  # 16 bytes of each split for a thread
 
 
 @triton.jit
@@ -116,10 +116,12 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     """See add_rms_norm_reference."""
     assert x.is_contiguous()
     assert x.dtype is residual.dtype
-    return add_rms_norm_of_parts(Parts.whole(x), residual, weight, eps)
+    return add_rms_norm_of_partials(PartialSums.whole(x), residual, weight, eps)
 
 
-def add_rms_norm_of_parts(x: Parts, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm_of_partials(
+    x: PartialSums, residual: Tensor, weight: Tensor, eps: float
+) -> Tensor:
     """See add_rms_norm_reference; x is a product whose splits have yet to be added up."""
     splits, rows, width = x.sums.shape
     assert residual.is_contiguous()
@@ -127,7 +129,7 @@ def add_rms_norm_of_parts(x: Parts, residual: Tensor, weight: Tensor, eps: float
     assert residual.shape == (rows, width)
     _check_weight(weight, width)
     out = torch.empty_like(residual)
-    grid, tiles = tiles_of_rows(rows, width, PER_WARP_OF_PARTS)
+    grid, tiles = tiles_of_rows(rows, width, PER_WARP_OF_PARTIALS)
     options = {"SPLITS": splits, "HAS_BIAS": x.bias is not None, "enable_fp_fusion": False}
     if rows:
         arguments = out, *x[:2], residual, weight, eps, rows, width

@@ -31,7 +31,7 @@ _LAST_FINITE: tl.constexpr = tl.constexpr(0x7F7FFFFF)
 _BEYOND: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
 
-class Lists(NamedTuple):
+class CandidateLists(NamedTuple):
     """Which rows are drawn how, and candidates; made by the kernels of a step from nothing."""
 
     counts: Tensor  # i32[2] rows that restrict what they draw from; rows to be drawn whole
@@ -47,7 +47,9 @@ class Lists(NamedTuple):
     rests: Tensor  # f32[N, parts] weight of tokens in groups with candidates that are none
 
     @classmethod
-    def for_rows(cls, rows: int, parts: int, *, truncated: bool, device: torch.device) -> Lists:
+    def for_rows(
+        cls, rows: int, parts: int, *, truncated: bool, device: torch.device
+    ) -> CandidateLists:
         """Without values."""
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -149,7 +151,7 @@ def _gather_kernel(
     z_ptr,  # f32[N, V]
     peak_ptr, window_ptr,  # f32[N], i32[N]
     temperature_ptr, max_gap_ptr,  # f32[V]
-    counts_ptr, restricted_ptr, near_ptr, listed_ptr, keys_ptr,  # see Lists
+    counts_ptr, restricted_ptr, near_ptr, listed_ptr, keys_ptr,  # see CandidateLists
     chosen_ptr, groups_ptr, rests_ptr,
     V, parts, id_bits,
     CAPACITY: tl.constexpr,
@@ -170,7 +172,9 @@ def _gather_kernel(
             tl.store(rests_ptr + row * parts + part, weight)
 
 
-def gather(z: Tensor, peak: Tensor, window: Tensor, params: DrawParams, lists: Lists) -> None:
+def gather(
+    z: Tensor, peak: Tensor, window: Tensor, params: DrawParams, lists: CandidateLists
+) -> None:
     """List the candidates of the restricted rows of z f32[N, V], whose groups are chosen."""
     (rows, vocab), parts = z.shape, lists.rests.shape[1]
     _gather_kernel[(min(rows * parts, PROGRAMS),)](

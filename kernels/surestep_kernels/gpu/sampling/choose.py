@@ -25,7 +25,7 @@ from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_f
 from surestep_kernels.step.choose import SATURATED, Chosen, DrawParams, RowStatus
 
 from . import candidates
-from .candidates import Lists, choose_groups, last_gap
+from .candidates import CandidateLists, choose_groups, last_gap
 from .gumbel import gumbel, row_key
 from .nucleus import draw_restricted
 from .rest import weigh, weighs_all, weight_scale
@@ -109,7 +109,7 @@ def _collect_kernel(
     best_ptr, weight_ptr,  # f32[N, parts * GROUPS]; CUTS only
     peak_ptr, greedy_ptr, window_ptr,  # f32[N], i32[N]
     temperature_ptr, max_gap_ptr, top_k_ptr, top_p_ptr,  # [V]
-    counts_ptr, restricted_ptr, whole_ptr, limit_ptr,  # see Lists
+    counts_ptr, restricted_ptr, whole_ptr, limit_ptr,  # see CandidateLists
     near_ptr, listed_ptr, chosen_ptr, groups_ptr, rest_ptr,
     V, parts, wanted,
     DRAWS: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
@@ -150,7 +150,7 @@ def _draw_kernel(
     peak_ptr,  # f32[N]
     window_ptr, length_ptr,  # i32[N]
     temperature_ptr, seed_low_ptr, seed_high_ptr,  # [V]
-    counts_ptr, whole_ptr, limit_ptr,  # see Lists
+    counts_ptr, whole_ptr, limit_ptr,  # see CandidateLists
     value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
     V, parts, id_bits,
 ):  # fmt: skip
@@ -223,7 +223,7 @@ def choose(
         torch.empty(shape, dtype=torch.int32, device=z.device)
         for shape in ((rows, parts), rows, rows, rows)
     )
-    lists = Lists.for_rows(rows, parts, truncated=cuts, device=z.device)
+    lists = CandidateLists.for_rows(rows, parts, truncated=cuts, device=z.device)
     _peak_kernel[rows, parts](
         z, window, params.temperature, params.top_k, params.top_p,
         value, part_ids, best, weight, lists.counts, vocab, parts, CUTS=cuts,

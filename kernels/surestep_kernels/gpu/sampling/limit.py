@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .mass import mass_of, mass_wanted
+from .mass import mass_of, target_mass
 from .vocab import gap_bits, key_of
 
 _NEVER: tl.constexpr = tl.constexpr(9223372036854775807)
@@ -91,11 +91,11 @@ def listed_limit(
         reach, unsure = limit, True
         while unsure:
             limit = _last_before(
-                keys, masses, row_ptr, V, peak, temperature, id_bits, mass_wanted(top_p, least),
+                keys, masses, row_ptr, V, peak, temperature, id_bits, target_mass(top_p, least),
                 reach, True, True, BLOCK,
             )  # fmt: skip
             through = tl.sum(tl.where(keys <= limit, masses, 0), axis=0)
-            unsure = (least < most) & (through < mass_wanted(top_p, most))
+            unsure = (least < most) & (through < target_mass(top_p, most))
             if unsure:
                 least, _, _ = _in_front(
                     keys, masses, row_ptr, V, peak, temperature, id_bits, reach + 1, reach, reach,
@@ -122,7 +122,7 @@ def whole_limit(
             False, True, BLOCK,
         )  # fmt: skip
         limit = _last_before(
-            bound, bound, row_ptr, V, peak, temperature, id_bits, mass_wanted(top_p, total), limit,
+            bound, bound, row_ptr, V, peak, temperature, id_bits, target_mass(top_p, total), limit,
             False, True, BLOCK,
         )  # fmt: skip
     return limit

@@ -47,7 +47,7 @@ def mass_of(bits):
 
 
 @triton.jit
-def mass_wanted(top_p, total):
+def target_mass(top_p, total):
     """A token is in the nucleus when the mass in front of it is below this."""
     wanted = tl.ceil(top_p.to(tl.float64) * total.to(tl.float64))
     return tl.minimum(wanted, _ALL).to(tl.int64)

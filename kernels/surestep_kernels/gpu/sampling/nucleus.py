@@ -29,10 +29,10 @@ from torch import Tensor
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.step.choose import DrawParams
 
-from .candidates import Lists, gather, last_gap
+from .candidates import CandidateLists, gather, last_gap
 from .gumbel import gumbel, row_key
 from .limit import listed_limit, whole_limit
-from .mass import mass_of, mass_wanted
+from .mass import mass_of, target_mass
 from .rest import bounds, weighs_all
 from .vocab import GROUPS, append, best_of, id_bits_of
 
@@ -82,7 +82,7 @@ def _settle_list(
         # Of groups without a candidate, it is not known what min_p leaves.
         least = mass + tl.where(max_gap < _LAST_FINITE, 0, least)
         most += mass
-        enough = mass >= mass_wanted(top_p, most)
+        enough = mass >= target_mass(top_p, most)
     limit, settled = bound, complete | enough
     if settled:
         limit = listed_limit(
@@ -108,7 +108,7 @@ def _settle_kernel(
     z_ptr,  # f32[N, V]
     peak_ptr, window_ptr, length_ptr,  # f32[N], i32[N]
     temperature_ptr, seed_low_ptr, seed_high_ptr, max_gap_ptr, top_k_ptr, top_p_ptr,  # [V]
-    counts_ptr, restricted_ptr, whole_ptr, limit_ptr,  # see Lists
+    counts_ptr, restricted_ptr, whole_ptr, limit_ptr,  # see CandidateLists
     near_ptr, listed_ptr, keys_ptr, chosen_ptr, rest_ptr, rests_ptr,
     value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
     V, parts, id_bits,
@@ -144,8 +144,8 @@ def _settle_kernel(
 
 
 def draw_restricted(
-    z: Tensor, peak: Tensor, window: Tensor, length: Tensor, params: DrawParams, lists: Lists,
-    value: Tensor, ids: Tensor,
+    z: Tensor, peak: Tensor, window: Tensor, length: Tensor, params: DrawParams,
+    lists: CandidateLists, value: Tensor, ids: Tensor,
 ) -> None:  # fmt: skip
     """Draw for the restricted rows of z f32[N, V], or find the limit of what is drawn from them.
 

@@ -28,7 +28,7 @@ def _is_stop(tokens, window, cu_ptr, ids_ptr):
 
 
 @triton.jit
-def _judge(
+def _accept_window(
     row, window, n_drafts, K,
     draft_ids_ptr, chosen_ptr, status_ptr, cu_windows_ptr, cu_stops_ptr, stop_ids_ptr,
     BLOCK: tl.constexpr,
@@ -82,7 +82,7 @@ def _commit_kernel(
     n_drafts = tl.load(counts_ptr + row)
     real = slot < S - 1
     window = tl.where(real, tl.load(window_ptr + row), -1)
-    tokens, n_emitted, n_accepted, status = _judge(
+    tokens, n_emitted, n_accepted, status = _accept_window(
         row, window, n_drafts, K, draft_ids_ptr, chosen_ptr, status_ptr,
         cu_windows_ptr, cu_stops_ptr, stop_ids_ptr, BLOCK,
     )  # fmt: skip
@@ -124,7 +124,7 @@ def commit_step(
             rows.slot, rows.cu_rows, rows.advances, rows.catch_up, rows.window,
             drafts.ids, drafts.counts, chosen.ids, chosen.status,
             rows.cu_windows, stops.cu, stops.ids,
-            state.tokens, state.committed, state.known, state.folded, state.draft_upto,
+            state.tokens, state.committed, state.known, state.folded, state.drafter_len,
             report, lines, width, num_drafts,
             BLOCK=triton.next_power_of_2(num_drafts + 1),
         )  # fmt: skip

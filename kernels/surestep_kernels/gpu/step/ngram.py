@@ -66,7 +66,7 @@ def _propose_kernel(
     tokens_ptr,  # i32[S, W]
     slots_ptr,  # [R]
     lengths_ptr,  # [R]
-    k_caps_ptr,  # [R]
+    max_drafts_ptr,  # [R]
     num_slots,  # S
     width,  # W
     blocks,  # B
@@ -80,7 +80,7 @@ def _propose_kernel(
     block, ahead = tl.arange(0, BLOCKS), tl.arange(0, DRAFTS)
     key = tl.max(tl.load(keys_ptr + row * blocks + block, mask=block < blocks, other=0), axis=0)
     follows = key & 0xFFFFFFFF  # index behind the match
-    cap = tl.minimum(tl.load(k_caps_ptr + row).to(tl.int64), num_drafts)
+    cap = tl.minimum(tl.load(max_drafts_ptr + row).to(tl.int64), num_drafts)
     count = tl.where(key > 0, cap, 0)
     at = follows + ahead % tl.maximum(length - follows, 1)
     ids = tl.load(line + at, mask=ahead < count, other=0).to(ids_ptr.dtype.element_ty)
@@ -92,7 +92,7 @@ def ngram(
     tokens: Tensor,
     slots: Tensor,
     lengths: Tensor,
-    k_caps: Tensor,
+    max_drafts: Tensor,
     *,
     num_drafts: int,
     max_n: int,
@@ -104,9 +104,9 @@ def ngram(
     assert num_drafts >= 1
     assert tokens.is_contiguous()
     assert tokens.dtype is torch.int32
-    assert slots.dtype is lengths.dtype is k_caps.dtype
+    assert slots.dtype is lengths.dtype is max_drafts.dtype
     assert slots.dtype in (torch.int32, torch.int64)
-    assert slots.shape == lengths.shape == k_caps.shape == (rows,)
+    assert slots.shape == lengths.shape == max_drafts.shape == (rows,)
     ids, counts = slots.new_empty(rows, num_drafts), slots.new_empty(rows)
     blocks = triton.cdiv(width, _BLOCK)
     keys = slots.new_empty(rows, blocks, dtype=torch.int64)
@@ -115,7 +115,7 @@ def ngram(
         return NgramDrafts(ids, counts)
     _match_kernel[rows, blocks](keys, tokens, slots, lengths, *table, max_n, min_n, BLOCK=_BLOCK)
     _propose_kernel[(rows,)](
-        *(ids, counts, keys, tokens, slots, lengths, k_caps, *table, blocks, num_drafts),
+        *(ids, counts, keys, tokens, slots, lengths, max_drafts, *table, blocks, num_drafts),
         BLOCKS=triton.next_power_of_2(blocks),
         DRAFTS=triton.next_power_of_2(num_drafts),
     )

@@ -25,7 +25,7 @@ def add_admission(
         num_cached=num_cached,
         max_len=max_len,
         sampling=sampling_pb2.SamplingParams(top_p=1, repetition_penalty=1),
-        draft_valid=max(num_cached - 1, 0),
+        drafter_len=max(num_cached - 1, 0),
     )
     plan.extend_slots.append(slot)
     plan.extend_counts.append(len(blocks))
@@ -40,7 +40,7 @@ def add_row(
     *,
     num_tokens: int = 0,
     lag: int = 0,
-    k_cap: int = 0,
+    max_drafts: int = 0,
     last_step: int = 0,
 ) -> None:
     """A row of a slot that holds `length` committed tokens; the drafter lags by so many."""
@@ -50,7 +50,7 @@ def add_row(
     plan.num_tokens.append(num_tokens)
     plan.len_lo.append(length)
     plan.len_hi.append(length)
-    plan.k_cap.append(k_cap)
+    plan.max_drafts.append(max_drafts)
     plan.accepted_step.append(0)
     plan.accepted.append(0)
     plan.depends_on_step.append(last_step)

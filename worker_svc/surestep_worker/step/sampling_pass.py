@@ -25,18 +25,18 @@ from .phases import Phases
 from .rank_context import RankContext
 
 
-class Asked(NamedTuple):
+class SamplingShape(NamedTuple):
     """What decides which kernels run; everything else is on the device."""
 
     random: bool  # some window draws
     truncated: bool  # and restricts what it draws from
-    width: int = 0  # most alternatives of a position that is scored
+    max_num_logprobs: int = 0  # most alternatives of a position that is scored
 
 
-PLAIN = Asked(random=True, truncated=False)
+PLAIN = SamplingShape(random=True, truncated=False)
 
 
-class Settling:
+class SamplingPass:
     """Runs it. Not thread-safe: every call comes from the step thread."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Settling:
         self._context, self._ops, self._state, self._phases = context, ops, state, phases
 
     def __call__(
-        self, columns: StepColumns, outputs: PassOutputs, extras: Extras, asked: Asked
+        self, columns: StepColumns, outputs: PassOutputs, extras: Extras, shape: SamplingShape
     ) -> Packed:
         """Queue it on the device."""
         num_pooled = len(extras.pooled.slot) if extras.pooled is not None else 0
@@ -55,12 +55,12 @@ class Settling:
         self._phases.enter(pb.SAMPLING)
         kept = extras.scored is not None and extras.shaping != Shaping()  # in place
         raw = logits.clone() if kept else logits
-        chosen = self._choose(columns, outputs, logits, extras.shaping, asked)
+        chosen = self._choose(columns, outputs, logits, extras.shaping, shape)
         report = self._ops.commit_step(
             outputs.rows, outputs.drafts, chosen, columns.stops, self._state
         )
         scores = () if extras.scored is None else score_positions(
-            raw, chosen.ids, extras.scored, asked.width
+            raw, chosen.ids, extras.scored, shape.max_num_logprobs
         )  # fmt: skip
         bits = self._ops.fingerprint(outputs.hidden, outputs.rows, outputs.inputs.valid)
         return Packed.of([report, outputs.error, bits, outputs.non_finite, vectors, *scores])
@@ -79,7 +79,7 @@ class Settling:
         outputs: PassOutputs,
         logits: Tensor,
         shaping: Shaping,
-        asked: Asked,
+        shape: SamplingShape,
     ) -> Chosen:
         """Rank 0 decides for all."""
         window, inputs = columns.position_window, outputs.inputs
@@ -93,6 +93,6 @@ class Settling:
             self._ops.shape_logits(z, where, shaping)
         chosen = self._ops.choose(
             z, window, inputs.lengths, columns.draw,
-            random=asked.random, truncated=asked.truncated,
+            random=shape.random, truncated=shape.truncated,
         )  # fmt: skip
         return Chosen._make(self._context.tp.broadcast(column) for column in chosen)

@@ -1,7 +1,7 @@
 """What a card was found to compute, kept on disk by everything that may change it.
 
-A file that is not what `keep` has written for the very same card, software and weights counts as
-none: it is asked again then.
+A file counts only if `save_result` wrote it for the very same card, software and weights; otherwise
+the card is probed again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Identity = dict[str, Any]  # of the card, the software and the question; JSON
 Shape = tuple[int, int]  # of a weight: N, K
 
 
-class Verdict(NamedTuple):
+class ProbeResult(NamedTuple):
     """Of probe.py."""
 
     unequal: str  # the first comparison whose bits differ; empty = none
@@ -51,18 +51,18 @@ def sources_digest(paths: Iterable[Path]) -> str:
 
 
 def default_folder() -> Path:
-    """Where verdicts are kept between runs."""
+    """Where results are kept between runs."""
     return cache_dir() / "products"
 
 
-def kept(identity: Identity, folder: Path) -> Verdict | None:
-    """The verdict of an earlier run; None if there is none."""
+def load_result(identity: Identity, folder: Path) -> ProbeResult | None:
+    """The result of an earlier run; None if there is none."""
     try:
         content = json.loads(_path(identity, folder).read_bytes())
         if content["identity"] != identity:
             raise ValueError("it is of another card or model")
         shapes = frozenset((int(n), int(k)) for n, k in content["cublas"])
-        return Verdict(_text(content["unequal"]), shapes)
+        return ProbeResult(_text(content["unequal"]), shapes)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
@@ -70,14 +70,14 @@ def kept(identity: Identity, folder: Path) -> Verdict | None:
         return None
 
 
-def keep(verdict: Verdict, identity: Identity, folder: Path) -> None:
+def save_result(result: ProbeResult, identity: Identity, folder: Path) -> None:
     """For later runs; ranks that write at once write the same. What cannot be kept is logged."""
-    if not verdict.finished:
+    if not result.finished:
         return
-    content = {"identity": identity, "unequal": verdict.unequal, "cublas": sorted(verdict.cublas)}
+    content = {"identity": identity, "unequal": result.unequal, "cublas": sorted(result.cublas)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor, fresh = tempfile.mkstemp(dir=folder, prefix=".verdict-")
+        descriptor, fresh = tempfile.mkstemp(dir=folder, prefix=".result-")
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
                 json.dump(content, file)

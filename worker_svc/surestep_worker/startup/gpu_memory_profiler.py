@@ -20,7 +20,17 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.host_memory import OutOfMemory
 from surestep_worker.step.runner import Runner
 
-from .gpu_memory import Card, CudaCard, Look, Part, Usage, gib, left_for_caches, limit_of, taken
+from .gpu_memory import (
+    CudaMemory,
+    GpuMemory,
+    MemoryShare,
+    MemorySnapshot,
+    Usage,
+    bytes_taken,
+    gib,
+    left_for_caches,
+    memory_limit,
+)
 from .largest_steps import run_largest_steps
 
 logger = logging.getLogger(__name__)
@@ -32,12 +42,12 @@ _REMEDIES = (
 )
 
 
-class GpuRoom:
+class GpuMemoryProfiler:
     """The memory of one rank's GPU. Made before the rank takes any of it."""
 
     def __init__(
         self,
-        card: Card,
+        card: GpuMemory,
         settings: WorkerSettings,
         sharers: int = 1,
         known: pb.DeviceMemory | None = None,
@@ -50,14 +60,14 @@ class GpuRoom:
         self._card, given = card, settings.model_fields_set
         sized = not given.isdisjoint(("kv_cache_memory", "num_gpu_blocks_override"))
         fraction = None if sized else settings.gpu_memory_utilization
-        self._part = Part(fraction, "gpu_memory_utilization" in given, sharers)
+        self._part = MemoryShare(fraction, "gpu_memory_utilization" in given, sharers)
         self._usage: Usage | None = None
         self._limit: int | None = None
         if known is not None and known.limit:
             self._start = _wait_for(card, _all_of(known))
         else:
-            self._start = card.look()
-            self._limit = limit_of(self._part, self._start)
+            self._start = card.snapshot()
+            self._limit = memory_limit(self._part, self._start)
 
     def measure(self, assemble: Callable[[], Runner], tp: TensorParallel) -> int:
         """Bytes for caches on every rank of the group. What is assembled is dropped again.
@@ -65,7 +75,7 @@ class GpuRoom:
         Raises OutOfMemory where there is no room for any.
         """
         if self._limit is None:
-            self._limit = limit_of(self._part, self._start)
+            self._limit = memory_limit(self._part, self._start)
         try:
             self._usage = self._measured(assemble)
         except torch.OutOfMemoryError as error:
@@ -73,7 +83,7 @@ class GpuRoom:
             message = f"the weights leave no room for the largest step: {said}; {_REMEDIES}"
             raise OutOfMemory(message) from error
         self._card.release()
-        left = left_for_caches(self._limit, self._usage, self._card.look())
+        left = left_for_caches(self._limit, self._usage, self._card.snapshot())
         least = int(tp.all_gather(torch.tensor([left])).min())
         if not least:
             raise self._no_room(self._limit, self._usage)
@@ -96,18 +106,18 @@ class GpuRoom:
     def _measured(self, assemble: Callable[[], Runner]) -> Usage:
         card = self._card
         card.release()
-        loaded = card.look()
+        loaded = card.snapshot()
         runner = assemble()
-        assembled = card.look()
+        assembled = card.snapshot()
         runner.prepare()
         card.release()  # but for graphs, and what is loaded with kernels, all is given back
-        prepared = card.look()
+        prepared = card.snapshot()
         run_largest_steps(runner)
         return Usage(
-            weights=taken(self._start, loaded),
-            states=taken(loaded, assembled),
-            graphs=max(0, taken(assembled, prepared), runner.graph_bytes),
-            step=taken(prepared, card.look()),
+            weights=bytes_taken(self._start, loaded),
+            states=bytes_taken(loaded, assembled),
+            graphs=max(0, bytes_taken(assembled, prepared), runner.graph_bytes),
+            step=bytes_taken(prepared, card.snapshot()),
         )
 
     def _no_room(self, limit: int, usage: Usage) -> OutOfMemory:
@@ -128,27 +138,27 @@ def _all_of(known: pb.DeviceMemory) -> int:
     return known.weights + known.states + known.graphs + known.step + known.caches
 
 
-def _wait_for(card: Card, needed: int) -> Look:
+def _wait_for(card: GpuMemory, needed: int) -> MemorySnapshot:
     """The last look: at `needed` free bytes, or at what was free in the end."""
-    until, look = time.monotonic() + _RETURN_S, card.look()
+    until, look = time.monotonic() + _RETURN_S, card.snapshot()
     if look.free < needed:
         logger.info("waiting for %s of the GPU: %s are free", gib(needed), gib(look.free))
     while look.free < needed and time.monotonic() < until:
         time.sleep(_LOOK_EVERY_S)
-        look = card.look()
+        look = card.snapshot()
     if look.free < needed:
         logger.warning("going on with %s of the GPU, not %s", gib(look.free), gib(needed))
     return look
 
 
-def take_gpu(settings: WorkerSettings, memo: bytes) -> GpuRoom | None:
+def claim_gpu(settings: WorkerSettings, profile_result: bytes) -> GpuMemoryProfiler | None:
     """What "cuda" means on this thread from here on: the GPU that is this rank's, and its memory,
-    of which an earlier rank has had what its memo tells."""
+    of which an earlier rank has had what its profile_result tells."""
     if settings.device != "cuda":
         return None
     if not torch.cuda.is_available():
         raise InvalidRequest("there is no CUDA device here", param="device")
     torch.cuda.set_device(settings.rank % torch.cuda.device_count())
     sharers = -(-settings.ranks_here // torch.cuda.device_count())
-    known = pb.WorkerInfo.FromString(memo).memory
-    return GpuRoom(CudaCard(), settings, sharers, known)
+    known = pb.WorkerInfo.FromString(profile_result).memory
+    return GpuMemoryProfiler(CudaMemory(), settings, sharers, known)
