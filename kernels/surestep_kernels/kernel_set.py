@@ -101,8 +101,7 @@ class KernelSet:
         return self.add_rms_norm(self.linear(x, packed), residual, weight, eps)
 
     def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear | None) -> Mixture:
-        """Choose experts for x [T, H]; compute the shared expert's activations with its `gate_up`,
-        if there is one."""
+        """Choose experts for x [T, H]; with `gate_up` compute what the shared one activates."""
         logits = self.linear(x, router.scores, out_dtype=torch.float32)
         if gate_up is None:
             return Mixture(x, *self.route(logits, router.top_k, normalize=router.normalize))
@@ -117,8 +116,8 @@ class KernelSet:
     def mix_experts(
         self, mixture: Mixture, packed: PackedExperts, shared_down: PackedLinear | None
     ) -> Tensor:
-        """Return [T, H]: the shared expert, if any, plus each token's experts, in the order of
-        expert numbers."""
+        """Return [T, H]: the shared expert, if there is one, plus each token's experts, in the
+        order of expert numbers."""
         x, weights, experts, gate, shared = mixture
         if shared_down is None:
             total = torch.zeros_like(x, dtype=torch.float32)

@@ -55,8 +55,9 @@ def choose(tokens: int, among: int = EXPERTS) -> tuple[Tensor, Tensor]:
 
 
 def run(kernels: KernelSet, device: str, packed: PackedExperts, *inputs: Tensor) -> Tensor:
-    total = torch.zeros(len(inputs[0]), WIDTH, device=device)
-    kernels.moe(total, *(part.to(device) for part in inputs), packed)
+    x, weights, experts = (part.to(device) for part in inputs)
+    total = torch.zeros(len(x), WIDTH, device=device)
+    kernels.moe(total, x, weights, experts, packed)
     return total.cpu()
 
 

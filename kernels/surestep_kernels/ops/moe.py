@@ -25,9 +25,9 @@ class PackedExperts:
 
 
 class Router(NamedTuple):
-    """The router of a layer that has routed experts, and one shared expert or none."""
+    """The router of a layer that has routed experts, and possibly one shared expert."""
 
-    scores: PackedLinear  # H inputs; one output per expert, then the gate unless it is separate
+    scores: PackedLinear  # H inputs; one output per expert, and the gate unless it is separate
     gate: PackedLinear | None  # of the shared expert: one output
     top_k: int
     normalize: bool  # see route_reference
@@ -47,7 +47,7 @@ class Mixture(NamedTuple):
 
 class PackExperts(Protocol):
     """Pack the projections of experts first, first + 1, ...; the packed weights are kept as they
-    are. With a `swiglu_limit` their activation is clamped_swiglu, otherwise silu_and_mul."""
+    are. With a `swiglu_limit` the activation is clamped_swiglu, otherwise silu_and_mul."""
 
     def __call__(
         self,

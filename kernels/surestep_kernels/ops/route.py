@@ -13,10 +13,10 @@ class Route(Protocol):
 
 
 def route_reference(logits: Tensor, top_k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
-    """Return the top_k logits of f32[T, E] by their softmax: weights f32[T, k], experts i64[T, k].
+    """Return the top_k logits of f32[T, E] as weights f32[T, k] and experts i64[T, k].
 
-    They are sorted by weight, the greatest first; of equal ones the lowest index comes first. The
-    softmax is over all experts; with `normalize` the weights sum to 1, as if it were over those.
+    They are sorted, the greatest first; of equal ones the lowest index comes first. The weights are
+    the softmax over all experts; `normalize` makes them sum to 1: the softmax over the chosen ones.
     """
     experts = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :top_k]
     weights = logits.softmax(dim=-1).gather(1, experts)

@@ -56,10 +56,11 @@ def _route_tokens_kernel(
 ):
     wait_for_earlier_kernels()
     token = tl.program_id(0).to(tl.int64)
-    if tl.program_id(1) > 0:
-        column = (tl.program_id(1) - 1) * BLOCK + tl.arange(0, BLOCK)
-        activate(shared_ptr, sums_ptr, sums_ptr, token, column, rows, inner, SPLITS, False)
-        return
+    if SPLITS:  # noqa: SIM102 the one is for the compiler
+        if tl.program_id(1) > 0:
+            column = (tl.program_id(1) - 1) * BLOCK + tl.arange(0, BLOCK)
+            activate(shared_ptr, sums_ptr, sums_ptr, token, column, rows, inner, SPLITS, False)
+            return
     W: tl.constexpr = E + 1 if SPLITS else E
     at, expert = token * W, tl.arange(0, BLOCK_E)
     if SPLITS:

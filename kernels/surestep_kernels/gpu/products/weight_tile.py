@@ -106,8 +106,8 @@ def _e2m1_pair(word, SHIFT: tl.constexpr):
 
 @triton.jit
 def _power(exponent):
-    """2^(exponent - 127), which is subnormal for 0."""
-    return tl.maximum(exponent << 23, 1 << 22).to(tl.float32, bitcast=True)
+    """2^(exponent - 127), a bfloat16 that is subnormal for 0, as fp32."""
+    return _half(tl.maximum(exponent << 7, 1 << 6), 0)
 
 
 @triton.jit
@@ -148,9 +148,9 @@ def mxfp4_tile(words, exponents, dtype: tl.constexpr, ROWS: tl.constexpr, BLOCK_
     tile = tl.join(j0, j1).reshape(1, ROWS // 16, 8, 4, 4, 2, 2, 2)  # .. step e i j
     tile = tile.permute(1, 6, 2, 0, 4, 7, 3, 5).reshape(ROWS, BLOCK_K)
     tile = (tile * 8.507059173023462e37).to(tl.bfloat16)  # 2^126
-    first = (tl.arange(0, BLOCK_K) < BLOCK_K // 2)[None, :]
-    lower, upper = _power(exponents & 0xFF), _power((exponents >> 8) & 0xFF)
-    return (tile.to(tl.float32) * tl.where(first, lower[:, None], upper[:, None])).to(dtype)
+    powers = tl.join(_power(exponents & 0xFF), _power((exponents >> 8) & 0xFF))
+    scaled = tile.reshape(ROWS, 2, BLOCK_K // 2).to(tl.float32) * powers[:, :, None]
+    return scaled.to(dtype).reshape(ROWS, BLOCK_K)
 
 
 @triton.jit
