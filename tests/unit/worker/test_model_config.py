@@ -115,6 +115,7 @@ def test_eos_of_generation_config_wins(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, r"weights \(bitsandbytes\)"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "lacks original_max_position"),
         ({"rope_scaling": {"rope_type": "yarn", "mscale": 1.0}}, "yarn with mscale"),
+        ({"rope_scaling": {"rope_type": "yarn"}, "rope_theta": 1}, "rope_theta must be above 1"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling 'longrope'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "lacks factor"),

@@ -205,6 +205,8 @@ def read_rope(raw: Fields, scaling: Fields) -> RopeConfig:
     if kind == "llama3":
         return RopeConfig(theta=theta, llama3=_llama3(scaling))
     if kind == "yarn":
+        if theta <= 1.0:
+            raise InvalidRequest("rope scaling yarn: rope_theta must be above 1", param="model")
         return RopeConfig(theta=theta, yarn=_yarn(scaling))
     raise InvalidRequest(
         f"rope scaling '{kind}' is not supported; supported: default, linear, llama3, yarn",
