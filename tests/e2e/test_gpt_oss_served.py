@@ -16,7 +16,10 @@ pytestmark = pytest.mark.timeout(180)
 
 FLAGS = (
     *("--served-model-name", "gpt-oss", "--max-num-seqs", "8", "--kv-cache-memory", "0.05"),
-    *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}'),
+    *(
+        "--speculative-config",
+        '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}',
+    ),
     "--no-adaptive-draft-length",
 )
 TEXT = "the dog and the fox, the dog and the fox, the dog"
