@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -56,7 +56,10 @@ class TritonKernels(KernelSet):
         """See KernelSet. A checkpoint may have quantised the router, but not the gate beside it."""
         if router.gate is not None:
             return KernelSet.route_tokens(self, x, router, gate_up)
-        scores = self.linear_partials(x, router.scores, torch.float32)
+        # The bias is left to the next kernel however many rows there are: it reads alike then, and
+        # what its threads share of a sum is the same.
+        unbiased = replace(router.scores, bias=None)
+        scores = self.linear_partials(x, unbiased, torch.float32)._replace(bias=router.scores.bias)
         shared = None if gate_up is None else self.linear_partials(x, gate_up)
         return route_tokens(scores, shared, x, router)
 
