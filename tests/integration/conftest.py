@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from support.parity.bench import ParityBench, make_hybrid
 
 
@@ -16,3 +17,12 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
 def hybrid_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
     """The same for a hybrid with an MTP head. Read only."""
     return ParityBench(tmp_path_factory.mktemp("hybrid_parity"), make_hybrid)
+
+
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter as fast as it can be, where there is no GPU."""
+    if not torch.cuda.is_available():
+        from support.kernels.triton_interpreter import patch_once
+
+        patch_once(monkeypatch)

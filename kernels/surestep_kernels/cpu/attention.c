@@ -17,7 +17,7 @@ enum {
     SPAN = 64,        /* positions per step of the online softmax */
     GROUP = 8,        /* positions that lie side by side in a block, one vector of keys */
     TILE_QUERIES = 6, /* queries that share the loads */
-    WIDE_QUERIES = 3, /* up to so many, a tile takes four vectors of keys or values, else two */
+    WIDE_QUERIES = 3, /* up to this many, a tile takes four vectors of keys or values, else two */
     TASK_QUERIES = 36,
     MAX_HEAD_DIM = 256,
 };
@@ -215,7 +215,7 @@ static void attention_task(const void *job, long index)
     else begin(&t, first_token, F32);
     long seen = j->start[row] + tile[1] + 1; /* positions that the first token sees */
     for (long base = 0; base < seen + tokens - 1; base += SPAN) {
-        /* Tokens that see the whole span share it; the others take what they see of it. */
+        /* Tokens that see the whole span share it; the others take the part that they see. */
         long partial = base + SPAN - seen;
         int alone = (int)(partial < 0 ? 0 : partial > tokens ? tokens : partial);
         long end = seen + tokens - 1 - base; /* positions of the span that the last token sees */

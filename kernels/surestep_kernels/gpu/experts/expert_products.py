@@ -1,13 +1,13 @@
 """The products of routed experts in Triton: those of many small matrices in one launch each.
 
-A program multiplies one tile of an expert's pairs by some of its columns, and its outputs are
-activated where they are gates. Weights are found by address, so that experts lie wherever they were
-loaded. Each pair, which is a token and one of its experts, has a line of its own in the result.
+A program multiplies one tile of an expert's pairs by some of its columns, adds the bias, and applies
+the activation to gates. Weights are found by address, so that experts may be anywhere in memory.
+Each pair, a token and one of its experts, has its own line in the output.
 
-Products are W x^T, as in linear.py: weights are the side of 64, so that a tile of few pairs wastes
-little, and what one of many takes is the same instruction in the same order, m64n64k16 on sm_90. So
-a token does not depend on its neighbours. Where instructions of other widths have been found to
-add alike, tiles are as wide as the mean load of an expert, which the host knows from shapes.
+Products are W x^T, as in linear.py: the weights are the operand of 64 rows, so that a tile of few
+pairs wastes little, and one of many uses the same instruction in the same order, m64n64k16 on
+sm_90. So a token does not depend on its neighbours. Where instructions of other widths were found
+to add alike, tiles are as wide as the mean load of an expert, which the host knows from shapes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MANY = 64  # pairs of an expert that its weights are worth wider tiles for
 
 @triton.jit
 def _gate(x, limit, CLAMPED: tl.constexpr, dtype: tl.constexpr):
-    """The activation of gates in the first half of the columns and what they gate in the second."""
+    """Apply the activation to gates, the first half of the columns, and ups, the second half."""
     halves = x.to(dtype).to(tl.float32).reshape(x.shape[0], 2, x.shape[1] // 2)
     gate, up = halves.permute(0, 2, 1).split()
     if CLAMPED:
@@ -116,7 +116,7 @@ def _experts_kernel(
 
 
 class _Size(NamedTuple):
-    """Of tiles."""
+    """The size of tiles."""
 
     pairs: int
     columns: int
@@ -124,7 +124,7 @@ class _Size(NamedTuple):
 
 
 def choose_size(pairs: int, experts: int, dtype: torch.dtype, widths: tuple[int, ...]) -> _Size:
-    """By how many pairs an expert has if all have as many; `widths` as in linear.py."""
+    """Choose by the mean number of pairs of an expert; `widths` as in linear.py."""
     load = triton.cdiv(pairs, experts)
     width = next((width for width in widths if width >= load), widths[-1])
     if dtype is torch.float32:
@@ -140,9 +140,9 @@ def run_experts(
     *,
     fp8_rows: bool = False,
 ) -> Tensor:
-    """What the experts i64[T, k], which lie together, make of x [T, H]: f32[T * k, H].
+    """Return the outputs f32[T * k, H] of the experts i64[T, k], packed together, for x [T, H].
 
-    Lines of those that are not packed are not written.
+    Lines of experts that are not packed are not written.
     """
     assert packed.addresses is not None
     assert x.is_contiguous()
@@ -171,7 +171,7 @@ def _run(
     limit: float | None,
     fp8_rows: bool,
 ) -> None:
-    """Multiply the line of x of every pair by the weight of its expert, all of them like one."""
+    """Multiply each pair's line of x by its expert's weight; all are laid out as `like`."""
     assert x.shape[1] == like.in_features
     assert like.scales is not None or like.data.dtype is x.dtype
     assert like.bias is None or like.bias.dtype is x.dtype
