@@ -1,8 +1,8 @@
 """The products of routed experts in Triton: those of many small matrices in one launch each.
 
-A program multiplies one tile of an expert's pairs by some of its columns, adds the bias, and applies
-the activation to gates. Weights are found by address, so that experts may be anywhere in memory.
-Each pair, a token and one of its experts, has its own line in the output.
+A program multiplies one tile of an expert's pairs by some of its columns, adds the bias, and
+applies the activation to gates. Weights are found by address, so that experts may be anywhere in
+memory. Each pair, a token and one of its experts, has its own line in the output.
 
 Products are W x^T, as in linear.py: the weights are the operand of 64 rows, so that a tile of few
 pairs wastes little, and one of many uses the same instruction in the same order, m64n64k16 on
@@ -46,6 +46,22 @@ def _gate(x, limit, CLAMPED: tl.constexpr, dtype: tl.constexpr):
     return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
 
 
+@triton.jit
+def _quantized(
+    x_ptr, x_scales_ptr, at, lines, columns, block, num_lines, N, K,
+    E: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr,
+):  # fmt: skip
+    """Return quantized_sums of the weight whose addresses are `at`."""
+    words = tl.multiple_of(tl.load(at).to(tl.pointer_type(tl.int32)), 16)
+    scale: tl.constexpr = tl.int16 if FORMAT == MXFP4 else tl.int32
+    scales = tl.multiple_of(tl.load(at + E).to(tl.pointer_type(scale)), 16)
+    groups = tl.cdiv(K, GROUP)
+    return quantized_sums(
+        x_ptr, x_scales_ptr, words, scales, lines, columns, block, num_lines, N, K,
+        0, groups, groups, groups, GROUP, BLOCK_K, FORMAT, SPLITS=False,
+    )  # fmt: skip
+
+
 @DependentKernel
 @triton.jit(do_not_specialize=["capacity", "num_lines"])
 def _experts_kernel(
@@ -87,15 +103,11 @@ def _experts_kernel(
     j, begin = tl.arange(0, BLOCK_N), tl.program_id(1) * PART
     columns, at = (begin + j % PART + j // PART * width).to(tl.int64), addresses_ptr + expert
     if GROUP:
-        words = tl.multiple_of(tl.load(at).to(tl.pointer_type(tl.int32)), 16)
-        scale: tl.constexpr = tl.int16 if FORMAT == MXFP4 else tl.int32
-        scales = tl.multiple_of(tl.load(at + E).to(tl.pointer_type(scale)), 16)
         block, _ = places(BLOCK_N, BLOCK_K, FORMAT)
         block = begin // 16 + block % (PART // 16) + block // (PART // 16) * (width // 16)
-        groups = tl.cdiv(K, GROUP)
-        out = quantized_sums(
-            x_ptr, x_scales_ptr, words, scales, lines, columns, block, num_lines, N, K,
-            0, groups, groups, groups, GROUP, BLOCK_K, FORMAT, SPLITS=False,
+        out = _quantized(
+            x_ptr, x_scales_ptr, at, lines, columns, block, num_lines, N, K,
+            E, GROUP, BLOCK_K, FORMAT,
         )  # fmt: skip
     else:
         weight = tl.multiple_of(tl.load(at).to(x_ptr.dtype), 16)
@@ -105,8 +117,7 @@ def _experts_kernel(
         )  # fmt: skip
     if HAS_BIAS:
         bias_ptr = tl.load(at + 2 * E).to(x_ptr.dtype)
-        bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0)
-        out += bias.to(tl.float32)[:, None]
+        out += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[:, None]
     out = tl.trans(out)
     if GATED:
         out = _gate(out, limit, CLAMPED, out_ptr.dtype.element_ty)

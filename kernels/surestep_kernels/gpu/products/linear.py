@@ -4,8 +4,8 @@ A program computes a tile of y, as W x^T (weight_tile.py). Group by group it mul
 x, then applies the scales to the sums in fp32, in registers. The codes of all formats, zero points
 subtracted, fit bf16: with x in bf16, tensor cores multiply them exactly and sum in fp32. With x in
 fp32 nothing is rounded either. x may be FP8 codes itself (fp8_rows.py) if the weight is. MXFP4 has
-powers of two as scales, which its numbers absorb in bf16: they are multiplied as unquantised weights
-are, two groups at a time.
+powers of two as scales, which its numbers absorb in bf16: they are multiplied as unquantised
+weights are, two groups at a time.
 
 The groups are cut into splits (splits.py), each of them the sum of its groups in order. Only the
 order within a group is left to the hardware. So one instruction serves any number of rows,
