@@ -34,7 +34,7 @@ def choose_attention(name: str, case: AttentionCase) -> AttentionBackend:
     """
     if name != "auto":
         backend = ATTENTION.get(name)(replace(case, invariant=False))
-        logger.info("attention: %s, as asked", backend.name)
+        logger.info("attention: %s, as requested", backend.name)
         return backend
     passed_over = []
     for candidate in AUTO:

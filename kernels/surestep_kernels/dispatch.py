@@ -89,7 +89,7 @@ def load_cpu(code: bytes = b"") -> KernelSet | None:
         ops, recurrent = CpuOps.load(library), CpuRecurrentOps.load(library)
         step = CpuStepOps.load(library)
     except (BuildError, OSError) as error:
-        logger.warning("no C kernels, the much slower torch references serve: %s", error)
+        logger.warning("no C kernels, using the much slower torch references: %s", error)
         return None
     ops.set_num_threads(1)
     return KernelSet(

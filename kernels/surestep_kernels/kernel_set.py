@@ -82,7 +82,7 @@ class KernelSet:
 
     @property
     def linear_backend(self) -> str:
-        """Name of the backend that multiplies by unquantised weights; empty if there is only one."""
+        """Name of the backend for unquantised weights; empty if there is only one."""
         return str(self.products.family) if self.products is not None else ""
 
     def linear_silu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:

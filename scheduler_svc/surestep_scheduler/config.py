@@ -31,7 +31,8 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         description="let anybody call vllm.grpc.engine on that port: routers like SMG send no key",
     )
     served_model_name: Names = Field(
-        default=(), description="names clients may use, comma separated; vllm.grpc.engine tells one"
+        default=(),
+        description="names clients may use, comma separated; vllm.grpc.engine reports one",
     )
     worker_addresses: list[str] = Field(
         default=[], description="host:port of each rank; empty = as the supervisors say"

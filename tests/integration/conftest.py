@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from support.parity.bench import ParityBench, make_gpt_oss, make_hybrid
 
 
@@ -22,3 +23,12 @@ def hybrid_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
 def gpt_oss_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
     """The same for gpt-oss, with windows much shorter than the requests. Read only."""
     return ParityBench(tmp_path_factory.mktemp("gpt_oss_parity"), make_gpt_oss)
+
+
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter as fast as it can be, where there is no GPU."""
+    if not torch.cuda.is_available():
+        from support.kernels.triton_interpreter import patch_once
+
+        patch_once(monkeypatch)

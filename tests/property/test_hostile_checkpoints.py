@@ -246,17 +246,17 @@ def test_an_index_names_files_of_its_own_folder(tmp_path: Path, name: object) ->
 
 def test_pipes_and_folders_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(InvalidRequest, match="is no file"):
+    with pytest.raises(InvalidRequest, match="is not a file"):
         ConfigFiles.read(tmp_path)
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(InvalidRequest, match="is no file"):
+    with pytest.raises(InvalidRequest, match="is not a file"):
         read_entries(tmp_path)
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate((64 << 20) + 1)
-    with pytest.raises(InvalidRequest, match="is no file of at most 67108864 bytes"):
+    with pytest.raises(InvalidRequest, match="is not a file of at most 67108864 bytes"):
         ConfigFiles.read(tmp_path)
 
 

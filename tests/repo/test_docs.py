@@ -17,6 +17,7 @@ _PATH = re.compile(  # of a file or folder of the repository, with stars for som
     r"`((?:proto|common|kernels|gateway|scheduler_svc|worker_svc|cli|client|tests|tools|deploy|charts)"
     r"/[\w/.*-]+|benchmarks/[\w*]+\.py)`"
 )
+_MAX_FIRST_PAGE = 100  # lines
 _PAGE_IN_FILE = re.compile(r"docs/[\w/-]+\.md(?:#[\w-]+)?")  # as alerts name theirs
 
 
@@ -58,6 +59,13 @@ def test_every_link_leads_somewhere() -> None:
         if not _leads_somewhere(page, link)
     ]
     assert lost == []
+
+
+def test_first_pages_are_short() -> None:
+    """What a newcomer reads first: at most as many lines as are read at once."""
+    pages = ("README.md", "docs/structures.md", "docs/extend.md")
+    lengths = {name: len((ROOT / name).read_text().splitlines()) for name in pages}
+    assert {name: n for name, n in lengths.items() if n > _MAX_FIRST_PAGE} == {}
 
 
 def test_the_readme_leads_to_every_page() -> None:

@@ -21,7 +21,7 @@ enum {
     SPAN = 64,        /* positions per step of the online softmax */
     GROUP = 8,        /* positions that lie side by side in a block, one vector of keys */
     TILE_QUERIES = 6, /* queries that share the loads */
-    WIDE_QUERIES = 3, /* up to so many, a tile takes four vectors of keys or values, else two */
+    WIDE_QUERIES = 3, /* up to this many, a tile takes four vectors of keys or values, else two */
     TASK_QUERIES = 36,
     MAX_HEAD_DIM = 256,
 };
@@ -238,7 +238,7 @@ static void attention_task(const void *job, long index)
     else begin(&t, first_token, F32);
     long seen = j->start[row] + tile[1] + 1; /* positions up to the first token's own */
     for (long base = clamp(seen - j->window, 0, seen) / SPAN * SPAN; base < seen + tokens - 1; base += SPAN) {
-        /* Tokens that see the whole span share it; those before and behind take what they see of it. */
+        /* Tokens that see the whole span share it; those before and behind take the part that they see. */
         long first = clamp(base + SPAN - seen, 0, tokens);
         long last = clamp(base + j->window - seen + 1, first, tokens);
         find_groups(&t, base, clamp(seen + tokens - 1 - base, 0, SPAN));

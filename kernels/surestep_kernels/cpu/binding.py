@@ -12,7 +12,7 @@ DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as in cpu/vec.h
 
 
 def bind(library: CDLL, op: str, arguments: list[Any], result: Any = None) -> Callable[..., Any]:
-    """Return the C function of an op, given the ctypes of its arguments and result (None = void)."""
+    """Return the C function of an op, by the ctypes of its arguments and result (None = void)."""
     function = getattr(library, f"surestep_{op}")
     function.argtypes, function.restype = arguments, result
     return function  # type: ignore[no-any-return]

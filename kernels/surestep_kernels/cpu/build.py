@@ -1,4 +1,4 @@
-"""The compiled C kernels: prebuilt for processors like this one, or compiled here once and cached."""
+"""The compiled C kernels: prebuilt for this kind of processor, or compiled here once and cached."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class BuildError(Exception):
 
 
 def made_from(*others: str) -> str:
-    """Return a digest of the sources, the flags for all processors and the library's other inputs."""
+    """Return a digest of the sources, the flags for all processors and other inputs."""
     digest = hashlib.sha256(" ".join((*FLAGS, *others)).encode())
     for source in sorted(SOURCES.glob("*.[ch]")):
         digest.update(source.name.encode() + source.read_bytes())

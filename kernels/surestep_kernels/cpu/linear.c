@@ -53,7 +53,7 @@ INLINE void step_bf16(vf acc[][2], const char *w, const char *x, long stride, co
 }
 #endif
 
-/* Apart from the tiles, so that it is compiled once. */
+/* Separate from the tiles, so that it is compiled once. */
 void linear_store(const linear_job *j, const float *sums, long row, long panel, int rows,
                   int panels)
 {
@@ -123,7 +123,7 @@ static void plain_block(const linear_job *j, long panel, int panels, long first,
     }
 }
 
-/* Panels worked on together, for enough independent chains with few rows. */
+/* Panels computed together, for enough independent chains with few rows. */
 INLINE int panels_for(long rows) { return rows <= 3 ? TASK_PANELS : 1; }
 
 /* A few panels times a block of row tiles. */
@@ -187,7 +187,7 @@ static char *scratch(size_t bytes)
     return kept.data;
 }
 
-/* For a job that says everything but x and the tiles; k as x has it. */
+/* For a job with everything set but x and the tiles; k as in x. */
 static void run(linear_job *j, const void *x, long k, int x_dtype)
 {
     j->tiles = (j->m + MAX_ROWS - 1) / MAX_ROWS;

@@ -119,7 +119,7 @@ void linear_huge_pages(void *out, long bytes);
 /* The block function of quantised weights. */
 void linear_quantized_block(const linear_job *j, long panel, int panels, long first, long last);
 
-/* A row of x as the block function wants it, with its sums over the groups. */
+/* A row of x as the block function takes it, with its sums over the groups. */
 void linear_quantized_prepare(const linear_job *j, float *x);
 
 /* Bytes of a packed panel of k elements. */

@@ -83,7 +83,7 @@ class CpuOps:
 
     @classmethod
     def load(cls, library: Path) -> CpuOps:
-        """Open a library by its file name (see `file_of`). Raises OSError if it cannot be loaded."""
+        """Open a library by its file name (see `file_of`). Raises OSError if that fails."""
         short, long = PyDLL(str(library)), CDLL(str(library))
         functions = {
             f"c_{op}": bind(short, op, args, _RESULTS.get(op)) for op, args in _SIGNATURES.items()
@@ -143,7 +143,7 @@ class CpuOps:
         return out
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        """Pack weight [N, K] into panels of columns that stream from memory (layout: cpu/linear.c)."""
+        """Pack weight [N, K] into panels of columns for streaming (layout: cpu/linear.c)."""
         rows, columns = weight.shape
         panel, format_ = self.c_panel_width(), PLAIN_FORMATS[weight.dtype]
         padded = -(-rows // panel) * panel

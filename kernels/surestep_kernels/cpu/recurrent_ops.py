@@ -37,7 +37,7 @@ class CpuRecurrentOps:
 
     @classmethod
     def load(cls, library: Path) -> CpuRecurrentOps:
-        """Open a library by its file name (see `file_of`). Raises OSError if it cannot be loaded."""
+        """Open a library by its file name (see `file_of`). Raises OSError if that fails."""
         opened = CDLL(str(library))
         return cls(**{f"c_{op}": bind(opened, op, args) for op, args in _SIGNATURES.items()})
 

@@ -64,7 +64,7 @@ class CpuStepOps:
 
     @classmethod
     def load(cls, library: Path) -> CpuStepOps:
-        """Open a library by its file name (see `file_of`). Raises OSError if it cannot be loaded."""
+        """Open a library by its file name (see `file_of`). Raises OSError if that fails."""
         locked, unlocked = PyDLL(str(library)), CDLL(str(library))
         functions = {
             f"c_{op}": bind(opened, op, args, _RESULTS.get(op))

@@ -1,8 +1,8 @@
-"""The ops of a CUDA device: Triton's, and those of the references that are not worth a kernel."""
+"""The ops of a CUDA device: Triton's, and references where a kernel would not pay off."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -37,26 +37,27 @@ from surestep_kernels.ops.moe import Mixture, PackedExperts, Router
 
 @dataclass(frozen=True, slots=True)
 class TritonKernels(KernelSet):
-    """Whatever follows a product is done by the kernel that adds up its splits."""
+    """Whatever follows a product is fused into the kernel that adds up its splits."""
 
     linear_partials: LinearPartials = linear_partials
     fp8_rows: bool = False  # FP8 weights are multiplied by activations in FP8
 
     def linear_silu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """See KernelSet."""
         return silu_and_mul_of_partials(self.linear_partials(x, packed))
 
     def linear_add_rms_norm(
         self, x: Tensor, packed: PackedLinear, residual: Tensor, weight: Tensor, eps: float
     ) -> Tensor:
-        """See KernelSet."""
         return add_rms_norm_of_partials(self.linear_partials(x, packed), residual, weight, eps)
 
     def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear | None) -> Mixture:
-        """See KernelSet. A checkpoint may have quantised the router, but not the gate beside it."""
+        """Route x. A checkpoint may have quantised the router, but not the gate beside it."""
         if router.gate is not None:
             return KernelSet.route_tokens(self, x, router, gate_up)
-        scores = self.linear_partials(x, router.scores, torch.float32)
+        # The bias is left to the next kernel for any number of rows: its loads are then laid out
+        # alike, and with them the order in which threads add up the softmax.
+        unbiased = replace(router.scores, bias=None)
+        scores = self.linear_partials(x, unbiased, torch.float32)._replace(bias=router.scores.bias)
         shared = None if gate_up is None else self.linear_partials(x, gate_up)
         return route_tokens(scores, shared, x, router)
 
@@ -69,7 +70,7 @@ class TritonKernels(KernelSet):
         weight: Tensor,
         eps: float,
     ) -> Tensor:
-        """See KernelSet. Experts of several layouts are run one by one."""
+        """Mix, add and normalise. Experts of several layouts are run one by one."""
         if packed.addresses is None:
             return KernelSet.mix_experts_add_rms_norm(
                 self, mixture, packed, shared_down, residual, weight, eps
@@ -90,7 +91,7 @@ class TritonKernels(KernelSet):
         cache: LayerCache,
         kv_slots: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """See KernelSet. Other attention backends store keys and values in ways of their own."""
+        """Project x. Other attention backends store keys and values in their own way."""
         if self.store_kv is not store_kv:
             return KernelSet.project_heads(self, x, projection, positions, cache, kv_slots)
         partials = self.linear_partials(x, projection.packed)
@@ -98,7 +99,7 @@ class TritonKernels(KernelSet):
 
 
 def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
-    """See load_kernels; attention is that of the references."""
+    """Return the Triton kernels with the references' attention."""
     fp8 = activation_dtype == "fp8"
     if fp8 and torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
         raise InvalidRequest("this GPU does not multiply FP8", param="activation_dtype")

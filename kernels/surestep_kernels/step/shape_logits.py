@@ -1,7 +1,7 @@
-"""What requests ask for changes of logits: biases, penalties, tokens and sequences to avoid.
+"""The changes of logits that requests specify: biases, penalties, tokens and sequences to avoid.
 
-The lists come from the host with every step, those of a window side by side; nothing is counted or
-kept on the device, so that nothing has to be taken back when a draft is rejected.
+The host sends the lists with every step, those of a window side by side; nothing is counted or kept
+on the device, so nothing has to be undone when a draft is rejected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .columns import Column
 
 
 class Positions(NamedTuple):
-    """The N positions of a step that are sampled."""
+    """The N sampled positions of a step."""
 
     window: Tensor  # i32[N]
     slot: Tensor  # i32[N]
@@ -52,11 +52,11 @@ class Forbidden(NamedTuple, Generic[Column]):
     cu_ids: Column  # i32[..] sequence i is ids[cu_ids[i]:cu_ids[i+1]]
     ids: Column  # i32[..]
     until: Column  # i32[..] history length from which a sequence is allowed; i32 maximum = never
-    first: Column  # i32[V] history in front of this index takes no part
+    first: Column  # i32[V] history before this index is ignored
 
 
 class Shaping(NamedTuple, Generic[Column]):
-    """What some positions of a step ask for; None: nobody asks."""
+    """The changes of a step's logits; None where no request specifies any."""
 
     biases: Biases[Column] | None = None
     penalties: Penalties[Column] | None = None
@@ -64,17 +64,14 @@ class Shaping(NamedTuple, Generic[Column]):
 
 
 class ShapeLogits(Protocol):
-    """See shape_logits_reference."""
-
     def __call__(self, z: Tensor, positions: Positions, shaping: Shaping) -> None: ...
 
 
 def shape_logits_reference(z: Tensor, positions: Positions, shaping: Shaping) -> None:
-    """Change the logits z f32[N, V] in place: biases, then penalties, then what is forbidden.
+    """Change the logits z f32[N, V] in place: biases, then penalties, then forbidden tokens.
 
-    A logit that is NaN or +inf is one of them afterwards, whatever is asked for. One that was
-    finite is SATURATED at most: so it can be told whose doing it is that a row has no usable
-    logits.
+    A logit that is NaN or +inf stays NaN or +inf. One that was finite becomes SATURATED at most, so
+    a row without usable logits shows whether the model or the request is at fault.
     """
     unusable = z.isnan() | z.isposinf()
     if shaping.biases is not None:

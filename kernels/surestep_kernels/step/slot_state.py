@@ -1,9 +1,9 @@
-"""What a device keeps of every slot, and the rows of a step that reads and advances it.
+"""The state that a device keeps of every slot, and the rows of a step that reads and advances it.
 
-A step on a device cannot ask the host how far its slots are: the step before it may still run. The
-host fixes the *geometry* (which slots, how many tokens each at most); lengths, drafts and accepted
-counts stay on the device, in the slots. A row of padding has the NULL slot, the last line of every
-tensor, whose block table names the NULL block alone.
+A step on a device cannot ask the host how long its slots are: the step before it may still be
+running. The host fixes the *geometry* (which slots, at most how many tokens each); lengths, drafts
+and accepted counts stay on the device, in the slots. A row of padding has the NULL slot, the last
+line of every tensor, whose block table holds only the NULL block.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OUT_OF_BOUNDS = 1  # bit of the error word: a slot, block or position that does 
 
 
 class SlotState(NamedTuple):
-    """All tensors i32, one line per slot."""
+    """All tensors are i32 with one line per slot."""
 
     tokens: Tensor  # [S, W] committed tokens, the newest one, this step's drafts
     block_tables: Tensor  # [S, B]
@@ -29,7 +29,7 @@ class SlotState(NamedTuple):
 
 
 class StepRows(NamedTuple, Generic[Column]):
-    """R rows of T tokens at most, N of which are sampled, in V windows; made by the host."""
+    """R rows of up to T tokens, N of which are sampled, in V windows; filled by the host."""
 
     slot: Column  # i32[R]
     cu_rows: Column  # i32[R+1] row r has room for tokens cu_rows[r]:cu_rows[r+1]

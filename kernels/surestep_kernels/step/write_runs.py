@@ -1,4 +1,4 @@
-"""Differences of a plan, written into the slots of a device by one launch."""
+"""Write the differences of a plan into the slots of a device in one launch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .columns import Column
 
 
 class Runs(NamedTuple, Generic[Column]):
-    """G runs of words, in pieces of the host's choice. No two runs overlap."""
+    """G runs of words, cut by the host. No two runs overlap."""
 
     to: Column  # i32[G] first word of the memory that is written
     cu: Column  # i32[G+1] run g is words[cu[g]:cu[g+1]]
@@ -19,8 +19,6 @@ class Runs(NamedTuple, Generic[Column]):
 
 
 class WriteRuns(Protocol):
-    """See write_runs_reference."""
-
     def __call__(self, memory: Tensor, runs: Runs) -> None: ...
 
 

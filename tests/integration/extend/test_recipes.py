@@ -48,6 +48,7 @@ class Recipe(NamedTuple):
 
 MATRIX = "tests/integration/parity/test_parity_matrix.py"
 FIELDS = "tests/integration/gateway/test_gateway_schema_fields.py"
+REFUSALS = "tests/integration/scheduler/test_scheduler_generate.py"
 RECIPES = (
     Recipe(
         "A drafter",
@@ -69,6 +70,7 @@ RECIPES = (
             "tests/unit/worker/test_sampling_pipeline.py",
             "tests/unit/worker/test_speculative_equality.py",
             f"{FIELDS}::test_the_page_says_what_the_code_does",
+            f"{REFUSALS}::test_bad_requests_name_the_parameter",
             f"{MATRIX}::test_every_parameter_changes_the_answer_it_is_compared_by",
             f"{MATRIX}::test_speculation_changes_nothing[ngram-4-mixed]",
         ),

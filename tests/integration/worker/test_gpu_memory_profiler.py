@@ -146,7 +146,7 @@ def test_a_successor_does_not_wait_for_ever(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Others have taken it: with what there is the next one measures again."""
-    monkeypatch.setattr("surestep_worker.startup.gpu_memory_profiler._RETURN_S", 0.2)
+    monkeypatch.setattr("surestep_worker.startup.gpu_memory_profiler._RECLAIM_S", 0.2)
     known = pb.DeviceMemory(total=100 * MIB, limit=90 * MIB, weights=80 * MIB)
     settings = bench.settings()
     with CountedCard(total=100 * MIB, others=60 * MIB) as card:

@@ -78,7 +78,7 @@ def test_an_unequal_card_has_the_family_of_splits(
         assert isinstance(kernels.products, Products)
         assert kernels.products._cublas == frozenset()
     assert asked == [1]
-    assert "products of this card: 16 rows by some tile" in caplog.text
+    assert "products of this GPU: 16 rows by some tile" in caplog.text
 
 
 @pytest.mark.parametrize(

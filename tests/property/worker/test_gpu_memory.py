@@ -33,7 +33,7 @@ def starts(draw: st.DrawFn) -> MemorySnapshot:
 def test_all_of_it_is_within_the_part_and_within_what_is_free(
     start: MemorySnapshot, fraction: float, num: int, usage: Usage
 ) -> None:
-    limit = memory_limit(MemoryShare(fraction, asked=False, sharers=num), start)
+    limit = memory_limit(MemoryShare(fraction, explicit=False, sharers=num), start)
     kept = usage.weights + usage.states  # is there when graphs and steps gave back theirs
     caches = left_for_caches(limit, usage, start._replace(free=max(0, start.free - kept)))
     assert caches >= 0
@@ -44,9 +44,9 @@ def test_all_of_it_is_within_the_part_and_within_what_is_free(
 
 @given(starts(), fractions, fractions, sharers, usages, st.booleans())
 def test_a_larger_part_never_leaves_less(
-    start: MemorySnapshot, one: float, other: float, num: int, usage: Usage, asked: bool
+    start: MemorySnapshot, one: float, other: float, num: int, usage: Usage, explicit: bool
 ) -> None:
-    less, more = (MemoryShare(part, asked, num) for part in sorted((one, other)))
+    less, more = (MemoryShare(part, explicit, num) for part in sorted((one, other)))
     try:
         large = memory_limit(more, start)
     except OutOfMemory:
@@ -62,10 +62,10 @@ def test_a_part_that_was_asked_for_is_had_or_refused(
 ) -> None:
     share = int(part * start.total) // num
     if share <= start.free:
-        assert memory_limit(MemoryShare(part, asked=True, sharers=num), start) == share
+        assert memory_limit(MemoryShare(part, explicit=True, sharers=num), start) == share
     else:
         with pytest.raises(OutOfMemory, match=r"--gpu-memory-utilization .* are free"):
-            memory_limit(MemoryShare(part, asked=True, sharers=num), start)
+            memory_limit(MemoryShare(part, explicit=True, sharers=num), start)
 
 
 @given(starts(), usages, bytes_)
@@ -73,7 +73,7 @@ def test_who_takes_memory_meanwhile_has_it(
     start: MemorySnapshot, usage: Usage, others: int
 ) -> None:
     """Memory that went to others since the rank began is not given away once more."""
-    limit = memory_limit(MemoryShare(0.9, asked=False), start)
+    limit = memory_limit(MemoryShare(0.9, explicit=False), start)
     now = start._replace(free=max(0, start.free - usage.weights - usage.states - others))
     caches = left_for_caches(limit, usage, now)
     assert not caches or caches + usage.graphs + usage.step <= now.free
@@ -95,26 +95,26 @@ def test_two_engines_share_a_card() -> None:
     """Each names its part of it, and the second one's has to be free."""
     total, first = 80 * GIB, 38 * GIB
     start = MemorySnapshot(total - first - GIB, total, 0)
-    assert memory_limit(MemoryShare(0.45, asked=True), start) == int(0.45 * total)
+    assert memory_limit(MemoryShare(0.45, explicit=True), start) == int(0.45 * total)
     with pytest.raises(
         OutOfMemory, match=r"0\.9: 72\.00 GiB of 80\.00 GiB .* only 41\.00 GiB"
     ) as e:
-        memory_limit(MemoryShare(0.9, asked=True), start)
-    assert "go down to 0.51" in str(e.value)
-    assert memory_limit(MemoryShare(0.51, asked=True), start) <= start.free
-    # Nobody asked: what others hold comes off the part, with a tenth of the card for nobody.
-    assert memory_limit(MemoryShare(0.9, asked=False), start) == pytest.approx(33 * GIB, abs=2)
+        memory_limit(MemoryShare(0.9, explicit=True), start)
+    assert "lower it to 0.51" in str(e.value)
+    assert memory_limit(MemoryShare(0.51, explicit=True), start) <= start.free
+    # Not explicit: what others hold comes off the share, with a tenth of the GPU unused.
+    assert memory_limit(MemoryShare(0.9, explicit=False), start) == pytest.approx(33 * GIB, abs=2)
 
 
 def test_ranks_on_one_card_share_the_part() -> None:
     start = MemorySnapshot(80 * GIB, 80 * GIB, 0)
-    assert memory_limit(MemoryShare(0.9, asked=True, sharers=2), start) == pytest.approx(
+    assert memory_limit(MemoryShare(0.9, explicit=True, sharers=2), start) == pytest.approx(
         36 * GIB, abs=2
     )
 
 
 def test_a_size_that_is_given_may_take_all_that_is_free() -> None:
     assert (
-        memory_limit(MemoryShare(None, asked=True), MemorySnapshot(50 * GIB, 80 * GIB, 0))
+        memory_limit(MemoryShare(None, explicit=True), MemorySnapshot(50 * GIB, 80 * GIB, 0))
         == 50 * GIB
     )

@@ -11,21 +11,18 @@ from typing import Any, NamedTuple
 import torch
 from gpu_cases import MODELS, OPS, TINY, Sizes
 from gpu_sizes import Work, i32, kernels
-from gpu_weights import EXPERT_PACK
+from support.kernels.compile_expert_cases import mixtures, quantised
+from support.kernels.compile_launch import BF16, FP32, META, Launch
 from surestep_kernels import PackedLinear
 from surestep_kernels.gpu.attention.paged_attention import paged_attention
 from surestep_kernels.gpu.attention.store_kv import store_kv
-from surestep_kernels.gpu.experts.moe import moe
-from surestep_kernels.gpu.products.linear import ALL_WIDTHS, ONE_WIDTH, quantized_partials
 from surestep_kernels.gpu.products.sequential_linear import TILES, Tile, multiply_into
 from surestep_kernels.gpu.step.shape_logits import shape_logits
 from surestep_kernels.mixers.head_projection import HeadProjection
 from surestep_kernels.mixers.kv_cache import FP8, LayerCache
 from surestep_kernels.mixers.paged_attention import AttentionRows
-from surestep_kernels.ops.moe import PackedExperts, Router
 from surestep_kernels.step.shape_logits import Biases, Forbidden, Positions, Shaping
 
-META = "meta"
 # Their cases look at values.
 WITH_MEMORY = (
     "gated_delta",
@@ -37,15 +34,6 @@ WITH_MEMORY = (
 )
 NO_TRITON = ("linear_torch",)
 BLOCK_SIZE, HEADS, KV_HEADS = 16, 8, 2
-BF16, FP32 = torch.bfloat16, torch.float32
-
-
-class Launch(NamedTuple):
-    """Of an op; it may launch several kernels."""
-
-    op: str
-    name: str
-    run: Callable[[], object]
 
 
 def launches(*, full: bool) -> Iterator[Launch]:
@@ -56,8 +44,8 @@ def launches(*, full: bool) -> Iterator[Launch]:
     yield from _products()
     yield from _fused()
     yield from _tiles()
-    yield from _quantised()
-    yield from _mixtures()
+    yield from quantised()
+    yield from mixtures()
     yield from _shaping()
     yield from _pages()
 
@@ -208,88 +196,6 @@ def _tiles() -> Iterator[Launch]:
         shape = "x".join(map(str, tile[:3])) + (" weight first" if tile.weight_first else "")
         yield Launch("linear_sequential", f"tile {shape}", partial(run, tile, 2048))
     yield Launch("linear_sequential", "tiny: tile, K=136", partial(run, TILES[0], 136))
-
-
-class _Experts(NamedTuple):
-    """Of a launch of experts without memory: their addresses are never looked at."""
-
-    tokens: int
-    experts: int = 32
-    top_k: int = 8
-    hidden: int = 2048
-    inner: int = 512
-
-
-def _quantised() -> Iterator[Launch]:
-    """Instructions of all widths, FP8 rows, and experts with much to do."""
-    for name, rows, widths in product(
-        ("fp8", "int4", "mxfp4", "fp8 rows"), (1, 20, 64, 4096), (ONE_WIDTH, ALL_WIDTHS)
-    ):
-        if rows in (1, 4096) or widths is ALL_WIDTHS:
-            case = f"{name} M={rows} width of {len(widths)}"
-            yield Launch("linear", case, partial(_multiply, name, rows, widths))
-    for name, tokens in product(("bf16", "fp8", "int4", "mxfp4", "fp8 rows"), (1, 1024)):
-        for widths in (ONE_WIDTH, ALL_WIDTHS):
-            case = f"experts {name} T={tokens} width of {len(widths)}"
-            yield Launch("moe", case, partial(_run_experts, name, _Experts(tokens), widths))
-
-
-def _pack(name: str, n: int, k: int) -> PackedLinear:
-    """Weights of 4 bits need memory: packing looks at their scales."""
-    return EXPERT_PACK[name.split()[0]]("cpu" if "4" in name else META, n, k)
-
-
-def _multiply(name: str, rows: int, widths: tuple[int, ...]) -> None:
-    packed = _pack(name, 1024, 2048)
-    x = torch.empty(rows, 2048, dtype=BF16, device=META)
-    quantized_partials(x, packed, None, widths, fp8_rows="rows" in name)
-
-
-def _run_experts(name: str, of: _Experts, widths: tuple[int, ...]) -> None:
-    """Those of gpt-oss have biases and an activation of their own."""
-    gpt_oss = name == "mxfp4"
-    packed = _experts(name, of, biased=gpt_oss, swiglu_limit=7.0 if gpt_oss else None)
-    x = torch.empty(of.tokens, of.hidden, dtype=BF16, device=META)
-    total, chosen = torch.empty(x.shape, device=META), (of.tokens, of.top_k)
-    experts = torch.empty(chosen, dtype=torch.int64, device=META)
-    weights = torch.empty(chosen, device=META)
-    moe(total, x, weights, experts, packed, widths, fp8_rows="rows" in name)
-
-
-def _experts(
-    name: str, of: _Experts, *, biased: bool = False, swiglu_limit: float | None = None
-) -> PackedExperts:
-    gate_up, down = _pack(name, 2 * of.inner, of.hidden), _pack(name, of.hidden, of.inner)
-    if biased:
-        gate_up, down = (
-            replace(linear, bias=torch.empty(linear.out_features, dtype=BF16, device=META))
-            for linear in (gate_up, down)
-        )
-    addresses = torch.empty(2, 3, of.experts, dtype=torch.int64, device=META)
-    every = (gate_up,) * of.experts, (down,) * of.experts
-    return PackedExperts(*every, 0, swiglu_limit, addresses)
-
-
-def _mixtures() -> Iterator[Launch]:
-    """What stands before and behind experts, with a shared one and without."""
-
-    def run(rows: int, *, shared: bool) -> None:
-        ops, of = kernels(), _Experts(rows, experts=256)
-        x = torch.empty(rows, of.hidden, dtype=BF16, device=META)
-        scores, gate_up, down = _pack("bf16", of.experts + shared, of.hidden), None, None
-        if shared:
-            gate_up = _pack("bf16", 2 * of.inner, of.hidden)
-            down = _pack("bf16", of.hidden, of.inner)
-        else:
-            scores = replace(scores, bias=torch.empty(of.experts, dtype=BF16, device=META))
-        mixture = ops.route_tokens(x, Router(scores, None, of.top_k, True), gate_up)
-        packed = _experts("bf16", of)
-        weight = _floats(of.hidden)
-        ops.mix_experts_add_rms_norm(mixture, packed, down, torch.empty_like(x), weight, 1e-6)
-
-    for rows, shared in product((1, 512), (True, False)):
-        case = f"mixture bf16 M={rows}{'' if shared else ' without a shared expert'}"
-        yield Launch("moe", case, partial(run, rows, shared=shared))
 
 
 def _shaping() -> Iterator[Launch]:

@@ -14,6 +14,7 @@ from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.stepping import Row, pack
 from surestep_common.errors import Unavailable
 from surestep_kernels import load_kernels
+from surestep_kernels.step.fingerprint import row_fingerprints
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.cache.recurrent import RecurrentCache
@@ -21,7 +22,6 @@ from surestep_worker.checkpoint.weight_store import WeightStore
 from surestep_worker.distributed.peer_memory import gather_strings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model
-from surestep_worker.step.digest import fingerprint
 from torch import Tensor, distributed
 
 BLOCK_SIZE = 16
@@ -81,7 +81,7 @@ def run_steps(
     hidden = [model.forward(pack(rows, BLOCK_SIZE), caches) for rows in STEPS]
     return {
         "logits": torch.cat([model.logits(h) for h in hidden]),
-        "fingerprints": torch.tensor([fingerprint(h) for h in hidden]),
+        "fingerprints": torch.stack([row_fingerprints(h).sum() for h in hidden]),
     }
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.parity.drafters import NO_CONTEXT
 from surestep_common.errors import InvalidRequest
 from surestep_worker.drafters import DRAFTERS
+from surestep_worker.drafters import registry as registry_module
 from surestep_worker.drafters.config import SpeculativeConfig
 from surestep_worker.drafters.ngram import NgramDrafter
 
@@ -72,3 +75,12 @@ def test_importing_the_config_loads_no_torch() -> None:
     subprocess.run(
         [sys.executable, "-c", code], check=True, timeout=60, env={"PYTHONPATH": ":".join(paths)}
     )
+
+
+def test_the_page_names_every_method_and_every_key() -> None:
+    registry = Path(registry_module.__file__).read_text()
+    methods = re.findall(r'^@DRAFTERS\.register\("(.+)"\)$', registry, re.MULTILINE)
+    assert {"ngram", "mtp"} <= set(methods)
+    page = (Path(__file__).parents[3] / "docs" / "speculation.md").read_text()
+    named = set(re.findall(r"`([\w-]+)`", page))
+    assert {*methods, *SpeculativeConfig.model_fields} - named == {"method"}

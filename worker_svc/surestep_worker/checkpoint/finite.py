@@ -1,4 +1,4 @@
-"""Which weights are no numbers: for a model that computes none."""
+"""Find non-finite weights, for a model whose output is not finite."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .safetensors_header import Entry, shown
 from .tensors import Checkpoint
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
-_CHUNK = 1 << 24  # elements looked at in one go
+_CHUNK = 1 << 24  # elements checked at once
 _MAX_NAMED = 3  # tensors to name
 
 
 def non_finite_tensors(entries: Mapping[str, Entry], progress: Callable[[], None]) -> list[str]:
-    """File, name and count of NaN and infinities of the first tensors that have any.
+    """Return file, name and count of NaN and infinities of the first tensors that have any.
 
-    `progress` is called again and again. A checkpoint that has gone meanwhile has none.
+    `progress` is called repeatedly. A checkpoint that has been deleted meanwhile has none.
     """
     found: list[str] = []
     with contextlib.ExitStack() as stack, contextlib.suppress(InvalidRequest):

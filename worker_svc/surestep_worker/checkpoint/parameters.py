@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 class TensorSource(NamedTuple):
     """One checkpoint tensor, and the slice of its dimension `dim` that this rank keeps.
 
-    With an `item` it is the part of the tensor at that place of its first dimension, which `dim`
-    then does not count.
+    With an `item` the source is that element of the tensor's first dimension, which `dim` then does
+    not count.
     """
 
     name: str
@@ -48,14 +48,14 @@ class TensorSource(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Elements kept."""
+        """Number of elements kept."""
         shape = self.shape if self.item is None else self.shape[1:]
         kept = self.keep.stop - self.keep.start
         return math.prod(shape) // shape[self.dim] * int(kept)
 
     @property
     def place(self) -> tuple[int | slice, ...]:
-        """Where it lies in the tensor."""
+        """Index of the kept part within the tensor."""
         first = () if self.item is None else (self.item,)
         return (*first, *(slice(None),) * self.dim, self.keep)
 
@@ -66,7 +66,7 @@ class TensorSource(NamedTuple):
 
     @property
     def share(self) -> Share:
-        """What this rank keeps of a linear weight."""
+        """The part of a linear weight that this rank keeps."""
         rows, columns = self.shape[-2:]
         keep = range(self.keep.start, self.keep.stop)
         if self.dim == 0:
@@ -103,9 +103,10 @@ class CheckpointWeights:
     ) -> None:
         """Compare the tensors of a checkpoint with `table` and open their files.
 
-        `ignore` holds regular expressions of whole names of tensors that are not wanted. Without
-        `quantization` every weight must be plain. Raises InvalidRequest naming missing, unexpected,
-        repeated and misshapen tensors, and those of a wrong type or in the wrong company.
+        `ignore` holds regular expressions of whole names of tensors to ignore. Without
+        `quantization` every weight must be unquantised. Raises InvalidRequest naming missing,
+        unexpected, repeated and misshapen tensors, those of a wrong type, and those that contradict
+        each other.
         """
         self._left = dict(table)
         self._quantization = quantization
@@ -154,7 +155,7 @@ class CheckpointWeights:
     def take_linear(self, name: str) -> Tensor | QuantizedWeight:
         """Read a linear weight as the checkpoint holds it: quantised, or as `take` does.
 
-        Raises InvalidRequest when a quantised one cannot be cut as this rank needs it.
+        Raises InvalidRequest if a quantised one cannot be cut as this rank needs it.
         """
         sources = self._left[name].sources
         if self._quantization is None or sources[0].name not in self._quantized:
@@ -178,18 +179,18 @@ class CheckpointWeights:
         self._progress(self._done, self._total)
 
     def _bytes(self, source: TensorSource) -> int:
-        """Of a source's tensors, the share that is kept."""
+        """Return the bytes of a source's tensors that are kept."""
         whole = sum(self._checkpoint.nbytes(name) for name in self._stored(source))
         return whole * source.numel // math.prod(source.shape)
 
     def _bytes_in_memory(self, parameter: Parameter) -> int:
-        """As this rank will keep it, about."""
+        """Return the approximate bytes of a parameter in memory."""
         if any(source.name in self._quantized for source in parameter.sources):
             return sum(map(self._bytes, parameter.sources))
         return math.prod(parameter.shape) * self._dtype.itemsize
 
     def _stored(self, source: TensorSource) -> dict[str, Stored]:
-        """The checkpoint tensors that hold a source."""
+        """Return the checkpoint tensors that hold a source."""
         if self._quantization is None or source.name not in self._quantized:
             return {source.name: Stored(source.shape)}
         items, (rows, columns) = source.shape[:-2], source.shape[-2:]
@@ -197,7 +198,7 @@ class CheckpointWeights:
         return {name: of._replace(shape=(*items, *of.shape)) for name, of in stored.items()}
 
     def _find_quantized(self, table: Table) -> frozenset[str]:
-        """Names of the sources that the files hold quantised."""
+        """Return the names of the sources that are quantised in the files."""
         if self._quantization is None:
             return frozenset()
         modules = {
@@ -217,7 +218,7 @@ class CheckpointWeights:
         refuse(self._contradictions(table) | self._checkpoint.check(expected, ignore))
 
     def _contradictions(self, table: Table) -> dict[str, list[str]]:
-        """Kind of problem -> sources that have it."""
+        """Return the contradicting sources by kind of problem."""
         if self._quantization is None:
             return {}
         modules = {s.module for p in table.values() for s in p.sources if s.name in self._quantized}

@@ -1,4 +1,4 @@
-"""Drafters, by the name that `--speculative-config` gives as `method`."""
+"""Drafters, by the `method` of `--speculative-config`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRAFTERS: Registry[Drafter | DeviceDrafter] = Registry("speculative method")
 
 NEED_DRAFT_HEAD = frozenset({"mtp"})  # methods that use one of the model's own
 
-# Names under which vLLM knows a method.
+# vLLM's names for a method.
 ALIASES = {
     "[ngram]": "ngram",
     "qwen3_next_mtp": "mtp",

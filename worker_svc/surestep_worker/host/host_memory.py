@@ -1,4 +1,4 @@
-"""How much memory this process may still take: of the machine, its cgroups and its own limits."""
+"""The memory this process may still use: of the machine, its cgroups and its own limits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from surestep_common.cgroups import SYSTEM, own_groups
 from surestep_common.errors import InvalidRequest
 
 GIB = 1 << 30
-_UNLIMITED = 1 << 60  # what cgroups without a limit say is about 2^63
-_FILES = {  # of a cgroup by its version: limit, use, and what names in memory.stat begin with
+_UNLIMITED = 1 << 60  # cgroups without a limit report about 2^63
+_FILES = {  # of a cgroup, by version: limit, usage, and the prefix of names in memory.stat
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     2: ("memory.max", "memory.current", ""),
 }
@@ -22,7 +22,7 @@ _PHRASES = ("allocate memory", "failed to map segment")  # torch's allocator, dy
 
 
 class FreeMemory(NamedTuple):
-    """Bytes that are left, and whose limit that is."""
+    """Free bytes, and the limit that leaves them."""
 
     nbytes: int
     limit: str
@@ -32,12 +32,12 @@ class FreeMemory(NamedTuple):
 
 
 class OutOfMemory(InvalidRequest):
-    """A setting or a model that does not fit into the memory that is there."""
+    """A setting or a model does not fit into the available memory."""
 
 
 @contextlib.contextmanager
 def memory_errors() -> Iterator[None]:
-    """What Python, torch and the system say when memory is short becomes OutOfMemory."""
+    """Turn out-of-memory errors of Python, torch and the system into OutOfMemory."""
     try:
         yield
     except (MemoryError, OSError, RuntimeError, ImportError) as error:
@@ -48,14 +48,14 @@ def memory_errors() -> Iterator[None]:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and what it came from."""
+    """Yield an error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _about_memory(error: BaseException) -> str | None:
-    """The first line of an error that means that memory is short."""
+    """Return the first line of an error that means that memory is short, else None."""
     first = str(error).strip().partition("\n")[0]
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     short = isinstance(error, OSError) and error.errno == errno.ENOMEM
@@ -64,12 +64,12 @@ def _about_memory(error: BaseException) -> str | None:
 
 
 def free_memory(root: Path = SYSTEM) -> FreeMemory:
-    """The least that any limit leaves; `root` is where proc and sys are mounted.
+    """Return the least that any limit leaves; `root` is where proc and sys are mounted.
 
-    What a system does not tell is taken for unlimited.
+    A limit that the system does not report counts as unlimited.
     """
     found = [*_machine(root / "proc"), *_cgroups(root), *_own_limits(root / "proc")]
-    return min(found, default=FreeMemory(_UNLIMITED, "a memory that nobody tells of"))
+    return min(found, default=FreeMemory(_UNLIMITED, "an unknown amount of memory"))
 
 
 def _machine(proc: Path) -> Iterator[FreeMemory]:
@@ -91,7 +91,7 @@ def _own_limits(proc: Path) -> Iterator[FreeMemory]:
 
 
 def _cgroups(root: Path) -> Iterator[FreeMemory]:
-    """Of the cgroup of this process and of those around it, in both versions."""
+    """Yield the free memory of this process's cgroup and of its ancestors, in both versions."""
     for group in own_groups("memory", root):
         for folder in group.with_those_around():
             yield from _cgroup(folder, *_FILES[group.version])
@@ -111,7 +111,7 @@ def _cgroup(group: Path, limit_file: str, used_file: str, prefix: str) -> Iterat
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Parse lines of a name and a number."""
     rows = (line.split() for line in _lines(path))
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 

@@ -21,7 +21,7 @@ from .buckets import Bucket, StepSize
 from .geometry import Geometry
 from .logprob_plan import ScoredPositions
 
-_OUTSIDE = 1 << 29  # an offset that no window reaches, whose sums with lengths are still words
+_OUTSIDE = 1 << 29  # longer than any window; added to a length it still fits 32 bits
 
 
 class PassInputs(NamedTuple, Generic[Column]):
@@ -73,7 +73,6 @@ class Extras(NamedTuple, Generic[Column]):
 
     @property
     def shaping(self) -> Shaping[Column]:
-        """Return what changes logits."""
         return Shaping(self.biases, self.penalties, self.forbidden)
 
     @property

@@ -101,7 +101,6 @@ class InputBuffer:
     """
 
     def __init__(self, paddings: Iterable[StepColumns[HostColumn]], device: torch.device) -> None:
-        """Make room for the largest of `paddings`."""
         self._device = device
         most = max(_size(list(_arrays(tree))) for tree in paddings)
         self.words = torch.zeros(most + _ROOM, dtype=torch.int32, device=device)

@@ -18,7 +18,7 @@ _KEPT = 20
 
 @dataclass(slots=True)
 class Exit:
-    """One of them. Moments are of CLOCK_MONOTONIC."""
+    """The end of one rank process. Times are of CLOCK_MONOTONIC."""
 
     pid: int
     exit_reason: ExitReason
@@ -29,7 +29,7 @@ class Exit:
 
 
 class ExitHistory:
-    """The latest ones."""
+    """The latest exits of rank processes."""
 
     def __init__(self) -> None:
         self._exits: deque[Exit] = deque(maxlen=_KEPT)
@@ -39,13 +39,13 @@ class ExitHistory:
     def record(
         self, pid: int, exit_reason: ExitReason, last: HeartbeatState, *, was_ready: bool
     ) -> None:
-        """A rank has ended, this moment."""
+        """Record that a rank has just ended."""
         self.count += 1
         self.failures = 0 if was_ready else self.failures + 1
         self._exits.appendleft(Exit(pid, exit_reason, last, last.age_s(), time.monotonic()))
 
     def record_ready(self) -> float:
-        """A rank is ready. Returns the seconds since the end of the one before it, 0 if none."""
+        """Record that a rank is ready; return the seconds since the previous one ended, or 0."""
         self.failures = 0
         now = time.monotonic()
         for exit_ in self._exits:
@@ -54,13 +54,13 @@ class ExitHistory:
 
     @property
     def last(self) -> str:
-        """The latest one in a line; empty = none."""
+        """The latest exit in one line; empty = none."""
         if not self._exits:
             return ""
         return f"pid {self._exits[0].pid}: {self._exits[0].exit_reason.reason}"
 
     def reports(self) -> Iterator[pb.RankExit]:
-        """All that are kept, newest first."""
+        """Yield the recorded exits, newest first."""
         now = time.monotonic()
         for exit_ in self._exits:
             yield pb.RankExit(
@@ -76,5 +76,4 @@ class ExitHistory:
 
 
 def heartbeat_proto(beat: HeartbeatState, age_s: float) -> pb.Heartbeat:
-    """A beat as the protocol tells it."""
     return pb.Heartbeat(epoch=beat.epoch, step=beat.step, phase=beat.phase, age_s=age_s)

@@ -1,4 +1,4 @@
-"""Whether a heartbeat has stood still for longer than it may."""
+"""Detect that a heartbeat has stalled for longer than its limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LONGEST_GAP_NS = round(4 * POLL_S * 1e9)
 
 
 class Stall(NamedTuple):
-    """A beat that is too old."""
+    """A heartbeat that is overdue."""
 
     beat: HeartbeatState
     stood_s: float
@@ -21,10 +21,10 @@ class Stall(NamedTuple):
 
 
 class HeartbeatMonitor:
-    """Looks at a heartbeat every POLL_S and counts how long it has seen it stand still.
+    """Reads a heartbeat every POLL_S and measures how long it has not changed.
 
-    Time in which nobody looked hardly counts: when the whole machine stood still, or was too busy
-    even for the supervisor, a rank that did not run is no rank that hangs.
+    Time in which it was not read hardly counts: if the whole machine was suspended, or too busy
+    even for the supervisor, a rank that did not run is not a rank that hangs.
     """
 
     def __init__(self, heartbeat: Heartbeat, now_ns: int) -> None:
@@ -34,7 +34,7 @@ class HeartbeatMonitor:
         self._stood_ns = 0
 
     def check(self, now_ns: int) -> Stall | None:
-        """What is late, if anything; `now_ns` by CLOCK_MONOTONIC."""
+        """Return the stall, if there is one; `now_ns` is of CLOCK_MONOTONIC."""
         beat = self._heartbeat.read()
         elapsed = min(now_ns - self._looked_ns, _LONGEST_GAP_NS)
         self._stood_ns = self._stood_ns + elapsed if beat.since_ns == self._since_ns else 0

@@ -35,26 +35,26 @@ from .service import StepRunner, StepThread, WorkerService
 
 logger = logging.getLogger("surestep_worker.process.rank")  # which runs as __main__
 
-_STOP_GRACE_S = 2.0  # the scheduler has drained before a rank is told to stop
+_STOP_GRACE_S = 2.0  # the scheduler has drained before a rank is stopped
 _TICK_S = 0.5
-# A standby costs time only, and a rank no request; who talks to clients cannot be replaced.
+# Losing a standby costs time only, losing a rank no request; processes with client connections are
+# irreplaceable.
 _VICTIM_AS_STANDBY, _VICTIM_AS_RANK = 800, 400
 
 
 class BuiltRank(Protocol):
-    """What a rank serves."""
+    """A loaded model, ready to serve."""
 
     @property
-    def runner(self) -> StepRunner:
-        """Executes plans."""
+    def runner(self) -> StepRunner: ...
 
     @property
     def facts(self) -> pb.WorkerInfo:
-        """For the scheduler."""
+        """What the Worker service reports to the scheduler."""
 
     @property
     def profile_result(self) -> bytes:
-        """For the next rank."""
+        """Measurements for the next rank."""
 
     @property
     def checkpoint(self) -> str:
@@ -66,7 +66,7 @@ Build = Callable[[WorkerSettings, Heartbeat, int, bytes], BuiltRank]
 
 
 class StartupError(Exception):
-    """What failed before the rank was ready."""
+    """An error before the rank was ready."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -74,7 +74,7 @@ class StartupError(Exception):
 
     @property
     def message(self) -> Message:
-        """What the supervisor should know."""
+        """The message to the supervisor."""
         failure = Failure.TRANSIENT
         if isinstance(self.error, StaleWeights):
             failure = Failure.WEIGHTS
@@ -87,7 +87,7 @@ class StartupError(Exception):
 
 @contextlib.contextmanager
 def _start() -> Iterator[None]:
-    """A part of the start. Raises StartupError for every error in it."""
+    """Run a part of the startup. Raises StartupError for every error in it."""
     try:
         with memory_errors():
             yield
@@ -96,7 +96,7 @@ def _start() -> Iterator[None]:
 
 
 class Rank:
-    """From activation to SIGTERM."""
+    """A rank from activation to SIGTERM."""
 
     def __init__(
         self,
@@ -114,17 +114,17 @@ class Rank:
         os.close(activation.heartbeat_fd)
         self._thread = StepThread()
         self._ended = asyncio.Event()
-        self._alone: Unavailable | None = None  # why there is no group any more
+        self._alone: Unavailable | None = None  # why the group is lost
 
     async def serve(self) -> None:
-        """Run until SIGTERM or SIGINT.
+        """Serve until SIGTERM or SIGINT.
 
-        Raises StartupError, and Unavailable when the supervisor or another rank is gone.
+        Raises StartupError, and Unavailable if the supervisor or another rank is gone.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ended.set)
-        loop.add_reader(self._supervisor.fileno(), self._ended.set)  # nothing more but its end
+        loop.add_reader(self._supervisor.fileno(), self._ended.set)  # only its end is still to come
         settings, thread = self._settings, self._thread
         rank = settings.rank, settings.tensor_parallel_size
         service = WorkerService(*rank, thread, self._heartbeat)
@@ -163,7 +163,7 @@ class Rank:
         control.send(self._supervisor, Message(MessageKind.TERMINATING))
 
     async def _tick(self, service: WorkerService) -> None:
-        """A sign of life on the way that plans take: through the loop and the step thread."""
+        """Show liveness on the path that plans take: through the event loop and the step thread."""
         try:
             while True:
                 await self._thread.submit(service.tick)
@@ -174,7 +174,8 @@ class Rank:
 
 
 def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) -> int:
-    """A standby that `preload` prepares, until it is activated; then the rank. Exit status."""
+    """Run a standby prepared by `preload`, then the rank it is activated as. Returns an exit
+    status."""
     die_with_parent()
     prefer_as_victim(_VICTIM_AS_STANDBY)
     dump_stacks_on_signal(and_end=True)
@@ -209,7 +210,7 @@ def _preload(settings: WorkerSettings) -> Build:
 
 
 def main() -> int:
-    """Entry point of `python -m surestep_worker.process.rank`, which a supervisor starts."""
+    """Run as `python -m surestep_worker.process.rank`, which a supervisor starts."""
     settings = WorkerSettings.load()
     access.use(settings)
     return run(settings, _preload)

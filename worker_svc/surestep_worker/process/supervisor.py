@@ -1,6 +1,6 @@
-"""The parent of one rank: spawns it, watches it, dumps its stacks, kills it, replaces it.
+"""The parent of one rank: spawns, monitors, kills and replaces it, and dumps its stacks.
 
-Holds no tensors and imports no torch, so that nothing the rank does can stop it from answering.
+It holds no tensors and imports no torch, so that nothing the rank does can keep it from answering.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)  # by consecutive failures
 _STANDBY_DELAY_S = 2.0  # after a rank became ready: the cores are its own at first
-_STANDBY_BYTES = 400 << 20  # an imported torch, and a little peace for the others
-_START_AFRESH_AFTER = 3  # failures with what an earlier rank left; then everything is done afresh
-_PERMANENT_RETRY_S = 30.0  # between attempts while what is wrong will not pass by itself
-_FINAL_MESSAGES_S = 0.5  # for what a rank said before its end
+_STANDBY_BYTES = 400 << 20  # torch when imported, and a reserve for other processes
+_START_AFRESH_AFTER = 3  # failures with what an earlier rank left, which is then given up
+_PERMANENT_RETRY_S = 30.0  # between attempts after a permanent failure
+_FINAL_MESSAGES_S = 0.5  # for reading a rank's last messages after its exit
 
 
 class Supervisor(pb_grpc.SupervisorServicer):
-    """Keeps one rank alive and one standby for it. `run` owns them; the RPCs only look and ask."""
+    """Keeps one rank and one standby alive. `run` owns them; the RPCs only read and request."""
 
     def __init__(
         self, command: Sequence[str], settings: WorkerSettings, oom: OomKills | None = None
@@ -56,7 +56,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         self._oom = oom or OomKills()
         self._weights = HeldWeights()
         self._checkpoint = ""  # fingerprint of these weights; empty until a rank was ready
-        self._profile_result = b""  # what a rank has measured: the next one need not
+        self._profile_result = b""  # measurements of a rank, which the next one need not repeat
         self._start_failure: StartFailure | None = None  # since the last rank that was ready
 
     async def run(self) -> None:
@@ -72,14 +72,15 @@ class Supervisor(pb_grpc.SupervisorServicer):
                     await self._live(self._rank)
                     await asyncio.sleep(self._pause_s())
         finally:
-            for process in (self._standby, self._rank):
-                if process is not None:
-                    await process.terminate()
+            left = [process for process in (self._standby, self._rank) if process is not None]
+            await asyncio.gather(*(process.terminate() for process in left))
 
     async def _next(self) -> RankProcess:
         standby, self._standby = self._standby, None
-        if standby is not None and standby.alive:
-            return standby
+        if standby is not None:
+            if standby.alive:
+                return standby
+            standby.close()  # it ended together with the rank
         return await RankProcess.spawn(self._command, self._settings)
 
     def _activate(self, rank: RankProcess) -> None:
@@ -90,7 +91,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         rank.activate(self._weights.fd, self._profile_result, *limits)
 
     async def _cannot_spawn(self, error: OSError) -> None:
-        """No process, file or memory is left for a rank: try again."""
+        """Wait and try again, since there is no process, file or memory left for a rank."""
         rank, self._rank = self._rank, None
         if rank is not None:
             await rank.terminate()
@@ -99,7 +100,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         await asyncio.sleep(_BACKOFF_S[-1])
 
     async def _live(self, rank: RankProcess) -> None:
-        """From activation to the end of the process."""
+        """Supervise a rank from activation to its exit."""
         settings = self._settings
         async with asyncio.TaskGroup() as tasks:
             listening = tasks.create_task(self._listen(rank))
@@ -110,7 +111,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             ]
             await rank.wait()
             await asyncio.wait([listening], timeout=_FINAL_MESSAGES_S)
-            exit_reason = self._explained(await rank.wait())  # its last words count
+            exit_reason = self._explained(await rank.wait())  # its last messages count
             for helper in helpers:
                 helper.cancel()
         rank.close()
@@ -128,7 +129,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         await self._clean_up()
 
     def _explained(self, exit_reason: ExitReason) -> ExitReason:
-        """The kernel kills as others do, and says so elsewhere."""
+        """Recognise a kill by the kernel, whose signal looks like any other."""
         if exit_reason.signal == signal.SIGKILL and self._oom.explain():
             return ExitReason(
                 pb.OUT_OF_MEMORY, "killed: the machine is out of memory", exit_reason.signal
@@ -136,8 +137,8 @@ class Supervisor(pb_grpc.SupervisorServicer):
         return exit_reason
 
     def _pause_s(self) -> float:
-        """Before the next rank."""
-        # With weights in memory nothing that lies in the model folder is at fault.
+        """Return the seconds to wait before starting the next rank."""
+        # With weights in memory, nothing in the model folder is at fault.
         if self._failure is Failure.PERMANENT and not self._weights.sealed:
             logger.error("rank %d: next attempt in %.0f s", self._settings.rank, _PERMANENT_RETRY_S)
             return _PERMANENT_RETRY_S
@@ -148,7 +149,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         return self._start_failure.failure if self._start_failure else Failure.TRANSIENT
 
     async def _clean_up(self) -> None:
-        """What the next rank may not be given."""
+        """Discard what the next rank should not be given."""
         failure = self._failure
         distrusted = self._exits.failures >= _START_AFRESH_AFTER
         if distrusted:
@@ -160,16 +161,16 @@ class Supervisor(pb_grpc.SupervisorServicer):
             self._checkpoint = ""
 
     async def _can_load_afresh(self) -> bool:
-        """Whether the weights, which may be what ends the ranks, can be had once more."""
+        """Return whether the weights, which may be what ends the ranks, can be loaded again."""
         folder = self._settings.model
         if folder is None:
             return False
         try:
             generation = self._settings.generation_folder
             found = await asyncio.to_thread(fingerprint_of, folder, generation)
-        # Who fails again and again may do so for want of what it takes to look, too.
+        # Whatever makes the ranks fail may keep this process from reading the files, too.
         except (InvalidRequest, OSError, RuntimeError, MemoryError) as error:
-            logger.warning("the weights in memory are kept, for there are no others: %s", error)
+            logger.warning("the weights in memory are kept, since there are no others: %s", error)
             return False
         if found != (self._checkpoint or found):
             logger.warning("the weights in memory are kept: %s holds another model now", folder)
@@ -193,7 +194,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
                 rank.terminating = True
 
     async def _watch(self, rank: RankProcess) -> None:
-        """End the rank when its heartbeat stands still."""
+        """End the rank when its heartbeat stalls."""
         monitor = HeartbeatMonitor(rank.heartbeat, time.monotonic_ns())
         while (stall := monitor.check(time.monotonic_ns())) is None:
             self._oom.look(time.monotonic())
@@ -202,7 +203,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
         await rank.end(pb.HUNG, f"hung: {stall}")
 
     async def _keep_standby(self) -> None:
-        """Have a standby some time after the rank is ready."""
+        """Keep a standby from some time after the rank is ready."""
         if not self._settings.standby:
             return
         await self._ready.wait()
@@ -219,7 +220,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             await asyncio.sleep(_back_off_s(attempt + 1))
 
     async def _spawn_standby(self) -> RankProcess:
-        """As soon as there is room for one."""
+        """Spawn a standby as soon as there is memory for one."""
         said = ""
         while True:
             try:
@@ -229,14 +230,14 @@ class Supervisor(pb_grpc.SupervisorServicer):
             except OSError as error:
                 reason = str(error)
             if not said:
-                logger.warning("rank %d goes without a standby: %s", self._settings.rank, reason)
+                logger.warning("rank %d has no standby: %s", self._settings.rank, reason)
             said = reason
             await asyncio.sleep(_BACKOFF_S[-1])
 
     async def Status(
         self, request: pb.SupervisorStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.SupervisorStatus:
-        """What the supervisor knows of its rank."""
+        """Return the state of the rank."""
         settings, rank, standby = self._settings, self._rank, self._standby
         status = pb.SupervisorStatus(
             pid=os.getpid(),
@@ -263,7 +264,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
     async def Restart(
         self, request: pb.RestartRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RestartResponse:
-        """Dump stacks, kill. The `run` loop replaces the rank; Status tells how it ended then."""
+        """Dump stacks and kill the rank. The `run` loop replaces it; Status then has its exit."""
         rank = self._rank
         if rank is None or request.expected_pid not in (0, rank.pid):
             return pb.RestartResponse(restarted=False)
@@ -280,5 +281,5 @@ def _back_off_s(failures: int) -> float:
 
 
 def rank_command() -> list[str]:
-    """Command line of a standby."""
+    """Return the command line of a standby."""
     return [sys.executable, "-m", "surestep_worker.process.rank"]

@@ -158,7 +158,7 @@ class SamplingTable:
         return bool(draws.any()), bool((draws & self._truncates[slots]).any())
 
     def batch(self, slots: IntArray, position_window: Int32Array) -> SamplingBatch[HostColumn]:
-        """Return the parameters of windows in slots [V]; position_window i32[N] names windows."""
+        """Return parameters of windows in slots [V], from the window of each position [N]."""
         entries = [self._entries[slot] for slot in slots.tolist()]
 
         def some(make: Callable[[Int32Array, list[_Entry]], T], has: BoolArray) -> T | None:

@@ -1,4 +1,4 @@
-"""Puts a rank together from its settings. Imports torch; runs on the step thread."""
+"""Build a rank from its settings. Imports torch; runs on the step thread."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from .try_out import try_out
 
 logger = logging.getLogger(__name__)
 
-_TP_TIMEOUT_S = 60.0  # a rank that does not arrive at a collective; step deadlines are far shorter
+_TP_TIMEOUT_S = 60.0  # of a collective that a rank does not join; step deadlines are far shorter
 
 
 class Built(NamedTuple):
-    """A runner ready for its first epoch, and the facts the Worker service reports of it."""
+    """A runner ready for its first epoch, and the facts that the Worker service reports of it."""
 
     runner: Runner
     facts: pb.WorkerInfo
@@ -50,7 +50,7 @@ class Built(NamedTuple):
 
     @property
     def profile_result(self) -> bytes:
-        """What was measured and decided: for the rank that comes after this one."""
+        """What was measured and decided, for the rank that replaces this one."""
         facts = self.facts
         return pb.WorkerInfo(
             costs=facts.costs,
@@ -71,16 +71,18 @@ def build_runner(
 ) -> Built:
     """Load the model and allocate everything a rank needs.
 
-    What the `profile_result` of an earlier rank holds is not measured again. Raises InvalidRequest
-    for settings the model cannot serve, for a model that is broken, and for memory that does not
-    suffice.
+    What the `profile_result` of an earlier rank contains is not measured again. Raises
+    InvalidRequest for settings that the model cannot serve, for a broken model, and if there is not
+    enough memory.
     """
     heartbeat = heartbeat or Heartbeat.local()
     heartbeat.progress(supervisor_pb2.LOADING)
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
     if settings.dtype == "float16":
-        logger.warning("--dtype float16: computing in bfloat16, which has its size and more range")
+        logger.warning(
+            "--dtype float16: computing in bfloat16, which has the same size and more range"
+        )
     gpu = claim_gpu(settings, profile_result)
     store = WeightStore(weights_fd) if weights_fd is not None else None
     source = ModelSource(settings.model, store, settings.generation_folder)
@@ -96,9 +98,7 @@ def build_runner(
         _TP_TIMEOUT_S,
     )
     check_alike(source, tp)
-    known = (
-        pb.WorkerInfo.FromString(profile_result) if _all_ranks_have(profile_result, tp) else None
-    )
+    known = pb.WorkerInfo.FromString(profile_result) if _all_have(profile_result, tp) else None
     model = _load(settings, source, tp, kernels, heartbeat)
     choose_products(kernels, tp, torch.device(settings.device), heartbeat, known)
 
@@ -147,7 +147,7 @@ def _load(
 
 
 def _model_fingerprint(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) -> str:
-    """The fingerprint of the checkpoint, and of which kind the numbers are that it computes."""
+    """Return the fingerprint of the checkpoint and of the number formats it is computed in."""
     cache_dtype = CACHE_DTYPES[settings.kv_cache_dtype]
     kinds = [facts.dtype, str(cache_dtype).removeprefix("torch.") if cache_dtype else facts.dtype]
     if settings.activation_dtype != "auto":
@@ -156,14 +156,14 @@ def _model_fingerprint(source: ModelSource, settings: WorkerSettings, facts: pb.
 
 
 def _cache_bytes(built: Built) -> int:
-    """Of KV blocks and snapshots."""
+    """Return the bytes of KV blocks and snapshots."""
     recurrent = built.runner.context.caches.recurrent
     snapshots = recurrent.num_snapshots * recurrent.spec.snapshot_bytes if recurrent else 0
     return built.facts.kv_cache_bytes + snapshots
 
 
-def _all_ranks_have(profile_result: bytes, tp: TensorParallel) -> bool:
-    """Whether every rank has a profile_result: the ranks profile together or not at all."""
+def _all_have(profile_result: bytes, tp: TensorParallel) -> bool:
+    """Return whether every rank has a profile result: the ranks profile together or not at all."""
     return int(tp.all_reduce(torch.tensor([int(bool(profile_result))])).item()) == tp.size
 
 
@@ -175,8 +175,8 @@ def assemble(
     heartbeat: Heartbeat | None = None,
     sizes: CacheSizes | None = None,
 ) -> Built:
-    """A runner around a loaded model, with caches of these sizes, or of those that there is room
-    for."""
+    """Build a runner around a loaded model, with caches of these sizes, or as large as memory
+    allows."""
     config, speculation = model.config, _speculation(settings)
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
     if sizes is None:
@@ -208,7 +208,7 @@ def assemble(
 
 
 def _facts(settings: WorkerSettings, context: RankContext, kernels: KernelSet) -> pb.WorkerInfo:
-    """But for what is measured, and for what the checkpoint's files tell."""
+    """Return the facts that are neither measured nor read from the checkpoint's files."""
     model, kv, recurrent = context.model, context.caches.kv, context.caches.recurrent
     speculation = _speculation(settings)
     return pb.WorkerInfo(
@@ -247,7 +247,7 @@ def _sizes(
     kernels: KernelSet,
     left: int | None = None,
 ) -> CacheSizes:
-    """Of the caches; `left` bytes have been found to be for them alone."""
+    """Return the sizes of the caches; `left` bytes were measured to be available for them."""
     speculation = _speculation(settings)
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
     max_model_len = settings.max_model_len or model.config.max_position
@@ -261,7 +261,8 @@ def _slots(
     max_model_len: int,
     max_drafts: int,
 ) -> Slots:
-    """Recurrent layers take prompts in chunks, where kernels do; those are too coarse for fp32."""
+    """Build the slots. Recurrent layers compute prompts in chunks if the kernels do, except in
+    fp32, for which chunks are too imprecise."""
     recurrent = caches.recurrent
     in_chunks = recurrent is not None and recurrent.spec.dtype is not torch.float32
     sizes = settings.max_num_seqs, max_model_len, max_drafts, settings.block_size
@@ -269,7 +270,7 @@ def _slots(
 
 
 def _speculation(settings: WorkerSettings) -> SpeculativeConfig | None:
-    """How this rank drafts; None if it does not."""
+    """Return how this rank drafts, or None."""
     if settings.speculative_config is None:
         return None
     config = SpeculativeConfig.from_json(json.dumps(settings.speculative_config))

@@ -1,4 +1,4 @@
-"""Which family multiplies by plain weights on a GPU: what the card says, and all ranks agree on."""
+"""Choose the family that multiplies by unquantised weights on a GPU, the same for all ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PROBE_S = 30.0  # most that asking may take, compiling included; collectives wait for longer
+_PROBE_S = 30.0  # limit of the probe, compiling included; collectives wait longer
 
 
 @torch.inference_mode()
@@ -40,10 +40,10 @@ def choose_products(
     known: pb.WorkerInfo | None = None,
     folder: Path | None = None,
 ) -> None:
-    """Choose, unless the settings have or there is nothing to choose for.
+    """Choose a family, unless the settings have done so or there is nothing to choose.
 
     Called by all ranks, with their weights loaded. What an earlier rank had chosen, if it is
-    `known`, stays: its requests go on. Verdicts are kept in `folder`.
+    `known`, stays, since its requests go on. Results of probes are kept in `folder`.
     """
     heartbeat.progress(supervisor_pb2.WARMING_UP)
     if kernels.products is None:
@@ -84,7 +84,7 @@ def _choose(
 
 
 def _probe_gpu(products: Products, device: torch.device, heartbeat: Heartbeat) -> ProbeResult:
-    """Within _PROBE_S. A card that cannot be asked has not said that its bits are equal."""
+    """Probe the GPU within _PROBE_S. If it cannot be probed, its bits count as unequal."""
     from surestep_kernels.gpu.products.probe import probe
     from triton.errors import TritonError
 
@@ -97,20 +97,20 @@ def _probe_gpu(products: Products, device: torch.device, heartbeat: Heartbeat) -
     try:
         result = probe(products.weights, device, go_on)
     except (RuntimeError, TritonError) as error:
-        logger.warning("the card cannot be asked which products are equal: %s", error)
+        logger.warning("the GPU cannot be probed for equal products: %s", error)
         return ProbeResult("", finished=False)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # caches are as large as what is free
     what = "equal bits" if result.equal else result.unequal or "not found out in time"
-    logger.info("products of this card: %s (%.1f s)", what, time.monotonic() - began)
+    logger.info("products of this GPU: %s (%.1f s)", what, time.monotonic() - began)
     return result
 
 
-def _agree(result: ProbeResult, card: Identity, tp: TensorParallel) -> ProductFamily:
-    """One family for all ranks: that of splits if one of them, or its card, differs."""
+def _agree(result: ProbeResult, gpu: Identity, tp: TensorParallel) -> ProductFamily:
+    """Return one family for all ranks: SPLITS if the result or the GPU of any of them differs."""
     from surestep_kernels.gpu.products.families import ProductFamily
 
-    own = torch.tensor([int(digest_of(card)[:15], 16)])
+    own = torch.tensor([int(digest_of(gpu)[:15], 16)])
     alike = torch.equal(own, tp.broadcast(own.clone()))
     votes = tp.all_reduce(torch.tensor([int(result.equal and alike)]))
     return ProductFamily.SEQUENTIAL if int(votes.item()) == tp.size else ProductFamily.SPLITS

@@ -1,5 +1,4 @@
-"""The first time a model runs here: does it compute numbers, what do its steps cost, and does its
-drafter draft?"""
+"""Check and measure a model before its rank is ready: finite output, step costs, drafts."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _CHECK_FLOOR = 0.05  # share of drafts: a sound head reaches several times as mu
 
 
 def try_out(runner: Runner, facts: pb.WorkerInfo, source: ModelSource) -> None:
-    """Add to `facts` what is found. Raises InvalidRequest for a model that is broken."""
+    """Add the results to `facts`. Raises InvalidRequest for a broken model."""
     _check_logits(runner, source)
     if not facts.max_draft_tokens:
         return
@@ -36,7 +35,7 @@ def try_out(runner: Runner, facts: pb.WorkerInfo, source: ModelSource) -> None:
 
 
 def _check_logits(runner: Runner, source: ModelSource) -> None:
-    """Raise InvalidRequest, naming the tensors at fault, when the model computes no numbers."""
+    """Raise InvalidRequest, naming the tensors at fault, if the model's output is not finite."""
     context = runner.context
     if bool(context.tp.broadcast(torch.tensor([output_is_finite(runner)])).item()):
         return

@@ -63,7 +63,7 @@ class _QueuedStep(NamedTuple):
 
 
 class StepLauncher:
-    """Launches the rows of plans."""
+    """Launches the rows of plans. Runner has the same methods, and says what they do."""
 
     def __init__(self, context: RankContext, ops: StepOps) -> None:
         """Raise InvalidRequest for a drafter that cannot draft on the device."""
@@ -84,10 +84,8 @@ class StepLauncher:
         if self.context.synchronous:  # kernels of such devices are compiled beforehand
             return
         began, context = time.perf_counter(), self.context
-        limits, has_head = (
-            (context.max_step_tokens, context.max_draft_tokens),
-            context.model.has_head,
-        )
+        limits = context.max_step_tokens, context.max_draft_tokens
+        has_head = context.model.has_head
         steps = warm_up_steps(context.slots, *limits, has_head=has_head)
         for rows, sampling in steps:
             self._sampling.set_dummy(sampling)
@@ -127,36 +125,30 @@ class StepLauncher:
 
     @property
     def captured(self) -> tuple[int, int]:
-        """Return the number of captured kinds of step, and of steps that none of them fitted."""
         graphs = self._graphs
         return (graphs.num_captured, graphs.num_missed) if graphs is not None else (0, 0)
 
     @property
     def graph_bytes(self) -> int:
-        """Return the device memory that all captured steps will take. Known after `prepare`."""
         return self._graphs.footprint if self._graphs is not None else 0
 
     @property
     def capture_is_due(self) -> bool:
-        """Whether a kind of step should be captured now. Called from any thread."""
         return self._graphs is not None and self._graphs.is_due
 
     def capture_next(self) -> None:
-        """Capture one kind of step, if any is left. Call it between steps, or when idle."""
         if self._graphs is not None:
             self._graphs.capture_next()
 
     def capture_missed(self) -> None:
-        """Capture every kind that would have fitted an earlier step."""
         if self._graphs is not None:
             self._graphs.capture_missed()
 
     def open(self) -> None:
-        """Begin an epoch."""
         self._drafting.faults = 0
 
     def launch(self, plan: worker_pb2.StepPlan, rows: Rows) -> PendingStep:
-        """Queue the rows of a plan, whose differences the slots have, on the device and return."""
+        """Queue the rows of a plan on the device, after its differences went into the slots."""
         self._phases.begin()
         skipped = self._drafting.skips(plan.drafter_faults)
         drafting = without_drafts(rows) if skipped else rows
@@ -170,7 +162,6 @@ class StepLauncher:
         return PendingStep(self.context, queued.download, launched, self._drafting)
 
     def _timings(self) -> worker_pb2.Timings:
-        """Return the timings that are known when everything is launched."""
         timings = self._phases.timings()
         if self.context.synchronous:
             return timings
@@ -180,7 +171,6 @@ class StepLauncher:
     def _run(
         self, rows: Rows, differences: Runs[Int32Array] | None, requested: SnapshotRequests
     ) -> _QueuedStep:
-        """Queue a step on the device."""
         drafted = None
         if self.context.synchronous:
             drafted, differences = self._draft(rows, differences), None
@@ -208,7 +198,7 @@ class StepLauncher:
             )
         else:
             outputs, packed = self._replay(captured, columns, extras, shape)
-        return _QueuedStep(Download(packed), geometry, logprobs, outputs.failed)
+        return _QueuedStep(Download(packed), geometry, logprobs, outputs.drafter_failed)
 
     def _draft(self, rows: Rows, differences: Runs[Int32Array] | None) -> Drafted:
         """Draft before the windows get their room, so that missing drafts cost no computation.
@@ -243,7 +233,6 @@ class StepLauncher:
         shape: SamplingShape,
         drafted: Drafted | None,
     ) -> tuple[PassOutputs, Packed]:
-        """Launch a step kernel by kernel."""
         columns, extras = upload(inputs, self.context.device)
         self._write(extras)
         outputs = self._pass(columns.inputs, pass_shape, drafted)

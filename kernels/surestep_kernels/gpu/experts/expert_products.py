@@ -1,13 +1,13 @@
 """The products of routed experts in Triton: those of many small matrices in one launch each.
 
-A program multiplies one tile of an expert's pairs by some of its columns, and its outputs are
-activated where they are gates. Weights are found by address, so that experts lie wherever they were
-loaded. Each pair, which is a token and one of its experts, has a line of its own in the result.
+A program multiplies one tile of an expert's pairs by some of its columns, adds the bias, and
+applies the activation to gates. Weights are found by address, so that experts may be anywhere in
+memory. Each pair, a token and one of its experts, has its own line in the output.
 
-Products are W x^T, as in linear.py: weights are the side of 64, so that a tile of few pairs wastes
-little, and what one of many takes is the same instruction in the same order, m64n64k16 on sm_90. So
-a token does not depend on its neighbours. Where instructions of other widths have been found to
-add alike, tiles are as wide as the mean load of an expert, which the host knows from shapes.
+Products are W x^T, as in linear.py: the weights are the operand of 64 rows, so that a tile of few
+pairs wastes little, and one of many uses the same instruction in the same order, m64n64k16 on
+sm_90. So a token does not depend on its neighbours. Where instructions of other widths were found
+to add alike, tiles are as wide as the mean load of an expert, which the host knows from shapes.
 """
 
 from __future__ import annotations
@@ -38,12 +38,28 @@ _MANY = 64  # pairs of an expert that its weights are worth wider tiles for
 
 @triton.jit
 def _gate(x, limit, CLAMPED: tl.constexpr, dtype: tl.constexpr):
-    """The activation of gates in the first half of the columns and what they gate in the second."""
+    """Apply the activation to gates, the first half of the columns, and ups, the second half."""
     halves = x.to(dtype).to(tl.float32).reshape(x.shape[0], 2, x.shape[1] // 2)
     gate, up = halves.permute(0, 2, 1).split()
     if CLAMPED:
         return clamped_swiglu_of(gate, up, limit)
     return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
+
+
+@triton.jit
+def _quantized(
+    x_ptr, x_scales_ptr, at, lines, columns, block, num_lines, N, K,
+    E: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr,
+):  # fmt: skip
+    """Return quantized_sums of the weight whose addresses are `at`."""
+    words = tl.multiple_of(tl.load(at).to(tl.pointer_type(tl.int32)), 16)
+    scale: tl.constexpr = tl.int16 if FORMAT == MXFP4 else tl.int32
+    scales = tl.multiple_of(tl.load(at + E).to(tl.pointer_type(scale)), 16)
+    groups = tl.cdiv(K, GROUP)
+    return quantized_sums(
+        x_ptr, x_scales_ptr, words, scales, lines, columns, block, num_lines, N, K,
+        0, groups, groups, groups, GROUP, BLOCK_K, FORMAT, SPLITS=False,
+    )  # fmt: skip
 
 
 @DependentKernel
@@ -87,15 +103,11 @@ def _experts_kernel(
     j, begin = tl.arange(0, BLOCK_N), tl.program_id(1) * PART
     columns, at = (begin + j % PART + j // PART * width).to(tl.int64), addresses_ptr + expert
     if GROUP:
-        words = tl.multiple_of(tl.load(at).to(tl.pointer_type(tl.int32)), 16)
-        scale: tl.constexpr = tl.int16 if FORMAT == MXFP4 else tl.int32
-        scales = tl.multiple_of(tl.load(at + E).to(tl.pointer_type(scale)), 16)
         block, _ = places(BLOCK_N, BLOCK_K, FORMAT)
         block = begin // 16 + block % (PART // 16) + block // (PART // 16) * (width // 16)
-        groups = tl.cdiv(K, GROUP)
-        out = quantized_sums(
-            x_ptr, x_scales_ptr, words, scales, lines, columns, block, num_lines, N, K,
-            0, groups, groups, groups, GROUP, BLOCK_K, FORMAT, SPLITS=False,
+        out = _quantized(
+            x_ptr, x_scales_ptr, at, lines, columns, block, num_lines, N, K,
+            E, GROUP, BLOCK_K, FORMAT,
         )  # fmt: skip
     else:
         weight = tl.multiple_of(tl.load(at).to(x_ptr.dtype), 16)
@@ -105,8 +117,7 @@ def _experts_kernel(
         )  # fmt: skip
     if HAS_BIAS:
         bias_ptr = tl.load(at + 2 * E).to(x_ptr.dtype)
-        bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0)
-        out += bias.to(tl.float32)[:, None]
+        out += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[:, None]
     out = tl.trans(out)
     if GATED:
         out = _gate(out, limit, CLAMPED, out_ptr.dtype.element_ty)
@@ -116,7 +127,7 @@ def _experts_kernel(
 
 
 class _Size(NamedTuple):
-    """Of tiles."""
+    """The size of tiles."""
 
     pairs: int
     columns: int
@@ -124,7 +135,7 @@ class _Size(NamedTuple):
 
 
 def choose_size(pairs: int, experts: int, dtype: torch.dtype, widths: tuple[int, ...]) -> _Size:
-    """By how many pairs an expert has if all have as many; `widths` as in linear.py."""
+    """Choose by the mean number of pairs of an expert; `widths` as in linear.py."""
     load = triton.cdiv(pairs, experts)
     width = next((width for width in widths if width >= load), widths[-1])
     if dtype is torch.float32:
@@ -140,9 +151,9 @@ def run_experts(
     *,
     fp8_rows: bool = False,
 ) -> Tensor:
-    """What the experts i64[T, k], which lie together, make of x [T, H]: f32[T * k, H].
+    """Return the outputs f32[T * k, H] of the experts i64[T, k], packed together, for x [T, H].
 
-    Lines of those that are not packed are not written.
+    Lines of experts that are not packed are not written.
     """
     assert packed.addresses is not None
     assert x.is_contiguous()
@@ -171,7 +182,7 @@ def _run(
     limit: float | None,
     fp8_rows: bool,
 ) -> None:
-    """Multiply the line of x of every pair by the weight of its expert, all of them like one."""
+    """Multiply each pair's line of x by its expert's weight; all are laid out as `like`."""
     assert x.shape[1] == like.in_features
     assert like.scales is not None or like.data.dtype is x.dtype
     assert like.bias is None or like.bias.dtype is x.dtype

@@ -1,8 +1,9 @@
-"""What stands before and behind routed experts, in one launch each, in Triton.
+"""What comes before and after routed experts, in one launch each, in Triton.
 
-Before them: a program routes a token, others activate parts of the shared expert. Behind them: a
-program adds up a token's experts and the shared one, adds that to the residual and normalises it.
-Both take products as PartialSums (splits.py). rms_norm.py says why sums are written and read back.
+Before them, one program routes each token, and others activate parts of the shared expert. After
+them, a program adds up a token's experts and the shared one, adds that to the residual and
+normalises it. Both take products as PartialSums (splits.py). rms_norm.py says why sums are written
+and read back.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _route_tokens_kernel(
 def route_tokens(
     scores: PartialSums, shared: PartialSums | None, x: Tensor, router: Router
 ) -> Mixture:
-    """See KernelSet.route_tokens; the products of x have yet to be added up."""
+    """Fuse KernelSet.route_tokens with adding up the splits of its products."""
     tokens, outputs = scores.sums.shape[1:]
     experts, inner = outputs, 0
     new = partial(torch.empty, device=x.device)
@@ -164,7 +165,7 @@ def mix_experts_add_rms_norm(
     *,
     fp8_rows: bool = False,
 ) -> Tensor:
-    """See KernelSet; the shared expert's last product has yet to be added up."""
+    """Fuse the KernelSet's op with adding up the splits of the shared expert's last product."""
     (tokens, width), top_k = mixture.x.shape, mixture.experts.shape[1]
     splits, sums, gate, gate_stride = 0, None, mixture.gate, 0
     if shared is not None:

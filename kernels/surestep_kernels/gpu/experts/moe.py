@@ -1,9 +1,9 @@
 """Routed experts in Triton.
 
-A pair is a token and one of its experts. The pairs of each expert are listed and cut into tiles, of
-which there are at most as many as shapes tell (moe_tiles.py), and multiplied by its weights
-(expert_products.py). Each pair has a place of its own, from which a token's experts are added in
-order at last.
+A pair is a token and one of its experts. The pairs of each expert are listed and cut into tiles,
+whose number is bounded by the shapes (moe_tiles.py), and multiplied by the expert's weights
+(expert_products.py). Each pair has its own place in the output, from which a token's experts are
+added in order at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def add_experts(
     total, made_ptr, weights_ptr, experts_ptr, token, column, first, H, E: tl.constexpr,
     TOP_K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Add to columns of a token what its experts made, in their order. No load waits for a sum."""
+    """Add the outputs of a token's experts to its columns, in order. No load waits for a sum."""
     choice = tl.arange(0, BLOCK_K)
     at, some = token * TOP_K + choice, choice < TOP_K
     weights = tl.load(weights_ptr + at, mask=some, other=0.0)
@@ -79,7 +79,7 @@ def pack_experts(
     first: int,
     swiglu_limit: float | None = None,
 ) -> PackedExperts:
-    """Note where the weights lie. Experts that are not alike are run one at a time.
+    """Record the addresses of the weights. Experts with different layouts are run one at a time.
 
     So are quantised ones whose gates do not fill blocks of rows, which no published model has.
     """
@@ -99,7 +99,7 @@ def _alike(packed: PackedLinear, other: PackedLinear) -> bool:
 
 
 def _addresses(packed: PackedLinear) -> tuple[int, ...]:
-    """Of weights, scales and bias; 0 for what there is not."""
+    """Return the addresses of weights, scales and bias; 0 for what does not exist."""
     parts = packed.data, packed.scales, packed.bias
     assert all(part is None or part.is_contiguous() for part in parts)
     assert all(part is None or part.data_ptr() % 16 == 0 for part in parts)
@@ -116,7 +116,7 @@ def moe(
     *,
     fp8_rows: bool = False,
 ) -> None:
-    """See moe_reference; for `widths` and `fp8_rows`, quantized_partials."""
+    """Compute moe_reference; `widths` and `fp8_rows` are as in quantized_partials."""
     if packed.addresses is None:
         moe_reference(
             *(total, x, weights, experts, packed),

@@ -1,16 +1,16 @@
-"""Matrix products in Triton, for CUDA devices: quantised weights; plain ones are passed on.
+"""Matrix products with quantised weights in Triton, for CUDA devices; others go to plain_linear.py.
 
-A program makes a tile of y, as W x^T (weight_tile.py). Group by group it multiplies the codes by x,
-then applies the scales to the sums in fp32, in registers. The codes of all formats, zero points
-subtracted, fit bf16: with x in bf16 tensor cores multiply them exactly and sum in fp32. With x in
-fp32 nothing is rounded either. x may be FP8 codes itself (fp8_rows.py), if the weight is. The
-scales of MXFP4 are powers of two: its numbers fit bf16 with them, and two groups are multiplied at
-once, as plain weights are.
+A program computes a tile of y, as W x^T (weight_tile.py). Group by group it multiplies the codes by
+x, then applies the scales to the sums in fp32, in registers. The codes of all formats, zero points
+subtracted, fit bf16: with x in bf16, tensor cores multiply them exactly and sum in fp32. With x in
+fp32 nothing is rounded either. x may be FP8 codes itself (fp8_rows.py) if the weight is. MXFP4 has
+powers of two as scales, which its numbers absorb in bf16: they are multiplied as unquantised
+weights are, two groups at a time.
 
-The groups are cut into splits (splits.py), each of them the sum of its groups in order. What is
-left to the hardware is the order within a group. So one instruction serves any number of rows,
-m64n64k16 on sm_90: whether that of another width adds alike is not documented. A `widths` of more
-than one width is for devices on which they have been found to. Nothing of this has been measured.
+The groups are cut into splits (splits.py), each of them the sum of its groups in order. Only the
+order within a group is left to the hardware. So one instruction serves any number of rows,
+m64n64k16 on sm_90: whether an instruction of another width adds alike is not documented. Several
+`widths` are for devices on which they were found to add alike. None of this has been measured.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .weight_tile import (
 
 ONE_WIDTH = (64,)  # rows of x that one instruction multiplies
 ALL_WIDTHS = (16, 32, 64)  # wider ones spill: several sums are live at once
-_PROGRAMS = 132  # multiprocessors: splits make up for tiles that lack
+_PROGRAMS = 132  # multiprocessors: splits make up for missing tiles
 _FP32 = Tiles(16, TILE_ROWS, num_warps=4, num_stages=2, apart=True)  # no matrix instruction
 
 
@@ -58,7 +58,7 @@ def group_sums(
     x_ptr, rows, words, zeros, M, K, group, groups,
     GROUP: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The codes [ROWS, BLOCK_K] of a group times x^T, before the scales: f32[ROWS, rows]."""
+    """Return the codes [ROWS, BLOCK_K] of a group times x^T, before the scales: f32[ROWS, rows]."""
     k, here = tl.arange(0, BLOCK_K), (rows < M)[:, None]
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     if dtype.primitive_bitwidth == 8:
@@ -79,7 +79,7 @@ def group_sums(
 def _add_mxfp4(
     acc, x_ptr, rows, words, exponents, M, K, step, BLOCK_K: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """acc f32[ROWS, rows] and the product of a step's two groups, in one sum."""
+    """Add to acc f32[ROWS, rows] the product of a step's two groups."""
     k, here = step * BLOCK_K + tl.arange(0, BLOCK_K), (rows < M)[:, None]
     x = tl.load(x_ptr + rows[:, None] * K + k[None, :], mask=here & (k < K)[None, :], other=0.0)
     weight = mxfp4_tile(words, exponents.to(tl.int32), x_ptr.dtype.element_ty, ROWS, BLOCK_K)
@@ -92,9 +92,10 @@ def quantized_sums(
     first, last, groups, per_split,
     GROUP: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Groups first..last of W x^T: f32[columns, rows]; with SPLITS split by split.
+    """Return groups first..last of W x^T: f32[columns, rows]; with SPLITS, split by split.
 
-    `row_blocks` are those of each word of the tile, whose rows are the weight's `columns` outputs.
+    `row_blocks` are the row blocks of the tile's words, whose rows are the weight's `columns`
+    outputs.
     """
     ROWS: tl.constexpr = columns.shape[0]
     IN_BLOCK: tl.constexpr = BLOCK_K * (4 if FORMAT == FP8 else 2)  # words of a group
@@ -117,7 +118,7 @@ def quantized_sums(
             if x_ptr.dtype.element_ty.primitive_bitwidth == 8:  # scales of x: powers of two, exact
                 x_scales = tl.load(x_scales_ptr + group * M + rows, mask=rows < M, other=0.0)
                 sums *= x_scales[None, :]
-            # One rounding, and said so: what a compiler fuses might differ between variants.
+            # One explicit rounding: what a compiler fuses might differ between variants.
             acc = tl.fma(sums, scales.to(tl.float32, bitcast=True)[:, None], acc)
         if SPLITS:  # noqa: SIM102 the one is for the compiler
             if (group + 1) % per_split == 0:
@@ -166,9 +167,8 @@ def _linear_kernel(
 
 
 def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> PackedLinear:
-    """Codes as in weight_tile.py; scales i32[groups, N], of INT4 with the zeros in 4 bits.
-
-    Those of MXFP4 are i16[steps, N], the exponents of two groups, which count as one of 64 inputs.
+    """Pack codes as in weight_tile.py; scales are i32[groups, N], for INT4 with the zeros in 4
+    bits. MXFP4 has i16[steps, N], the exponents of two groups, which count as one of 64 inputs.
     """
     if weight.format is WeightFormat.MXFP4:
         return _pack_mxfp4(weight, bias)
@@ -197,9 +197,9 @@ def _pack_mxfp4(weight: QuantizedWeight, bias: Tensor | None) -> PackedLinear:
 def linear_partials(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None, *, fp8_rows: bool = False
 ) -> PartialSums:
-    """See linear_reference; splits have yet to be added up. Quantised weights have scales.
+    """Multiply as linear_reference, but leave the splits to be added up.
 
-    With `fp8_rows` FP8 weights are multiplied by activations in FP8 (W8A8).
+    With `fp8_rows`, FP8 weights are multiplied by activations in FP8 (W8A8).
     """
     if packed.scales is None:
         return plain_partials(x, packed, out_dtype)
@@ -210,13 +210,10 @@ def linear_partials(
 def linear(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None, *, fp8_rows: bool = False
 ) -> Tensor:
-    """See linear_reference and linear_partials."""
     return sum_partials(linear_partials(x, packed, out_dtype, fp8_rows=fp8_rows))
 
 
 class LinearPartials(Protocol):
-    """See linear_partials."""
-
     def __call__(
         self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
     ) -> PartialSums: ...
@@ -230,7 +227,7 @@ def quantized_partials(
     *,
     fp8_rows: bool = False,
 ) -> PartialSums:
-    """`linear_partials` of a quantised weight. `widths` ascend: see above. W8A8 with `fp8_rows`."""
+    """Return the product with a quantised weight. `widths` ascend; W8A8 with `fp8_rows`."""
     assert packed.scales is not None
     assert x.is_contiguous()
     assert x.shape[1] == packed.in_features
@@ -243,7 +240,7 @@ def quantized_partials(
 
 
 def groups_per_split(packed: PackedLinear) -> int:
-    """Groups whose sums are added up before they meet those of others: see splits.py."""
+    """Return the number of groups in a split (see splits.py)."""
     groups = triton.cdiv(packed.in_features, packed.group_size)
     return steps_per_split(groups, packed.out_features, TILE_ROWS)
 
@@ -251,7 +248,7 @@ def groups_per_split(packed: PackedLinear) -> int:
 def choose_tiles(
     rows: int, packed: PackedLinear, dtype: torch.dtype, widths: tuple[int, ...]
 ) -> Tiles:
-    """Tiles of `rows` rows of x: more inputs to a program, or more programs."""
+    """Choose tiles for `rows` rows of x: more inputs per program, or more programs."""
     if dtype is torch.float32:
         return _FP32
     width = next((width for width in widths if width >= rows), widths[-1])

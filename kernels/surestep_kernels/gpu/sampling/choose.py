@@ -1,8 +1,8 @@
 """From logits to one token per position.
 
-Rows are long and few, so a pass over the vocabulary is shared out among programs, each of which
-leaves a partial result. Order and rounding are those of the reference: noise bit for bit, one
-division per token, the lowest id of equals.
+Rows are long and few, so a pass over the vocabulary is divided among programs, each of which leaves
+a partial result. Order and rounding are those of the reference: noise bit for bit, one division per
+token, the lowest id among equals.
 
     peak     all rows        their maxima, by part, and by group where rows are restricted
     collect  all rows        which rows draw, and how; groups with candidates of restricted ones
@@ -11,7 +11,7 @@ division per token, the lowest id of equals.
     draw     the other rows that draw, and restricted ones that no list could settle
     finish   all rows
 
-Rows that are greedy are in no list, and cost nothing behind `collect`.
+Greedy rows are in no list, and cost nothing after `collect`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _collect_kernel(
     wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     value, best_id = best_of_parts(value_ptr, id_ptr, row, parts, BLOCK)
-    peak = value + 0.0  # of zeros the positive one
+    peak = value + 0.0  # turns -0 into 0
     tl.store(peak_ptr + row, peak)
     tl.store(greedy_ptr + row, best_id)
     if DRAWS:
@@ -211,7 +211,6 @@ def choose(
     random: bool,
     truncated: bool,
 ) -> Chosen:
-    """See choose_reference."""
     assert z.dtype is torch.float32
     assert z.is_contiguous()
     rows, vocab = z.shape

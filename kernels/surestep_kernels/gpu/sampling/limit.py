@@ -1,8 +1,9 @@
-"""The last token that top_k and top_p leave: among listed candidates, or in a row itself.
+"""The last token that top_k and top_p keep: among listed candidates, or in a whole row.
 
-With less than k tokens in front, or less than the mass that is wanted, every token up to some key
-is kept. The key's bits are found from the highest to the lowest, two at a time, with a sum over all
-tokens for each of three guesses: over the registers that hold a list, or over a row in memory.
+Each rule keeps a token by what is in front of it, fewer than k tokens or less than the target mass,
+so every token up to some key is kept. The key's bits are found from the highest to the lowest, two
+at a time, with a sum over all tokens for each of three guesses: over the registers that hold a
+list, or over a row in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def _in_front(
     keys, measures, row_ptr, V, peak, temperature, id_bits, a, b, c,
     LISTED: tl.constexpr, WEIGHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of the tokens in front of each of three keys, the sum of measures i64: 1 or the mass."""
+    """Return the sum of measures i64 (1 or the mass) of the tokens before each of three keys."""
     if LISTED and not WEIGHED:  # lists are short: three counts are added up as one number
         one = (keys < a).to(tl.int64) + ((keys < b).to(tl.int64) << 20)
         counts = tl.sum(one + ((keys < c).to(tl.int64) << 40), axis=0)
@@ -51,7 +52,7 @@ def _last_before(
     keys, measures, row_ptr, V, peak, temperature, id_bits, target, bound,
     LISTED: tl.constexpr, WEIGHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The greatest key up to `bound` with less than `target` in front of it."""
+    """Return the greatest key up to `bound` with less than `target` in front of it."""
     found = bound * 0
     steps = (32 + id_bits) // 2
     for i in range(steps):
@@ -74,10 +75,10 @@ def listed_limit(
     keys, masses, row_ptr, V, peak, temperature, id_bits, bound, top_k, top_p, least, most,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Key of the last token that top_k and top_p leave of those up to `bound`, which is listed.
+    """Return the key of the last listed token up to `bound` that top_k and top_p keep.
 
-    Where top_k is off, the mass that top_p measures by lies between `least` and `most`: should they
-    disagree about the end, it is added up, which takes a look at the whole row.
+    Where top_k is off, the total mass for top_p lies between `least` and `most`: if they disagree
+    about the limit, the exact mass is summed, which reads the whole row.
     """
     limit = bound
     if top_k < V:
@@ -109,7 +110,7 @@ def listed_limit(
 def whole_limit(
     row_ptr, V, peak, temperature, id_bits, bound, top_k, top_p, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Key of the last token that top_k and top_p leave of those up to `bound`, in a whole row."""
+    """Return the key of the last token up to `bound` that top_k and top_p keep in a whole row."""
     limit = bound
     if top_k < V:
         limit = _last_before(
