@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from surestep_common.errors import InvalidRequest
+from torch import Tensor
 
 from surestep_kernels.cpu.build import build_library, file_of
 from surestep_kernels.cpu.compiling import BuildError
@@ -15,11 +17,10 @@ from surestep_kernels.cpu.ops import CpuOps, refuse_unsupported
 from surestep_kernels.cpu.recurrent_ops import CpuRecurrentOps
 from surestep_kernels.cpu.step_ops import CpuStepOps
 from surestep_kernels.mixers.attention_case import AttentionCase
+from surestep_kernels.ops.clamped_swiglu import ClampedSwiglu
 from surestep_kernels.ops.fp8_rows import with_rounded_rows
-from surestep_kernels.ops.moe import (
-    moe_reference,
-    pack_experts_reference,
-)
+from surestep_kernels.ops.linear import Linear
+from surestep_kernels.ops.moe import Moe, moe_reference, pack_experts_reference
 
 from .attention_backends import choose_attention
 from .kernel_set import REFERENCE, KernelSet
@@ -57,8 +58,8 @@ def load_kernels(
         raise InvalidRequest("a cpu has one linear backend", param="linear_backend")
     if device == "cpu" and activation_dtype == "fp8":
         linear = with_rounded_rows(kernels.linear)
-        moe = partial(moe_reference, linear=linear, silu_and_mul=kernels.silu_and_mul)
-        kernels = replace(kernels, linear=linear, moe=moe)
+        activations = kernels.silu_and_mul, kernels.clamped_swiglu
+        kernels = replace(kernels, linear=linear, moe=_moe_of(linear, *activations))
     logger.info("kernels for %s: %s", device, kernels.name)
     if device == "cpu" and attention_backend == "auto":
         refuse_unsupported(case or AttentionCase.on(device))
@@ -104,14 +105,23 @@ def load_cpu(code: bytes = b"") -> KernelSet | None:
         store_kv=ops.store_kv,
         paged_attention=ops.paged_attention,
         silu_and_mul=ops.silu_and_mul,
+        clamped_swiglu=ops.clamped_swiglu,
         causal_conv=recurrent.causal_conv,
         gated_delta=recurrent.gated_delta,
         rms_norm_gated=recurrent.rms_norm_gated,
         mul_sigmoid=recurrent.mul_sigmoid,
         route=recurrent.route,
         pack_experts=pack_experts_reference,
-        moe=partial(moe_reference, linear=ops.linear, silu_and_mul=ops.silu_and_mul),
+        moe=_moe_of(ops.linear, ops.silu_and_mul, ops.clamped_swiglu),
         ngram=step.ngram,
         step=replace(step.table, synchronous=True),
         code=code,
+    )
+
+
+def _moe_of(
+    linear: Linear, silu_and_mul: Callable[[Tensor], Tensor], clamped_swiglu: ClampedSwiglu
+) -> Moe:
+    return partial(
+        moe_reference, linear=linear, silu_and_mul=silu_and_mul, clamped_swiglu=clamped_swiglu
     )

@@ -15,6 +15,7 @@ from surestep_kernels.mixers.kv_cache import LayerCache, StoreKV, kv_cache_shape
 from surestep_kernels.mixers.paged_attention import PagedAttention, paged_attention_reference
 from surestep_kernels.mixers.recurrent import ConvState, DeltaState, RecurrentRows
 from surestep_kernels.mixers.rotary import Rotary, rotary_reference
+from surestep_kernels.ops.clamped_swiglu import ClampedSwiglu, clamped_swiglu_reference
 from surestep_kernels.ops.linear import (
     Linear,
     PackedLinear,
@@ -64,6 +65,7 @@ class KernelSet:
     store_kv: StoreKV
     paged_attention: PagedAttention
     silu_and_mul: Callable[[Tensor], Tensor]
+    clamped_swiglu: ClampedSwiglu
     causal_conv: Callable[[Tensor, Tensor, ConvState, RecurrentRows], Tensor]
     gated_delta: Callable[[Tensor, Tensor, Tensor, Tensor, DeltaState, RecurrentRows], Tensor]
     rms_norm_gated: Callable[[Tensor, Tensor, Tensor, float], Tensor]
@@ -98,10 +100,12 @@ class KernelSet:
         """Add x [T, K] times the packed weight to residual [T, H]; return it normalised [T, H]."""
         return self.add_rms_norm(self.linear(x, packed), residual, weight, eps)
 
-    def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear) -> Mixture:
-        """Choose experts for x [T, H]; compute the shared expert's activations with `gate_up`."""
-        shared = self.linear_silu_and_mul(x, gate_up)
+    def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear | None) -> Mixture:
+        """Choose experts for x [T, H]; with `gate_up` compute what the shared one activates."""
         logits = self.linear(x, router.scores, out_dtype=torch.float32)
+        if gate_up is None:
+            return Mixture(x, *self.route(logits, router.top_k, normalize=router.normalize))
+        shared = self.linear_silu_and_mul(x, gate_up)
         if router.gate is not None:
             gate = self.linear(x, router.gate)
         else:
@@ -110,21 +114,27 @@ class KernelSet:
         return Mixture(x, weights, experts, gate, shared)
 
     def mix_experts(
-        self, mixture: Mixture, packed: PackedExperts, shared_down: PackedLinear
+        self, mixture: Mixture, packed: PackedExperts, shared_down: PackedLinear | None
     ) -> Tensor:
-        """Return [T, H]: the shared expert plus each token's experts, in the order of expert
-        numbers."""
-        shared = self.linear(mixture.shared, shared_down)
-        self.mul_sigmoid(shared, mixture.gate)
-        total = shared.float()
-        self.moe(total, *mixture[:3], packed)
-        return total.to(shared.dtype)
+        """Return [T, H]: the shared expert, if there is one, plus each token's experts, in the
+        order of expert numbers."""
+        x, weights, experts, gate, shared = mixture
+        if shared_down is None:
+            total = torch.zeros_like(x, dtype=torch.float32)
+        else:
+            assert shared is not None
+            assert gate is not None
+            made = self.linear(shared, shared_down)
+            self.mul_sigmoid(made, gate)
+            total = made.float()
+        self.moe(total, x, weights, experts, packed)
+        return total.to(x.dtype)
 
     def mix_experts_add_rms_norm(
         self,
         mixture: Mixture,
         packed: PackedExperts,
-        shared_down: PackedLinear,
+        shared_down: PackedLinear | None,
         residual: Tensor,
         weight: Tensor,
         eps: float,
@@ -170,6 +180,7 @@ REFERENCE = KernelSet(
     store_kv=store_kv_reference,
     paged_attention=paged_attention_reference,
     silu_and_mul=silu_and_mul_reference,
+    clamped_swiglu=clamped_swiglu_reference,
     causal_conv=causal_conv_reference,
     gated_delta=gated_delta_reference,
     rms_norm_gated=rms_norm_gated_reference,

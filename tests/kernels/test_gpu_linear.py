@@ -132,7 +132,8 @@ def _tile_kernel(
     out_ptr: Any, words_ptr: Any, zeros_ptr: Any, BLOCK_K: tl.constexpr, INT4: tl.constexpr
 ) -> None:
     """The one tile of a weight of one group."""
-    block, place = weight_tile.places(128, BLOCK_K, INT4)
+    FORMAT: tl.constexpr = weight_tile.INT4 if INT4 else weight_tile.FP8
+    block, place = weight_tile.places(128, BLOCK_K, FORMAT)
     words = tl.load(words_ptr + block * (BLOCK_K * (2 if INT4 else 4)) + place)
     row, k = tl.arange(0, 128), tl.arange(0, BLOCK_K)
     dtype: tl.constexpr = out_ptr.dtype.element_ty

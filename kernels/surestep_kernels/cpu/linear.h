@@ -3,8 +3,8 @@
 
 #include "vec.h"
 
-/* How weights are stored: F32 and BF16 of vec.h, and two whose elements share scales in groups. */
-enum { FP8 = 2, INT4 = 3 };
+/* How weights are stored: F32 and BF16 of vec.h, and those whose elements share scales in groups. */
+enum { FP8 = 2, INT4 = 3, MXFP4 = 4 };
 
 /* ALL_TILES: TILE(rows, panels) for every shape that fits into the registers. */
 #if defined(__AVX512F__)
@@ -37,10 +37,10 @@ typedef void (*block_fn)(const linear_job *job, long panel, int panels, long fir
 struct linear_job {
     const char *w;
     const float *bias; /* [panels * PANEL] or NULL */
-    const char *x;     /* [m, k], zeros up to k; FP8 and INT4: then fp32 sums of the groups */
+    const char *x;     /* [m, k], zeros up to k; if quantised: then fp32 sums of the groups */
     void *y;           /* [m, n] */
     long m, n, k;      /* k as packed */
-    long group;        /* FP8 and INT4: elements of k that share a scale, MAX_GROUP at most */
+    long group;        /* elements of k that share a scale, MAX_GROUP at most; 0: plain */
     long panel_bytes, x_stride;
     int format, x_format, y_dtype; /* x_format: as the tiles read x */
     block_fn block;
@@ -116,7 +116,7 @@ void linear_store(const linear_job *j, const float *sums, long row, long panel, 
 /* Ask for huge pages: the hardware prefetcher stops at page borders. Only a hint. */
 void linear_huge_pages(void *out, long bytes);
 
-/* The block function of FP8 and INT4. */
+/* The block function of quantised weights. */
 void linear_quantized_block(const linear_job *j, long panel, int panels, long first, long last);
 
 /* A row of x as the block function takes it, with its sums over the groups. */

@@ -1,10 +1,10 @@
 /* Weights of 8 and 4 bits whose elements share scales: y = x W^T with
  * W[n, k] = (code - zero) * scale, zero and scale of column n and the group of k.
  *
- * A lane of 32 bits holds 4 FP8 or 8 INT4 codes of one column, lowest bits first. A panel is, group
- * after group, one header lane per column and then its codes; it streams like a plain one. The
- * header is the scale in fp32; INT4 scales come from 16 bits and so leave room for the zero point
- * in their lowest four.
+ * A lane of 32 bits holds 4 FP8, 8 INT4 or 8 MXFP4 codes of one column, lowest bits first. A panel
+ * is, group after group, a header and then its codes; it streams like a plain one. The header is a
+ * lane per column, the scale in fp32; INT4 scales come from 16 bits and so leave room for the zero
+ * point in their lowest four. That of MXFP4 is a byte per column, the exponent of a power of two.
  *
  * Few instructions per code matter most, so codes are only moved and masked to where they make a
  * number that is a power of two off; x and the scales make up for it, exactly:
@@ -13,12 +13,14 @@
  *         subnormals, and the packed scales another 2^60.
  *   INT4  a code that stays at bit 4, 8 or 12 is 16, 256 or 4096 times too large; the x for these
  *         places come that much smaller. Zero points are applied to sums of groups of x.
+ *   MXFP4 codes are looked up in a table of 16 numbers, which are exact.
  *
  * Every output element is one chain of fused multiply-adds over the codes of a group, starting at
  * 0, and one over the groups. Whether codes are moved in registers or ahead of several row tiles
  * makes no difference, so a row of y is bit for bit the same at any number of rows.
  */
 #include "linear.h"
+#include "mxfp4.h"
 #include "pool.h"
 
 enum { STRIP = PANEL * 4 }; /* bytes: one lane of every column */
@@ -34,13 +36,16 @@ typedef struct {
     long x_sums;       /* bytes from a row of x to its sum over the group */
 } group;
 
-INLINE int per_lane(const int format) { return format == FP8 ? 4 : format == INT4 ? 8 : 1; }
+INLINE int per_lane(const int format) { return format == FP8 ? 4 : format == F32 ? 1 : 8; }
 
-/* Code i of every lane of half a panel, a power of two off. */
+INLINE long header_bytes(const int format) { return format == MXFP4 ? PANEL : STRIP; }
+
+/* Code i of every lane of half a panel, a power of two off but for MXFP4. */
 INLINE vf decode(const char *codes, int half, int i, const int format)
 {
     vu lanes = load_lanes(codes, half);
     if (format == F32) return (vf)lanes;
+    if (format == MXFP4) return e2m1(lanes, i);
     if (format == INT4) {
         if (i >= 4) lanes >>= 16;
         return __builtin_convertvector((vi)(lanes & 0xfu << 4 * (i % 4)), vf);
@@ -94,6 +99,7 @@ INLINE void group_tile(const group *g, long row, vf *sums, const int rows, const
     case (r) * 8 + (p): \
         if (format == FP8) group_tile(g, row, sums, r, p, FP8); \
         else if (format == INT4) group_tile(g, row, sums, r, p, INT4); \
+        else if (format == MXFP4) group_tile(g, row, sums, r, p, MXFP4); \
         else group_tile(g, row, sums, r, p, F32); \
         break;
 
@@ -108,12 +114,18 @@ INLINE void read_header(group *g, int panels, const int format)
 {
     for (int p = 0; p < panels; p++)
         for (int half = 0; half < 2; half++) {
-            vu lanes = load_lanes(g->codes + p * g->stride, half);
+            const char *header = g->codes + p * g->stride;
+            if (format == MXFP4) {
+                g->zero[p][half] = splat(0);
+                g->scale[p][half] = e8m0(header, half);
+                continue;
+            }
+            vu lanes = load_lanes(header, half);
             vi zero = (vi)(lanes & (format == INT4 ? 0xf : 0));
             g->zero[p][half] = __builtin_convertvector(zero, vf);
             g->scale[p][half] = (vf)(format == INT4 ? lanes & ~0xfu : lanes);
         }
-    g->codes += STRIP;
+    g->codes += header_bytes(format);
 }
 
 /* The codes of a group, moved once for several row tiles: [panels, MAX_GROUP, PANEL]. */
@@ -137,7 +149,7 @@ INLINE void decode_group(group *g, vf *out, int panels, const int format)
 
 INLINE long group_bytes(long count, const int format)
 {
-    return (1 + count / per_lane(format)) * STRIP;
+    return header_bytes(format) + count / per_lane(format) * STRIP;
 }
 
 INLINE void block(const linear_job *j, long panel, int panels, long first, long last,
@@ -173,19 +185,21 @@ INLINE void block(const linear_job *j, long panel, int panels, long first, long 
 void linear_quantized_block(const linear_job *j, long panel, int panels, long first, long last)
 {
     if (j->format == FP8) block(j, panel, panels, first, last, FP8);
-    else block(j, panel, panels, first, last, INT4);
+    else if (j->format == INT4) block(j, panel, panels, first, last, INT4);
+    else block(j, panel, panels, first, last, MXFP4);
 }
 
 long linear_quantized_panel(long k, long group, int format)
 {
     long groups = (k + group - 1) / group;
-    return (groups + k / per_lane(format)) * STRIP;
+    return groups * header_bytes(format) + k / per_lane(format) * STRIP;
 }
 
 void linear_quantized_prepare(const linear_job *j, float *x)
 {
     const float a = 1, b = 0x1p-4f, c = 0x1p-8f, d = 0x1p-12f;
-    const f8 factors = j->format == INT4 ? (f8){a, b, c, d, a, b, c, d} : splat8(0x1p60f);
+    const f8 factors = j->format == INT4 ? (f8){a, b, c, d, a, b, c, d}
+                                         : splat8(j->format == FP8 ? 0x1p60f : 1);
     float *sums = x + j->k;
     for (long k = 0; k < j->k;) {
         long end = k + j->group < j->k ? k + j->group : j->k;
@@ -203,26 +217,36 @@ void linear_quantized_prepare(const linear_job *j, float *x)
 typedef struct {
     char *out;
     const uint8_t *codes; /* [n, k] */
-    const float *scales;  /* [n, groups] */
-    const uint8_t *zeros; /* [n, groups]; NULL for FP8 */
+    const void *scales;   /* [n, groups]: float, or the bytes of MXFP4 */
+    const uint8_t *zeros; /* [n, groups]; of INT4 only */
     long n, k, group, panel_bytes;
     int format;
 } pack_job;
 
+static void pack_header(const pack_job *j, char *out, long column, long at)
+{
+    if (j->format == MXFP4) {
+        out[column] = ((const char *)j->scales)[at];
+        return;
+    }
+    float scale = ((const float *)j->scales)[at] * (j->format == FP8 ? 0x1p60f : 1);
+    uint32_t lane;
+    memcpy(&lane, &scale, sizeof lane);
+    ((uint32_t *)out)[column] = lane | (j->zeros ? j->zeros[at] : 0);
+}
+
 /* One column of a panel, which is zero so far. */
-static void pack_column(const pack_job *j, uint32_t *out, long n)
+static void pack_column(const pack_job *j, char *out, long column, long n)
 {
     const int count = per_lane(j->format), bits = 32 / count;
     const long groups = (j->k + j->group - 1) / j->group;
     for (long g = 0; g < groups; g++) {
         long end = (g + 1) * j->group < j->k ? (g + 1) * j->group : j->k;
-        float scale = j->scales[n * groups + g] * (j->format == FP8 ? 0x1p60f : 1);
-        memcpy(out, &scale, sizeof *out);
-        if (j->zeros) *out |= j->zeros[n * groups + g];
-        out += PANEL;
-        for (long k = g * j->group; k < end; k += count, out += PANEL)
+        pack_header(j, out, column, n * groups + g);
+        out += header_bytes(j->format);
+        for (long k = g * j->group; k < end; k += count, out += STRIP)
             for (long i = 0; i < count && k + i < end; i++)
-                *out |= (uint32_t)j->codes[n * j->k + k + i] << bits * i;
+                ((uint32_t *)out)[column] |= (uint32_t)j->codes[n * j->k + k + i] << bits * i;
     }
 }
 
@@ -232,7 +256,7 @@ static void pack_task(const void *job, long panel)
     char *out = j->out + panel * j->panel_bytes;
     memset(out, 0, (size_t)j->panel_bytes);
     for (long c = 0; c < PANEL && panel * PANEL + c < j->n; c++)
-        pack_column(j, (uint32_t *)out + c, panel * PANEL + c);
+        pack_column(j, out, c, panel * PANEL + c);
 }
 
 /* Bytes that surestep_pack_quantized writes. */
@@ -242,7 +266,7 @@ long surestep_packed_bytes(long n, long k, long group, int format)
 }
 
 /* Codes [n, k], one per byte, with scales and zeros [n, groups], to panels. */
-void surestep_pack_quantized(void *out, const void *codes, const float *scales, const void *zeros,
+void surestep_pack_quantized(void *out, const void *codes, const void *scales, const void *zeros,
                              long n, long k, long group, int format)
 {
     pack_job j = {out, codes, scales, zeros, n, k, group,

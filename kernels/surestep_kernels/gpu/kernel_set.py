@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -21,6 +21,7 @@ from surestep_kernels.gpu.products.linear import LinearPartials, linear_partials
 from surestep_kernels.gpu.recurrent.causal_conv import causal_conv
 from surestep_kernels.gpu.recurrent.gated_delta import gated_delta
 from surestep_kernels.gpu.recurrent.gated_delta_chunks import CHUNK
+from surestep_kernels.gpu.rowwise.clamped_swiglu import clamped_swiglu
 from surestep_kernels.gpu.rowwise.mul_sigmoid import mul_sigmoid
 from surestep_kernels.gpu.rowwise.rms_norm import add_rms_norm, add_rms_norm_of_partials, rms_norm
 from surestep_kernels.gpu.rowwise.rms_norm_gated import rms_norm_gated
@@ -49,18 +50,22 @@ class TritonKernels(KernelSet):
     ) -> Tensor:
         return add_rms_norm_of_partials(self.linear_partials(x, packed), residual, weight, eps)
 
-    def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear) -> Mixture:
+    def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear | None) -> Mixture:
         """Route x. A checkpoint may have quantised the router, but not the gate beside it."""
         if router.gate is not None:
             return KernelSet.route_tokens(self, x, router, gate_up)
-        scores = self.linear_partials(x, router.scores, torch.float32)
-        return route_tokens(scores, self.linear_partials(x, gate_up), x, router)
+        # The bias is left to the next kernel for any number of rows: its loads are then laid out
+        # alike, and with them the order in which threads add up the softmax.
+        unbiased = replace(router.scores, bias=None)
+        scores = self.linear_partials(x, unbiased, torch.float32)._replace(bias=router.scores.bias)
+        shared = None if gate_up is None else self.linear_partials(x, gate_up)
+        return route_tokens(scores, shared, x, router)
 
     def mix_experts_add_rms_norm(
         self,
         mixture: Mixture,
         packed: PackedExperts,
-        shared_down: PackedLinear,
+        shared_down: PackedLinear | None,
         residual: Tensor,
         weight: Tensor,
         eps: float,
@@ -70,9 +75,12 @@ class TritonKernels(KernelSet):
             return KernelSet.mix_experts_add_rms_norm(
                 self, mixture, packed, shared_down, residual, weight, eps
             )
-        shared, fp8 = self.linear_partials(mixture.shared, shared_down), self.fp8_rows
+        shared = None
+        if shared_down is not None:
+            assert mixture.shared is not None
+            shared = self.linear_partials(mixture.shared, shared_down)
         return mix_experts_add_rms_norm(
-            mixture, packed, shared, residual, weight, eps, fp8_rows=fp8
+            mixture, packed, shared, residual, weight, eps, fp8_rows=self.fp8_rows
         )
 
     def project_heads(
@@ -112,6 +120,7 @@ def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
         store_kv=REFERENCE.store_kv,
         paged_attention=REFERENCE.paged_attention,
         silu_and_mul=silu_and_mul,
+        clamped_swiglu=clamped_swiglu,
         causal_conv=causal_conv,
         gated_delta=gated_delta,
         rms_norm_gated=rms_norm_gated,

@@ -19,8 +19,11 @@ class WeightFormat(IntEnum):
     BF16 = 1
     FP8 = 2
     INT4 = 3
+    MXFP4 = 4
 
 
+# What the 16 codes of E2M1 stand for: a sign, two bits of exponent, one of mantissa.
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 PLAIN_FORMATS = {torch.float32: WeightFormat.F32, torch.bfloat16: WeightFormat.BF16}
 
 
@@ -71,12 +74,20 @@ def linear_reference(
 
 def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int) -> Tensor:
     """Return the weight f32[N, K] of a QuantizedWeight with these parts."""
+    if scales.dtype is torch.uint8:
+        values = torch.tensor(E2M1, device=codes.device)[codes.long()]
+        return values * e8m0(scales).repeat_interleave(group_size, dim=1)
 
     def per_element(per_group: Tensor) -> Tensor:
         return per_group.repeat_interleave(group_size, dim=1)[:, : codes.shape[1]]
 
     values = codes.float() if zeros is None else codes.float() - per_element(zeros)
     return values * per_element(scales)
+
+
+def e8m0(exponents: Tensor) -> Tensor:
+    """2^(e - 127) of exponents e u8[...] below 255, in f32: a subnormal number for 0."""
+    return exponents.view(torch.float8_e8m0fnu).float()
 
 
 class PlainProducts(Protocol):

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -66,7 +67,7 @@ class TensorSource(NamedTuple):
     @property
     def share(self) -> Share:
         """The part of a linear weight that this rank keeps."""
-        rows, columns = self.shape
+        rows, columns = self.shape[-2:]
         keep = range(self.keep.start, self.keep.stop)
         if self.dim == 0:
             return Share(self.module, keep, range(columns), inputs=columns)
@@ -78,7 +79,7 @@ class Parameter(NamedTuple):
 
     shape: tuple[int, ...]
     sources: tuple[TensorSource, ...]
-    linear: bool = False  # for take_linear: weights [N, K] that may be quantised
+    linear: bool = False  # for take_linear: weights that may be quantised
 
 
 Table = Mapping[str, Parameter]
@@ -162,14 +163,16 @@ class CheckpointWeights:
         del self._left[name]
         parts = []
         for source in sources:
-            parts.append(self._quantization.read(source.share, self._read_part))
+            read = partial(self._read_part, source.item)
+            parts.append(self._quantization.read(source.share, read))
             self._advance(source)
         weight = concatenate(parts)
         self.bytes_taken += weight.nbytes
         return weight
 
-    def _read_part(self, name: str, rows: slice, columns: slice) -> Tensor:
-        return self._checkpoint.read(name, (rows, columns))
+    def _read_part(self, item: int | None, name: str, rows: slice, columns: slice) -> Tensor:
+        outer = () if item is None else (item,)
+        return self._checkpoint.read(name, (*outer, rows, columns))
 
     def _advance(self, source: TensorSource) -> None:
         self._done += self._bytes(source)
@@ -190,7 +193,9 @@ class CheckpointWeights:
         """Return the checkpoint tensors that hold a source."""
         if self._quantization is None or source.name not in self._quantized:
             return {source.name: Stored(source.shape)}
-        return self._quantization.stored(source.module, *source.shape)
+        items, (rows, columns) = source.shape[:-2], source.shape[-2:]
+        stored = self._quantization.stored(source.module, rows, columns)
+        return {name: of._replace(shape=(*items, *of.shape)) for name, of in stored.items()}
 
     def _find_quantized(self, table: Table) -> frozenset[str]:
         """Return the names of the sources that are quantised in the files."""

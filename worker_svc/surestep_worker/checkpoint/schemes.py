@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,8 +59,9 @@ class Quantization(ABC):
 
     def lists_as_plain(self, module: str) -> bool:
         """Return whether `module` or one around it is listed, by whole parts of the dotted name:
-        "mlp.gate" does not mean "mlp.gate_proj"."""
-        return any(f".{name}." in f".{module}." for name in self.not_converted)
+        "mlp.gate" does not mean "mlp.gate_proj". A "*" stands for any part of a name."""
+        patterns = (re.escape(name).replace(r"\*", r"[^.]*") for name in self.not_converted)
+        return any(re.search(rf"\.{pattern}\.", f".{module}.") for pattern in patterns)
 
     @abstractmethod
     def holds(self, module: str, types: Types) -> bool:

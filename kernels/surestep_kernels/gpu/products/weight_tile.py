@@ -12,6 +12,7 @@ wgmma). Codes are stored as words of 32 bits, in the order
 
     FP8   two steps to a chunk; words are (step, i), bytes (e, j) with j the faster
     INT4  four steps to a chunk or all of a group; a word is a step, nibbles (1 - e, j, i)
+    MXFP4 as INT4, two groups of 32 inputs together: MXFP4_STEP
 
 so that a thread mostly loads 16 bytes, and those of a warp are contiguous. The bytes of an FP8 word
 are also what the FP8 instruction takes of a row, whose inputs the other operand must then have in
@@ -26,10 +27,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from surestep_kernels.ops.linear import WeightFormat
+
 ROW_BLOCK = 16  # rows of a warp
 TILE_ROWS = 64  # of one instruction, the smallest tile
 _MOST_ROWS = 128  # of a tile
 MIN_GROUP = 32  # inputs of one FP8 instruction
+MXFP4_STEP = 64  # inputs of two groups
+FP8, INT4, MXFP4 = (tl.constexpr(int(WeightFormat[name])) for name in ("FP8", "INT4", "MXFP4"))
 FP8_ORDER = tuple(2 * q + 8 * j + e for q in range(4) for e in range(2) for j in range(2))
 
 
@@ -56,10 +61,10 @@ def pack_codes(codes: Tensor, group_size: int, *, int4: bool) -> Tensor:
 
 
 @triton.jit
-def places(ROWS: tl.constexpr, BLOCK_K: tl.constexpr, INT4: tl.constexpr):
+def places(ROWS: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr):
     """Return the row block of each word of a tile, and its place in its block and group."""
-    WORDS: tl.constexpr = ROWS * BLOCK_K // (8 if INT4 else 4)
-    WARP: tl.constexpr = 32 * (4 if not INT4 or BLOCK_K > 32 else 2)
+    WORDS: tl.constexpr = ROWS * BLOCK_K // (4 if FORMAT == FP8 else 8)
+    WARP: tl.constexpr = 32 * (4 if FORMAT == FP8 or BLOCK_K > 32 else 2)
     word = tl.arange(0, WORDS)
     chunk = word // (WARP * (ROWS // 16))
     return word // WARP % (ROWS // 16), chunk * WARP + word % WARP
@@ -92,6 +97,20 @@ def _int4_pair(word, SHIFT: tl.constexpr):
 
 
 @triton.jit
+def _e2m1_pair(word, SHIFT: tl.constexpr):
+    """Return the numbers of nibbles SHIFT / 4 and four further times 2^-126; the latter first."""
+    sizes = word << (6 - SHIFT) if SHIFT < 6 else word >> (SHIFT - 6)
+    pair = (sizes & 0x01C001C0) | ((word << (12 - SHIFT)) & -2147450880)  # 0x80008000
+    return tl.join(_half(pair, 16), _half(pair, 0))
+
+
+@triton.jit
+def _power(exponent):
+    """Return 2^(exponent - 127) as fp32; it fits bfloat16, where 0 makes a subnormal number."""
+    return _half(tl.maximum(exponent << 7, 1 << 6), 0)
+
+
+@triton.jit
 def fp8_tile(words, dtype: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
     """Widen the codes [ROWS, BLOCK_K] of a group: exact in bfloat16.
 
@@ -115,6 +134,23 @@ def int4_tile(words, zeros, dtype: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl
     tile = pairs.reshape(BLOCK_K // 16 // STEPS, ROWS // 16, 8, 4, STEPS, 2, 2, 2)  # .. step e i j
     tile = tile.permute(1, 6, 2, 0, 4, 7, 3, 5).reshape(ROWS, BLOCK_K)
     return (tile - (zeros | 128).to(tl.float32)[:, None]).to(dtype)
+
+
+@triton.jit
+def mxfp4_tile(words, exponents, dtype: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Decode the numbers [ROWS, BLOCK_K] of two groups: exact in bfloat16, infinite beyond it.
+
+    `exponents` i32[ROWS] hold that of the first group in their lowest byte, then the other's. Both
+    products are rounded to bfloat16, which changes nothing and lets the compiler multiply pairs.
+    """
+    j0 = tl.join(_e2m1_pair(words, 0), _e2m1_pair(words, 4))
+    j1 = tl.join(_e2m1_pair(words, 8), _e2m1_pair(words, 12))
+    tile = tl.join(j0, j1).reshape(1, ROWS // 16, 8, 4, 4, 2, 2, 2)  # .. step e i j
+    tile = tile.permute(1, 6, 2, 0, 4, 7, 3, 5).reshape(ROWS, BLOCK_K)
+    tile = (tile * 8.507059173023462e37).to(tl.bfloat16)  # 2^126
+    powers = tl.join(_power(exponents & 0xFF), _power((exponents >> 8) & 0xFF))
+    scaled = tile.reshape(ROWS, 2, BLOCK_K // 2).to(tl.float32) * powers[:, :, None]
+    return scaled.to(dtype).reshape(ROWS, BLOCK_K)
 
 
 @triton.jit
