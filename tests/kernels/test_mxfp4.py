@@ -58,11 +58,13 @@ def test_every_number_means_what_transformers_says() -> None:
         assert torch.equal(meant.to(dtype).view(bits), expected.view(bits))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, MXFP4_GROUP])
-def test_every_number_is_decoded_exactly(native: KernelSet, rows: int) -> None:
-    weight, every = every_number(), torch.eye(MXFP4_GROUP)
+def test_every_number_is_decoded_exactly(native: KernelSet, rows: int, dtype: torch.dtype) -> None:
+    weight, every = every_number(), torch.eye(MXFP4_GROUP, dtype=dtype)
     packed, expected = native.pack_quantized(weight), transformers_reads(weight, torch.float32).T
-    out = torch.cat([native.linear(x.contiguous(), packed) for x in every.split(rows)])
+    parts = every.split(rows)
+    out = torch.cat([native.linear(x.contiguous(), packed, torch.float32) for x in parts])
     assert torch.equal(out, expected)
 
 

@@ -15,12 +15,6 @@
 #include "linear.h"
 #include "pool.h"
 
-#if defined(__AVX512BF16__)
-#define HAS_DOT 1
-#else
-#define HAS_DOT 0
-#endif
-
 /* A row block of x is kept within this, so that it stays in the second-level cache. */
 static const long BLOCK_BYTES = 192 * 1024;
 
@@ -34,13 +28,7 @@ INLINE void step_f32(vf acc[][2], const char *w, const char *x, long stride, con
 /* x is bf16: two of its elements are one operand. */
 INLINE void step_bf16(vf acc[][2], const char *w, const char *x, long stride, const int rows)
 {
-    __m512bh w0 = (__m512bh)load_lanes(w, 0), w1 = (__m512bh)load_lanes(w, 1);
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) {
-        __m512bh pair = (__m512bh)_mm512_set1_epi32(*(const int *)(x + r * stride));
-        acc[r][0] = (vf)_mm512_dpbf16_ps((__m512)acc[r][0], w0, pair);
-        acc[r][1] = (vf)_mm512_dpbf16_ps((__m512)acc[r][1], w1, pair);
-    }
+    add_dots(acc, load_lanes(w, 0), load_lanes(w, 1), x, stride, rows);
 }
 #else
 /* x is fp32. */
@@ -212,7 +200,8 @@ void surestep_linear(void *y, const void *x, const void *w, const float *bias, l
                      long k, long group, int format, int x_dtype, int y_dtype)
 {
     if (m == 0) return;
-    const int plain = format == F32 || format == BF16, dot = format == BF16 && HAS_DOT;
+    const int plain = format == F32 || format == BF16;
+    const int dot = HAS_DOT && (format == BF16 || (format == MXFP4 && x_dtype == BF16));
     linear_job j = {.w = w, .bias = bias, .y = y, .m = m, .n = n, .k = packed_length(k, format),
                     .group = group, .format = format, .x_format = dot ? BF16 : F32,
                     .y_dtype = y_dtype};

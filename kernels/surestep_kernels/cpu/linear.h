@@ -3,6 +3,12 @@
 
 #include "vec.h"
 
+#if defined(__AVX512BF16__)
+#define HAS_DOT 1
+#else
+#define HAS_DOT 0
+#endif
+
 /* How weights are stored: F32 and BF16 of vec.h, and those whose elements share scales in groups. */
 enum { FP8 = 2, INT4 = 3, MXFP4 = 4 };
 
@@ -81,6 +87,19 @@ INLINE vf loaded(vf x)
 #endif
     return x;
 }
+
+#if HAS_DOT
+/* Two steps over k for one panel: pairs of bf16 in the lanes of w and in x. */
+INLINE void add_dots(vf acc[][2], vu w0, vu w1, const char *x, long stride, const int rows)
+{
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        __m512bh pair = (__m512bh)_mm512_set1_epi32(*(const int *)(x + r * stride));
+        acc[r][0] = (vf)_mm512_dpbf16_ps((__m512)acc[r][0], (__m512bh)w0, pair);
+        acc[r][1] = (vf)_mm512_dpbf16_ps((__m512)acc[r][1], (__m512bh)w1, pair);
+    }
+}
+#endif
 
 /* One step over k for one panel: acc[r][h] += w[h] * x[r]; x has its rows `stride` bytes apart. */
 INLINE void multiply_add(vf acc[][2], vf w0, vf w1, const char *x, long stride, const int rows)

@@ -22,6 +22,27 @@ INLINE vf e2m1(vu lanes, int i)
 #endif
 }
 
+#if HAS_DOT
+/* Nibbles i and i + 4 of every lane, as a pair of bf16; what lies above a nibble in its half is not
+ * looked at but for one bit, which the table has for both its values. */
+INLINE vf e2m1_pair(vu lanes, int i)
+{
+    static const uint16_t numbers[32] = {
+        0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80,
+        0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0, 0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040,
+        0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+    __m512i table = _mm512_loadu_si512(numbers);
+    return (vf)_mm512_permutexvar_epi16((__m512i)(lanes >> 4 * i), table);
+}
+#endif
+
+/* 8 bf16 of x in the order in which pairs of codes meet them. */
+INLINE void order_for_pairs(uint16_t *x)
+{
+    const uint16_t from[8] = {x[0], x[4], x[1], x[5], x[2], x[6], x[3], x[7]};
+    memcpy(x, from, sizeof from);
+}
+
 /* 2^(e - 127) of the bytes e of half a panel; that of 0 is subnormal. */
 INLINE vf e8m0(const char *bytes, int half)
 {
