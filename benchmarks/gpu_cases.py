@@ -19,6 +19,7 @@ from gpu_sizes import (
     BYTES,
     MODELS,
     TINY,
+    TINY_GPT_OSS,
     Case,
     Sizes,
     Work,
@@ -30,7 +31,7 @@ from gpu_weights import PACK, Pack, weight_bytes
 from surestep_kernels import KernelSet, PackedLinear
 from torch import Tensor
 
-__all__ = ["MODELS", "OPS", "PACK", "TINY", "Case", "Sizes", "Work"]
+__all__ = ["MODELS", "OPS", "PACK", "TINY", "TINY_GPT_OSS", "Case", "Sizes", "Work"]
 
 
 def rms_norm(s: Sizes) -> Iterator[Case]:

@@ -190,13 +190,13 @@ class Bench:
         runner.open(self._epoch)
         recurrent = runner.context.caches.recurrent
         if recurrent is not None:  # any state will do
-            recurrent.taken(np.array([1]), np.array([self._args.context]))
+            recurrent.mark_taken(np.array([1]), np.array([self._args.context]))
         under_way: deque[tuple[Pending, float]] = deque()
         for plan in self._plans(batch, width, top_p):
             began = time.perf_counter()
             pending = runner.launch(plan)
             under_way.append((pending, time.perf_counter() - began))
-            runner.do_wanted()  # the first step of a shape is launched singly
+            runner.capture_missed()  # the first step of a shape is launched singly
             while len(under_way) > (depth if plan.step > 1 else 0):
                 yield _finish(*under_way.popleft())
         while under_way:

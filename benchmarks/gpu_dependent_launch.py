@@ -73,7 +73,7 @@ def _bits(case: Case, device: str, *, wanted: bool) -> list[bytes]:
     """Of all that an op was given and has returned, from the same random inputs."""
     torch.manual_seed(0)
     work = case.make(device)
-    use_dependent_launches(wanted=wanted)
+    use_dependent_launches(enabled=wanted)
     made = _captured(work.run) if device == "cuda" else work.run()
     return [_digest(tensor) for tensor in _tensors((work.run, made))]
 

@@ -24,11 +24,12 @@ from typing import Any
 import machine
 import numpy as np
 import torch
+from surestep_kernels.step.columns import HostColumn
 from surestep_proto import worker_pb2 as pb
 from surestep_worker.inputs.buckets import Bucket, find_bucket, in_order, make_buckets
-from surestep_worker.inputs.columns import Extras, PassInputs, StepColumns, need_of, padding
+from surestep_worker.inputs.columns import Extras, PassInputs, StepColumns, padding, step_size
 from surestep_worker.inputs.geometry import Geometry
-from surestep_worker.inputs.upload import Inbox, Layout, upload
+from surestep_worker.inputs.upload import InputBuffer, Layout, upload
 from surestep_worker.ledger.plan import NO_SNAPSHOTS, Rows
 from surestep_worker.ledger.slots import Slots
 from surestep_worker.sampling.table import SamplingTable
@@ -66,35 +67,37 @@ def figures(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     launches = args.layers * args.launches_per_layer + args.launches_besides
     for count in args.rows:
         slots = Slots(count + 1, max_model_len=4096, max_draft_tokens=0, block_size=16)
-        book, rows = SamplingTable(slots.num_slots, 128256), _rows(count, args.prompt)
-        columns, geometry = make(rows, slots, book)
+        table, rows = SamplingTable(slots.num_slots, 128256), _rows(count, args.prompt)
+        columns, geometry = make(rows, slots, table)
         bucket = _bucket(columns, geometry, slots.num_slots)
         line: dict[str, Any] = {"rows": count, "prompt": args.prompt}
-        line["columns_us"] = timed(partial(make, rows, slots, book))
+        line["columns_us"] = timed(partial(make, rows, slots, table))
         line["tensors_us"] = timed(partial(upload, columns, CPU))
         if bucket is not None:
             empty = padding(bucket, slots.num_slots, has_draft_head=False)
-            inbox = Inbox([empty], CPU)
-            layout = Layout(empty, inbox.words)
-            line["in_place_us"] = timed(partial(inbox.send, layout, columns, Extras()))
+            input_buffer = InputBuffer([empty], CPU)
+            layout = Layout(empty, input_buffer.words)
+            line["in_place_us"] = timed(partial(input_buffer.send, layout, columns, Extras()))
             line |= {"bucket": bucket._asdict(), "launches_saved": launches}
             line["launches_us"] = launches * args.launch_us
         yield line
 
 
-def make(rows: Rows, slots: Slots, book: SamplingTable) -> tuple[StepColumns, Geometry]:
+def make(
+    rows: Rows, slots: Slots, table: SamplingTable
+) -> tuple[StepColumns[HostColumn], Geometry]:
     """Arrays of a step."""
     wants = np.zeros(slots.num_slots, dtype=np.bool_)
     geometry = Geometry.of(rows, slots, wants, NO_SNAPSHOTS)
-    wishes = book.of(geometry.window_slot, geometry.position_window)
+    sampling = table.batch(geometry.window_slot, geometry.position_window)
     inputs = PassInputs(geometry.rows, geometry.max_drafts, geometry.hidden_index, None)
-    return StepColumns(inputs, geometry.position_window, wishes.draw, wishes.stops), geometry
+    return StepColumns(inputs, geometry.position_window, sampling.draw, sampling.stops), geometry
 
 
-def _bucket(columns: StepColumns, geometry: Geometry, num_slots: int) -> Bucket | None:
-    need = need_of(columns, geometry)
+def _bucket(columns: StepColumns[HostColumn], geometry: Geometry, num_slots: int) -> Bucket | None:
+    size = step_size(columns, geometry)
     return (
-        find_bucket(need, in_order(make_buckets(num_slots, 1, 8192))) if need is not None else None
+        find_bucket(size, in_order(make_buckets(num_slots, 1, 8192))) if size is not None else None
     )
 
 

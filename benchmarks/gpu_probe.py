@@ -20,10 +20,10 @@ from typing import Any
 import machine
 import torch
 from gpu_cases import PACK
-from surestep_kernels.gpu.products.linear import ALL_WIDTHS, quantized_parts
-from surestep_kernels.gpu.products.probe import cublas_agrees, differences, trials
+from surestep_kernels.gpu.products.linear import ALL_WIDTHS, quantized_partials
+from surestep_kernels.gpu.products.probe import cublas_agrees, differences, probe_cases
 from surestep_kernels.gpu.products.sequential_linear import TILES
-from surestep_kernels.gpu.products.splits import add_up
+from surestep_kernels.gpu.products.splits import sum_partials
 from surestep_kernels.ops.linear import pack_linear_reference
 
 # Llama-3.2-1B's and Llama-3.1-8B's: N, K of every product but the logits.
@@ -58,7 +58,7 @@ def _asked(device: torch.device, *, smoke: bool) -> Iterator[dict[str, Any]]:
         pack_linear_reference(torch.randn(shape, device=device).bfloat16()) for shape in shapes
     ]
     rows, tiles = ({"rows": 3}, TILES[:2]) if smoke else ({}, TILES)
-    for trial in trials(weights, device, **rows):
+    for trial in probe_cases(weights, device, **rows):
         differ = differences(trial, tiles)
         yield {"trial": trial.name, "compared": len(tiles), "differ": differ}
         if smoke:
@@ -75,11 +75,11 @@ def _of_widths(device: torch.device, *, smoke: bool) -> Iterator[dict[str, Any]]
     for name in QUANTISED:
         packed = PACK[name.split()[0]](device.type, columns, depth)
         x = torch.randn(most, depth, device=device).bfloat16()
-        parts = partial(quantized_parts, fp8_rows=name == "fp8 rows")
+        parts = partial(quantized_partials, fp8_rows=name == "fp8 rows")
         differ = []
         for count, out in product((n for n in ROWS if n <= most), (torch.float32, None)):
-            one = add_up(parts(x[:count], packed, out))
-            all_ = add_up(parts(x[:count], packed, out, ALL_WIDTHS))
+            one = sum_partials(parts(x[:count], packed, out))
+            all_ = sum_partials(parts(x[:count], packed, out, ALL_WIDTHS))
             if not torch.equal(one, all_):
                 differ.append(f"{count} rows to {out or x.dtype}")
         yield {"trial": f"widths {name}", "compared": list(ALL_WIDTHS), "differ": differ}

@@ -54,6 +54,7 @@ class ExpertSizes(NamedTuple):
     top_k: int
     inner: int
     rows: tuple[int, ...] = (1, 8, 64, 256, 4096)
+    gpt_oss: bool = False  # biases, clamped_swiglu, no shared expert
 
 
 class Sizes(NamedTuple):
@@ -84,10 +85,24 @@ MODELS = (
         "Qwen3.5-35B-A3B", 2048, 512, 16, 2, 256, 64, 248320, experts=ExpertSizes(256, 8, 512),
         rows=(), lookups=(), batches=(), contexts=(), prompts=(), sampled=(),
     ),
+    *(
+        Sizes(
+            name, 2880, 2880, 64, 8, 64, 64, 201088,
+            experts=ExpertSizes(experts, 4, 2880, gpt_oss=True),
+            rows=(), lookups=(), batches=(), contexts=(), prompts=(), sampled=(),
+        )
+        for name, experts in (("gpt-oss-20b", 32), ("gpt-oss-120b", 128))
+    ),
 )  # fmt: skip
 TINY = Sizes(
     "tiny", 128, 136, 2, 1, 8, 4, 70, DeltaSizes(1, 2, 16, 24), ExpertSizes(3, 2, 48, rows=(1, 3)),
     rows=(1, 3), lookups=((2, 40),), batches=(2,), contexts=(40,), prompts=(70,), sampled=(2,),
+)  # fmt: skip
+
+TINY_GPT_OSS = Sizes(
+    "tiny gpt-oss", 96, 64, 2, 1, 8, 8, 70,
+    experts=ExpertSizes(3, 2, 64, rows=(1, 3), gpt_oss=True),
+    rows=(), lookups=(), batches=(), contexts=(), prompts=(), sampled=(),
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from gpu_sizes import activations, floats, kernels, size
 from surestep_kernels import PackedLinear, QuantizedWeight
+from surestep_kernels.ops.quantized import MXFP4_GROUP
 
 GROUP = 128
 
@@ -32,7 +33,14 @@ def _pack_int4(device: str, n: int, k: int) -> PackedLinear:
     return kernels().pack_quantized(QuantizedWeight(codes, scales, zeros, GROUP))
 
 
+def _pack_mxfp4(device: str, n: int, k: int) -> PackedLinear:
+    codes = torch.randint(16, (n, k), dtype=torch.uint8, device=device)
+    scales = torch.randint(119, 125, (n, k // MXFP4_GROUP), dtype=torch.uint8, device=device)
+    return kernels().pack_quantized(QuantizedWeight(codes, scales, None, MXFP4_GROUP))
+
+
 PACK: dict[str, Pack] = {"bf16": _pack_plain, "fp8": _pack_fp8, "int4": _pack_int4}
+EXPERT_PACK: dict[str, Pack] = {**PACK, "mxfp4": _pack_mxfp4}
 
 
 def weight_bytes(packed: PackedLinear) -> int:

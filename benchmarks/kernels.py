@@ -22,14 +22,15 @@ from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight, load_kern
 from surestep_kernels.mixers.kv_cache import LayerCache
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from surestep_kernels.ops.linear import WeightFormat
+from surestep_kernels.ops.quantized import MXFP4_GROUP
 from torch import Tensor
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 576, 1536, 30, 9, 3, 64, 49152
 QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM
 SHAPES = ((QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))  # N, K
 BLOCK_SIZE, CONTEXT, DTYPE = 16, 256, torch.bfloat16
-FORMATS = ("bf16", "fp8", "int4")
-ELEMENT = {WeightFormat.BF16: 2.0, WeightFormat.FP8: 1.0, WeightFormat.INT4: 0.5}  # bytes
+FORMATS = ("bf16", "fp8", "int4", "mxfp4")
+ELEMENT = {"BF16": 2.0, "FP8": 1.0, "INT4": 0.5, "MXFP4": 0.5}  # bytes
 
 
 class Case(NamedTuple):
@@ -72,6 +73,10 @@ def pack(kernels: KernelSet, format_: str, n: int, k: int) -> PackedLinear:
     """A random weight [n, k] in one of FORMATS."""
     if format_ == "bf16":
         return kernels.pack_linear(rand(n, k))
+    if format_ == "mxfp4":
+        codes = torch.randint(16, (n, k), dtype=torch.uint8)
+        exponents = torch.randint(115, 125, (n, k // MXFP4_GROUP), dtype=torch.uint8)
+        return kernels.pack_quantized(QuantizedWeight(codes, exponents, None, MXFP4_GROUP))
     group = 128 if k % 128 == 0 else 64
     scales = (torch.rand(n, k // group) * 0.05).half().float()
     if format_ == "fp8":
@@ -83,8 +88,9 @@ def pack(kernels: KernelSet, format_: str, n: int, k: int) -> PackedLinear:
 
 def read_megabytes(packed: PackedLinear) -> float:
     """Without the padding of the layout."""
-    scales = 0 if packed.group_size == 0 else 4 / packed.group_size
-    return packed.in_features * packed.out_features * (ELEMENT[packed.format] + scales) * 1e-6
+    scale = 1 if packed.format is WeightFormat.MXFP4 else 4
+    scales = 0 if packed.group_size == 0 else scale / packed.group_size
+    return packed.in_features * packed.out_features * (ELEMENT[packed.format.name] + scales) * 1e-6
 
 
 def linear_cases(kernels: KernelSet) -> Iterator[Case]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["support.suite.rotation"]
 SEED = 20_260_131
@@ -18,6 +19,12 @@ HAS_CUDA = torch.cuda.is_available()
 # Read when Triton is imported, by whoever is first. What asks for a GPU also asks torch.
 os.environ["TRITON_INTERPRET"] = "0" if HAS_CUDA else "1"
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # its default; Triton 3.9 warns if unset
+
+# How long an example takes is the machine's affair. A failure says how it is repeated.
+settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

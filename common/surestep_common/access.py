@@ -137,7 +137,7 @@ def warn_if_exposed(address: str) -> None:
     mutual = files is not None and files.ca is not None
     if secret.get() is None and not mutual and not is_loopback(address.rpartition(":")[0]):
         logger.warning(
-            "%s takes calls from anybody who reaches it: --grpc-secret or --grpc-tls-ca closes it",
+            "%s takes calls from anyone who reaches it: --grpc-secret or --grpc-tls-ca closes it",
             address,
         )
 

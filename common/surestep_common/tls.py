@@ -27,7 +27,8 @@ class TlsSettings(Settings):
         default=None, description="PEM file: private key of that certificate"
     )
     grpc_tls_ca: FilePath | None = Field(
-        default=None, description="PEM file: who must have signed the certificate of the other side"
+        default=None,
+        description="PEM file: authorities that may sign the certificate of the other side",
     )
     grpc_tls_server_name: str | None = Field(
         default=None, description="name in the certificates of servers; none = the host called"

@@ -80,7 +80,7 @@ async def _end_when_silent(
         notifier.tell(READY)
         await _until_silent(answers)
         while state_of(pid) == STOPPED:
-            logger.error("%s does not answer: pid %d is stopped and told to go on", address, pid)
+            logger.error("%s does not answer: pid %d is stopped: resuming it", address, pid)
             _send(process, signal.SIGCONT)
             await _until_silent(answers)
     if stopping.is_set():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,6 +25,7 @@ from .http.browsers import HostCheck, with_cors
 from .http.errors import on_http_exception, on_surestep_error, on_unexpected_error
 from .observability.metrics import GatewayMetrics
 from .output.answers import Answers
+from .request.output_format import with_output_format
 from .schedulers.pool import SchedulerPool
 from .text.text_processor import TextProcessor
 from .text.vocabulary import check_vocabulary
@@ -36,6 +38,8 @@ def make_gateway(settings: GatewaySettings) -> Gateway:
     Needs a running event loop.
     """
     processor = TextProcessor.load(settings)
+    settings = with_output_format(settings, processor)
+    processor = replace(processor, settings=settings)
     check_vocabulary(settings.model, processor.tokenizer)
     metrics = GatewayMetrics(settings.model_names()[0])
     return Gateway(

@@ -26,7 +26,7 @@ from surestep_common.tracing import TraceSettings
 from .api_settings import ApiSettings
 from .auth.api_keys import ApiKeys, plain_keys, read_keys
 from .embedding_config import HfOverrides, PoolerConfig, check_keys
-from .parsers import REASONING_PARSERS, TOOL_PARSERS
+from .parsers import HARMONY_CALLS, HARMONY_REASONING, REASONING_PARSERS, TOOL_PARSERS
 
 
 def _address(url: str) -> str:
@@ -250,6 +250,13 @@ class GatewaySettings(ApiSettings, TraceSettings):
     def _calls_need_a_parser(self) -> Self:
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise ValueError("--enable-auto-tool-choice needs --tool-call-parser")
+        given = self.reasoning_parser, self.tool_call_parser
+        harmony = self.reasoning_parser == HARMONY_REASONING, self.tool_call_parser == HARMONY_CALLS
+        if None not in given and any(harmony) and not all(harmony):
+            raise ValueError(
+                f"--reasoning-parser {HARMONY_REASONING} and --tool-call-parser {HARMONY_CALLS} "
+                "read one format: neither goes with another parser"
+            )
         return self
 
     @field_validator("pooler_config", "hf_overrides")

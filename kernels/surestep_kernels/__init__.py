@@ -1,4 +1,4 @@
-"""Numeric ops of the worker: a torch reference for each, and faster implementations of it."""
+"""Numeric ops of the worker: a torch reference for each, and faster implementations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Attention backends: which there are, what each cannot do, and which one serves.
+"""Attention backends: which exist, what each cannot do, and which one is used.
 
 A backend is three ops that belong together, because one writes what the other reads. Its factory
-raises InvalidRequest, saying why, for a case that it does not serve.
+raises InvalidRequest, with the reason, for a case it does not support.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from surestep_kernels.mixers.paged_attention import paged_attention_reference
 
 logger = logging.getLogger(__name__)
 
-AUTO = ("flash_attn", "torch_varlen", "triton", "torch")  # the first that serves is taken
+AUTO = ("flash_attn", "torch_varlen", "triton", "torch")  # the first that supports the case is used
 _TRITON_BLOCK_MULTIPLE = 8
-_NATIVE_FP8 = 89  # the compute capability from which E4M3 is converted by an instruction
+_NATIVE_FP8 = 89  # compute capability from which an instruction converts E4M3
 
 
 ATTENTION: Registry[AttentionBackend] = Registry("attention_backend")
 
 
 def choose_attention(name: str, case: AttentionCase) -> AttentionBackend:
-    """The backend of that name, or for "auto" the first of AUTO that serves the case; logged.
+    """Return the named backend, or for "auto" the first of AUTO that supports the case, and log it.
 
-    Who names a backend takes its bits as they are: `invariant` counts for "auto" alone. Raises
-    InvalidRequest, naming the cause, when a named backend does not serve the case.
+    A backend chosen by name is used as it is: `invariant` is required only by "auto". Raises
+    InvalidRequest, with the reason, if the named backend does not support the case.
     """
     if name != "auto":
         backend = ATTENTION.get(name)(replace(case, invariant=False))
-        logger.info("attention: %s, as asked", backend.name)
+        logger.info("attention: %s, as requested", backend.name)
         return backend
     passed_over = []
     for candidate in AUTO:

@@ -1,25 +1,26 @@
-"""Which implementation serves each op: decided once, when a worker starts, and logged."""
+"""Which implementation of each op is used: decided once, when a worker starts, and logged."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from surestep_common.errors import InvalidRequest
+from torch import Tensor
 
 from surestep_kernels.cpu.build import build_library, file_of
 from surestep_kernels.cpu.compiling import BuildError
-from surestep_kernels.cpu.ops import CpuOps, refuse_unserved
+from surestep_kernels.cpu.ops import CpuOps, refuse_unsupported
 from surestep_kernels.cpu.recurrent_ops import CpuRecurrentOps
 from surestep_kernels.cpu.step_ops import CpuStepOps
 from surestep_kernels.mixers.attention_case import AttentionCase
+from surestep_kernels.ops.clamped_swiglu import ClampedSwiglu
 from surestep_kernels.ops.fp8_rows import with_rounded_rows
-from surestep_kernels.ops.moe import (
-    moe_reference,
-    pack_experts_reference,
-)
+from surestep_kernels.ops.linear import Linear
+from surestep_kernels.ops.moe import Moe, moe_reference, pack_experts_reference
 
 from .attention_backends import choose_attention
 from .kernel_set import REFERENCE, KernelSet
@@ -36,15 +37,17 @@ def load_kernels(
     code: bytes = b"",
     activation_dtype: str = "auto",
 ) -> KernelSet:
-    """The fastest kernels that run on `device` ("cpu", "cuda" or "cuda:0").
+    """Return the fastest kernels that run on `device` ("cpu", "cuda" or "cuda:0").
 
-    On the CPU the C kernels are compiled when they are first used, unless their `code` is given;
-    where that is impossible, or with cpu_kernels="reference", the torch references serve. They use
-    one thread until `set_num_threads`. Attention is that of the backend named, for a `case` that
-    may be left to its defaults; "auto" on the CPU is what comes with the other kernels, and has no
-    FP8 cache. The linear backend is that of products with plain weights on CUDA: see Products. With
-    the activation dtype "fp8" what FP8 weights are multiplied by is rounded to FP8: see
-    fp8_rows.py. Raises InvalidRequest when a backend does not serve the case.
+    On the CPU the C kernels are compiled on first use, unless their `code` is given; if they cannot
+    be compiled, or with cpu_kernels="reference", the torch references are used. They run on one
+    thread until `set_num_threads` is called.
+
+    The attention backend is chosen for `case`, which may be left at its defaults; "auto" on the CPU
+    is the one that comes with the other kernels, which has no FP8 cache. The linear backend chooses
+    the products with unquantised weights on CUDA (see Products). With the activation dtype "fp8",
+    inputs of FP8 weights are rounded to FP8 (see fp8_rows.py). Raises InvalidRequest if a backend
+    does not support the case.
     """
     kernels = REFERENCE
     if device == "cpu" and cpu_kernels == "auto":
@@ -55,11 +58,11 @@ def load_kernels(
         raise InvalidRequest("a cpu has one linear backend", param="linear_backend")
     if device == "cpu" and activation_dtype == "fp8":
         linear = with_rounded_rows(kernels.linear)
-        moe = partial(moe_reference, linear=linear, silu_and_mul=kernels.silu_and_mul)
-        kernels = replace(kernels, linear=linear, moe=moe)
+        activations = kernels.silu_and_mul, kernels.clamped_swiglu
+        kernels = replace(kernels, linear=linear, moe=_moe_of(linear, *activations))
     logger.info("kernels for %s: %s", device, kernels.name)
     if device == "cpu" and attention_backend == "auto":
-        refuse_unserved(case or AttentionCase.on(device))
+        refuse_unsupported(case or AttentionCase.on(device))
         return kernels
     backend = choose_attention(attention_backend, case or AttentionCase.on(device))
     return replace(
@@ -71,21 +74,22 @@ def load_kernels(
 
 
 def load_triton(linear_backend: str = "auto", activation_dtype: str = "auto") -> KernelSet:
-    """The Triton kernels; torch references where there is none. See load_kernels."""
+    """Return the Triton kernels, with torch references for ops that have none."""
     from .gpu.kernel_set import triton_kernels
 
     return triton_kernels(linear_backend, activation_dtype)
 
 
 def load_cpu(code: bytes = b"") -> KernelSet | None:
-    """The C kernels, from their `code` or compiled; None after a warning that says why not."""
+    """Return the C kernels, from their `code` or compiled, or None after a warning that says why
+    not."""
     try:
         code = code or build_library()
         library = file_of(code)
         ops, recurrent = CpuOps.load(library), CpuRecurrentOps.load(library)
         step = CpuStepOps.load(library)
     except (BuildError, OSError) as error:
-        logger.warning("no C kernels, the much slower torch references serve: %s", error)
+        logger.warning("no C kernels, using the much slower torch references: %s", error)
         return None
     ops.set_num_threads(1)
     return KernelSet(
@@ -101,14 +105,23 @@ def load_cpu(code: bytes = b"") -> KernelSet | None:
         store_kv=ops.store_kv,
         paged_attention=ops.paged_attention,
         silu_and_mul=ops.silu_and_mul,
+        clamped_swiglu=ops.clamped_swiglu,
         causal_conv=recurrent.causal_conv,
         gated_delta=recurrent.gated_delta,
         rms_norm_gated=recurrent.rms_norm_gated,
         mul_sigmoid=recurrent.mul_sigmoid,
         route=recurrent.route,
         pack_experts=pack_experts_reference,
-        moe=partial(moe_reference, linear=ops.linear, silu_and_mul=ops.silu_and_mul),
+        moe=_moe_of(ops.linear, ops.silu_and_mul, ops.clamped_swiglu),
         ngram=step.ngram,
         step=replace(step.table, synchronous=True),
         code=code,
+    )
+
+
+def _moe_of(
+    linear: Linear, silu_and_mul: Callable[[Tensor], Tensor], clamped_swiglu: ClampedSwiglu
+) -> Moe:
+    return partial(
+        moe_reference, linear=linear, silu_and_mul=silu_and_mul, clamped_swiglu=clamped_swiglu
     )

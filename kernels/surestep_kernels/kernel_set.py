@@ -1,4 +1,4 @@
-"""The ops of one device, and the references that serve where nothing is faster."""
+"""The ops of one device, with torch references where there is nothing faster."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from surestep_kernels.mixers.kv_cache import LayerCache, StoreKV, kv_cache_shape
 from surestep_kernels.mixers.paged_attention import PagedAttention, paged_attention_reference
 from surestep_kernels.mixers.recurrent import ConvState, DeltaState, RecurrentRows
 from surestep_kernels.mixers.rotary import Rotary, rotary_reference
+from surestep_kernels.ops.clamped_swiglu import ClampedSwiglu, clamped_swiglu_reference
 from surestep_kernels.ops.linear import (
     Linear,
     PackedLinear,
@@ -48,8 +49,8 @@ from .compilations import Compilations
 class KernelSet:
     """The ops of one device. Shapes and dtypes are those of each op's reference.
 
-    The methods are products together with what follows them in a layer. A device may have a faster
-    way for any of them, which gives the same bits.
+    The methods fuse a product with what follows it in a layer. A device may have a faster
+    implementation of any of them that gives the same bits.
     """
 
     name: str
@@ -64,6 +65,7 @@ class KernelSet:
     store_kv: StoreKV
     paged_attention: PagedAttention
     silu_and_mul: Callable[[Tensor], Tensor]
+    clamped_swiglu: ClampedSwiglu
     causal_conv: Callable[[Tensor, Tensor, ConvState, RecurrentRows], Tensor]
     gated_delta: Callable[[Tensor, Tensor, Tensor, Tensor, DeltaState, RecurrentRows], Tensor]
     rms_norm_gated: Callable[[Tensor, Tensor, Tensor, float], Tensor]
@@ -72,19 +74,19 @@ class KernelSet:
     pack_experts: PackExperts
     moe: Moe
     ngram: Ngram
-    delta_chunk: int = 1  # tokens of a prompt that gated_delta takes at once; see RecurrentRows
+    delta_chunk: int = 1  # prompt tokens that gated_delta processes at once; see RecurrentRows
     step: StepOps = CPU_REFERENCE
-    products: PlainProducts | None = None  # those of plain weights, where there is a choice
+    products: PlainProducts | None = None  # with unquantised weights, where there is a choice
     code: bytes = b""  # compiled for this machine; empty = none
     compilations: Compilations = field(default_factory=Compilations)
 
     @property
     def linear_backend(self) -> str:
-        """What multiplies by plain weights; empty where there is one for all."""
+        """Name of the backend for unquantised weights; empty if there is only one."""
         return str(self.products.family) if self.products is not None else ""
 
     def linear_silu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """silu_and_mul of x [T, K] times a packed weight of 2 I outputs: [T, I]."""
+        """Return silu_and_mul [T, I] of x [T, K] times a packed weight with 2 I outputs."""
         return self.silu_and_mul(self.linear(x, packed))
 
     def linear_add_rms_norm(
@@ -95,13 +97,15 @@ class KernelSet:
         weight: Tensor,
         eps: float,
     ) -> Tensor:
-        """residual [T, H] += x [T, K] times the packed weight; returns it normalised [T, H]."""
+        """Add x [T, K] times the packed weight to residual [T, H]; return it normalised [T, H]."""
         return self.add_rms_norm(self.linear(x, packed), residual, weight, eps)
 
-    def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear) -> Mixture:
-        """What x [T, H] takes of experts, and gates of the shared one, which has `gate_up`."""
-        shared = self.linear_silu_and_mul(x, gate_up)
+    def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear | None) -> Mixture:
+        """Choose experts for x [T, H]; with `gate_up` compute what the shared one activates."""
         logits = self.linear(x, router.scores, out_dtype=torch.float32)
+        if gate_up is None:
+            return Mixture(x, *self.route(logits, router.top_k, normalize=router.normalize))
+        shared = self.linear_silu_and_mul(x, gate_up)
         if router.gate is not None:
             gate = self.linear(x, router.gate)
         else:
@@ -110,25 +114,32 @@ class KernelSet:
         return Mixture(x, weights, experts, gate, shared)
 
     def mix_experts(
-        self, mixture: Mixture, packed: PackedExperts, shared_down: PackedLinear
+        self, mixture: Mixture, packed: PackedExperts, shared_down: PackedLinear | None
     ) -> Tensor:
-        """[T, H]: the shared expert and, in the order of their numbers, those of each token."""
-        shared = self.linear(mixture.shared, shared_down)
-        self.mul_sigmoid(shared, mixture.gate)
-        total = shared.float()
-        self.moe(total, *mixture[:3], packed)
-        return total.to(shared.dtype)
+        """Return [T, H]: the shared expert, if there is one, plus each token's experts, in the
+        order of expert numbers."""
+        x, weights, experts, gate, shared = mixture
+        if shared_down is None:
+            total = torch.zeros_like(x, dtype=torch.float32)
+        else:
+            assert shared is not None
+            assert gate is not None
+            made = self.linear(shared, shared_down)
+            self.mul_sigmoid(made, gate)
+            total = made.float()
+        self.moe(total, x, weights, experts, packed)
+        return total.to(x.dtype)
 
     def mix_experts_add_rms_norm(
         self,
         mixture: Mixture,
         packed: PackedExperts,
-        shared_down: PackedLinear,
+        shared_down: PackedLinear | None,
         residual: Tensor,
         weight: Tensor,
         eps: float,
     ) -> Tensor:
-        """residual [T, H] += `mix_experts`; returns it normalised [T, H]."""
+        """Add `mix_experts` to residual [T, H]; return it normalised [T, H]."""
         mixed = self.mix_experts(mixture, packed, shared_down)
         return self.add_rms_norm(mixed, residual, weight, eps)
 
@@ -140,9 +151,10 @@ class KernelSet:
         cache: LayerCache,
         kv_slots: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Heads of x [T, K]: queries [T, Hq, D] and others; keys and values are stored.
+        """Project x [T, K] to heads, store keys and values, and return queries [T, Hq, D] and
+        others.
 
-        Queries and keys are normalised, if there are norms, and rotated to their positions i64[T].
+        Queries and keys are normalised if there are norms, and rotated to their positions i64[T].
         """
         sizes = projection.sizes
         made = self.linear(x, projection.packed).view(len(x), sum(sizes), projection.head_dim)
@@ -168,6 +180,7 @@ REFERENCE = KernelSet(
     store_kv=store_kv_reference,
     paged_attention=paged_attention_reference,
     silu_and_mul=silu_and_mul_reference,
+    clamped_swiglu=clamped_swiglu_reference,
     causal_conv=causal_conv_reference,
     gated_delta=gated_delta_reference,
     rms_norm_gated=rms_norm_gated_reference,

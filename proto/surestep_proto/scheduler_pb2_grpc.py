@@ -75,7 +75,7 @@ class SchedulerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Info(self, request, context):
-        """Facts of the served model. UNAVAILABLE until every rank is ready, with what is missing.
+        """Facts of the served model. UNAVAILABLE, with what is missing, until every rank is ready.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -62,7 +62,7 @@ class SupervisorServicer:
 
     def Restart(self, request, context):
         """Dump the rank's Python stacks to its log, kill it and spawn a new one. Returns when the old
-        process is gone; Status tells when the new one is ready.
+        process is gone; Status shows when the new one is ready.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -31,13 +31,15 @@ class SchedulerSettings(PeerSettings, TraceSettings):
         description="let anybody call vllm.grpc.engine on that port: routers like SMG send no key",
     )
     served_model_name: Names = Field(
-        default=(), description="names clients may use, comma separated; vllm.grpc.engine tells one"
+        default=(),
+        description="names clients may use, comma separated; vllm.grpc.engine reports one",
     )
     worker_addresses: list[str] = Field(
         default=[], description="host:port of each rank; empty = as the supervisors say"
     )
     supervisor_addresses: list[str] = Field(
-        default=[], description="host:port of each rank's supervisor; empty = nobody restarts ranks"
+        default=[],
+        description="host:port of each rank's supervisor; empty = ranks are not restarted",
     )
     max_num_batched_tokens: Count = Field(
         default=2048, ge=2, description="tokens of one step, drafts included"

@@ -69,7 +69,7 @@ def _server(settings: SchedulerSettings) -> Server:
     host, _, _ = settings.scheduler_listen.rpartition(":")
     if settings.vllm_grpc_public and not is_loopback(host):
         logger.warning(
-            "vllm.grpc.engine on %s takes requests from anybody who reaches it",
+            "vllm.grpc.engine on %s takes requests from anyone who reaches it",
             settings.scheduler_listen,
         )
     return Server(

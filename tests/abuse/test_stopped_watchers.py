@@ -81,8 +81,8 @@ def test_streams_go_on(server: Abused, case: str) -> None:
 
 
 def test_a_watchdog_that_stopped_watching_is_noticed(server: Abused) -> None:
-    process, before = watchdog(server), server.console.count("told to go on")
+    process, before = watchdog(server), server.console.count("resuming it")
     process.suspend()
-    asyncio.run(until(lambda: server.console.count("told to go on") > before, "a line"))
+    asyncio.run(until(lambda: server.console.count("resuming it") > before, "a line"))
     asyncio.run(until(lambda: process.status() != psutil.STATUS_STOPPED, "its going on"))
     assert watchdog(server).pid == process.pid

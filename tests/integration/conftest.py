@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from support.parity.bench import ParityBench, make_eagle3, make_eagle3_hybrid, make_hybrid
+import torch
+from support.parity.bench import (
+    ParityBench,
+    make_eagle3,
+    make_eagle3_hybrid,
+    make_gpt_oss,
+    make_hybrid,
+)
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +35,18 @@ def eagle3_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
 def eagle3_hybrid_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
     """The same for a hybrid with an EAGLE-3 head of random weights. Read only."""
     return ParityBench(tmp_path_factory.mktemp("eagle3_hybrid"), make_eagle3_hybrid)
+
+
+@pytest.fixture(scope="session")
+def gpt_oss_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    """The same for gpt-oss, with windows much shorter than the requests. Read only."""
+    return ParityBench(tmp_path_factory.mktemp("gpt_oss_parity"), make_gpt_oss)
+
+
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter as fast as it can be, where there is no GPU."""
+    if not torch.cuda.is_available():
+        from support.kernels.triton_interpreter import patch_once
+
+        patch_once(monkeypatch)

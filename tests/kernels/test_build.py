@@ -11,32 +11,40 @@ from pathlib import Path
 import pytest
 import torch
 from surestep_kernels import load_kernels
-from surestep_kernels.cpu.build import build_library, default_cache, file_of
+from surestep_kernels.cpu.build import build_key, build_library, default_cache, file_of
 from surestep_kernels.cpu.compiling import SOURCES, BuildError
 from surestep_kernels.cpu.ops import CpuOps
 from surestep_kernels.dispatch import load_cpu
 
 
-def test_concurrent_builds_leave_one_library(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        codes = list(pool.map(build_library, [tmp_path] * 3))
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What concurrent builds leave: compiling takes seconds."""
+    cache = tmp_path_factory.mktemp("cache")
+    with ThreadPoolExecutor(2) as pool:
+        codes = list(pool.map(build_library, [cache] * 2))
+    assert all(CpuOps.load(file_of(code)) for code in codes)
+    assert (cache / build_key() / "libsurestep.so").read_bytes() in codes
+    return cache
+
+
+def test_concurrent_builds_leave_one_library(cache: Path) -> None:
+    files = [path for path in cache.rglob("*") if path.is_file()]
     assert [path.name for path in files] == ["libsurestep.so"]
-    assert files[0].read_bytes() in codes
-    assert CpuOps.load(file_of(codes[0]))
 
 
-def test_a_built_library_is_used_again(tmp_path: Path) -> None:
-    code = build_library(tmp_path)
-    (library,) = tmp_path.rglob("*.so")
+def test_a_built_library_is_used_again(cache: Path) -> None:
+    (library,) = cache.rglob("*.so")
     before = library.stat().st_mtime_ns
-    assert build_library(tmp_path, compiler="no-such-compiler") == code
+    code = build_library(cache, compiler="no-such-compiler")
+    assert code == library.read_bytes()
     assert library.stat().st_mtime_ns == before
     assert CDLL(str(file_of(code))).surestep_panel_width() in (16, 32)
 
 
-def test_a_library_is_loaded_once_and_from_memory(tmp_path: Path) -> None:
-    code = build_library(tmp_path)
+def test_a_library_is_loaded_once_and_from_memory(cache: Path, tmp_path: Path) -> None:
+    shutil.copytree(cache, tmp_path, dirs_exist_ok=True)
+    code = build_library(tmp_path, compiler="no-such-compiler")
     shutil.rmtree(tmp_path)
     assert file_of(code) == file_of(bytes(bytearray(code)))
     first, second = (load_cpu(code) for _ in range(2))

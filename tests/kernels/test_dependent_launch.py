@@ -25,7 +25,7 @@ from torch import Tensor
 @pytest.fixture(autouse=True)
 def _as_ever() -> Iterator[None]:
     yield
-    use_dependent_launches(wanted=False)
+    use_dependent_launches(enabled=False)
 
 
 def _options(**options: Any) -> dict[str, Any]:
@@ -37,9 +37,9 @@ KERNEL = DependentKernel({(4,): _options})  # a launch with this grid tells its 
 
 def test_launches_have_the_option_from_when_it_is_wanted_until_it_is_not() -> None:
     assert KERNEL[4,](num_warps=2) == {"num_warps": 2}
-    use_dependent_launches(wanted=True)
+    use_dependent_launches(enabled=True)
     assert KERNEL[4,](num_warps=2) == {"num_warps": 2, "launch_pdl": True}
-    use_dependent_launches(wanted=False)
+    use_dependent_launches(enabled=False)
     assert KERNEL[4,]() == {}
 
 
@@ -72,12 +72,12 @@ def test_a_gpu_without_it_is_refused_by_name(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    use_dependent_launches(wanted=False)
+    use_dependent_launches(enabled=False)
     if served:
-        use_dependent_launches(wanted=True)
+        use_dependent_launches(enabled=True)
         return
     with pytest.raises(InvalidRequest, match="this GPU has no") as raised:
-        use_dependent_launches(wanted=True)
+        use_dependent_launches(enabled=True)
     assert raised.value.param == "programmatic_dependent_launch"
 
 

@@ -53,18 +53,18 @@ def on_a_device(
 ) -> list[tuple[int, int]]:
     """Ids and statuses; slot and window of row n are n."""
     count = len(all_params)
-    book = SamplingTable(count, VOCAB)
+    table = SamplingTable(count, VOCAB)
     for slot, params in enumerate(all_params):
-        book.admit(slot, params, PROMPT)
+        table.admit(slot, params, PROMPT)
     rows = np.arange(count, dtype=np.int32)
-    wishes = upload(book.of(rows.astype(np.int64), rows), torch.device(device))
+    sampling = upload(table.batch(rows.astype(np.int64), rows), torch.device(device))
     index = torch.from_numpy(rows).to(device)
     lengths = torch.full((count,), WIDTH - 1, dtype=torch.int32, device=device)
     z = logits.clone().to(device)
     where = Positions(index, index, lengths, tokens.to(device))
-    ops.shape_logits(z, where, Shaping(wishes.biases, wishes.penalties, wishes.forbidden))
+    ops.shape_logits(z, where, Shaping(sampling.biases, sampling.penalties, sampling.forbidden))
     chosen = ops.choose(
-        z, index, lengths, wishes.draw, random=wishes.random, truncated=wishes.truncated
+        z, index, lengths, sampling.draw, random=sampling.random, truncated=sampling.truncated
     )
     return list(zip(chosen.ids.tolist(), chosen.status.tolist(), strict=True))
 

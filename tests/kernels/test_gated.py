@@ -53,3 +53,12 @@ def test_the_lowest_expert_wins_a_tie(native: KernelSet, reference: KernelSet) -
     logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, 2.0]])
     for kernels in (native, reference):
         assert kernels.route(logits, 2, normalize=True)[1].tolist() == [[1, 2]]
+
+
+def test_what_is_chosen_is_decided_by_logits(native: KernelSet, reference: KernelSet) -> None:
+    """Not by their softmax, which is 0 for all but one here."""
+    logits = torch.tensor([[-300.0, 0.0, -200.0, -150.0]])
+    for kernels in (native, reference):
+        weights, experts = kernels.route(logits, 3, normalize=True)
+        assert experts.tolist() == [[1, 3, 2]]
+        assert weights.tolist() == [[1.0, 0.0, 0.0]]

@@ -17,7 +17,8 @@ import torch
 from surestep_kernels import KernelSet
 from surestep_kernels.step.step_ops import StepOps
 
-CASES = [case for cases in gpu_cases.OPS.values() for case in cases(gpu_cases.TINY)]
+TINIES = gpu_cases.TINY, gpu_cases.TINY_GPT_OSS
+CASES = [case for cases in gpu_cases.OPS.values() for tiny in TINIES for case in cases(tiny)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.shape}")

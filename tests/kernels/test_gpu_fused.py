@@ -10,13 +10,13 @@ import torch
 from support.kernels.cases import interpreted_in_turn
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.dispatch import load_triton
-from surestep_kernels.gpu.attention.head_projection import project_heads_of_parts
+from surestep_kernels.gpu.attention.head_projection import project_heads_of_partials
 from surestep_kernels.gpu.attention.rotary import rotary
 from surestep_kernels.gpu.attention.store_kv import store_kv
 from surestep_kernels.gpu.kernel_set import TritonKernels
-from surestep_kernels.gpu.products.splits import Parts, add_up
-from surestep_kernels.gpu.rowwise.rms_norm import add_rms_norm_of_parts, rms_norm
-from surestep_kernels.gpu.rowwise.silu_and_mul import silu_and_mul, silu_and_mul_of_parts
+from surestep_kernels.gpu.products.splits import PartialSums, sum_partials
+from surestep_kernels.gpu.rowwise.rms_norm import add_rms_norm_of_partials, rms_norm
+from surestep_kernels.gpu.rowwise.silu_and_mul import silu_and_mul, silu_and_mul_of_partials
 from surestep_kernels.mixers.head_projection import HeadProjection
 from surestep_kernels.mixers.kv_cache import FP8, LayerCache
 from torch import Tensor
@@ -27,12 +27,12 @@ BLOCK_SIZE, BLOCKS, POSITIONS, INPUTS = 8, 40, 50, 640  # inputs: 10 steps, so 5
 
 def make_parts(
     device: str, splits: int, rows: int, columns: int, dtype: torch.dtype, *, bias: bool
-) -> Parts:
+) -> PartialSums:
     sums = torch.randn(splits, rows, columns, device=device)
-    return Parts(sums, torch.randn(columns, device=device).to(dtype) if bias else None, dtype)
+    return PartialSums(sums, torch.randn(columns, device=device).to(dtype) if bias else None, dtype)
 
 
-def one_by_one(parts: Parts) -> Tensor:
+def one_by_one(parts: PartialSums) -> Tensor:
     """In the order of splits, then the bias, rounded once."""
     total = torch.zeros_like(parts.sums[0])
     for part in parts.sums:
@@ -50,8 +50,8 @@ def test_sums_and_gates(
 ) -> None:
     parts = make_parts(gpu, splits, rows, 2 * columns, dtype, bias=bias)
     y = one_by_one(parts)
-    assert torch.equal(add_up(parts), y)
-    assert torch.equal(silu_and_mul_of_parts(parts), silu_and_mul(y))
+    assert torch.equal(sum_partials(parts), y)
+    assert torch.equal(silu_and_mul_of_partials(parts), silu_and_mul(y))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -66,11 +66,11 @@ def test_the_residual_and_its_norm(
     residual = torch.randn(rows, width, device=gpu).to(dtype)
     weight, same = torch.rand(width, device=gpu), residual.clone()
     expected = residual + one_by_one(parts)
-    out = add_rms_norm_of_parts(parts, residual, weight, 1e-5)
+    out = add_rms_norm_of_partials(parts, residual, weight, 1e-5)
     assert torch.equal(residual, expected)
     # However many parts it came in.
-    whole = Parts.whole(one_by_one(parts))
-    assert torch.equal(out, add_rms_norm_of_parts(whole, same, weight, 1e-5))
+    whole = PartialSums.whole(one_by_one(parts))
+    assert torch.equal(out, add_rms_norm_of_partials(whole, same, weight, 1e-5))
     if gpu == "cpu":  # a norm by itself has fewer threads
         assert torch.equal(out, rms_norm(expected, weight, 1e-5))
 
@@ -140,7 +140,7 @@ def places(device: str, rows: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("heads", SIZES, ids=str)
 @pytest.mark.parametrize(("splits", "rows"), [(1, 3), (7, 5)])
 @interpreted_in_turn
-def test_heads_of_parts(
+def test_heads_of_partials(
     gpu: str, heads: Heads, splits: int, rows: int, norms: bool, dtype: torch.dtype
 ) -> None:
     """As sum, norm, rotation and store, each in a kernel of its own."""
@@ -155,8 +155,8 @@ def test_heads_of_parts(
         q, k = rms_norm(q, projection.q_norm, 1e-6), rms_norm(k, projection.k_norm, 1e-6)
     rotary(q, k, positions, projection.cos_sin)
     store_kv(k, v, expected, slots)
-    for came in (parts, Parts.whole(y)):
-        result = project_heads_of_parts(came, projection, positions, actual, slots)
+    for came in (parts, PartialSums.whole(y)):
+        result = project_heads_of_partials(came, projection, positions, actual, slots)
         if gpu == "cpu":  # the compiler may fuse a product and a sum of one kernel, not of another
             assert torch.equal(result[0], q)
             assert torch.equal(actual.k, expected.k)
@@ -223,9 +223,9 @@ def test_a_product_leaves_parts_where_rows_are_few() -> None:
     """Or the tests above would test nothing."""
     kernels = triton_ops()
     packed = make_packed("bf16", kernels, 90, "cpu")
-    parts = [kernels.linear_parts(torch.zeros(m, INPUTS).bfloat16(), packed) for m in (1, 300)]
+    parts = [kernels.linear_partials(torch.zeros(m, INPUTS).bfloat16(), packed) for m in (1, 300)]
     assert [len(of.sums) for of in parts] == [5, 1]
-    assert [of.is_whole for of in parts] == [False, True]
+    assert [of.is_final for of in parts] == [False, True]
 
 
 def test_other_stores_of_keys_are_not_passed_over(gpu: str) -> None:

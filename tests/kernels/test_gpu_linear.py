@@ -12,7 +12,7 @@ from surestep_kernels import KernelSet, PackedLinear
 from surestep_kernels.gpu.products import linear as ops
 from surestep_kernels.gpu.products import weight_tile
 from surestep_kernels.gpu.products.fp8_rows import Factor
-from surestep_kernels.gpu.products.splits import add_up
+from surestep_kernels.gpu.products.splits import sum_partials
 from surestep_kernels.ops.linear import WeightFormat
 from surestep_kernels.ops.quantized import QuantizedWeight
 from torch import Tensor
@@ -84,7 +84,7 @@ def test_a_row_is_the_same_alone_and_in_company(gpu: str, format_: WeightFormat)
     expected = torch.cat([ops.linear(row, packed, torch.float32) for row in x.split(1)])
     for rows, widths in product((9, 40, 130), (ops.ONE_WIDTH, ops.ALL_WIDTHS)):
         many = x.repeat(-(-rows // 9), 1)[:rows]
-        out = add_up(ops.quantized_parts(many, packed, torch.float32, widths))
+        out = sum_partials(ops.quantized_partials(many, packed, torch.float32, widths))
         assert torch.equal(out, expected.repeat(-(-rows // 9), 1)[:rows])
 
 
@@ -132,7 +132,8 @@ def _tile_kernel(
     out_ptr: Any, words_ptr: Any, zeros_ptr: Any, BLOCK_K: tl.constexpr, INT4: tl.constexpr
 ) -> None:
     """The one tile of a weight of one group."""
-    block, place = weight_tile.places(128, BLOCK_K, INT4)
+    FORMAT: tl.constexpr = weight_tile.INT4 if INT4 else weight_tile.FP8
+    block, place = weight_tile.places(128, BLOCK_K, FORMAT)
     words = tl.load(words_ptr + block * (BLOCK_K * (2 if INT4 else 4)) + place)
     row, k = tl.arange(0, 128), tl.arange(0, BLOCK_K)
     dtype: tl.constexpr = out_ptr.dtype.element_ty

@@ -7,6 +7,7 @@ import torch
 from support.kernels.cases import DTYPES, FORMATS, assert_close, make_quantized
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.gpu.experts import moe as ops
+from surestep_kernels.gpu.experts.expert_products import choose_size
 from surestep_kernels.gpu.products import linear as linear_ops
 from surestep_kernels.ops.fp8_rows import with_rounded_rows
 from surestep_kernels.ops.linear import WeightFormat
@@ -181,6 +182,6 @@ def test_a_token_is_the_same_whatever_the_load(
         out = torch.zeros(3 * copies, WIDTH, device=gpu)
         ops.moe(out, many_x, many_weights, many_experts, made.packed, widths)
         assert torch.equal(out.cpu(), alone.repeat(copies, 1))
-        sizes.add(ops.choose_size(9 * copies, EXPERTS, torch.bfloat16, widths))
+        sizes.add(choose_size(9 * copies, EXPERTS, torch.bfloat16, widths))
     assert {size.columns for size in sizes} == {64, 128}
     assert len({size.pairs for size in sizes}) == len(widths)

@@ -45,7 +45,7 @@ class Ran(NamedTuple):
     """What a launch leaves."""
 
     ids: list[int]
-    lists: candidates.Lists
+    lists: candidates.CandidateLists
 
     @property
     def whole(self) -> list[int]:
@@ -65,12 +65,12 @@ class Sizes(NamedTuple):
 
 def run(gpu: str, z: Tensor, params: DrawParams, sizes: Sizes, first: int = 40) -> Ran:
     """Row n is drawn with the parameters of window n, at index first + n."""
-    made: list[candidates.Lists] = []
+    made: list[candidates.CandidateLists] = []
 
-    class Kept(candidates.Lists):
+    class Kept(candidates.CandidateLists):
         @classmethod
-        def for_rows(cls, *args: Any, **options: Any) -> candidates.Lists:
-            made.append(candidates.Lists.for_rows(*args, **options))
+        def for_rows(cls, *args: Any, **options: Any) -> candidates.CandidateLists:
+            made.append(candidates.CandidateLists.for_rows(*args, **options))
             return made[-1]
 
     window = torch.arange(len(z), dtype=torch.int32)
@@ -80,10 +80,10 @@ def run(gpu: str, z: Tensor, params: DrawParams, sizes: Sizes, first: int = 40) 
         patch.setattr(candidates, "WANTED", sizes.wanted)
         patch.setattr(nucleus, "ROW_BLOCK", sizes.row_block)
         patch.setattr(vocab, "MAX_PARTS", sizes.parts)
-        patch.setattr("surestep_kernels.gpu.sampling.choose.Lists", Kept)
+        patch.setattr("surestep_kernels.gpu.sampling.choose.CandidateLists", Kept)
         inputs = z.to(gpu), window.to(gpu), (first + window).to(gpu), to(params, gpu)
         chosen = choose(*inputs, random=True, truncated=True)
-    lists = candidates.Lists(*(column.cpu() for column in made[0]))
+    lists = candidates.CandidateLists(*(column.cpu() for column in made[0]))
     return Ran(chosen.ids.tolist(), lists)
 
 

@@ -25,6 +25,15 @@ def test_the_lowest_expert_wins_a_tie(gpu: str) -> None:
     assert route(logits.to(gpu), 2, normalize=True)[1].tolist() == [[1, 2], [0, 1]]
 
 
+def test_what_is_chosen_is_decided_by_logits(gpu: str) -> None:
+    """Not by their softmax, which is 0 for all but one here."""
+    weights, experts = route(
+        torch.tensor([[-300.0, 0.0, -200.0, -150.0]]).to(gpu), 3, normalize=True
+    )
+    assert experts.tolist() == [[1, 3, 2]]
+    assert weights.tolist() == [[1.0, 0.0, 0.0]]
+
+
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy, as interpreter
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_experts_differ_and_exist_whatever_the_logits(gpu: str, value: float) -> None:

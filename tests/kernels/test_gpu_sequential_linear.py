@@ -98,7 +98,7 @@ def test_few_rows_make_a_program_for_every_multiprocessor() -> None:
 @pytest.mark.parametrize("family", ProductFamily)
 def test_a_family_serves_all_rows(gpu: str, family: ProductFamily) -> None:
     chosen = Products()
-    chosen.settle(family)
+    chosen.use(family)
     for rows in (0, 1, 40, 300):
         x, packed = whole_numbers(rows, 40, 72, gpu)
         expected = linear_reference(x.cpu(), pack_linear_reference(packed.data.cpu()))
@@ -125,7 +125,7 @@ def test_cublas_is_given_numbers_of_rows_that_were_checked(
 
     monkeypatch.setattr(torch, "mm", noted)
     chosen = Products()
-    chosen.settle(ProductFamily.SEQUENTIAL, {(40, 72)})
+    chosen.use(ProductFamily.SEQUENTIAL, {(40, 72)})
     x, packed = whole_numbers(600, 40, 72, gpu)
     expected = linear_reference(x.cpu(), pack_linear_reference(packed.data.cpu()))
     plain = pack_linear_reference(packed.data)
@@ -151,8 +151,8 @@ def test_one_weight_of_each_kind_is_met() -> None:
     weights += [pack_linear_reference(torch.empty(4, 8, dtype=BF16), torch.empty(4))]
     weights += [pack_linear_reference(torch.empty(4, 8))]
     for of in (chosen, fixed):
-        of.meet(weights)
+        of.register(weights)
     assert chosen.weights == [weights[0], weights[3]]
     assert fixed.weights == []
-    chosen.settle(ProductFamily.SPLITS)
+    chosen.use(ProductFamily.SPLITS)
     assert chosen.weights == []

@@ -10,8 +10,8 @@ from surestep_kernels.gpu.products.probe_results import (
     Identity,
     ProbeResult,
     default_folder,
-    keep,
-    kept,
+    load_result,
+    save_result,
 )
 
 CARD: Identity = {"device": "a card", "capability": [9, 0], "weights": [[2048, 8192, False]]}
@@ -21,23 +21,23 @@ EQUAL = ProbeResult("", frozenset({(2048, 8192), (3072, 2048)}))
 @pytest.mark.parametrize("result", [EQUAL, ProbeResult("16 rows by a tile")], ids=["equal", "not"])
 def test_a_verdict_is_kept(tmp_path: Path, result: ProbeResult) -> None:
     folder = tmp_path / "made" / "here"
-    assert kept(CARD, folder) is None
-    keep(result, CARD, folder)
-    assert kept(CARD, folder) == result
+    assert load_result(CARD, folder) is None
+    save_result(result, CARD, folder)
+    assert load_result(CARD, folder) == result
     assert [path.suffix for path in folder.iterdir()] == [".json"]
 
 
 def test_one_that_was_not_reached_is_not_kept(tmp_path: Path) -> None:
     unfinished = ProbeResult("", finished=False)
     assert not unfinished.equal
-    keep(unfinished, CARD, tmp_path)
+    save_result(unfinished, CARD, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("change", [{"device": "another"}, {"capability": [9, 1]}, {"more": 1}])
 def test_another_card_has_another_result(tmp_path: Path, change: Identity) -> None:
-    keep(EQUAL, CARD, tmp_path)
-    assert kept(CARD | change, tmp_path) is None
+    save_result(EQUAL, CARD, tmp_path)
+    assert load_result(CARD | change, tmp_path) is None
 
 
 def _spoilt(content: str) -> dict[str, str]:
@@ -60,19 +60,19 @@ def _spoilt(content: str) -> dict[str, str]:
 def test_a_file_that_is_anything_else_is_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keep(EQUAL, CARD, tmp_path)
+    save_result(EQUAL, CARD, tmp_path)
     (file,) = tmp_path.iterdir()
     for name, content in _spoilt(file.read_text()).items():
         file.write_bytes(content.encode(errors="surrogateescape"))
         caplog.clear()
-        assert kept(CARD, tmp_path) is None, name
+        assert load_result(CARD, tmp_path) is None, name
         assert [record.levelno for record in caplog.records] == [logging.WARNING], name
-        keep(EQUAL, CARD, tmp_path)
-        assert kept(CARD, tmp_path) == EQUAL
+        save_result(EQUAL, CARD, tmp_path)
+        assert load_result(CARD, tmp_path) == EQUAL
     file.unlink()
     file.mkdir()
-    assert kept(CARD, tmp_path) is None
-    keep(EQUAL, CARD, tmp_path)
+    assert load_result(CARD, tmp_path) is None
+    save_result(EQUAL, CARD, tmp_path)
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -81,15 +81,15 @@ def test_a_folder_that_cannot_be_written_costs_only_the_result(
 ) -> None:
     file = tmp_path / "file"
     file.write_text("where a folder should be")
-    keep(EQUAL, CARD, file)
+    save_result(EQUAL, CARD, file)
     assert "cannot be kept" in caplog.text
-    assert kept(CARD, file) is None
+    assert load_result(CARD, file) is None
 
 
 def test_many_write_at_once_and_whoever_reads_sees_a_whole_one(tmp_path: Path) -> None:
     def write_and_read(_: int) -> ProbeResult | None:
-        keep(EQUAL, CARD, tmp_path)
-        return kept(CARD, tmp_path)
+        save_result(EQUAL, CARD, tmp_path)
+        return load_result(CARD, tmp_path)
 
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(write_and_read, range(64))) == {EQUAL}

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_common.errors import InvalidRequest
@@ -40,6 +41,7 @@ NASTY = st.one_of(
     st.floats(allow_nan=True, allow_infinity=True),
     st.text(max_size=5),
     st.sampled_from(["LlamaForCausalLM", "Qwen3NextForCausalLM", "linear", "llama3", "fp8", "awq"]),
+    st.sampled_from(["GptOssForCausalLM", "yarn", "mxfp4", "sliding_attention"]),
 )
 VALUES = st.recursive(
     NASTY,
@@ -62,6 +64,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         make_tiny_checkpoint(folder / "llama", hidden=32, layers=1),
         make_tiny_hybrid(folder / "hybrid", "qwen3_5"),
         make_tiny_hybrid(folder / "moe", "qwen3_next"),
+        make_tiny_gpt_oss(folder / "gpt-oss"),
     ]
     return [json.loads((path / "config.json").read_text()) for path in made]
 
@@ -243,17 +246,17 @@ def test_an_index_names_files_of_its_own_folder(tmp_path: Path, name: object) ->
 
 def test_pipes_and_folders_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(InvalidRequest, match="is no file"):
+    with pytest.raises(InvalidRequest, match="is not a file"):
         ConfigFiles.read(tmp_path)
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(InvalidRequest, match="is no file"):
+    with pytest.raises(InvalidRequest, match="is not a file"):
         read_entries(tmp_path)
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate((64 << 20) + 1)
-    with pytest.raises(InvalidRequest, match="is no file of at most 67108864 bytes"):
+    with pytest.raises(InvalidRequest, match="is not a file of at most 67108864 bytes"):
         ConfigFiles.read(tmp_path)
 
 

@@ -6,8 +6,8 @@ import ast
 import functools
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
@@ -20,14 +20,20 @@ PACKAGES = {
     "surestep_cli": "cli",
     "surestep": "client",
 }
+_CODE = {".py", ".c", ".h", ".proto"}
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True)
+class Source:
     """One file; `name` is its path from the root."""
 
     name: str
     text: str
-    tree: ast.Module
+
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        """Parsed when it is asked for: collecting the tests takes names alone."""
+        return ast.parse(self.text, self.name)
 
     @property
     def package(self) -> str | None:
@@ -49,17 +55,21 @@ def tracked() -> tuple[str, ...]:
 def sources() -> tuple[Source, ...]:
     """Every Python file that people wrote."""
     names = [n for n in tracked() if n.endswith(".py") and "_pb2" not in n]
-    return tuple(_read(name) for name in names)
+    return tuple(Source(name, (ROOT / name).read_text(encoding="utf-8")) for name in names)
+
+
+def code(package: str) -> list[str]:
+    """Paths of the Python, C and protocol files of a package that people wrote."""
+    folder = f"{PACKAGES[package]}/{package}/"
+    names = [name for name in tracked() if name.startswith(folder) and "_pb2" not in name]
+    found = [name for name in names if Path(name).suffix in _CODE]
+    assert found, f"no such package: {package}"
+    return found
 
 
 def product() -> tuple[Source, ...]:
     """Those inside the packages."""
     return tuple(source for source in sources() if source.package is not None)
-
-
-def _read(name: str) -> Source:
-    text = (ROOT / name).read_text(encoding="utf-8")
-    return Source(name, text, ast.parse(text, name))
 
 
 def imports(source: Source) -> Iterator[tuple[int, str]]:

@@ -13,6 +13,11 @@ from repo.source import ROOT, product, tracked
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_PATH = re.compile(  # of a file or folder of the repository, with stars for some of it
+    r"`((?:proto|common|kernels|gateway|scheduler_svc|worker_svc|cli|client|tests|tools|deploy|charts)"
+    r"/[\w/.*-]+|benchmarks/[\w*]+\.py)`"
+)
+_MAX_FIRST_PAGE = 100  # lines
 _PAGE_IN_FILE = re.compile(r"docs/[\w/-]+\.md(?:#[\w-]+)?")  # as alerts name theirs
 
 
@@ -56,6 +61,13 @@ def test_every_link_leads_somewhere() -> None:
     assert lost == []
 
 
+def test_first_pages_are_short() -> None:
+    """What a newcomer reads first: at most as many lines as are read at once."""
+    pages = ("README.md", "docs/structures.md", "docs/extend.md")
+    lengths = {name: len((ROOT / name).read_text().splitlines()) for name in pages}
+    assert {name: n for name, n in lengths.items() if n > _MAX_FIRST_PAGE} == {}
+
+
 def test_the_readme_leads_to_every_page() -> None:
     linked = {link.partition("#")[0] for link in _links(ROOT / "README.md")}
     pages = {name for name in tracked() if Path(name).match("docs/*.md")}
@@ -97,9 +109,14 @@ def test_every_alert_that_wakes_somebody_has_a_section() -> None:
     assert critical - _anchors(ROOT / "docs" / "operate.md") == set()
 
 
-def test_recipes_name_files_that_are_there() -> None:
-    text = (ROOT / "docs" / "extend.md").read_text()
-    named = re.findall(r"`((?:worker_svc|kernels|gateway|common|proto|tests)/[\w/.]+)`", text)
-    named = [name for name in named if "NAME" not in name]
-    assert len(named) > 15
-    assert [name for name in named if not (ROOT / name.rstrip(".")).exists()] == []
+def test_pages_name_files_that_are_there() -> None:
+    pages = [ROOT / name for name in tracked() if name == "README.md" or name.startswith("docs/")]
+    named = {
+        (page.name, name)
+        for page in pages
+        if page.suffix == ".md"
+        for name in _PATH.findall(page.read_text())
+        if "NAME" not in name
+    }
+    assert len(named) > 150
+    assert sorted((page, name) for page, name in named if not any(ROOT.glob(name))) == []

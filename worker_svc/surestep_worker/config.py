@@ -203,7 +203,7 @@ class WorkerSettings(PeerSettings):
 
     @property
     def generation_folder(self) -> Path | None:
-        """Whose generation config counts in place of the model's; None: nobody else's."""
+        """Return the folder whose generation config replaces the model's, if one is given."""
         source = self.generation_config
         return None if source in (AUTO, NEUTRAL) else Path(source)
 

@@ -68,7 +68,7 @@ periodSeconds: {{ include "surestep.probePeriod" . }}
 
 {{- /*
 That a gRPC service answers. Without the kubelet's own probes: that it listens, for a program that has to be
-started on a busy node is late, and nobody should end for that; what hangs is ended by its watchdog. Arguments: m, port.
+started on a busy node is late, and no service should end for that; what hangs is ended by its watchdog. Arguments: m, port.
 */}}
 {{- define "surestep.liveProbe" -}}
 {{- if .m.exec -}}

@@ -21,7 +21,7 @@ _HELP = """\
 /retry            ask the last question again
 /undo             take back the last question and its answer
 /reset            forget the conversation
-/system [TEXT]    what the model is told before all else; none = nothing
+/system [TEXT]    instructions before the first question; none = nothing
 /set NAME VALUE   a field of the request, such as temperature 0.2; without VALUE it goes
 /show             the request as it would be sent
 /save FILE        the conversation as JSON

@@ -20,7 +20,7 @@ class Chat(ServerUrl):
     model: str | None = Field(
         default=None, description="name of the model; none = the server's first"
     )
-    system: str | None = Field(default=None, description="what the model is told before all else")
+    system: str | None = Field(default=None, description="instructions before the first question")
     temperature: float | None = Field(
         default=None, ge=0, description="none = the model's own default"
     )

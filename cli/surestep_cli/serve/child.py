@@ -198,7 +198,7 @@ class Child:
             self.command.name,
             status,
             pause_s,
-            f", and so on until it stays (told once in {_QUIET_S:.0f} s)" if often else "",
+            f", and so on until it stays (logged once in {_QUIET_S:.0f} s)" if often else "",
             f"; its last words: {lines[-1]}" if lines else "",
         )
 

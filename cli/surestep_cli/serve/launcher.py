@@ -79,7 +79,7 @@ def _remarks(settings: ServeSettings) -> Iterator[str]:
         told = "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
         yield f"without effect here: {told}"
     if "api_key" in settings.model_fields_set and not settings.api_keys():
-        yield "--api-key is empty: whoever reaches the server may use it"
+        yield "--api-key is empty: anyone who reaches the server may use it"
 
 
 async def _serve(

@@ -155,7 +155,7 @@ class LivenessCheck:
         self._misses += 1
         name, seconds = child.command.name, self._misses * _LOOK_S
         if self._misses == _TELL_TO_GO_ON and self._known:
-            logger.warning("%s gives no sign of life for %.0f s: told to go on", name, seconds)
+            logger.warning("%s gives no sign of life for %.0f s: resuming it", name, seconds)
             child.resume()
         elif self._misses >= (_END if self._known else _END_BEFORE_FIRST):
             logger.error("%s gives no sign of life for %.0f s: killed", name, seconds)

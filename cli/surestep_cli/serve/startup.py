@@ -72,7 +72,7 @@ class Startup:
         self._must_write = must_write
         self._has_page = has_page
         self._embeds = False  # what people ask of it is embeddings
-        self.missing = "nobody answers yet"  # the reason, as the gateway reports it
+        self.missing = "no answer yet"  # the reason, as the gateway reports it
 
     async def wait(self, stop: asyncio.Event) -> bool:
         """Wait until the gateway is ready. Return False when `stop` is set first.

@@ -8,7 +8,7 @@ _COMMANDS = {
     "complete": "any OpenAI client calls a server, `surestep chat` talks with one",
     "launch": "`surestep serve` starts all parts of a server",
     "run-batch": "send the requests to a server",
-    "collect-env": "`surestep status` tells of a server",
+    "collect-env": "`surestep status` shows a server's processes",
 }
 _BENCHES = ("serve", "latency", "throughput", "startup", "sweep")
 

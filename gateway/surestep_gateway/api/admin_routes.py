@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,14 +17,29 @@ from surestep_common.errors import NotFound, SurestepError, Unauthenticated
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.errors import JsonResponse, error_body
 from surestep_gateway.request.parse import parse
-from surestep_gateway.request.protocol import RestartBody
+from surestep_gateway.request.protocol import Body
 from surestep_gateway.schedulers.pool import SchedulerPool
 from surestep_gateway.schedulers.scheduler_client import SchedulerClient
 
+from .described_route import DescribedRoute, Description
 from .middleware import body_of
 
 logger = logging.getLogger(__name__)
 
+
+class RestartBody(Body):
+    """POST /admin/workers/restart"""
+
+    reason: Annotated[str, Field(max_length=500)] | None = None  # for the log
+
+
+_RESTART = Description(
+    summary="Replace the workers, one scheduler after the other.",
+    bodies=(RestartBody,),
+    body_required=False,
+    keys=True,
+    errors=(400, 401, 404, 408, 413, 415, 503),
+)
 _RESTART_S = 30.0  # for the old ranks to be gone
 _SERVE_S = 600.0  # for the new ones to have loaded
 
@@ -38,7 +54,7 @@ class AdminRoutes:
 
     def routes(self) -> Iterator[Route]:
         if self._keys:
-            yield Route("/admin/workers/restart", self.restart_workers, methods=["POST"])
+            yield DescribedRoute("POST", "/admin/workers/restart", self.restart_workers, _RESTART)
 
     async def restart_workers(self, request: Request) -> Response:
         """Replace every rank, one scheduler after the other, while open requests continue.

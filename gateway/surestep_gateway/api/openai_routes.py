@@ -16,8 +16,17 @@ from surestep_gateway.auth.tenants import Caller
 from surestep_gateway.context import Gateway
 from surestep_gateway.http.errors import JsonResponse
 from surestep_gateway.output.json_pieces import JsonPieces
-from surestep_gateway.request.embedding_body import EmbeddingBody
-from surestep_gateway.request.protocol import GenerationBody
+from surestep_gateway.request.embedding_body import EmbeddingBody, EmbeddingRequest
+from surestep_gateway.request.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationBody,
+)
+from surestep_gateway.request.tokenizer_bodies import (
+    DetokenizeBody,
+    TokenizeBody,
+    TokenizeChatBody,
+)
 from surestep_gateway.serving.embeddings import Embedding
 from surestep_gateway.serving.generation import (
     Generation,
@@ -41,9 +50,38 @@ from surestep_gateway.text_processes.jobs import (
     Job,
 )
 
+from .described_route import COUNTED_ERRORS, DescribedRoute, Description
 from .middleware import body_of
 
 T = TypeVar("T")
+
+_CHAT = Description(
+    summary="Answer a chat.",
+    bodies=(ChatRequest,),
+    streams=True,
+    keys=True,
+    errors=COUNTED_ERRORS,
+)
+_COMPLETION = Description(
+    summary="Go on with a text.",
+    bodies=(CompletionRequest,),
+    streams=True,
+    keys=True,
+    errors=COUNTED_ERRORS,
+)
+_EMBEDDINGS = Description(
+    summary="Make vectors of texts.", bodies=(EmbeddingRequest,), keys=True, errors=COUNTED_ERRORS
+)
+_MODELS = Description(summary="Served names.", keys=True, errors=(401, 503))
+_TOKENIZE = Description(
+    summary="Tokens of a text or a chat.",
+    bodies=(TokenizeBody, TokenizeChatBody),
+    keys=True,
+    errors=COUNTED_ERRORS,
+)
+_DETOKENIZE = Description(
+    summary="Text of tokens.", bodies=(DetokenizeBody,), keys=True, errors=COUNTED_ERRORS
+)
 
 
 class OpenAIRoutes:
@@ -53,13 +91,13 @@ class OpenAIRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
-            Route("/v1/models", self.models),
+            DescribedRoute("POST", "/v1/chat/completions", self.chat, _CHAT),
+            DescribedRoute("POST", "/v1/completions", self.completions, _COMPLETION),
+            DescribedRoute("POST", "/v1/embeddings", self.embeddings, _EMBEDDINGS),
+            DescribedRoute("GET", "/v1/models", self.models, _MODELS),
             Route("/v1/models/{model:path}", self.model),
-            Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/detokenize", self.detokenize, methods=["POST"]),
+            DescribedRoute("POST", "/tokenize", self.tokenize, _TOKENIZE),
+            DescribedRoute("POST", "/detokenize", self.detokenize, _DETOKENIZE),
         ]
 
     async def chat(self, request: Request) -> Response:

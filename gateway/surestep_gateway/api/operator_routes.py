@@ -25,14 +25,32 @@ from surestep_gateway.schedulers.scheduler_client import SchedulerClient
 from surestep_gateway.ui.overview import OverviewSource
 from surestep_gateway.ui.overview_model import GatewayView
 from surestep_gateway.ui.pages import docs_page, home_page
-from surestep_gateway.ui.status_page import PAGE, StatusPage
+from surestep_gateway.ui.status_page import PAGE, PAGE_FILES, StatusPage
 
+from .described_route import DescribedRoute, Description
 from .openapi import document
 
 T = TypeVar("T")
 
 _DOCUMENTS = frozenset({"/openapi.json", "/docs"})
-_STATUS_PAGE = frozenset({PAGE, "/overview"})
+_STATUS_PAGE = frozenset({PAGE, PAGE_FILES, "/overview"})
+
+_HOME = Description(
+    summary="What this server is, for people.", media_type="text/html", keys=True, errors=(401,)
+)
+_DOCS = Description(
+    summary="This document, for people.", media_type="text/html", keys=True, errors=(401,)
+)
+_PAGE = Description(summary="The status page.", media_type="text/html")
+_HEALTH = Description(summary="The process answers.", media_type="")
+_READY = Description(summary="Requests sent now would be served.", media_type="", errors=(503,))
+_VERSION = Description(summary="Version of the gateway.")
+_METRICS = Description(
+    summary="Prometheus metrics.", media_type="text/plain", keys=True, errors=(401,)
+)
+_LOAD = Description(summary="Requests that are open.", keys=True, errors=(401,))
+_STATUS = Description(summary="Every process behind this gateway.", keys=True, errors=(401,))
+_OVERVIEW = Description(summary="What the status page shows.", keys=True, errors=(401,))
 
 
 class OperatorRoutes:
@@ -40,28 +58,28 @@ class OperatorRoutes:
         self._gateway = gateway
         self._address = address
         self._version = package_version()
-        self._admin = bool(gateway.settings.admin_keys())
         self._root = gateway.settings.root_path
         self._hidden = _hidden(gateway.settings)
         self._overview = OverviewSource(gateway.pool, self._this_process)
         self._one_scrape = asyncio.Lock()  # at a time: numbers of an older one would look reset
 
     def routes(self) -> list[Route]:
+        page = StatusPage()
         routes = [
-            Route("/", self.home),
-            Route("/docs", self.docs),
-            Route("/health", self.health),
-            Route("/health/ready", self.ready),
+            DescribedRoute("GET", "/", self.home, _HOME),
+            DescribedRoute("GET", "/docs", self.docs, _DOCS),
+            DescribedRoute("GET", PAGE, page.page, _PAGE),
+            Route(PAGE_FILES, page.file),
+            DescribedRoute("GET", "/health", self.health, _HEALTH),
+            DescribedRoute("GET", "/health/ready", self.ready, _READY),
             Route("/ping", self.health, methods=["GET", "POST"]),
-            Route("/version", self.version),
+            DescribedRoute("GET", "/version", self.version, _VERSION),
             Route("/openapi.json", self.openapi),
-            Route("/metrics", self.metrics),
-            Route("/load", self.load),
-            Route("/status", self.status),
-            Route("/overview", self.overview),
+            DescribedRoute("GET", "/metrics", self.metrics, _METRICS),
+            DescribedRoute("GET", "/load", self.load, _LOAD),
+            DescribedRoute("GET", "/status", self.status, _STATUS),
+            DescribedRoute("GET", "/overview", self.overview, _OVERVIEW),
         ]
-        if PAGE not in self._hidden:
-            routes += StatusPage().routes()
         return [route for route in routes if route.path not in self._hidden]
 
     async def health(self, request: Request) -> Response:
@@ -87,7 +105,7 @@ class OperatorRoutes:
         return JsonResponse({"version": self._version})
 
     async def openapi(self, request: Request) -> Response:
-        return JsonResponse(self._document())
+        return JsonResponse(self._document(request))
 
     async def home(self, request: Request) -> Response:
         """Describe this server as an HTML page."""
@@ -96,10 +114,11 @@ class OperatorRoutes:
 
     async def docs(self, request: Request) -> Response:
         """Render the OpenAPI document as an HTML page."""
-        return docs_page(self._document(), self._root)
+        return docs_page(self._document(request), self._root)
 
-    def _document(self) -> dict[str, Any]:
-        return document(self._version, self._root, admin=self._admin, hidden=self._hidden)
+    def _document(self, request: Request) -> dict[str, Any]:
+        """Describe every route of the application, those of other classes included."""
+        return document(self._version, request.app.routes, self._root)
 
     async def metrics(self, request: Request) -> Response:
         """Return Prometheus text; the gateway's own part even when no scheduler responds."""

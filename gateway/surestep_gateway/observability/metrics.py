@@ -121,7 +121,7 @@ class GatewayMetrics:
         )
         self.connections_given_up = counter(
             "surestep:connections_given_up",
-            "Connections ended because a head did not come, nobody read what was sent, or others "
+            "Connections ended because a head did not come, an answer was not read, or others "
             "needed room.",
             "reason",
         )

@@ -50,7 +50,7 @@ _GAUGES: tuple[Field[SchedulerStats], ...] = (
     ),
     Field(
         "surestep:last_token_age_seconds",
-        "Since a token was emitted, by a canary if nobody else; 0 before the first.",
+        "Since a token was emitted, by a canary if no request has one; 0 before the first.",
         lambda s: s.last_token_age_s,
     ),
     Field("surestep:tenants", "Tenants with open requests.", lambda s: s.num_tenants),

@@ -7,7 +7,7 @@ it ends do not depend on how many tokens a step happened to yield.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from surestep_gateway.parsers import Event, OutputParser, coalesce
@@ -86,7 +86,8 @@ class TextAssembler:
     """Turns the tokens of one sequence into events.
 
     Stop strings are matched in the whole text, including reasoning and calls, but only behind the
-    first `min_tokens` tokens.
+    first `min_tokens` tokens. Tokens of the output's structure divide it into several texts, and
+    headers among them are not searched.
     """
 
     def __init__(
@@ -97,7 +98,10 @@ class TextAssembler:
         *,
         min_tokens: int,
         include_stop: bool,
+        structure: Mapping[int, str] | None = None,
     ) -> None:
+        """`structure` has the parser's by their ids."""
+        self._structure = structure or {}
         self._detokenizer = detokenizer
         self._scanner = scanner
         self._parser = parser
@@ -116,6 +120,10 @@ class TextAssembler:
         """Whether the output calls a tool."""
         return self._parser.called
 
+    @property
+    def _in_header(self) -> bool:
+        return bool(self._structure) and self._parser.in_header
+
     def push(self, token_ids: Sequence[int], *, ended: bool, stop_token: bool) -> Piece:
         """Add committed tokens: with `ended` the last ones, with `stop_token` a stop id last."""
         events: list[Event] = []
@@ -130,18 +138,34 @@ class TextAssembler:
     def _push_one(self, token_id: int, events: list[Event], *, hidden: bool) -> str | None:
         """Return the stop string that the token completes."""
         self._num_tokens += 1
+        if token_id in self._structure:
+            return self._push_mark(self._structure[token_id], events)
         text = "" if hidden else self._detokenizer.push(token_id)
-        checked = text if self._num_tokens <= self._min_tokens else self._scanner.push(text)
+        unsearched = self._num_tokens <= self._min_tokens or self._in_header
+        checked = text if unsearched else self._scanner.push(text)
         before = self._parser.reasoning
         stop = self._parse(checked, events)
         self._num_reasoning += before and self._parser.reasoning
         return stop
 
+    def _push_mark(self, mark: str, events: list[Event]) -> str | None:
+        stop = self._end_text(events)
+        if stop is None:
+            events += self._parser.mark(mark)
+        return stop
+
     def _push_end(self, events: list[Event]) -> str | None:
-        stop = self._parse(self._scanner.push(self._detokenizer.flush()), events)
+        stop = self._end_text(events)
+        if stop is None:
+            events += self._parser.finish()
+        return stop
+
+    def _end_text(self, events: list[Event]) -> str | None:
+        """Pass on what was held back. Return the stop string that the end completes."""
+        rest = self._detokenizer.flush()
+        stop = self._parse(rest if self._in_header else self._scanner.push(rest), events)
         if stop is None:
             events += self._parser.push(self._scanner.flush())
-            events += self._parser.finish()
         return stop
 
     def _parse(self, checked: str | StopMatch, events: list[Event]) -> str | None:

@@ -14,9 +14,11 @@ from .events import (
     content_of,
 )
 from .output import OutputParser
-from .registry import REASONING_PARSERS, TOOL_PARSERS
+from .registry import HARMONY_CALLS, HARMONY_REASONING, REASONING_PARSERS, TOOL_PARSERS
 
 __all__ = [
+    "HARMONY_CALLS",
+    "HARMONY_REASONING",
     "REASONING_PARSERS",
     "TOOL_PARSERS",
     "Content",

@@ -6,7 +6,7 @@ turns out to be neither reasoning nor a call is content.
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from .events import Content, Event
 
@@ -35,6 +35,20 @@ class ReasoningParser(Parser, Protocol):
     @property
     def reasoning(self) -> bool:
         """Whether the text that comes next is reasoning."""
+
+
+@runtime_checkable
+class StructuredParser(ReasoningParser, Protocol):
+    """Parses an output that special tokens divide. It reads the calls as well."""
+
+    structure: ClassVar[tuple[str, ...]]  # the tokens that divide it, which are no text
+
+    @property
+    def in_header(self) -> bool:
+        """Whether the text that comes next belongs to the structure, and not to the answer."""
+
+    def mark(self, token: str) -> list[Event]:
+        """Return the events that a token of `structure` decides."""
 
 
 class PlainText:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Parser, PlainText, ReasoningParser
+from .base import Parser, PlainText, ReasoningParser, StructuredParser
 from .events import Content, Event, ToolArguments, ToolCallEnd, ToolCallStart
 
 
@@ -21,6 +21,8 @@ class OutputParser:
         self._tools = tools
         self._max_calls = max_calls
         self.markers = self._reasoning.markers + (tools.markers if tools is not None else ())
+        self._structured = reasoning if isinstance(reasoning, StructuredParser) else None
+        self.structure = self._structured.structure if self._structured is not None else ()
         self.sets_reasoning_apart = reasoning is not None
         self.called = False  # whether the output calls a tool
 
@@ -29,9 +31,19 @@ class OutputParser:
         """Whether the text that comes next is reasoning."""
         return self._reasoning.reasoning
 
+    @property
+    def in_header(self) -> bool:
+        """Whether the text that comes next belongs to the format, and not to the answer."""
+        return self._structured is not None and self._structured.in_header
+
     def push(self, text: str) -> list[Event]:
         """Return the events that `text` decides; `coalesce` joins those of a stretch of text."""
         return self._with_calls(self._reasoning.push(text))
+
+    def mark(self, token: str) -> list[Event]:
+        """Return the events that a token of `structure` decides."""
+        assert self._structured is not None, "a text parser has no structure"
+        return self._allowed(self._structured.mark(token))
 
     def finish(self) -> list[Event]:
         """Return the events that the end of the output decides."""
@@ -40,7 +52,7 @@ class OutputParser:
 
     def _with_calls(self, events: list[Event]) -> list[Event]:
         if self._tools is None:
-            return events
+            return events if self._structured is None else self._allowed(events)
         found: list[Event] = []
         for event in events:
             found += self._tools.push(event.text) if isinstance(event, Content) else [event]

@@ -22,18 +22,13 @@ from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
 from .bad_words import bad_words, total_chars
-from .output_format import check_tool_choice
+from .output_format import check_tool_choice, ending_ids
 from .parse import parse, parse_tokenize
 from .prompts import PreparedRequest, Prompt, bounded_text, completion_prompt, ids_and_texts, packed
-from .protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeBody,
-    GenerationBody,
-    TokenizeChatBody,
-)
+from .protocol import ChatRequest, CompletionRequest, GenerationBody
 from .render import answering_role, begun, echoed, render_chat
 from .sampling import check_vocab, fit_prompt, kept_part, sampling_params
+from .tokenizer_bodies import DetokenizeBody, TokenizeChatBody
 from .unsupported import refuse_unsupported, refuse_unsupported_in_prompt
 
 INLINE_PROMPTS = 64  # in a body that is prepared on the event loop
@@ -228,12 +223,15 @@ def _sampling(
 ) -> SamplingParams:
     """Return the parameters of every sequence. Raise InvalidRequest, also for their total."""
     num_sequences = len(prompts) * (request.n or 1)
+    chat = isinstance(request, ChatRequest)
+    ends = ending_ids(processor.settings, processor.tokenizer) if chat else set()
     params = sampling_params(
         request,
         info,
         processor.settings.max_logprobs,
         bad_words=bad_words(request.bad_words or (), processor.tokenizer, num_sequences),
         num_sequences=num_sequences,
+        ending_ids=ends,
     )
     check_prompt_logprobs(params, max(len(prompt.token_ids) for prompt in prompts))
     ids = sum(len(prompt.token_ids) for prompt in prompts) * (request.n or 1)

@@ -10,10 +10,11 @@ from surestep_common.errors import InvalidRequest, UnsupportedParameter
 
 from surestep_gateway.api_settings import ApiSettings
 from surestep_gateway.text.process_limits import template_limits
-from surestep_gateway.text.special_tokens import Hidden
+from surestep_gateway.text.special_tokens import TRUSTED_ROLES, Hidden
 from surestep_gateway.text.text_processor import TextProcessor
 from surestep_gateway.text.tokenizer import Texts
 
+from .harmony_history import check_effort, harmony_messages, harmony_tools
 from .protocol import ChatBody, ChatMessage, ChatRequest, TemplateFields, ToolCall
 
 INLINE_MESSAGES = 128  # in a chat that is rendered on the event loop
@@ -60,17 +61,28 @@ def render_chat(processor: TextProcessor, body: TemplateFields) -> RenderedChat:
     processor.only_apart(body.chat_template is not None or len(body.messages) > INLINE_MESSAGES)
     variables = _variables(processor.settings, body)
     tools = _tools(processor.settings, body)
+    harmony = processor.template.writes_harmony(tools=bool(tools), source=body.chat_template)
+    if harmony:
+        check_effort(variables.get("reasoning_effort"))
+        tools = harmony_tools(tools)
     messages = [_template_message(body, index) for index in range(len(body.messages))]
     if _takes_parts(processor, body, with_tools=tools is not None):
         for index, message in enumerate(messages):
             message["content"] = _parts(body.messages[index], index)
+    elif harmony:
+        messages = harmony_messages(messages)
+        processor.only_apart(len(messages) > INLINE_MESSAGES)  # calls have messages of their own
     messages.append({"role": "documents", "content": body.documents})  # trusted no more than users
+    messages.append({"role": "tools", "content": tools})
     hidden, special = None, processor.tokenizer.special
-    if not processor.settings.allow_special_tokens_in_content and special.untrusted(messages):
+    trusted = frozenset[str]() if harmony else TRUSTED_ROLES  # in Harmony no text has markers
+    if not processor.settings.allow_special_tokens_in_content and special.untrusted(
+        messages, trusted
+    ):
         processor.only_apart(True)
-        hidden = special.hide(messages, tools, variables, body.chat_template)
+        hidden = special.hide(messages, variables, body.chat_template, trusted=trusted)
         messages = hidden.messages
-    documents = messages.pop()["content"]
+    tools, documents = messages.pop()["content"], messages.pop()["content"]
     if documents is not None:
         variables["documents"] = documents
     with _limits(processor):

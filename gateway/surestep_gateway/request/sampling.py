@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from surestep_common.errors import ContextOverflow, InvalidRequest
 from surestep_common.request_bounds import check_entries
@@ -23,11 +24,18 @@ def sampling_params(
     *,
     bad_words: Sequence[TokenSequence] = (),
     num_sequences: int = 1,
+    ending_ids: AbstractSet[int] = frozenset(),
 ) -> SamplingParams:
     """Return all parameters but the seed, for every sequence; those not given stay unset.
 
+    `ending_ids` end an answer like the model's own.
+
     Raise InvalidRequest or RequestTooLarge naming the parameter.
     """
+    stop_ids = {*_ids(body.stop_token_ids, "stop_token_ids", info.vocab_size)}
+    if not body.ignore_eos:
+        known = {id_ for id_ in ending_ids if id_ < info.vocab_size}
+        stop_ids |= known.difference(info.eos_token_ids)
     params = SamplingParams(
         temperature=body.temperature,
         top_k=None if body.top_k is None else max(0, body.top_k),
@@ -37,7 +45,7 @@ def sampling_params(
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         min_tokens=body.min_tokens,
-        stop_token_ids=sorted({*_ids(body.stop_token_ids, "stop_token_ids", info.vocab_size)}),
+        stop_token_ids=sorted(stop_ids),
         logit_bias=_logit_bias(body, info.vocab_size),
         allowed_token_ids=_ids(body.allowed_token_ids, "allowed_token_ids", info.vocab_size),
         bad_words=bad_words,

@@ -288,7 +288,7 @@ class ResumableStream:
         if self._journal.started or isinstance(error, ConnectionLost):
             self._journal.resume()
             logger.warning(
-                "%s: lost scheduler %s after %d tokens, going on: %s",
+                "%s: lost scheduler %s after %d tokens, resuming: %s",
                 self._journal.request_id,
                 scheduler.address,
                 len(self._journal.emitted_ids),

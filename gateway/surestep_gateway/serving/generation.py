@@ -191,13 +191,14 @@ class _SequenceBuilder:
 
     def _assembler(self) -> TextAssembler:
         include_stop = bool(self.body.include_stop_str_in_output)
-        parser = self.new_parser()
+        parser, id_of = self.new_parser(), self.gateway.tokenizer.id
         return TextAssembler(
             detokenizer(self.gateway, self.body, shown=parser.markers),
             StopScanner(stop_strings(self.body), include_stop=include_stop),
             parser,
             min_tokens=self.sampling.min_tokens,
             include_stop=include_stop,
+            structure={id_: mark for mark in parser.structure if (id_ := id_of(mark)) is not None},
         )
 
 

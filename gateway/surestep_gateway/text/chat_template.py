@@ -16,6 +16,7 @@ from surestep_common.errors import InvalidRequest
 
 # Private use characters mean nothing to templates. The space shows whether the template trims.
 _CONTINUE_MARK = "\ue000continue\ue000 "
+_HARMONY_MARK = "<|channel|>"
 _MESSAGE_CHARS = 1000  # a template may complain with all it was given
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
@@ -61,6 +62,11 @@ class ChatTemplate:
         template.
         """
         return self._parts[tools] if source is None else self._goes_through_parts(source)
+
+    def writes_harmony(self, *, tools: bool, source: str | None = None) -> bool:
+        """Return whether a template writes the format of gpt-oss."""
+        chosen = source or (tools and self.definition[2]) or self.definition[0] or ""
+        return _HARMONY_MARK in chosen
 
     def _goes_through_parts(self, source: str | None) -> bool:
         if source is None:

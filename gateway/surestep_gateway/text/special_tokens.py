@@ -14,14 +14,15 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 from surestep_common.errors import InvalidRequest
 from tokenizers import Tokenizer as RustTokenizer
 
-_TRUSTED = frozenset({"assistant", "developer", "system"})  # roles that users do not speak in
+# Roles that users do not speak in, and whose text may contain the markers of earlier answers.
+TRUSTED_ROLES = frozenset({"assistant", "developer", "system", "tools"})
 _PRIVATE = range(0xF0000, 0x10FFFD)  # code points of the supplementary private-use planes
 _FENCE = "\U0010fffd"  # one more, around names; no normalizer touches it, or digits
 
@@ -39,13 +40,21 @@ class SpecialTokens:
         if lax and rust.normalizer is not None:  # other spellings count as well
             self._normalize = rust.normalizer.normalize_str
 
-    def untrusted(self, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether users or tools have written special tokens."""
-        texts = (t for m in messages if m["role"] not in _TRUSTED for t in _strings(m))
+    def untrusted(
+        self, messages: Sequence[Mapping[str, Any]], trusted: Container[str] = TRUSTED_ROLES
+    ) -> bool:
+        """Return whether anyone but the `trusted` roles has written special tokens."""
+        texts = (t for m in messages if m["role"] not in trusted for t in _strings(m))
         return any(map(self._in, texts))
 
-    def hide(self, messages: Sequence[Mapping[str, Any]], *others: Any) -> Hidden:
-        """Replace what users and tools have written; `others` is what else the template sees.
+    def hide(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *others: Any,
+        trusted: Container[str] = TRUSTED_ROLES,
+    ) -> Hidden:
+        """Replace what all but the `trusted` roles have written; `others` is what else the
+        template sees.
 
         Raise InvalidRequest when the request uses every private-use character.
         """
@@ -60,7 +69,7 @@ class SpecialTokens:
             return stand_ins[literal]
 
         hidden = [
-            message if message["role"] in _TRUSTED else self._replaced(message, stand_in)
+            message if message["role"] in trusted else self._replaced(message, stand_in)
             for message in messages
         ]
         if "" in stand_ins.values():

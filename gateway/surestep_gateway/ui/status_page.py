@@ -11,9 +11,9 @@ from importlib.resources import files
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 PAGE = "/ui"
+PAGE_FILES = f"{PAGE}/{{name}}"  # path of what the page refers to
 _KINDS = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -45,9 +45,6 @@ class StatusPage:
             if each.name.rpartition(".")[2] in _KINDS
         }
 
-    def routes(self) -> list[Route]:
-        return [Route(PAGE, self.page), Route(f"{PAGE}/{{name}}", self.file)]
-
     async def page(self, request: Request) -> Response:
         """Return the page, with or without a slash behind its path."""
         is_folder = request.scope.get("raw_path", b"").endswith(b"/")
@@ -55,6 +52,7 @@ class StatusPage:
         return Response(html, headers=_HEADERS | {"content-type": _KINDS["html"]})
 
     async def file(self, request: Request) -> Response:
+        """Return a file that the page refers to. Raise HTTPException 404 for an unknown name."""
         name = request.path_params["name"]
         if name == _INDEX or name not in self._files:
             raise HTTPException(404)

@@ -1,1 +1,1 @@
-"""The kernels of CPUs: C, compiled when it is first used or ahead, called through ctypes."""
+"""CPU kernels in C, compiled on first use or ahead of time and called through ctypes."""

@@ -1,4 +1,4 @@
-"""How Python calls the C kernels: the element types they know, and their functions by ctypes."""
+"""ctypes bindings of the C kernels, and the element types they support."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as in cpu/vec.h
 
 
 def bind(library: CDLL, op: str, arguments: list[Any], result: Any = None) -> Callable[..., Any]:
-    """The C function of an op, with ctypes of its arguments and its result (None = nothing)."""
+    """Return the C function of an op, by the ctypes of its arguments and result (None = void)."""
     function = getattr(library, f"surestep_{op}")
     function.argtypes, function.restype = arguments, result
     return function  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The compiled C kernels: made ahead for processors like this one, or here, once, and then kept."""
+"""The compiled C kernels: prebuilt for this kind of processor, or compiled here once and cached."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .compiling import (
     made_from,
     processor_features,
 )
-from .prebuilt import PREBUILT, load_prebuilt, why_none
+from .prebuilt import PREBUILT, load_prebuilt, why_no_prebuilt
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +31,11 @@ _MEMORY = (Path("/dev/shm"),)  # noqa: S108  # where there is room when no disk 
 def build_library(
     cache: Path | None = None, compiler: str = "cc", prebuilt: Path = PREBUILT
 ) -> bytes:
-    """The library: compiled ahead, else from the cache, else compiled.
+    """Return the library: prebuilt, from the cache, or compiled now, in that order.
 
-    Concurrent builds are safe: each compiles a file of its own and renames it into place. Where the
-    cache cannot be written, the library is compiled elsewhere and not kept. Raises BuildError when
-    there is no compiler, it fails, or there is room nowhere.
+    Concurrent builds are safe: each compiles its own file and renames it into place. If the cache
+    cannot be written, the library is compiled elsewhere and not kept. Raises BuildError if there is
+    no compiler, it fails, or there is no room on disk.
     """
     with contextlib.suppress(OSError):
         if (code := load_prebuilt(prebuilt)) is not None:
@@ -45,7 +45,7 @@ def build_library(
     with contextlib.suppress(OSError):
         return library.read_bytes()
     if shutil.which(compiler) is None:
-        raise BuildError(f"no compiler ({compiler}), and {why_none(prebuilt)}")
+        raise BuildError(f"no compiler ({compiler}), and {why_no_prebuilt(prebuilt)}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return _build(folder, compiler, keep=library)
@@ -62,7 +62,7 @@ def _build(folder: Path | None, compiler: str, keep: Path | None = None) -> byte
     """Compile in a temporary folder, inside `folder` if given; move the library to `keep`."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         left = shutil.disk_usage(scratch).free
-        if left < _ROOM:  # the compiler would find out after some seconds
+        if left < _ROOM:  # the compiler would fail only after some seconds
             raise BuildError(f"{left} bytes are left on the disk")
         fresh = Path(scratch) / "libsurestep.so"
         compile_library(compiler, (THIS_PROCESSOR,), fresh)
@@ -74,8 +74,10 @@ def _build(folder: Path | None, compiler: str, keep: Path | None = None) -> byte
 
 @functools.cache
 def file_of(code: bytes) -> Path:
-    """A name by which this process can load a library that it has in memory; always the same one,
-    so that it is loaded once. Raises OSError."""
+    """Return a file name by which this process can load a library held in memory.
+
+    The same code always gets the same name, so that it is loaded once. Raises OSError.
+    """
     fd = os.memfd_create("surestep-kernels", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(code)
@@ -83,10 +85,10 @@ def file_of(code: bytes) -> Path:
 
 
 def default_cache() -> Path:
-    """Where compiled kernels are kept between runs."""
+    """Return the folder in which compiled kernels are kept between runs."""
     return cache_dir() / "kernels"
 
 
 def build_key() -> str:
-    """Digest of everything that a library compiled here depends on."""
+    """Return a digest of everything that a library compiled here depends on."""
     return made_from(THIS_PROCESSOR, platform.machine(), processor_features())

@@ -30,7 +30,7 @@ typedef struct {
     int32_t id;  /* the first one that is as great */
 } peak;
 
-/* One pass: a block is looked at again only if it has a greater logit than all before. */
+/* One pass: a block is read again only if it has a greater logit than all before. */
 static peak peak_of(const tokens *t)
 {
     peak best = {-INFINITY, 0};
@@ -81,7 +81,7 @@ static void choose_task(const void *job, long row)
     int32_t id = status == OK ? best.id : 0;
     if (j->random) t.temperature = j->params->temperature[j->window[row]];
     if (status == OK && t.temperature > 0) {
-        t.peak = best.value + 0.0f; /* of zeros the positive one: the bits of gaps are compared */
+        t.peak = best.value + 0.0f; /* turns -0 into 0: the bits of gaps are compared */
         id = draw_row(j, row, &t, id);
     }
     j->status[row] = status;

@@ -1,4 +1,4 @@
-"""The C compiler: what it is given, and what it says when that does not work."""
+"""Run the C compiler: its flags, and its errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BuildError(Exception):
 
 
 def made_from(*others: str) -> str:
-    """Digest of the sources, the flags for all processors and what else a library depends on."""
+    """Return a digest of the sources, the flags for all processors and other inputs."""
     digest = hashlib.sha256(" ".join((*FLAGS, *others)).encode())
     for source in sorted(SOURCES.glob("*.[ch]")):
         digest.update(source.name.encode() + source.read_bytes())
@@ -41,7 +41,7 @@ def made_from(*others: str) -> str:
 
 
 def processor_features() -> str:
-    """As Linux lists them, separated by spaces."""
+    """Return the processor's features as Linux lists them, separated by spaces."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -51,7 +51,7 @@ def processor_features() -> str:
 
 
 def compile_library(compiler: str, target_flags: Sequence[str], library: Path) -> None:
-    """Raises BuildError."""
+    """Compile the sources to `library`. Raises BuildError."""
     sources = sorted(str(path) for path in SOURCES.glob("*.c"))
     began = time.monotonic()
     try:

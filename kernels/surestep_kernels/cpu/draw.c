@@ -1,12 +1,12 @@
 /* Draws from a row of logits without sorting it: min_p, top_k, top_p, then the Gumbel-max trick.
  *
- * top_k: the greatest logits of many small groups say how far its tokens lie. What is nearer is
- * listed, hardly more than k tokens, and the last one of them is selected.
+ * top_k: the greatest logits of many small groups tell how far its tokens reach. Tokens within that
+ * distance are listed, few more than k, and the kth of them is selected.
  *
- * top_p needs no order at all. What wins among all tokens wins among those of the nucleus if it is
- * one of them; so the winner is drawn first and the mass in front of it compared with what the
- * nucleus may have. If it is too much, the nucleus lies in front of that token, and the next
- * winner is looked for there: 1 + ln(1 / p) times on average.
+ * top_p needs no order at all. The winner among all tokens also wins among those of the nucleus if
+ * it is one of them; so the winner is drawn first, and the mass in front of it is compared with the
+ * mass of the nucleus. If it is too great, the nucleus lies in front of that token, and the next
+ * winner is drawn from there: 1 + ln(1 / p) draws on average.
  */
 #include "draw.h"
 
@@ -46,7 +46,7 @@ static winner draw_before(const tokens *t, int32_t greedy, noise_key key, place 
 /* ---- top_p ---- */
 
 enum { UNIT_BITS = 40, MANTISSA_BITS = 24 };
-static const float FARTHEST = 29.0f; /* gaps from here on weigh nothing */
+static const float FARTHEST = 29.0f; /* gaps from here on have no mass */
 
 typedef int32_t i4x __attribute__((vector_size(16)));
 typedef uint64_t ul4 __attribute__((vector_size(32)));
@@ -90,18 +90,18 @@ static int64_t mass_before(const tokens *t, place end)
 }
 
 /* A token is in the nucleus when the mass in front of it is below this. */
-static int64_t mass_wanted(float top_p, int64_t total)
+static int64_t target_mass(float top_p, int64_t total)
 {
-    double wanted = ceil((double)top_p * (double)total);
-    return (int64_t)(wanted < 0x1p62 ? wanted : 0x1p62);
+    double target = ceil((double)top_p * (double)total);
+    return (int64_t)(target < 0x1p62 ? target : 0x1p62);
 }
 
 static int32_t draw_nucleus(const tokens *t, int32_t greedy, noise_key key, place end, float top_p)
 {
     winner best = draw_before(t, greedy, key, end);
     if (top_p == INFINITY) return best.at.id;
-    const int64_t wanted = mass_wanted(top_p, mass_before(t, end));
-    while (mass_before(t, best.at) >= wanted) best = draw_before(t, greedy, key, best.at);
+    const int64_t target = target_mass(top_p, mass_before(t, end));
+    while (mass_before(t, best.at) >= target) best = draw_before(t, greedy, key, best.at);
     return best.at.id;
 }
 
@@ -145,7 +145,7 @@ static uint64_t select_key(uint64_t *keys, long n, long k)
     return keys[0];
 }
 
-/* A gap within which at least k tokens lie, and hardly more: the kth of those of the best tokens
+/* A gap within which at least k tokens lie, and few more: the kth of those of the best tokens
  * of groups, of which there are about 8 k. */
 static float gap_of_head(const tokens *t, long k, uint64_t *keys)
 {
@@ -160,7 +160,7 @@ static float gap_of_head(const tokens *t, long k, uint64_t *keys)
     return place_of(select_key(keys, n, k)).gap;
 }
 
-/* List the tokens that top_k may leave of those in front of `end`, and move `end` to its limit. */
+/* List the tokens in front of `end` that top_k may keep, and move `end` to its limit. */
 static tokens head_of(const tokens *t, long k, place *end, scratch s)
 {
     const float near = fminf(gap_of_head(t, k, s.keys), end->gap);

@@ -5,7 +5,7 @@
 
 typedef struct {
     float max_gap; /* infinite = off */
-    long top_k;    /* 1 at least; the number of tokens = off */
+    long top_k;    /* at least 1; the number of tokens = off */
     float top_p;   /* infinite = off */
 } restriction;
 

@@ -1,7 +1,7 @@
 /* The sum of all bits of a step's hidden states: see surestep_kernels/step/fingerprint.py. */
 #include <stdint.h>
 
-/* Sums of whole numbers have no order: the compiler may use what vectors it likes. */
+/* Sums of whole numbers have no order: the compiler may vectorise as it likes. */
 #define DEFINE_SUM(name, element) \
     static int64_t name(const element *x, long n) \
     { \

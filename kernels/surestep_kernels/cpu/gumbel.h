@@ -1,11 +1,12 @@
 /* The counter-based noise of surestep_kernels/step/gumbel.py, and a cheap bound of it.
  *
- * The noise of a token is G = -log(-log V) of a hash. Two logarithms in double precision are dear,
- * and hardly a token needs them: with 1 - V = (U - 1/2) / 2^32 for the whole number U = 2^31 - h,
+ * The noise of a token is G = -log(-log V) of a hash. Two logarithms in double precision are
+ * expensive, and hardly any token needs them: with 1 - V = (U - 1/2) / 2^32 for the whole number
+ * U = 2^31 - h,
  *
  *     G <= -log(1 - V),  so  G >= needed  only if  U - 1/2 <= 2^(32 - needed / ln 2)
  *
- * The hash is made for every token, the noise of those alone that pass the bound.
+ * The hash is computed for every token, the noise only for those that pass the bound.
  */
 #pragma once
 
@@ -51,11 +52,11 @@ INLINE float noise_of(int32_t hash)
     return (float)-log(-log(((double)hash + 2147483648.5) * 0x1p-32));
 }
 
-/* Which hashes may belong to noise that lifts `best` or more out of -gap; too many, never too few.
+/* Which hashes may have noise that lifts -gap to `best` or more; too many, never too few.
  *
  * 2^y is taken from the line above it between two powers of 2, which costs one conversion. Hashes
  * are compared as floats, which are right to 64 here: hence the margin of 256, which matters to
- * one hash of 2^24. The 0.001 is far more than all the other roundings. */
+ * one hash of 2^24. The 0.001 is far more than all other rounding errors. */
 INLINE i8x may_reach8(i8x hash, f8 gap, float best)
 {
     f8 y = (32.001f - best * LOG2_E) - gap * LOG2_E;

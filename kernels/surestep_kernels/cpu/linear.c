@@ -15,12 +15,6 @@
 #include "linear.h"
 #include "pool.h"
 
-#if defined(__AVX512BF16__)
-#define HAS_DOT 1
-#else
-#define HAS_DOT 0
-#endif
-
 /* A row block of x is kept within this, so that it stays in the second-level cache. */
 static const long BLOCK_BYTES = 192 * 1024;
 
@@ -34,13 +28,7 @@ INLINE void step_f32(vf acc[][2], const char *w, const char *x, long stride, con
 /* x is bf16: two of its elements are one operand. */
 INLINE void step_bf16(vf acc[][2], const char *w, const char *x, long stride, const int rows)
 {
-    __m512bh w0 = (__m512bh)load_lanes(w, 0), w1 = (__m512bh)load_lanes(w, 1);
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) {
-        __m512bh pair = (__m512bh)_mm512_set1_epi32(*(const int *)(x + r * stride));
-        acc[r][0] = (vf)_mm512_dpbf16_ps((__m512)acc[r][0], w0, pair);
-        acc[r][1] = (vf)_mm512_dpbf16_ps((__m512)acc[r][1], w1, pair);
-    }
+    add_dots(acc, load_lanes(w, 0), load_lanes(w, 1), x, stride, rows);
 }
 #else
 /* x is fp32. */
@@ -53,7 +41,7 @@ INLINE void step_bf16(vf acc[][2], const char *w, const char *x, long stride, co
 }
 #endif
 
-/* Apart from the tiles, so that it is compiled once. */
+/* Separate from the tiles, so that it is compiled once. */
 void linear_store(const linear_job *j, const float *sums, long row, long panel, int rows,
                   int panels)
 {
@@ -123,7 +111,7 @@ static void plain_block(const linear_job *j, long panel, int panels, long first,
     }
 }
 
-/* Panels worked on together, for enough independent chains with few rows. */
+/* Panels computed together, for enough independent chains with few rows. */
 INLINE int panels_for(long rows) { return rows <= 3 ? TASK_PANELS : 1; }
 
 /* A few panels times a block of row tiles. */
@@ -187,7 +175,7 @@ static char *scratch(size_t bytes)
     return kept.data;
 }
 
-/* For a job that says everything but x and the tiles; k as x has it. */
+/* For a job with everything set but x and the tiles; k as in x. */
 static void run(linear_job *j, const void *x, long k, int x_dtype)
 {
     j->tiles = (j->m + MAX_ROWS - 1) / MAX_ROWS;
@@ -212,7 +200,8 @@ void surestep_linear(void *y, const void *x, const void *w, const float *bias, l
                      long k, long group, int format, int x_dtype, int y_dtype)
 {
     if (m == 0) return;
-    const int plain = format == F32 || format == BF16, dot = format == BF16 && HAS_DOT;
+    const int plain = format == F32 || format == BF16;
+    const int dot = HAS_DOT && (format == BF16 || (format == MXFP4 && x_dtype == BF16));
     linear_job j = {.w = w, .bias = bias, .y = y, .m = m, .n = n, .k = packed_length(k, format),
                     .group = group, .format = format, .x_format = dot ? BF16 : F32,
                     .y_dtype = y_dtype};

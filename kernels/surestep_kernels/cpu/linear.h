@@ -3,8 +3,14 @@
 
 #include "vec.h"
 
-/* How weights are stored: F32 and BF16 of vec.h, and two whose elements share scales in groups. */
-enum { FP8 = 2, INT4 = 3 };
+#if defined(__AVX512BF16__)
+#define HAS_DOT 1
+#else
+#define HAS_DOT 0
+#endif
+
+/* How weights are stored: F32 and BF16 of vec.h, and those whose elements share scales in groups. */
+enum { FP8 = 2, INT4 = 3, MXFP4 = 4 };
 
 /* ALL_TILES: TILE(rows, panels) for every shape that fits into the registers. */
 #if defined(__AVX512F__)
@@ -37,10 +43,10 @@ typedef void (*block_fn)(const linear_job *job, long panel, int panels, long fir
 struct linear_job {
     const char *w;
     const float *bias; /* [panels * PANEL] or NULL */
-    const char *x;     /* [m, k], zeros up to k; FP8 and INT4: then fp32 sums of the groups */
+    const char *x;     /* [m, k], zeros up to k; if quantised: then fp32 sums of the groups */
     void *y;           /* [m, n] */
     long m, n, k;      /* k as packed */
-    long group;        /* FP8 and INT4: elements of k that share a scale, MAX_GROUP at most */
+    long group;        /* elements of k that share a scale, MAX_GROUP at most; 0: plain */
     long panel_bytes, x_stride;
     int format, x_format, y_dtype; /* x_format: as the tiles read x */
     block_fn block;
@@ -82,6 +88,19 @@ INLINE vf loaded(vf x)
     return x;
 }
 
+#if HAS_DOT
+/* Two steps over k for one panel: pairs of bf16 in the lanes of w and in x. */
+INLINE void add_dots(vf acc[][2], vu w0, vu w1, const char *x, long stride, const int rows)
+{
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        __m512bh pair = (__m512bh)_mm512_set1_epi32(*(const int *)(x + r * stride));
+        acc[r][0] = (vf)_mm512_dpbf16_ps((__m512)acc[r][0], (__m512bh)w0, pair);
+        acc[r][1] = (vf)_mm512_dpbf16_ps((__m512)acc[r][1], (__m512bh)w1, pair);
+    }
+}
+#endif
+
 /* One step over k for one panel: acc[r][h] += w[h] * x[r]; x has its rows `stride` bytes apart. */
 INLINE void multiply_add(vf acc[][2], vf w0, vf w1, const char *x, long stride, const int rows)
 {
@@ -116,10 +135,10 @@ void linear_store(const linear_job *j, const float *sums, long row, long panel, 
 /* Ask for huge pages: the hardware prefetcher stops at page borders. Only a hint. */
 void linear_huge_pages(void *out, long bytes);
 
-/* The block function of FP8 and INT4. */
+/* The block function of quantised weights. */
 void linear_quantized_block(const linear_job *j, long panel, int panels, long first, long last);
 
-/* A row of x as the block function wants it, with its sums over the groups. */
+/* A row of x as the block function takes it, with its sums over the groups. */
 void linear_quantized_prepare(const linear_job *j, float *x);
 
 /* Bytes of a packed panel of k elements. */

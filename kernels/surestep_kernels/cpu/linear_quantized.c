@@ -1,10 +1,10 @@
 /* Weights of 8 and 4 bits whose elements share scales: y = x W^T with
  * W[n, k] = (code - zero) * scale, zero and scale of column n and the group of k.
  *
- * A lane of 32 bits holds 4 FP8 or 8 INT4 codes of one column, lowest bits first. A panel is, group
- * after group, one header lane per column and then its codes; it streams like a plain one. The
- * header is the scale in fp32; INT4 scales come from 16 bits and so leave room for the zero point
- * in their lowest four.
+ * A lane of 32 bits holds 4 FP8, 8 INT4 or 8 MXFP4 codes of one column, lowest bits first. A panel
+ * is, group after group, a header and then its codes; it streams like a plain one. The header is a
+ * lane per column, the scale in fp32; INT4 scales come from 16 bits and so leave room for the zero
+ * point in their lowest four. That of MXFP4 is a byte per column, the exponent of a power of two.
  *
  * Few instructions per code matter most, so codes are only moved and masked to where they make a
  * number that is a power of two off; x and the scales make up for it, exactly:
@@ -13,20 +13,20 @@
  *         subnormals, and the packed scales another 2^60.
  *   INT4  a code that stays at bit 4, 8 or 12 is 16, 256 or 4096 times too large; the x for these
  *         places come that much smaller. Zero points are applied to sums of groups of x.
+ *   MXFP4 codes are looked up in a table of 16 numbers, which are exact. If x is bf16 and the
+ *         machine multiplies pairs of bf16, they are looked up in pairs.
  *
  * Every output element is one chain of fused multiply-adds over the codes of a group, starting at
  * 0, and one over the groups. Whether codes are moved in registers or ahead of several row tiles
  * makes no difference, so a row of y is bit for bit the same at any number of rows.
  */
-#include "linear.h"
-#include "pool.h"
-
-enum { STRIP = PANEL * 4 }; /* bytes: one lane of every column */
+#include "mxfp4.h"
+#include "quantized_layout.h"
 
 /* One group of the panels that are worked on together. */
 typedef struct {
     vf scale[TASK_PANELS][2], zero[TASK_PANELS][2];
-    const char *codes; /* or moved ones: format F32 */
+    const char *codes; /* or moved ones: format F32, or BF16 of pairs */
     long stride;       /* bytes from panel to panel */
     long count;        /* elements of k */
     const char *x;     /* [rows, count] */
@@ -34,13 +34,15 @@ typedef struct {
     long x_sums;       /* bytes from a row of x to its sum over the group */
 } group;
 
-INLINE int per_lane(const int format) { return format == FP8 ? 4 : format == INT4 ? 8 : 1; }
-
-/* Code i of every lane of half a panel, a power of two off. */
+/* Code or pair i of every lane of half a panel, a power of two off but for MXFP4. */
 INLINE vf decode(const char *codes, int half, int i, const int format)
 {
     vu lanes = load_lanes(codes, half);
-    if (format == F32) return (vf)lanes;
+    if (format == F32 || format == BF16) return (vf)lanes;
+#if HAS_DOT
+    if (format == MXFP4_PAIRS) return e2m1_pair(lanes, i);
+#endif
+    if (format == MXFP4) return e2m1(lanes, i);
     if (format == INT4) {
         if (i >= 4) lanes >>= 16;
         return __builtin_convertvector((vi)(lanes & 0xfu << 4 * (i % 4)), vf);
@@ -62,17 +64,24 @@ INLINE void group_tile(const group *g, long row, vf *sums, const int rows, const
     const char *codes = g->codes, *x = g->x + row * g->x_stride;
     for (long k = 0; k < g->count; k += per_lane(format), codes += STRIP) {
 #pragma GCC unroll 8
-        for (int i = 0; i < per_lane(format); i++) {
+        for (int i = 0; i < operands(format); i++) {
 #pragma GCC unroll 8
             for (int p = 0; p < panels; p++) {
                 const char *at = codes + p * g->stride;
-                if (format != F32 && i == 0) __builtin_prefetch(at + AHEAD);
+                if (operands(format) > 1 && i == 0) __builtin_prefetch(at + AHEAD);
                 vf w0 = decode(at, 0, i, format), w1 = decode(at, 1, i, format);
-                multiply_add(acc[p], w0, w1, x + 4 * i, g->x_stride, rows);
+                const char *with = x + 4 * i;
+#if HAS_DOT
+                if (of_pairs(format)) {
+                    add_dots(acc[p], (vu)w0, (vu)w1, with, g->x_stride, rows);
+                    continue;
+                }
+#endif
+                multiply_add(acc[p], w0, w1, with, g->x_stride, rows);
             }
             __asm__ volatile("" ::: "memory"); /* load again rather than spill an accumulator */
         }
-        x += 4 * per_lane(format);
+        x += 4 * operands(format);
     }
     sums += row * panels * 2;
     x = g->x + row * g->x_stride + g->x_sums;
@@ -90,10 +99,20 @@ INLINE void group_tile(const group *g, long row, vf *sums, const int rows, const
     }
 }
 
+#if HAS_DOT
+#define TILE_OF_PAIRS(r, p) \
+        else if (format == MXFP4_PAIRS) group_tile(g, row, sums, r, p, MXFP4_PAIRS); \
+        else if (format == BF16) group_tile(g, row, sums, r, p, BF16);
+#else
+#define TILE_OF_PAIRS(r, p)
+#endif
+
 #define TILE(r, p) \
     case (r) * 8 + (p): \
         if (format == FP8) group_tile(g, row, sums, r, p, FP8); \
         else if (format == INT4) group_tile(g, row, sums, r, p, INT4); \
+        else if (format == MXFP4) group_tile(g, row, sums, r, p, MXFP4); \
+        TILE_OF_PAIRS(r, p) \
         else group_tile(g, row, sums, r, p, F32); \
         break;
 
@@ -108,12 +127,18 @@ INLINE void read_header(group *g, int panels, const int format)
 {
     for (int p = 0; p < panels; p++)
         for (int half = 0; half < 2; half++) {
-            vu lanes = load_lanes(g->codes + p * g->stride, half);
+            const char *header = g->codes + p * g->stride;
+            if (is_mxfp4(format)) {
+                g->zero[p][half] = splat(0);
+                g->scale[p][half] = e8m0(header, half);
+                continue;
+            }
+            vu lanes = load_lanes(header, half);
             vi zero = (vi)(lanes & (format == INT4 ? 0xf : 0));
             g->zero[p][half] = __builtin_convertvector(zero, vf);
             g->scale[p][half] = (vf)(format == INT4 ? lanes & ~0xfu : lanes);
         }
-    g->codes += STRIP;
+    g->codes += header_bytes(format);
 }
 
 /* The codes of a group, moved once for several row tiles: [panels, MAX_GROUP, PANEL]. */
@@ -125,7 +150,7 @@ INLINE void decode_group(group *g, vf *out, int panels, const int format)
         for (long k = 0; k < g->count; k += per_lane(format), codes += STRIP) {
             __builtin_prefetch(codes + AHEAD);
 #pragma GCC unroll 8
-            for (int i = 0; i < per_lane(format); i++, to += 2) {
+            for (int i = 0; i < operands(format); i++, to += 2) {
                 to[0] = decode(codes, 0, i, format);
                 to[1] = decode(codes, 1, i, format);
             }
@@ -137,7 +162,7 @@ INLINE void decode_group(group *g, vf *out, int panels, const int format)
 
 INLINE long group_bytes(long count, const int format)
 {
-    return (1 + count / per_lane(format)) * STRIP;
+    return header_bytes(format) + count / per_lane(format) * STRIP;
 }
 
 INLINE void block(const linear_job *j, long panel, int panels, long first, long last,
@@ -149,13 +174,14 @@ INLINE void block(const linear_job *j, long panel, int panels, long first, long 
     const char *codes = j->w + panel * j->panel_bytes, *x = j->x + first_row * j->x_stride;
     for (long k = 0; k < j->k; k += j->group) {
         long count = j->k - k < j->group ? j->k - k : j->group;
-        group g = {.codes = codes, .stride = j->panel_bytes, .count = count, .x = x + 4 * k,
-                   .x_stride = j->x_stride, .x_sums = 4 * (j->k + k / j->group - k)};
+        const long size = of_pairs(format) ? 2 : 4, x_sums = size * (j->k - k) + k / j->group * 4;
+        group g = {.codes = codes, .stride = j->panel_bytes, .count = count, .x = x + size * k,
+                   .x_stride = j->x_stride, .x_sums = x_sums};
         read_header(&g, panels, format);
         int as = format;
         if (last - first > 1) {
             decode_group(&g, decoded, panels, format);
-            as = F32;
+            as = of_pairs(format) ? BF16 : F32;
         }
         for (long t = first; t < last; t++) {
             long row = tile_start(j, t), end = tile_start(j, t + 1);
@@ -173,19 +199,24 @@ INLINE void block(const linear_job *j, long panel, int panels, long first, long 
 void linear_quantized_block(const linear_job *j, long panel, int panels, long first, long last)
 {
     if (j->format == FP8) block(j, panel, panels, first, last, FP8);
-    else block(j, panel, panels, first, last, INT4);
-}
-
-long linear_quantized_panel(long k, long group, int format)
-{
-    long groups = (k + group - 1) / group;
-    return (groups + k / per_lane(format)) * STRIP;
+    else if (j->format == INT4) block(j, panel, panels, first, last, INT4);
+#if HAS_DOT
+    else if (j->x_format == BF16) block(j, panel, panels, first, last, MXFP4_PAIRS);
+#endif
+    else block(j, panel, panels, first, last, MXFP4);
 }
 
 void linear_quantized_prepare(const linear_job *j, float *x)
 {
+    if (j->x_format == BF16) {
+        uint16_t *pairs = (uint16_t *)x;
+        for (long k = 0; k < j->k; k += 8) order_for_pairs(pairs + k);
+        memset(pairs + j->k, 0, (size_t)(j->k / j->group) * sizeof *x); /* no sums are needed */
+        return;
+    }
     const float a = 1, b = 0x1p-4f, c = 0x1p-8f, d = 0x1p-12f;
-    const f8 factors = j->format == INT4 ? (f8){a, b, c, d, a, b, c, d} : splat8(0x1p60f);
+    const f8 factors = j->format == INT4 ? (f8){a, b, c, d, a, b, c, d}
+                                         : splat8(j->format == FP8 ? 0x1p60f : 1);
     float *sums = x + j->k;
     for (long k = 0; k < j->k;) {
         long end = k + j->group < j->k ? k + j->group : j->k;
@@ -198,55 +229,4 @@ void linear_quantized_prepare(const linear_job *j, float *x)
         for (; k < end; k++) x[k] *= factors[0]; /* FP8 only, which needs no sums */
         *sums++ = j->format == INT4 ? sum_lanes(sum) : 0;
     }
-}
-
-typedef struct {
-    char *out;
-    const uint8_t *codes; /* [n, k] */
-    const float *scales;  /* [n, groups] */
-    const uint8_t *zeros; /* [n, groups]; NULL for FP8 */
-    long n, k, group, panel_bytes;
-    int format;
-} pack_job;
-
-/* One column of a panel, which is zero so far. */
-static void pack_column(const pack_job *j, uint32_t *out, long n)
-{
-    const int count = per_lane(j->format), bits = 32 / count;
-    const long groups = (j->k + j->group - 1) / j->group;
-    for (long g = 0; g < groups; g++) {
-        long end = (g + 1) * j->group < j->k ? (g + 1) * j->group : j->k;
-        float scale = j->scales[n * groups + g] * (j->format == FP8 ? 0x1p60f : 1);
-        memcpy(out, &scale, sizeof *out);
-        if (j->zeros) *out |= j->zeros[n * groups + g];
-        out += PANEL;
-        for (long k = g * j->group; k < end; k += count, out += PANEL)
-            for (long i = 0; i < count && k + i < end; i++)
-                *out |= (uint32_t)j->codes[n * j->k + k + i] << bits * i;
-    }
-}
-
-static void pack_task(const void *job, long panel)
-{
-    const pack_job *j = job;
-    char *out = j->out + panel * j->panel_bytes;
-    memset(out, 0, (size_t)j->panel_bytes);
-    for (long c = 0; c < PANEL && panel * PANEL + c < j->n; c++)
-        pack_column(j, (uint32_t *)out + c, panel * PANEL + c);
-}
-
-/* Bytes that surestep_pack_quantized writes. */
-long surestep_packed_bytes(long n, long k, long group, int format)
-{
-    return (n + PANEL - 1) / PANEL * linear_quantized_panel(packed_length(k, format), group, format);
-}
-
-/* Codes [n, k], one per byte, with scales and zeros [n, groups], to panels. */
-void surestep_pack_quantized(void *out, const void *codes, const float *scales, const void *zeros,
-                             long n, long k, long group, int format)
-{
-    pack_job j = {out, codes, scales, zeros, n, k, group,
-                  linear_quantized_panel(packed_length(k, format), group, format), format};
-    linear_huge_pages(out, surestep_packed_bytes(n, k, group, format));
-    parallel_for(pack_task, &j, (n + PANEL - 1) / PANEL);
 }

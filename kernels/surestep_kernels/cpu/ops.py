@@ -34,6 +34,7 @@ _P, _L, _I, _F = c_void_p, c_long, c_int, c_float
 _SIGNATURES: dict[str, list[Any]] = {
     "rms_norm": [_P, _P, _P, _P, _F, _L, _L, _I],
     "silu_and_mul": [_P, _P, _L, _L, _I],
+    "clamped_swiglu": [_P, _P, _F, _L, _L, _I],
     "rotary": [_P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _I],
     "store_kv": [_P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _I],
 }
@@ -42,24 +43,24 @@ _SIGNATURES_UNLOCKED: dict[str, list[Any]] = {
     "pack_linear": [_P, _P, _L, _L, _I],
     "pack_quantized": [_P, _P, _P, _P, _L, _L, _L, _I],
     "packed_bytes": [_L, _L, _L, _I],
-    "paged_attention": [_P, _P, _P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _F, _I],
+    "paged_attention": [*[_P] * 9, *[_L] * 8, _F, _I],
     "set_num_threads": [_I],
     "panel_width": [],
 }
 _RESULTS = {"panel_width": c_int, "packed_bytes": c_long}  # of the functions that return something
 
 
-def refuse_unserved(case: AttentionCase) -> None:
-    """Raise InvalidRequest for attention that these kernels do not serve."""
+def refuse_unsupported(case: AttentionCase) -> None:
+    """Raise InvalidRequest for attention that these kernels do not support."""
     if case.fp8:
-        raise _unserved("an FP8 cache", "kv_cache_dtype")
+        raise _unsupported("an FP8 cache", "kv_cache_dtype")
     if case.block_size % BLOCK_MULTIPLE:
-        raise _unserved(f"block_size {case.block_size}", "block_size")
+        raise _unsupported(f"block_size {case.block_size}", "block_size")
     if case.head_dim % BLOCK_MULTIPLE or case.head_dim > MAX_HEAD_DIM or case.group > MAX_GROUP:
-        raise _unserved(f"{case.group} heads of {case.head_dim} elements to a key", "model")
+        raise _unsupported(f"{case.group} heads of {case.head_dim} elements to a key", "model")
 
 
-def _unserved(what: str, param: str) -> InvalidRequest:
+def _unsupported(what: str, param: str) -> InvalidRequest:
     return InvalidRequest(f"{what} on a cpu needs attention_backend torch", param=param)
 
 
@@ -69,6 +70,7 @@ class CpuOps:
 
     c_rms_norm: Callable[..., None]
     c_silu_and_mul: Callable[..., None]
+    c_clamped_swiglu: Callable[..., None]
     c_rotary: Callable[..., None]
     c_store_kv: Callable[..., None]
     c_linear: Callable[..., None]
@@ -81,7 +83,7 @@ class CpuOps:
 
     @classmethod
     def load(cls, library: Path) -> CpuOps:
-        """Open a library by its name: see `file_of`. Raises OSError when it cannot be loaded."""
+        """Open a library by its file name (see `file_of`). Raises OSError if that fails."""
         short, long = PyDLL(str(library)), CDLL(str(library))
         functions = {
             f"c_{op}": bind(short, op, args, _RESULTS.get(op)) for op, args in _SIGNATURES.items()
@@ -93,16 +95,16 @@ class CpuOps:
         return cls(**functions)
 
     def set_num_threads(self, num_threads: int) -> None:
-        """Threads of one op, the caller included.
+        """Set the number of threads that one op uses, the calling thread included.
 
         torch gets one: its few ops here are small, and its OpenMP threads spin between them, which
-        costs far more than they bring as soon as another process wants the cores.
+        costs far more than it gains as soon as another process needs the cores.
         """
         self.c_set_num_threads(num_threads)
         torch.set_num_threads(1)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See rms_norm_reference. A slice is copied first."""
+        """Copy x first if it is a slice; otherwise as rms_norm_reference."""
         x, width = x.contiguous(), x.shape[-1]
         assert weight.dtype is torch.float32
         assert weight.numel() == width
@@ -112,7 +114,6 @@ class CpuOps:
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See add_rms_norm_reference."""
         rows, width = shape = x.shape
         assert x.is_contiguous()
         assert residual.is_contiguous()
@@ -126,15 +127,23 @@ class CpuOps:
         return out
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
-        """See silu_and_mul_reference."""
         rows, width = x.shape
         assert x.is_contiguous()
         out, dtype = x.new_empty(rows, width // 2), DTYPE_CODES[x.dtype]
         self.c_silu_and_mul(out.data_ptr(), x.data_ptr(), rows, width // 2, dtype)
         return out
 
+    def clamped_swiglu(self, x: Tensor, limit: float) -> Tensor:
+        """See clamped_swiglu_reference."""
+        rows, width = x.shape
+        assert x.is_contiguous()
+        assert limit > 0
+        out, dtype = x.new_empty(rows, width // 2), DTYPE_CODES[x.dtype]
+        self.c_clamped_swiglu(out.data_ptr(), x.data_ptr(), limit, rows, width // 2, dtype)
+        return out
+
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        """Weight [N, K] to panels of columns that stream from memory (layout: cpu/linear.c)."""
+        """Pack weight [N, K] into panels of columns for streaming (layout: cpu/linear.c)."""
         rows, columns = weight.shape
         panel, format_ = self.c_panel_width(), PLAIN_FORMATS[weight.dtype]
         padded = -(-rows // panel) * panel
@@ -144,7 +153,7 @@ class CpuOps:
         return PackedLinear(data, self._pack_bias(bias, rows), columns, rows, format_)
 
     def pack_quantized(self, weight: QuantizedWeight, bias: Tensor | None = None) -> PackedLinear:
-        """Codes and scales to panels in one stream (layout: cpu/linear_quantized.c)."""
+        """Pack codes and scales into panels in one stream (layout: cpu/linear_quantized.c)."""
         codes, zeros = weight.codes, weight.zeros
         rows, columns = codes.shape
         kind = weight.group_size, weight.format
@@ -162,7 +171,7 @@ class CpuOps:
     def linear(
         self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
     ) -> Tensor:
-        """See linear_reference; sums in fp32 and rounds once, to out_dtype."""
+        """Sum in fp32 and round once, to out_dtype; otherwise as linear_reference."""
         rows, columns = x.shape
         data, width = packed.data, packed.out_features
         assert x.is_contiguous()
@@ -186,7 +195,7 @@ class CpuOps:
         cos_sin: Tensor,
         sections: Sections | None = None,
     ) -> None:
-        """See rotary_reference. q and k may be slices of one projection; no sections."""
+        """Rotate q and k, which may be slices of one projection. Sections are not supported."""
         assert sections is None
         rows, q_heads, head_dim = q.shape
         strides, kv_heads = (_token_stride(q), _token_stride(k)), k.shape[1]
@@ -201,13 +210,12 @@ class CpuOps:
     def kv_cache_shape(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
     ) -> tuple[int, int, int, int]:
-        """See kv_cache.kv_cache_shape."""
         assert block_size % BLOCK_MULTIPLE == 0
         assert head_dim % BLOCK_MULTIPLE == 0
         return (num_blocks, num_kv_heads, block_size, head_dim)
 
     def store_kv(self, k: Tensor, v: Tensor, cache: LayerCache, kv_slots: Tensor) -> None:
-        """See store_kv_reference. k and v may be slices of one projection."""
+        """Store k and v, which may be slices of one projection."""
         rows, heads, head_dim = k.shape
         strides, block_size = (_token_stride(k), _token_stride(v)), cache.k.shape[2]
         assert k.dtype is v.dtype is cache.k.dtype is cache.v.dtype
@@ -229,12 +237,7 @@ class CpuOps:
         window: int = 0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See paged_attention_reference. q may be a slice of a projection.
-
-        No model that is served on the CPU has a sliding window or sinks.
-        """
-        assert window == 0
-        assert sinks is None
+        """Attend as paged_attention_reference does; q may be a slice of a projection."""
         block_tables, slots, cu_rows, start, _ = rows
         tokens, heads, head_dim = q.shape
         _, kv_heads, block_size, _ = cache.k.shape
@@ -244,18 +247,21 @@ class CpuOps:
         assert block_tables.is_contiguous()
         assert slots.is_contiguous()
         assert len(slots) == len(start) == len(cu_rows) - 1
+        assert window >= 0
+        assert sinks is None or (sinks.shape == (heads,) and sinks.dtype is torch.float32)
         out = q.new_empty(tokens, heads, head_dim)
         pointers = out.data_ptr(), q.data_ptr(), cache.k.data_ptr(), cache.v.data_ptr()
         batch = block_tables.data_ptr(), slots.data_ptr(), cu_rows.data_ptr(), start.data_ptr()
-        shape = kv_heads, heads // kv_heads, head_dim, block_size
+        sinks_pointer = None if sinks is None else sinks.data_ptr()
+        shape = kv_heads, heads // kv_heads, head_dim, block_size, window
         sizes = len(start), block_tables.shape[1], _token_stride(q), *shape
         dtype = DTYPE_CODES[q.dtype]
-        self.c_paged_attention(*pointers, *batch, *sizes, scale, dtype)
+        self.c_paged_attention(*pointers, *batch, sinks_pointer, *sizes, scale, dtype)
         return out
 
 
 def _token_stride(x: Tensor) -> int:
-    """Elements from token to token of x [T, H, D], whose heads must lie side by side."""
+    """Return the elements from token to token of x [T, H, D], whose heads must be contiguous."""
     stride = x.stride()
     assert stride[2] == 1
     assert stride[1] == x.shape[2]

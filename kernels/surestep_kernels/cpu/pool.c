@@ -13,7 +13,7 @@
 
 enum { MAX_HELPERS = 255 };
 
-/* How long an idle helper watches for the next job before it sleeps. Longer than the gap between
+/* How long an idle helper polls for the next job before it sleeps. Longer than the gap between
  * two ops of one step, far shorter than the gap between two steps: the core is then free for the
  * other services of the machine. */
 static const long SPIN_NS = 100000;

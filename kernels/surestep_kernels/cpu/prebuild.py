@@ -1,7 +1,7 @@
-"""`python -m surestep_kernels.cpu.prebuild [MACHINE [FOLDER]]`: compiles the C kernels, for images.
+"""`python -m surestep_kernels.cpu.prebuild [MACHINE [FOLDER]]`: compile the C kernels for images.
 
-All libraries of a machine (x86_64 or aarch64; by default that on which it runs, else by a cross
-compiler) into the folder where they are looked for.
+Compiles all libraries of a machine (x86_64 or aarch64; this one by default, another with a cross
+compiler) into the folder in which they are looked up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ def build_all(folder: Path, machine: str) -> list[Path]:
 
 
 def main(machine: str = "", folder: Path | str = PREBUILT) -> int:
-    """Exit status."""
     log.configure("kernels")
     machine = machine or platform.machine()
     if machine not in TARGETS:

@@ -1,8 +1,8 @@
-"""C kernels that were compiled ahead, as in images, and which of them runs on a processor.
+"""Prebuilt C kernels, as images have them, and which of them runs on a processor.
 
 There is a target for every choice of instructions that the sources make (`#if` in cpu/), so that
-results are those of a library compiled for this very processor. The name of a library holds a
-digest of what it was made from: one of other sources is never found.
+results equal those of a library compiled on this very processor. The name of a library contains a
+digest of its sources and flags, so one built from other sources is never found.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Target:
     needs: Set[str]  # features, as Linux spells them
 
     def file(self, folder: Path) -> Path:
-        """The library that today's sources are compiled to."""
+        """Return the path of the library built from the current sources."""
         return folder / f"{self.name}-{made_from(*self.flags)}.so"
 
 
@@ -49,12 +49,12 @@ TARGETS: dict[str, tuple[Target, ...]] = {  # of each machine the best first
 
 
 def fitting(machine: str, features: Set[str]) -> tuple[Target, ...]:
-    """What runs on a processor with these features, the best first."""
+    """Return the targets that run on a processor with these features, best first."""
     return tuple(target for target in TARGETS.get(machine, ()) if target.needs <= features)
 
 
 def load_prebuilt(folder: Path) -> bytes | None:
-    """The best library of `folder` for this processor; None if none fits. Raises OSError."""
+    """Return the best library in `folder` for this processor, or None. Raises OSError."""
     for target in fitting(platform.machine(), set(processor_features().split())):
         file = target.file(folder)
         if file.is_file():
@@ -63,8 +63,8 @@ def load_prebuilt(folder: Path) -> bytes | None:
     return None
 
 
-def why_none(folder: Path) -> str:
-    """What `load_prebuilt` found there instead of a library."""
+def why_no_prebuilt(folder: Path) -> str:
+    """Explain why `load_prebuilt` found no library."""
     targets = TARGETS.get(platform.machine(), ())
     there = [target for target in targets if target.file(folder).is_file()]
     if not there:

@@ -4,7 +4,7 @@
  * A row first lets its slot's state advance over the `pending` recorded tokens that were accepted
  * (fold), then runs its own tokens. Tokens of prompts advance the state at once; tokens of windows
  * are only recorded, because they may turn out to be rejected drafts. Every token goes through the
- * same arithmetic in the same order wherever it stands, so that state and output are bit for bit
+ * same arithmetic in the same order wherever it is, so that state and output are bit for bit
  * those of one token at a time. A row that starts its sequence starts from zero, whatever the slot
  * holds.
  */
@@ -64,7 +64,7 @@ INLINE void conv_channels(const conv_job *j, long row, long c, const int dtype)
                 store8(j->snapshots, (line + i) * j->channels + c,
                        conv_input(j, history, first, t + 1 - keep + i, c, dtype), dtype);
     }
-    /* Of a window everything stays, of a prompt what the next row needs. */
+    /* A window keeps everything, a prompt what the next row needs. */
     const long base = j->r.window[row] ? 0 : n, count = j->r.window[row] ? keep + n : keep;
     for (long i = 0; i < count; i++)
         store8(j->conv, (slot + i) * j->channels + c,

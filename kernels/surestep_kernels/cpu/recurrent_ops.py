@@ -37,14 +37,14 @@ class CpuRecurrentOps:
 
     @classmethod
     def load(cls, library: Path) -> CpuRecurrentOps:
-        """Open a library by its name: see `file_of`. Raises OSError when it cannot be loaded."""
+        """Open a library by its file name (see `file_of`). Raises OSError if that fails."""
         opened = CDLL(str(library))
         return cls(**{f"c_{op}": bind(opened, op, args) for op, args in _SIGNATURES.items()})
 
     def causal_conv(
         self, x: Tensor, weight: Tensor, conv: ConvState, rows: RecurrentRows
     ) -> Tensor:
-        """See causal_conv_reference. x may be a slice of a projection."""
+        """Convolve x, which may be a slice of a projection."""
         tokens, channels = x.shape
         taps, (_, lines, _) = len(weight), conv.inputs.shape
         assert x.stride(1) == 1
@@ -66,7 +66,6 @@ class CpuRecurrentOps:
         delta: DeltaState,
         rows: RecurrentRows,
     ) -> Tensor:
-        """See gated_delta_reference."""
         tokens, beta_and_decay = len(qkv), beta_and_decay.contiguous()
         _, v_heads, k_dim, v_dim = delta.state.shape
         _, records, k_heads, _ = delta.keys.shape
@@ -82,7 +81,7 @@ class CpuRecurrentOps:
         return out
 
     def rms_norm_gated(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See rms_norm_gated_reference. gate may be a slice of a projection."""
+        """Normalise and gate x; gate may be a slice of a projection."""
         tokens, groups, width = x.shape
         assert x.is_contiguous()
         assert gate.shape == x.shape
@@ -96,7 +95,7 @@ class CpuRecurrentOps:
         return out
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> None:
-        """See mul_sigmoid_reference. gate may be a slice of a projection."""
+        """Gate x in place; gate may be a slice of a projection."""
         assert x.is_contiguous()
         assert gate.stride(1) == 1
         assert x.dtype is gate.dtype
@@ -104,7 +103,6 @@ class CpuRecurrentOps:
         self.c_mul_sigmoid(*_pointers(x, gate), *sizes, DTYPE_CODES[x.dtype])
 
     def route(self, logits: Tensor, top_k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
-        """See route_reference."""
         tokens, num_experts = logits.shape
         assert logits.is_contiguous()
         assert logits.dtype is torch.float32
@@ -120,7 +118,7 @@ def _pointers(*tensors: Tensor) -> list[int]:
 
 
 def _row_pointers(rows: RecurrentRows) -> list[int]:
-    slots, *columns, _, _ = rows  # all but `chunked` and `max_tokens`: it goes token by token
+    slots, *columns, _, _ = rows  # not `chunked`: it processes token by token
     assert slots.dtype is torch.int64
     assert all(column.dtype is torch.int32 for column in columns)
     return _pointers(slots, *columns)

@@ -1,10 +1,10 @@
-/* Ops that treat each row alone: how rows are shared out among the threads. */
+/* Ops that treat each row alone: how rows are divided among the threads. */
 #pragma once
 
 #include "pool.h"
 #include "vec.h"
 
-/* Rows are handed to the threads in groups of about this many elements. */
+/* Threads take rows in groups of about this many elements. */
 static const long GROUP_ELEMENTS = 16384;
 
 typedef struct {

@@ -59,43 +59,56 @@ void surestep_rms_norm(void *out, const void *x, void *residual, const float *we
     run_rows(norm_task, &j, &j.range);
 }
 
-/* ---- silu_and_mul ---- */
+/* ---- silu_and_mul, clamped_swiglu ---- */
 
 typedef struct {
     row_range range;
     void *out;
     const void *x;
-} silu_job;
+    float limit; /* of clamped_swiglu; 0: silu_and_mul */
+} gate_job;
 
-INLINE f8 silu_mul8(f8 gate, f8 up, const int dtype)
+INLINE f8 gate8(const gate_job *j, f8 gate, f8 up, const int dtype)
 {
-    return rounded8(silu8(gate), dtype) * up;
+    if (j->limit == 0) return rounded8(silu8(gate), dtype) * up;
+    const f8 most = splat8(j->limit); /* comparisons let NaN pass */
+    gate = select8(gate > most, most, gate);
+    up = select8(up > most, most, select8(up < -most, -most, up));
+    return (up + 1.0f) * (gate * sigmoid8(1.702f * gate));
 }
 
-INLINE void silu_row(const silu_job *j, long row, const int dtype)
+INLINE void gate_row(const gate_job *j, long row, const int dtype)
 {
     const long width = j->range.width, gate = row * 2 * width, up = gate + width;
     long i = 0;
     for (; i + 8 <= width; i += 8)
         store8(j->out, row * width + i,
-               silu_mul8(load8(j->x, gate + i, dtype), load8(j->x, up + i, dtype), dtype), dtype);
+               gate8(j, load8(j->x, gate + i, dtype), load8(j->x, up + i, dtype), dtype), dtype);
     for (; i < width; i++) {
         f8 g = {load1(j->x, gate + i, dtype)}, u = {load1(j->x, up + i, dtype)};
-        store1(j->out, row * width + i, silu_mul8(g, u, dtype)[0], dtype);
+        store1(j->out, row * width + i, gate8(j, g, u, dtype)[0], dtype);
     }
 }
 
-static void silu_task(const void *job, long index)
+static void gate_task(const void *job, long index)
 {
-    const silu_job *j = job;
-    FOR_ROWS(row, j->range, index) BY_DTYPE(j->range.dtype, silu_row, j, row);
+    const gate_job *j = job;
+    FOR_ROWS(row, j->range, index) BY_DTYPE(j->range.dtype, gate_row, j, row);
 }
 
 /* x [rows, 2 * width] -> out [rows, width]. */
 void surestep_silu_and_mul(void *out, const void *x, long rows, long width, int dtype)
 {
-    silu_job j = {make_range(rows, width, dtype), out, x};
-    run_rows(silu_task, &j, &j.range);
+    gate_job j = {make_range(rows, width, dtype), out, x, 0};
+    run_rows(gate_task, &j, &j.range);
+}
+
+/* The same; limit > 0. */
+void surestep_clamped_swiglu(void *out, const void *x, float limit, long rows, long width,
+                             int dtype)
+{
+    gate_job j = {make_range(rows, width, dtype), out, x, limit};
+    run_rows(gate_task, &j, &j.range);
 }
 
 /* ---- rotary ---- */

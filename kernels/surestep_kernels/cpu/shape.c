@@ -1,7 +1,7 @@
-/* What requests ask for changes of logits: see surestep_kernels/step/shape_logits.py.
+/* The changes of logits that requests specify: see surestep_kernels/step/shape_logits.py.
  *
- * Only logits that are asked about are touched. One that is NaN or +inf stays unusable whatever is
- * asked for, and one that was finite is SATURATED at most.
+ * Only rows whose requests specify changes are touched. A logit that is NaN or +inf stays unusable,
+ * and one that was finite becomes SATURATED at most.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -117,7 +117,7 @@ static void penalise_task(const void *job, long index)
     seen *table = scratch(j, 1ul << bits, sizeof *table);
     if (!table) return;
     for (long i = 0; i < length && i < j->at->width; i++) {
-        const int exists = history[i] >= 0 && history[i] < j->vocab; /* else it is padding's */
+        const int exists = history[i] >= 0 && history[i] < j->vocab; /* else it belongs to padding */
         count_token(table, bits, exists ? history[i] : 0, i >= p->prompt_len[w]);
     }
     float *z = j->z + row * j->vocab;
@@ -163,7 +163,7 @@ static int shape(task_fn task, float *z, long vocab, const positions *at, const 
     return !atomic_load(&failed);
 }
 
-/* Each shapes those rows of z [rows, vocab] that ask, `count`; 0 when there was no memory. */
+/* Each shapes `count` rows of z [rows, vocab]; returns 0 if there was no memory. */
 
 int surestep_bias(float *z, long vocab, const positions *at, const biases *asked, long count)
 {

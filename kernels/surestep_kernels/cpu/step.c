@@ -1,5 +1,6 @@
-/* The ops that look up and advance the slots of a step: see surestep_kernels/step/slot_state.py, whose
- * names these are. A slot, position or block that does not exist is replaced by padding. */
+/* The ops that look up and advance the slots of a step, named as in
+ * surestep_kernels/step/slot_state.py. A slot, position or block that does not exist is replaced by
+ * padding. */
 #include <stdint.h>
 #include <string.h>
 
@@ -92,11 +93,11 @@ static void write_drafts(const draft_ids *drafts, const slot_state *state, long 
             state->tokens[slot * s->width + known + i] = drafts->ids[row * num_drafts + i];
 }
 
-/* Tokens from the state that is held to the armed snapshot, if this row gets there; else 0. */
+/* Tokens from the held state to the requested snapshot, if this row gets there; else 0. */
 static int32_t snapshot_after(const step_rows *rows, long row, int32_t held, int32_t after)
 {
-    const int32_t armed = rows->snapshot_len[row];
-    return held < armed && armed <= after ? armed - held : 0;
+    const int32_t target = rows->snapshot_len[row];
+    return held < target && target <= after ? target - held : 0;
 }
 
 static void gather_row(const step_inputs *out, const step_rows *rows, const draft_ids *drafts,
@@ -140,7 +141,7 @@ typedef struct {
     const int32_t *cu, *ids;
 } stop_ids;
 
-typedef struct { /* a row's line of the report, but for the tokens behind it */
+typedef struct { /* a row's line of the report, without the tokens after it */
     int32_t len_before, n_drafts, status, n_accepted, n_emitted, folded, drafter_len;
 } facts;
 

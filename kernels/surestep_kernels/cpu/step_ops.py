@@ -1,7 +1,7 @@
 """The ops of a step in C, called through ctypes like those of ops.py.
 
-Named tuples of tensors travel as arrays of pointers, which are structs of the same fields in C.
-Choosing and shaping release the interpreter lock; the others take less time than handing it over.
+Named tuples of tensors are passed as arrays of pointers, which are structs of the same fields in C.
+Choosing and shaping release the interpreter lock; the other ops take less time than releasing it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CpuStepOps:
 
     @classmethod
     def load(cls, library: Path) -> CpuStepOps:
-        """Open a library by its name: see `file_of`. Raises OSError when it cannot be loaded."""
+        """Open a library by its file name (see `file_of`). Raises OSError if that fails."""
         locked, unlocked = PyDLL(str(library)), CDLL(str(library))
         functions = {
             f"c_{op}": bind(opened, op, args, _RESULTS.get(op))
@@ -75,7 +75,7 @@ class CpuStepOps:
 
     @property
     def table(self) -> StepOps:
-        """All ops of a step."""
+        """Return all ops of a step as a table."""
         return StepOps(
             write_runs=self.write_runs,
             gather_step=self.gather_step,
@@ -87,7 +87,6 @@ class CpuStepOps:
         )
 
     def write_runs(self, memory: Tensor, runs: Runs) -> None:
-        """See write_runs_reference."""
         pointers = (x.data_ptr() for x in (memory, runs.to, runs.cu, runs.words))
         self.c_write_runs(*pointers, len(runs.to))
 
@@ -100,7 +99,6 @@ class CpuStepOps:
         block_size: int,
         num_blocks: int,
     ) -> StepInputs:
-        """See gather_step_reference."""
         num_rows, num_drafts = drafts.ids.shape
         num_tokens, num_positions = len(rows.token_row), len(rows.position_row)
         longs = _empty(torch.int64, [num_tokens] * 3 + [num_rows])
@@ -126,7 +124,6 @@ class CpuStepOps:
         block_size: int,
         num_blocks: int,
     ) -> TokenInputs:
-        """See gather_tokens_reference."""
         num_tokens = len(runs.token_row)
         inputs = TokenInputs(*_empty(torch.int64, [num_tokens] * 3))
         structs = _struct(inputs), _struct(runs), _struct(state)
@@ -135,7 +132,6 @@ class CpuStepOps:
         return inputs
 
     def shape_logits(self, z: Tensor, positions: Positions, shaping: Shaping) -> None:
-        """See shape_logits_reference."""
         assert z.dtype is torch.float32
         assert z.is_contiguous()
         vocab, width = z.shape[1], positions.tokens.shape[1]
@@ -157,7 +153,6 @@ class CpuStepOps:
         random: bool,
         truncated: bool,
     ) -> Chosen:
-        """See choose_reference."""
         assert z.dtype is torch.float32
         assert z.is_contiguous()
         rows, vocab = z.shape
@@ -170,7 +165,6 @@ class CpuStepOps:
     def commit_step(
         self, rows: StepRows, drafts: DraftIds, chosen: Chosen, stops: StopIds, state: SlotState
     ) -> Tensor:
-        """See commit_step_reference."""
         num_rows, num_drafts = drafts.ids.shape
         report = torch.empty(num_rows, report_width(num_drafts), dtype=torch.int32)
         structs = (_struct(x) for x in (rows, drafts, chosen, stops, state))
@@ -179,7 +173,6 @@ class CpuStepOps:
         return report
 
     def fingerprint(self, hidden: Tensor, rows: StepRows, valid: Tensor) -> Tensor:
-        """See fingerprint_reference."""
         hidden = hidden.contiguous()
         inputs = hidden, rows.position_row, rows.position_offset, valid
         sizes = len(hidden), len(rows.position_row), hidden.shape[1], hidden.element_size()
@@ -196,7 +189,6 @@ class CpuStepOps:
         max_n: int,
         min_n: int,
     ) -> NgramDrafts:
-        """See ngram_reference."""
         assert tokens.is_contiguous()
         assert tokens.dtype is torch.int32
         rows, dtype = len(slots), slots.dtype
@@ -209,17 +201,17 @@ class CpuStepOps:
 
 
 def _empty(dtype: torch.dtype, sizes: list[int]) -> tuple[Tensor, ...]:
-    """Tensors of one dimension, allocated together."""
+    """Return one-dimensional tensors of these sizes, allocated together."""
     return torch.split_with_sizes(torch.empty(sum(sizes), dtype=dtype), sizes)
 
 
 def _words(column: Tensor) -> Tensor:
-    """As i32; what is beyond that does not exist either."""
+    """Return the column as i32; an index beyond that range does not exist anyway."""
     return column if column.dtype is torch.int32 else column.clamp(-1, (1 << 31) - 1).int()
 
 
 def _struct(tensors: Sequence[Tensor], *sizes: int) -> bytes:
-    """Pointers to all of them, contiguous ones, and sizes behind them."""
+    """Return pointers to the tensors, which are made contiguous, followed by their sizes."""
     return pack(f"{len(tensors)}P{len(sizes)}l", *[x.data_ptr() for x in tensors], *sizes)
 
 

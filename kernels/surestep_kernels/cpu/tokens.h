@@ -1,8 +1,8 @@
 /* Tokens that may be drawn, and their order: the smallest gap first, then the lowest id.
  *
  * The gap of a token is (greatest logit - logit) / temperature, one rounded division, as in
- * surestep_kernels/step/choose.py. Every rule keeps a leading part of the order: what is in front of
- * some place.
+ * surestep_kernels/step/choose.py. Every rule keeps a leading part of the order: the tokens in
+ * front of some place.
  */
 #pragma once
 
@@ -21,7 +21,7 @@ typedef struct {
     int32_t id;
 } place;
 
-enum { BLOCK = 32 }; /* tokens that are passed over together */
+enum { BLOCK = 32 }; /* tokens that are skipped together */
 
 INLINE int any8(i8x mask)
 {
@@ -52,7 +52,7 @@ INLINE i8x ids8(const tokens *t, long i)
 
 INLINE f8 gap8(const tokens *t, long i) { return (t->peak - logits8(t, i)) / t->temperature; }
 
-/* Which tokens stand in front of `end`. */
+/* Which tokens are in front of `end`. */
 INLINE i8x in_front8(f8 gap, i8x ids, place end)
 {
     return (gap < end.gap) | ((gap == end.gap) & (ids < end.id));

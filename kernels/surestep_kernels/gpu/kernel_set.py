@@ -1,15 +1,15 @@
-"""The ops of a CUDA device: Triton's, and those of the references that are not worth a kernel."""
+"""The ops of a CUDA device: Triton's, and references where a kernel would not pay off."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from surestep_common.errors import InvalidRequest
 from torch import Tensor
 
-from surestep_kernels.gpu.attention.head_projection import project_heads_of_parts
+from surestep_kernels.gpu.attention.head_projection import project_heads_of_partials
 from surestep_kernels.gpu.attention.rotary import rotary
 from surestep_kernels.gpu.attention.store_kv import store_kv
 from surestep_kernels.gpu.experts.mixture import mix_experts_add_rms_norm, route_tokens
@@ -17,14 +17,15 @@ from surestep_kernels.gpu.experts.moe import moe, pack_experts
 from surestep_kernels.gpu.experts.route import route
 from surestep_kernels.gpu.launch.compilations import watch_compilations
 from surestep_kernels.gpu.products.families import Products
-from surestep_kernels.gpu.products.linear import LinearParts, linear_parts, pack_quantized
+from surestep_kernels.gpu.products.linear import LinearPartials, linear_partials, pack_quantized
 from surestep_kernels.gpu.recurrent.causal_conv import causal_conv
 from surestep_kernels.gpu.recurrent.gated_delta import gated_delta
 from surestep_kernels.gpu.recurrent.gated_delta_chunks import CHUNK
+from surestep_kernels.gpu.rowwise.clamped_swiglu import clamped_swiglu
 from surestep_kernels.gpu.rowwise.mul_sigmoid import mul_sigmoid
-from surestep_kernels.gpu.rowwise.rms_norm import add_rms_norm, add_rms_norm_of_parts, rms_norm
+from surestep_kernels.gpu.rowwise.rms_norm import add_rms_norm, add_rms_norm_of_partials, rms_norm
 from surestep_kernels.gpu.rowwise.rms_norm_gated import rms_norm_gated
-from surestep_kernels.gpu.rowwise.silu_and_mul import silu_and_mul, silu_and_mul_of_parts
+from surestep_kernels.gpu.rowwise.silu_and_mul import silu_and_mul, silu_and_mul_of_partials
 from surestep_kernels.gpu.step.ngram import ngram
 from surestep_kernels.gpu.step.step_ops import STEP_OPS
 from surestep_kernels.kernel_set import REFERENCE, KernelSet
@@ -36,45 +37,50 @@ from surestep_kernels.ops.moe import Mixture, PackedExperts, Router
 
 @dataclass(frozen=True, slots=True)
 class TritonKernels(KernelSet):
-    """Whatever follows a product is done by the kernel that adds up its splits."""
+    """Whatever follows a product is fused into the kernel that adds up its splits."""
 
-    linear_parts: LinearParts = linear_parts
+    linear_partials: LinearPartials = linear_partials
     fp8_rows: bool = False  # FP8 weights are multiplied by activations in FP8
 
     def linear_silu_and_mul(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """See KernelSet."""
-        return silu_and_mul_of_parts(self.linear_parts(x, packed))
+        return silu_and_mul_of_partials(self.linear_partials(x, packed))
 
     def linear_add_rms_norm(
         self, x: Tensor, packed: PackedLinear, residual: Tensor, weight: Tensor, eps: float
     ) -> Tensor:
-        """See KernelSet."""
-        return add_rms_norm_of_parts(self.linear_parts(x, packed), residual, weight, eps)
+        return add_rms_norm_of_partials(self.linear_partials(x, packed), residual, weight, eps)
 
-    def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear) -> Mixture:
-        """See KernelSet. A checkpoint may have quantised the router, but not the gate beside it."""
+    def route_tokens(self, x: Tensor, router: Router, gate_up: PackedLinear | None) -> Mixture:
+        """Route x. A checkpoint may have quantised the router, but not the gate beside it."""
         if router.gate is not None:
             return KernelSet.route_tokens(self, x, router, gate_up)
-        scores = self.linear_parts(x, router.scores, torch.float32)
-        return route_tokens(scores, self.linear_parts(x, gate_up), x, router)
+        # The bias is left to the next kernel for any number of rows: its loads are then laid out
+        # alike, and with them the order in which threads add up the softmax.
+        unbiased = replace(router.scores, bias=None)
+        scores = self.linear_partials(x, unbiased, torch.float32)._replace(bias=router.scores.bias)
+        shared = None if gate_up is None else self.linear_partials(x, gate_up)
+        return route_tokens(scores, shared, x, router)
 
     def mix_experts_add_rms_norm(
         self,
         mixture: Mixture,
         packed: PackedExperts,
-        shared_down: PackedLinear,
+        shared_down: PackedLinear | None,
         residual: Tensor,
         weight: Tensor,
         eps: float,
     ) -> Tensor:
-        """See KernelSet. Experts of several layouts are run one by one."""
+        """Mix, add and normalise. Experts of several layouts are run one by one."""
         if packed.addresses is None:
             return KernelSet.mix_experts_add_rms_norm(
                 self, mixture, packed, shared_down, residual, weight, eps
             )
-        shared, fp8 = self.linear_parts(mixture.shared, shared_down), self.fp8_rows
+        shared = None
+        if shared_down is not None:
+            assert mixture.shared is not None
+            shared = self.linear_partials(mixture.shared, shared_down)
         return mix_experts_add_rms_norm(
-            mixture, packed, shared, residual, weight, eps, fp8_rows=fp8
+            mixture, packed, shared, residual, weight, eps, fp8_rows=self.fp8_rows
         )
 
     def project_heads(
@@ -85,15 +91,15 @@ class TritonKernels(KernelSet):
         cache: LayerCache,
         kv_slots: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """See KernelSet. Other attention backends store keys and values in ways of their own."""
+        """Project x. Other attention backends store keys and values in their own way."""
         if self.store_kv is not store_kv:
             return KernelSet.project_heads(self, x, projection, positions, cache, kv_slots)
-        parts = self.linear_parts(x, projection.packed)
-        return project_heads_of_parts(parts, projection, positions, cache, kv_slots)
+        partials = self.linear_partials(x, projection.packed)
+        return project_heads_of_partials(partials, projection, positions, cache, kv_slots)
 
 
 def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
-    """See load_kernels; attention is that of the references."""
+    """Return the Triton kernels with the references' attention."""
     fp8 = activation_dtype == "fp8"
     if fp8 and torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
         raise InvalidRequest("this GPU does not multiply FP8", param="activation_dtype")
@@ -106,7 +112,7 @@ def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
         pack_linear=REFERENCE.pack_linear,
         pack_quantized=pack_quantized,
         linear=products.linear,
-        linear_parts=products.parts,
+        linear_partials=products.partials,
         fp8_rows=fp8,
         products=products,
         rotary=rotary,
@@ -114,6 +120,7 @@ def triton_kernels(linear_backend: str, activation_dtype: str) -> TritonKernels:
         store_kv=REFERENCE.store_kv,
         paged_attention=REFERENCE.paged_attention,
         silu_and_mul=silu_and_mul,
+        clamped_swiglu=clamped_swiglu,
         causal_conv=causal_conv,
         gated_delta=gated_delta,
         rms_norm_gated=rms_norm_gated,

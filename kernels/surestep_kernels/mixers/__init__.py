@@ -1,1 +1,1 @@
-"""Attention and recurrent layers, and the caches they read, in torch."""
+"""Torch references of attention and recurrent layers, and the caches they read."""

@@ -1,4 +1,4 @@
-"""What an attention backend must serve, and what it is."""
+"""The attention that a model needs (AttentionCase), and the backends that compute it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .paged_attention import PagedAttention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCase:
-    """What a backend must serve."""
+    """What a backend must support."""
 
     device: str
     capability: int  # of the device: 90 is sm_90; 0 = no CUDA device is present
@@ -25,14 +25,14 @@ class AttentionCase:
     block_size: int = 16
     window: bool = False
     sinks: bool = False
-    # A token's bits must not depend on its neighbours, nor on the window that it is verified in.
-    # Without that a step with drafts may choose another token than one without, where two logits
-    # are all but equal.
+    # A token's bits must not depend on its neighbours, nor on the window in which it is verified.
+    # Otherwise a step with drafts may choose another token than one without where two logits are
+    # almost equal.
     invariant: bool = True
 
     @classmethod
     def on(cls, device: str) -> AttentionCase:
-        """The default case on "cpu", "cuda" or "cuda:0"."""
+        """Return the default case on "cpu", "cuda" or "cuda:0"."""
         capability = 0
         if device != "cpu" and torch.cuda.is_available():
             major, minor = torch.cuda.get_device_capability(device)
@@ -56,5 +56,5 @@ class AttentionBackend:
 
 
 def refuse(name: str, reason: str) -> InvalidRequest:
-    """The error for a case that a backend does not serve."""
+    """Return the error for a case that a backend does not support."""
     return InvalidRequest(f"no {name}: {reason}", param="attention_backend")

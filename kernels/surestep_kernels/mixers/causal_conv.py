@@ -12,7 +12,8 @@ from .recurrent import ConvState, RecurrentRows
 def causal_conv_reference(
     x: Tensor, weight: Tensor, conv: ConvState, rows: RecurrentRows
 ) -> Tensor:
-    """silu of the convolution of x [T, C] with weight f32[taps, C], tap `taps - 1` on the newest.
+    """Convolve x [T, C] with weight f32[taps, C], tap `taps - 1` on the newest token, and apply
+    silu.
 
     Returns [T, C]; `conv` advances as described in recurrent.py.
     """
@@ -33,7 +34,7 @@ def causal_conv_reference(
         sequence = torch.cat((history, x_row))
         windows = sequence.float().unfold(0, keep + 1, 1)  # [n, C, taps]
         total = (windows * weight.t()).sum(dim=-1).to(x.dtype)
-        # torch rounds vectors and their remainders differently: token by token all are alike.
+        # torch rounds vectors and their remainders differently; single tokens are all alike.
         for at, token in zip(range(first, end), total, strict=True):
             out[at] = functional.silu(token.float()).to(x.dtype)
         if rows.window[r]:

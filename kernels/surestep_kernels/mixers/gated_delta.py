@@ -33,7 +33,7 @@ def gated_delta_reference(
     beta_and_decay [T, 2 Hv] holds b, then a; a_log and dt_bias are f32[Hv]. `delta` advances as
     described in recurrent.py.
     """
-    # torch rounds vectors and their remainders differently: token by token all are alike.
+    # torch rounds vectors and their remainders differently; single tokens are all alike.
     inputs = [
         _prepare(x, ba, a_log, dt_bias, delta)
         for x, ba in zip(qkv.float(), beta_and_decay.float(), strict=True)
@@ -71,7 +71,7 @@ def gated_delta_reference(
 
 
 class _Inputs(NamedTuple):
-    """Of one token."""
+    """Inputs of one token."""
 
     q: Tensor  # [Hk, dk]
     k: Tensor  # [Hk, dk]
@@ -101,12 +101,12 @@ def _normalised(x: Tensor) -> Tensor:
 
 
 def _spread(x: Tensor, heads: int) -> Tensor:
-    """Give each of `heads` value heads its key head's line of x [Hk, dk]."""
+    """Give each of `heads` value heads the line of its key head in x [Hk, dk]."""
     return x.repeat_interleave(heads // len(x), dim=0)
 
 
 def _product(state: Tensor, x: Tensor) -> Tensor:
-    """S^T x per value head: [Hv, dv]."""
+    """Return S^T x per value head: [Hv, dv]."""
     return torch.einsum("hkv,hk->hv", state, _spread(x, len(state)))
 
 

@@ -1,4 +1,4 @@
-"""The projection in front of attention, up to what attention reads."""
+"""The projection of attention's inputs, with the norms and rotation that follow it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from surestep_kernels.ops.linear import PackedLinear
 
 
 class HeadProjection(NamedTuple):
-    """A weight whose outputs are heads: queries, some that stay as they are, keys and values."""
+    """A weight whose outputs are heads: queries, heads left as they are, keys and values."""
 
     packed: PackedLinear
     head_dim: int
     num_heads: int  # of queries
-    num_others: int  # gates, for one
+    num_others: int  # gates, for example
     num_kv_heads: int  # of keys, and of values
     cos_sin: Tensor  # f32[P, D'], see rotary_reference
     q_norm: Tensor | None = None  # f32[D]; both or neither
@@ -24,5 +24,5 @@ class HeadProjection(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """Heads of each kind, in order."""
+        """Return the number of heads of each kind, in order."""
         return self.num_heads, self.num_others, self.num_kv_heads, self.num_kv_heads

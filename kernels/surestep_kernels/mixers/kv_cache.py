@@ -1,4 +1,4 @@
-"""The paged KV cache: its shape, and writing into it."""
+"""The paged KV cache: its shape, and writing to it."""
 
 from __future__ import annotations
 
@@ -20,23 +20,21 @@ class LayerCache(NamedTuple):
 
     @property
     def pages(self) -> tuple[Tensor, Tensor]:
-        """Keys and values."""
+        """Return the pages of keys and of values."""
         return self.k, self.v
 
 
 class StoreKV(Protocol):
-    """See store_kv_reference."""
-
     def __call__(self, k: Tensor, v: Tensor, cache: LayerCache, kv_slots: Tensor) -> None: ...
 
 
 def kv_cache_shape(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
 ) -> tuple[int, int, int, int]:
-    """Shape of one layer's key cache, and of its value cache.
+    """Return the shape of one layer's key cache, and of its value cache.
 
-    A block is contiguous and may be copied or cleared as a whole. The order of the elements
-    inside a block is private to the KernelSet that wrote it.
+    A block is contiguous and may be copied or cleared as a whole. The order of the elements inside
+    a block is private to the KernelSet that wrote it.
     """
     return (num_blocks, num_kv_heads, block_size, head_dim)
 
@@ -44,7 +42,7 @@ def kv_cache_shape(
 def store_kv_reference(k: Tensor, v: Tensor, cache: LayerCache, kv_slots: Tensor) -> None:
     """Write k and v [T, Hkv, D] to the flat slots i64[T] = block * block_size + offset.
 
-    FP8 pages saturate at +-448; what is NaN stays NaN.
+    FP8 pages saturate at +-448; NaN stays NaN.
     """
     block_size = cache.k.shape[2]
     block = torch.div(kv_slots, block_size, rounding_mode="floor")

@@ -14,15 +14,13 @@ class AttentionRows(NamedTuple):
     """R rows of T tokens. Row r owns tokens cu_rows[r]:cu_rows[r+1]."""
 
     block_tables: Tensor  # i32[S, B] pages of each slot in order of position
-    slots: Tensor  # i64[R] that exist: whose pages a row attends to
-    cu_rows: Tensor  # i32[R+1] first token of each row, then the first that belongs to none
+    slots: Tensor  # i64[R] existing slots, to whose pages each row attends
+    cu_rows: Tensor  # i32[R+1] first token of each row, then the first of no row
     start: Tensor  # i32[R] committed length: position of the row's first token
-    max_tokens: int  # most tokens of a row, or more: known on the host, it sizes launches
+    max_tokens: int  # upper bound of the tokens of a row, known on the host; it sizes launches
 
 
 class PagedAttention(Protocol):
-    """See paged_attention_reference."""
-
     def __call__(
         self,
         q: Tensor,
@@ -44,12 +42,12 @@ def paged_attention_reference(
     window: int = 0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend q [T, Hq, D] to the cached keys and values; returns [T, Hq, D].
+    """Attend q [T, Hq, D] to the cached keys and values; return [T, Hq, D].
 
-    The i-th token of row r sees the KV positions 0..start[r]+i, with a `window` only the last that
-    many of them, itself included. A head's sink f32[Hq] is one more logit in the denominator of its
-    softmax. Positions that no token of the row sees never reach the result, whatever they hold.
-    Tokens that belong to no row have any result.
+    The i-th token of row r sees the KV positions 0..start[r]+i; with a `window` it sees only the
+    last `window` of them, itself included. A head's sink f32[Hq] is one more logit in the
+    denominator of its softmax. Positions that no token of the row sees never influence the result,
+    whatever they hold. The result of tokens that belong to no row is undefined.
     """
     block_tables, slots, cu_rows, start, _ = rows
     counts = (cu_rows[1:] - cu_rows[:-1]).long()
@@ -58,7 +56,7 @@ def paged_attention_reference(
     if not len(row):
         return out
     index = torch.arange(len(row), device=q.device) - cu_rows.long()[row]  # within its row
-    seen = _Seen(start.long(), counts, window)
+    seen = _Visible(start.long(), counts, window)
     k = _gather_pages(cache, 0, block_tables, slots, seen)  # [R, Hkv, L, D]
     v = _gather_pages(cache, 1, block_tables, slots, seen)
     num_rows, num_kv_heads, span, head_dim = k.shape
@@ -75,22 +73,22 @@ def paged_attention_reference(
     return out
 
 
-class _Seen(NamedTuple):
-    """Which positions the tokens of each row see."""
+class _Visible(NamedTuple):
+    """The positions that the tokens of each row see."""
 
     start: Tensor  # i64[R] position of the row's first token
     counts: Tensor  # i64[R] its tokens
     window: int
 
     def by_token(self, tokens: int, span: int) -> Tensor:
-        """bool[R, tokens, span]"""
+        """Return bool[R, tokens, span]."""
         device = self.start.device
         own = self.start[:, None, None] + torch.arange(tokens, device=device)[:, None]
         position = torch.arange(span, device=device)
         return (position <= own) & ((position > own - self.window) | (self.window == 0))
 
     def by_row(self, span: int) -> Tensor:
-        """bool[R, span] what any token of the row sees"""
+        """Return bool[R, span]: what any token of the row sees."""
         position = torch.arange(span, device=self.start.device)
         first = self.start[:, None] + 1 - self.window
         behind = position >= (self.start + self.counts)[:, None]
@@ -98,7 +96,7 @@ class _Seen(NamedTuple):
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Over the last of [R, Hkv, G, Q, L]."""
+    """Apply softmax over the last dimension of [R, Hkv, G, Q, L]."""
     if sinks is None:
         return scores.softmax(dim=-1)
     sink = sinks.float().view(scores.shape[1], scores.shape[2], 1, 1)
@@ -107,9 +105,9 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _gather_pages(
-    cache: LayerCache, which: int, block_tables: Tensor, slots: Tensor, seen: _Seen
+    cache: LayerCache, which: int, block_tables: Tensor, slots: Tensor, seen: _Visible
 ) -> Tensor:
-    """Keys (0) or values (1) of every row in order, f32[R, Hkv, L, D]; unseen ones are 0."""
+    """Return keys (0) or values (1) of every row in order, f32[R, Hkv, L, D]; unseen ones are 0."""
     pages = cache.pages[which]
     span = int((seen.start + seen.counts).max())
     used = block_tables[slots, : -(-span // pages.shape[2])].long()  # [R, P]

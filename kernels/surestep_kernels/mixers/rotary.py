@@ -11,8 +11,6 @@ Sections = tuple[int, int, int]  # how many of D'/2 frequencies turn with time, 
 
 
 class Rotary(Protocol):
-    """See rotary_reference."""
-
     def __call__(
         self,
         q: Tensor,
@@ -32,8 +30,8 @@ def rotary_reference(
     head the first D' elements are rotated, the rest stays as it is.
 
     With `sections` positions are i64[3, T], of time, height and width, and each frequency turns
-    with one of them, in the interleaved form of Qwen3-VL and Qwen3.5: see section_axes. A token of
-    text has the same position three times, which makes the result the plain one.
+    with one of them, in the interleaved form of Qwen3-VL and Qwen3.5 (see section_axes). A text
+    token has the same position three times, which gives the same result as without sections.
     """
     if sections is None:
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)  # [T, 1, D'/2] each
@@ -48,9 +46,9 @@ def rotary_reference(
 
 
 def section_axes(sections: Sections) -> Tensor:
-    """Which of the three positions each frequency turns with: i64[D'/2].
+    """Return which of the three positions each frequency turns with: i64[D'/2].
 
-    The axes take turns, time, height, width, until a section is used up; time has all the rest.
+    The axes alternate, time, height, width, until a section is used up; time gets all the rest.
     """
     index = torch.arange(sum(sections))
     axes = index % 3

@@ -1,1 +1,1 @@
-"""Products, norms, activations and experts: what layers are made of, in torch."""
+"""Torch references of what layers are made of: products, norms, activations and experts."""

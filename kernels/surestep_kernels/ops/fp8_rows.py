@@ -1,10 +1,10 @@
-"""Activations rounded to FP8 as they come, for weights that are FP8 themselves (W8A8).
+"""Activations rounded to FP8 on the fly, for weights that are FP8 themselves (W8A8).
 
-Each group of inputs of each row has a scale of its own, as the weight's groups have, so that a row
-means the same whatever rows stand beside it. (The tiles of 1 x 128 of DeepSeek-V3, arXiv
-2412.19437, section 3.3, with scales that are powers of two, as in its version 3.1.) A power of two
-moves no bit of what it scales: all that is lost is the significand beyond 4 bits, and what is 2^17
-below the largest number of its group.
+Each group of inputs of each row has its own scale, as the weight's groups have, so that a row's
+values do not depend on the rows beside it. (The 1 x 128 tiles of DeepSeek-V3, arXiv 2412.19437,
+section 3.3, with power-of-two scales, as in its version 3.1.) A power of two changes no bit of the
+significand: all that is lost is the significand beyond 4 bits, and numbers 2^17 below the largest
+of their group.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ INFINITY = 0x7F800000
 
 
 def quantize_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """x [M, K] to codes float8_e4m3fn[M, K] and scales f32[M, ceil(K / g)], powers of two.
+    """Quantise x [M, K] to codes float8_e4m3fn[M, K] and scales f32[M, ceil(K / g)], powers of two.
 
-    What is not finite becomes NaN.
+    Elements that are not finite become NaN.
     """
     rows, columns = x.shape
     parts = functional.pad(x.float(), (0, -columns % group_size)).view(rows, -1, group_size)
@@ -40,14 +40,14 @@ def quantize_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
 
 
 def round_rows(x: Tensor, group_size: int) -> Tensor:
-    """What quantize_rows makes of x [M, K], in its own dtype, which loses nothing."""
+    """Return x [M, K] rounded as by quantize_rows, in its own dtype, which loses nothing more."""
     codes, scales = quantize_rows(x, group_size)
     widened = scales.repeat_interleave(group_size, dim=1)[:, : x.shape[1]]
     return (codes.float() * widened).to(x.dtype)
 
 
 def with_rounded_rows(linear: Linear) -> Linear:
-    """`linear`, but what meets an FP8 weight is rounded first."""
+    """Return `linear` with inputs of FP8 weights rounded first."""
 
     @wraps(linear)
     def rounded(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Matrix product with a weight that is packed once, when the model loads."""
+"""Matrix products with a weight that is packed once, when the model is loaded."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ class WeightFormat(IntEnum):
     BF16 = 1
     FP8 = 2
     INT4 = 3
+    MXFP4 = 4
 
 
+# What the 16 codes of E2M1 stand for: a sign, two bits of exponent, one of mantissa.
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 PLAIN_FORMATS = {torch.float32: WeightFormat.F32, torch.bfloat16: WeightFormat.BF16}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLinear:
-    """A weight in the layout of the KernelSet that packed it; opaque to everyone else."""
+    """A weight in the layout of the KernelSet that packed it; opaque to everything else."""
 
     data: Tensor
     bias: Tensor | None  # [out_features], or longer
@@ -34,18 +37,18 @@ class PackedLinear:
     out_features: int
     format: WeightFormat
     group_size: int = 0  # inputs that share a scale
-    scales: Tensor | None = None  # where the layout keeps them apart from the data
+    scales: Tensor | None = None  # if the layout stores them apart from the data
     zeros: Tensor | None = None
 
 
 class PackLinear(Protocol):
-    """weight [N, K] and bias [N] to the KernelSet's own layout."""
+    """Pack weight [N, K] and bias [N] into the KernelSet's own layout."""
 
     def __call__(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear: ...
 
 
 class Linear(Protocol):
-    """x [T, K] times the packed weight, plus its bias: [T, N] in out_dtype (x's by default)."""
+    """Return x [T, K] times the packed weight plus its bias: [T, N] in out_dtype (default: x's)."""
 
     def __call__(
         self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
@@ -61,7 +64,7 @@ def pack_linear_reference(weight: Tensor, bias: Tensor | None = None) -> PackedL
 def linear_reference(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """x [T, K] -> [T, N]. A wider out_dtype widens the rounded product, nothing more."""
+    """Map x [T, K] to [T, N]. A wider out_dtype only widens the rounded product."""
     if packed.scales is None:
         return functional.linear(x, packed.data, packed.bias).to(out_dtype or x.dtype)
     weight = dequantize(packed.data, packed.scales, packed.zeros, packed.group_size)
@@ -70,7 +73,10 @@ def linear_reference(
 
 
 def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int) -> Tensor:
-    """The weight f32[N, K] of a QuantizedWeight with these parts."""
+    """Return the weight f32[N, K] of a QuantizedWeight with these parts."""
+    if scales.dtype is torch.uint8:
+        values = torch.tensor(E2M1, device=codes.device)[codes.long()]
+        return values * e8m0(scales).repeat_interleave(group_size, dim=1)
 
     def per_element(per_group: Tensor) -> Tensor:
         return per_group.repeat_interleave(group_size, dim=1)[:, : codes.shape[1]]
@@ -79,12 +85,17 @@ def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor | None, group_size: 
     return values * per_element(scales)
 
 
+def e8m0(exponents: Tensor) -> Tensor:
+    """2^(e - 127) of exponents e u8[...] below 255, in f32: a subnormal number for 0."""
+    return exponents.view(torch.float8_e8m0fnu).float()
+
+
 class PlainProducts(Protocol):
-    """How a device multiplies by plain weights, where it has a choice."""
+    """The products with unquantised weights on a device that has several implementations."""
 
     @property
     def family(self) -> str:
-        """The name of the kernels that serve."""
+        """The name of the implementation in use."""
 
-    def meet(self, weights: Iterable[PackedLinear]) -> None:
-        """Take note of the weights that will be multiplied by."""
+    def register(self, weights: Iterable[PackedLinear]) -> None:
+        """Register the weights that the model will use."""

@@ -6,5 +6,5 @@ from torch import Tensor
 
 
 def mul_sigmoid_reference(x: Tensor, gate: Tensor) -> None:
-    """x [T, W] *= sigmoid(gate), in place; gate [T, W] or [T, 1]."""
+    """Multiply x [T, W] by sigmoid(gate) in place; gate is [T, W] or [T, 1]."""
     x *= gate.float().sigmoid().to(x.dtype)

@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits whose elements share scales in groups: what they mean, and a reference."""
+"""Weights of 8 or 4 bits whose elements share scales in groups: their meaning, and a reference."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from .linear import PackedLinear, WeightFormat
 
 MAX_GROUP = 128  # as in cpu/linear.h
 GROUP_MULTIPLE = 8  # elements of a group: whole 32-bit lanes of any format
+MXFP4_GROUP = 32
+E8M0_NAN = 255
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
     """A weight [N, K]: W[n, k] = (value of codes[n, k] - zeros[n, k // g]) * scales[n, k // g].
 
-    Codes are float8_e4m3fn without NaN (no zeros then), or the numbers 0 to 15 in uint8. The last
-    group may be short. Scales of 4-bit weights must be numbers that float16 or bfloat16 can hold.
+    FP8 has codes in float8_e4m3fn without NaN, and no zeros. INT4 has the numbers 0 to 15 in uint8,
+    and scales that float16 or bfloat16 can hold. In both the last group may be short. MXFP4 (OCP
+    Microscaling Formats 1.0) has E2M1 codes in uint8, full groups of 32, no zeros, and powers of
+    two for scales, of which the exponents plus 127 are kept: E8M0 without NaN.
     """
 
     codes: Tensor  # [N, K]
-    scales: Tensor  # f32[N, ceil(K / g)]
-    zeros: Tensor | None  # u8[N, ceil(K / g)], 0 to 15
+    scales: Tensor  # f32[N, ceil(K / g)], or u8 of MXFP4
+    zeros: Tensor | None  # u8[N, ceil(K / g)], 0 to 15; of INT4 only
     group_size: int  # g: a multiple of GROUP_MULTIPLE, MAX_GROUP at most
 
     def __post_init__(self) -> None:
@@ -34,9 +38,16 @@ class QuantizedWeight:
         assert 0 < self.group_size <= MAX_GROUP
         assert self.group_size % GROUP_MULTIPLE == 0
         assert self.codes.is_contiguous()
-        assert self.scales.dtype is torch.float32
         assert self.scales.is_contiguous()
         assert self.scales.shape == groups
+        if self.scales.dtype is torch.uint8:
+            assert self.codes.dtype is torch.uint8
+            assert self.zeros is None
+            assert self.group_size == MXFP4_GROUP
+            assert columns % MXFP4_GROUP == 0
+            assert not (self.scales == E8M0_NAN).any()
+            return
+        assert self.scales.dtype is torch.float32
         if self.zeros is None:
             assert self.codes.dtype is torch.float8_e4m3fn
             return
@@ -48,17 +59,25 @@ class QuantizedWeight:
     @property
     def format(self) -> WeightFormat:
         """How a packed weight stores the codes."""
+        if self.scales.dtype is torch.uint8:
+            return WeightFormat.MXFP4
         return WeightFormat.FP8 if self.zeros is None else WeightFormat.INT4
 
     @property
     def nbytes(self) -> int:
-        """Memory of the packed weight, but for padding."""
+        """Size of the packed weight in bytes, without padding."""
         bits = self.codes.numel() * (8 if self.format is WeightFormat.FP8 else 4)
         return bits // 8 + self.scales.nbytes
 
+    def rows(self, chosen: Tensor) -> QuantizedWeight:
+        """The outputs i64[M] of the weight, in this order."""
+        codes = self.codes.view(torch.uint8)[chosen].view(self.codes.dtype)
+        zeros = None if self.zeros is None else self.zeros[chosen]
+        return QuantizedWeight(codes, self.scales[chosen], zeros, self.group_size)
+
 
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Weights of the same inputs and groups, one below the other."""
+    """Concatenate weights with the same inputs and groups along their outputs."""
     codes = torch.cat([w.codes.view(torch.uint8) for w in weights]).view(weights[0].codes.dtype)
     scales = torch.cat([w.scales for w in weights])
     zeros = [w.zeros for w in weights if w.zeros is not None]
@@ -67,7 +86,7 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 class PackQuantized(Protocol):
-    """A quantised weight [N, K] and bias [N] to the KernelSet's own layout, for its `linear`."""
+    """Pack a quantised weight [N, K] and bias [N] into the KernelSet's layout for `linear`."""
 
     def __call__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> PackedLinear: ...
 

@@ -18,6 +18,6 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual += x in place (both [T, H]); returns the normalised residual [T, H]."""
+    """Add x to residual in place (both [T, H]); return the normalised residual [T, H]."""
     residual += x
     return rms_norm_reference(residual, weight, eps)

@@ -1,4 +1,4 @@
-"""The normalisation behind a gated delta layer: each head normalised, then gated."""
+"""The norm behind a gated delta layer: each head is normalised, then gated."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from .rms_norm import rms_norm_reference
 
 
 def rms_norm_gated_reference(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm(x) * weight * silu(gate) for x and gate [T, H, D] and weight f32[D]: [T, H, D]."""
+    """Return rms_norm(x) * weight * silu(gate) [T, H, D] of x and gate [T, H, D], weight f32[D]."""
     normed = rms_norm_reference(x.flatten(0, 1), weight, eps).view(x.shape)
     return (normed.float() * functional.silu(gate.float())).to(x.dtype)

@@ -9,16 +9,15 @@ from torch import Tensor
 
 
 class Route(Protocol):
-    """See route_reference."""
-
     def __call__(self, logits: Tensor, top_k: int, *, normalize: bool) -> tuple[Tensor, Tensor]: ...
 
 
 def route_reference(logits: Tensor, top_k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
-    """The top_k of the softmax of logits f32[T, E]: weights f32[T, k] and experts i64[T, k].
+    """Return the top_k logits of f32[T, E] as weights f32[T, k] and experts i64[T, k].
 
-    Greatest first, the lowest index winning a tie; `normalize` makes the weights sum to 1.
+    They are sorted, the greatest first; of equal ones the lowest index comes first. The weights are
+    the softmax over all experts; `normalize` makes them sum to 1: the softmax over the chosen ones.
     """
-    weights, experts = torch.sort(logits.softmax(dim=-1), dim=-1, descending=True, stable=True)
-    weights, experts = weights[:, :top_k], experts[:, :top_k]
+    experts = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :top_k]
+    weights = logits.softmax(dim=-1).gather(1, experts)
     return weights / weights.sum(dim=-1, keepdim=True) if normalize else weights, experts

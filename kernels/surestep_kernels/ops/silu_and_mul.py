@@ -7,9 +7,10 @@ from torch.nn import functional
 
 
 def silu_and_mul_reference(x: Tensor) -> Tensor:
-    """silu(gate) * up, where x [T, 2I] holds gate in its first half and up in its second.
+    """Return silu(gate) * up [T, I], where x [T, 2I] holds gate in its first half and up in its
+    second.
 
-    Returns [T, I]. silu is rounded to x's dtype before the product, as in the published models.
+    silu is rounded to x's dtype before the product, as in the published models.
     """
     gate, up = x.chunk(2, dim=-1)
     return functional.silu(gate) * up

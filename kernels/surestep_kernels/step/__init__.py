@@ -1,1 +1,1 @@
-"""What keeps a step on its device, in torch: drafts, inputs, choice, commit, report."""
+"""Torch references of the ops that keep a step on its device: inputs, choice, commit, report."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from .columns import Column
 from .gumbel import gumbel_noise
-from .mass import mass_of, mass_wanted
+from .mass import mass_of, target_mass
 
 
 class RowStatus(IntEnum):
-    """As in worker.proto."""
+    """The status of a row, with the numbers of worker.proto."""
 
     OK = 1
     NON_FINITE = 2
@@ -21,30 +22,28 @@ class RowStatus(IntEnum):
     SHAPING_OVERFLOW = 4
 
 
-SATURATED = torch.finfo(torch.float32).max  # what shaping makes of a finite logit at most
+SATURATED = torch.finfo(torch.float32).max  # the most that shaping makes of a finite logit
 
 
-class DrawParams(NamedTuple):
-    """How the tokens of each window are drawn: one entry per window."""
+class DrawParams(NamedTuple, Generic[Column]):
+    """The sampling parameters of each window: one entry per window."""
 
-    temperature: Tensor  # f32[V] 0 = greedy
-    seed_low: Tensor  # i32[V] the lower half of the seed's bits
-    seed_high: Tensor  # i32[V]
-    max_gap: Tensor  # f32[V] -log(min_p); infinite = off
-    top_k: Tensor  # i32[V] the size of the vocabulary = off
-    top_p: Tensor  # f32[V] infinite = off
+    temperature: Column  # f32[V] 0 = greedy
+    seed_low: Column  # i32[V] the lower half of the seed's bits
+    seed_high: Column  # i32[V]
+    max_gap: Column  # f32[V] -log(min_p); infinite = off
+    top_k: Column  # i32[V] vocabulary size = off
+    top_p: Column  # f32[V] infinite = off
 
 
 class Chosen(NamedTuple):
-    """The choice of every position."""
+    """The token chosen at every position."""
 
     ids: Tensor  # i32[N]; 0 where the status is not OK
     status: Tensor  # i32[N] RowStatus
 
 
 class Choose(Protocol):
-    """See choose_reference."""
-
     def __call__(
         self, z: Tensor, window: Tensor, length: Tensor, params: DrawParams,
         *, random: bool, truncated: bool,
@@ -62,14 +61,15 @@ def choose_reference(
 ) -> Chosen:
     """Choose the token at index length[n] i32[N] from the logits z f32[N, V].
 
-    window i32[N] names the parameters of each position. The order of tokens is the greatest logit
-    first, then the lowest id; min_p, top_k and top_p keep a leading part of it, and top_p measures
-    the mass that the other two left, in whole numbers: see surestep_kernels.step.mass. `random` and
-    `truncated` are the host's word that some row draws at all, and that some row restricts what
-    it draws from.
+    window i32[N] is the index of each position's parameters. Tokens are ordered by logit, greatest
+    first, then by lowest id; min_p, top_k and top_p keep a leading part of this order. top_p
+    measures the mass that the other two left, in whole numbers (see surestep_kernels.step.mass).
+    `random` and `truncated` say whether any row draws at all, and whether any row restricts what it
+    draws from; the host knows both.
 
-    A row is not OK when its greatest logit is NaN or +inf, which is the model's doing, as shaping
-    saturates what is finite; when it is SATURATED, which is the request's; or when all are -inf.
+    A row's status is not OK if its greatest logit is NaN or +inf (the model is at fault, since
+    shaping saturates finite logits), if it is SATURATED (the request is at fault), or if all logits
+    are -inf.
     """
     peak = z.amax(dim=1)  # NaN if any logit is
     status = torch.full_like(window, RowStatus.NON_FINITE)
@@ -89,7 +89,7 @@ def choose_reference(
 
 
 def _first_greatest(x: Tensor) -> Tensor:
-    """Lowest index of the greatest element of each row."""
+    """Return the lowest index of the greatest element of each row."""
     columns = torch.arange(x.shape[1], device=x.device)
     return torch.where(x == x.amax(dim=1, keepdim=True), columns, x.shape[1] - 1).amin(dim=1)
 
@@ -99,11 +99,11 @@ def _seeds(params: DrawParams) -> Tensor:
 
 
 def _kept(gap: Tensor, p: DrawParams) -> Tensor:
-    """Which tokens may be drawn bool[N, V]."""
+    """Return which tokens may be drawn, bool[N, V]."""
     ordered, order = gap.sort(dim=1, stable=True)
     rank = torch.arange(gap.shape[1], device=gap.device)
     left = (ordered <= p.max_gap.unsqueeze(1)) & (rank < p.top_k.unsqueeze(1))
     mass = torch.where(left, mass_of(ordered), 0)
     before = mass.cumsum(dim=1) - mass
-    kept = left & (before < mass_wanted(p.top_p, mass.sum(dim=1)).unsqueeze(1))
+    kept = left & (before < target_mass(p.top_p, mass.sum(dim=1)).unsqueeze(1))
     return torch.zeros_like(kept).scatter_(1, order, kept)

@@ -1,51 +1,50 @@
-"""Accept iff equal, and the advance of the slots: the end of a step, without asking the host."""
+"""The end of a step on its device: accept drafts that equal the choice, and advance the slots."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from .choose import Chosen, RowStatus
+from .columns import Column
 from .slot_state import DraftIds, SlotState, StepRows
 
 
-class StopIds(NamedTuple):
+class StopIds(NamedTuple, Generic[Column]):
     """The stop ids of each window."""
 
-    cu: Tensor  # i32[V+1] those of window w are ids[cu[w]:cu[w+1]]
-    ids: Tensor  # i32[..]
+    cu: Column  # i32[V+1] those of window w are ids[cu[w]:cu[w+1]]
+    ids: Column  # i32[..]
 
 
 class Report(NamedTuple):
-    """Columns of what a step reports of each row; the K + 1 tokens stand behind them."""
+    """What a step reports of each row, as columns; the K + 1 tokens follow them."""
 
     len_before: Tensor  # i32[R]
     n_drafts: Tensor
     status: Tensor  # RowStatus
     n_accepted: Tensor
     n_emitted: Tensor
-    folded: Tensor  # tokens in the recurrent state afterwards
+    folded: Tensor  # tokens that the recurrent state holds afterwards
     drafter_len: Tensor
     tokens: Tensor  # i32[R, K+1] emitted ids, leading part
 
     @classmethod
     def of(cls, words: Tensor) -> Report:
-        """Views of i32[R, report_width(K)]."""
+        """Return views of words i32[R, report_width(K)]."""
         columns = len(cls._fields) - 1
         return cls._make((*words[:, :columns].unbind(dim=1), words[:, columns:]))
 
 
 def report_width(num_drafts: int) -> int:
-    """Words of a row's report."""
+    """Return the number of words in a row's report."""
     return len(Report._fields) - 1 + num_drafts + 1
 
 
 class CommitStep(Protocol):
-    """See commit_step_reference."""
-
     def __call__(
         self, rows: StepRows, drafts: DraftIds, chosen: Chosen, stops: StopIds, state: SlotState
     ) -> Tensor: ...
@@ -56,10 +55,10 @@ def commit_step_reference(
 ) -> Tensor:
     """Decide what every window emits, advance every slot, and report i32[R, report_width(K)].
 
-    A window ends with the first of: a choice that differs from its draft, a stop id, the row behind
-    the last draft, or a bad position (which is not emitted). A row whose first position is bad
-    emits nothing and advances nothing, as does one of the NULL slot. Rows with known tokens advance
-    by all of them.
+    A window ends at the first of: a choice that differs from its draft, a stop id, the position
+    after the last draft, or a bad position (which is not emitted). A row whose first position is
+    bad emits nothing and does not advance, and neither does a row of the NULL slot. Rows of known
+    tokens advance by all of them.
     """
     slot = rows.slot.long()
     real = slot < len(state.tokens) - 1
@@ -93,7 +92,7 @@ def commit_step_reference(
 
 
 def _stops(tokens: Tensor, window: Tensor, stops: StopIds) -> Tensor:
-    """Which of tokens [R, K+1] end their request."""
+    """Return which of tokens [R, K+1] end their request."""
     index = torch.arange(len(stops.ids), device=tokens.device)
     begin, end = stops.cu[window], functional.pad(stops.cu, (0, 1))[window + 1]
     mine = (begin.unsqueeze(1) <= index) & (index < end.unsqueeze(1))

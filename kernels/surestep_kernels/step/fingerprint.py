@@ -1,4 +1,4 @@
-"""One number for all bits of a step's hidden states: what the ranks of a group compare."""
+"""One number for all bits of a step's hidden states, which the ranks of a group compare."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ _BITS = {2: torch.int16, 4: torch.int32}
 
 
 class Fingerprint(Protocol):
-    """See fingerprint_reference."""
-
     def __call__(self, hidden: Tensor, rows: StepRows, valid: Tensor) -> Tensor: ...
 
 
 def fingerprint_reference(hidden: Tensor, rows: StepRows, valid: Tensor) -> Tensor:
-    """Sum i64[1] of the bit patterns of hidden [N + P, H], wrapping, without padding.
+    """Sum the bit patterns of hidden [N + P, H] without padding: i64[1], wrapping.
 
-    The first N are those of `rows`: they count if their index within the row is below valid i32[R].
+    The first N rows are those of `rows`: they count if their index within the row is below valid
+    i32[R].
     """
     sums, num_positions = row_fingerprints(hidden), len(rows.position_row)
     real = rows.position_offset < valid[rows.position_row.long()]
@@ -30,5 +29,5 @@ def fingerprint_reference(hidden: Tensor, rows: StepRows, valid: Tensor) -> Tens
 
 
 def row_fingerprints(hidden: Tensor) -> Tensor:
-    """The sums i64[N] of each row of a bf16, fp16 or fp32 tensor [N, H]."""
+    """Return the sum i64[N] of each row of a bf16, fp16 or fp32 tensor [N, H]."""
     return hidden.contiguous().view(_BITS[hidden.element_size()]).sum(dim=1, dtype=torch.int64)

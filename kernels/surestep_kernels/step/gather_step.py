@@ -1,4 +1,4 @@
-"""From slots and geometry to the inputs of one forward pass, without asking the host."""
+"""From slots and geometry to the inputs of one forward pass, without waiting for the host."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .slot_state import OUT_OF_BOUNDS, DraftIds, SlotState, StepRows
 
 
 class StepInputs(NamedTuple):
-    """T tokens, R rows, N sampled positions."""
+    """Inputs of a step with T tokens, R rows and N sampled positions."""
 
     token_ids: Tensor  # i64[T]
     positions: Tensor  # i64[T]
     kv_slots: Tensor  # i64[T] those of padding lie in the NULL block
     start: Tensor  # i32[R] committed length
-    valid: Tensor  # i32[R] how many of a row's tokens are no padding
+    valid: Tensor  # i32[R] how many of a row's tokens are not padding
     slots: Tensor  # i64[R]
     pending: Tensor  # i32[R] records to fold
     snapshot_after: Tensor  # i32[R] see RecurrentRows
@@ -26,8 +26,6 @@ class StepInputs(NamedTuple):
 
 
 class GatherStep(Protocol):
-    """See gather_step_reference."""
-
     def __call__(
         self, rows: StepRows, drafts: DraftIds, state: SlotState, error: Tensor,
         block_size: int, num_blocks: int,
@@ -42,11 +40,11 @@ def gather_step_reference(
     block_size: int,
     num_blocks: int,
 ) -> StepInputs:
-    """Write the drafts behind the known tokens of their slots, and look everything up.
+    """Write the drafts after the known tokens of their slots, and look up the inputs of the step.
 
-    A row's tokens stand at positions committed, committed + 1, ..; in a window those behind its
-    drafts are padding, and so is everything in a row of the NULL slot. A slot that does not exist
-    is replaced by the NULL slot, and told in `error` i32[1].
+    A row's tokens are at positions committed, committed + 1, ..; in a window those after its drafts
+    are padding, and so is everything in a row of the NULL slot. A slot that does not exist is
+    replaced by the NULL slot and reported in `error` i32[1].
     """
     null = len(state.tokens) - 1
     slot = rows.slot.long()
@@ -81,6 +79,7 @@ def _write_drafts(slot: Tensor, drafts: DraftIds, state: SlotState) -> None:
 
 
 def _snapshot_after(rows: StepRows, held: Tensor, after: Tensor) -> Tensor:
-    """Tokens from the state that is held to the armed one, if this step gets there; else 0."""
+    """Return the tokens from the held state to the requested snapshot, if this step gets there;
+    else 0."""
     taken = (held < rows.snapshot_len) & (rows.snapshot_len <= after)
     return torch.where(taken, rows.snapshot_len - held, 0).int()

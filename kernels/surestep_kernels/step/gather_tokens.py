@@ -1,4 +1,4 @@
-"""Runs of tokens out of the slots: ids, positions and places in the KV cache."""
+"""Runs of tokens read from the slots: ids, positions and slots of the KV cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .slot_state import OUT_OF_BOUNDS, SlotState
 
 
 class TokenRuns(NamedTuple):
-    """R runs with room for T tokens."""
+    """R runs of up to T tokens together."""
 
     token_row: Tensor  # i32[T] row of each token
     cu_rows: Tensor  # i32[R+1] row r has room for tokens cu_rows[r]:cu_rows[r+1]
@@ -22,7 +22,7 @@ class TokenRuns(NamedTuple):
 
 
 class TokenInputs(NamedTuple):
-    """All i64[T]."""
+    """Inputs of T tokens, all i64[T]."""
 
     token_ids: Tensor
     positions: Tensor
@@ -30,8 +30,6 @@ class TokenInputs(NamedTuple):
 
 
 class GatherTokens(Protocol):
-    """See gather_tokens_reference."""
-
     def __call__(
         self, runs: TokenRuns, state: SlotState, error: Tensor,
         *, shift: int, block_size: int, num_blocks: int,
@@ -47,10 +45,10 @@ def gather_tokens_reference(
     block_size: int,
     num_blocks: int,
 ) -> TokenInputs:
-    """Look up positions start, start + 1, .. of every run, each with the token `shift` behind it.
+    """Look up positions start, start + 1, .. of every run, each with the token `shift` after it.
 
     Padding has token 0 and lies in the NULL block. A position or block that does not exist is
-    replaced by padding, and told in `error` i32[1].
+    replaced by padding and reported in `error` i32[1].
     """
     row = runs.token_row.long()
     slot, width = runs.slots[row], state.tokens.shape[1]

@@ -25,7 +25,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def gumbel_noise(ids: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Noise f32[N,V] of ids i64[V] or i64[N,V] for rows keyed by seeds and positions i64[N]."""
+    """Noise f32[N,V] of ids i64[V] or i64[N,V] for rows with these seeds and positions i64[N]."""
     key = _mix64(_mix64(seeds + _DOMAIN) + positions * _signed64(_GOLDEN))
     k0, k1 = key.to(torch.int32).unsqueeze(1), (key >> 32).to(torch.int32).unsqueeze(1)
     stage = _mix32((ids + 0x9E3779B9).to(torch.int32))
@@ -41,7 +41,7 @@ def _mix64(x: torch.Tensor) -> torch.Tensor:
 
 
 def _mix32(x: torch.Tensor, key: torch.Tensor | None = None) -> torch.Tensor:
-    """Mixes x i32 in place."""
+    """Mix x i32 in place."""
     scratch = torch.empty_like(x)
     _xor_shift32(x, 16, scratch).mul_(0x7FEB352D)
     if key is not None:

@@ -1,7 +1,7 @@
-"""Prompt lookup: what followed the same words last time will follow them again.
+"""Prompt lookup: what followed the same tokens last time is likely to follow them again.
 
 After A. Saxena's prompt lookup decoding. The last n tokens are looked up in the request's own
-tokens, prompt and output; the tokens behind the match are the drafts.
+prompt and output; the tokens after the match are the drafts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ class NgramDrafts(NamedTuple):
 
 
 class Ngram(Protocol):
-    """See ngram_reference."""
-
     def __call__(
         self,
         tokens: Tensor,
@@ -45,19 +43,19 @@ def ngram_reference(
     max_n: int,
     min_n: int,
 ) -> NgramDrafts:
-    """What followed the most recent of the longest matches of min_n to max_n tokens.
+    """Draft the tokens after the most recent of the longest matches of min_n to max_n tokens.
 
-    A row without a match gets no drafts, any other one all it may have. A match that overlaps its
-    own continuation repeats: reading goes on in what is being drafted.
+    A row without a match gets no drafts, any other row as many as it may have. A match that
+    overlaps its own continuation repeats: reading continues in the drafts themselves.
 
     Args:
         tokens: i32[S, W] token table.
         slots: [R] lines of the table, i32 or i64 as the next two.
-        lengths: [R] known tokens: tokens[slot, :length]; what lies behind is stale.
+        lengths: [R] known tokens: tokens[slot, :length]; what follows them is stale.
         max_drafts: [R] most drafts of each row, besides num_drafts.
-        num_drafts: most drafts of any row, 1 at least.
+        num_drafts: most drafts of any row, at least 1.
         max_n: longest match that counts as longer, at least min_n.
-        min_n: shortest match, 1 at least.
+        min_n: shortest match, at least 1.
     """
     dtype, slots, lengths = slots.dtype, slots.long(), lengths.long()
     end = _best_match(tokens, slots, lengths, max_n, min_n).unsqueeze(1)
@@ -72,7 +70,7 @@ def ngram_reference(
 def _best_match(
     tokens: Tensor, slots: Tensor, lengths: Tensor, max_n: int, min_n: int
 ) -> torch.Tensor:
-    """Index of the last token of each row's best match i64[R], -1 without one."""
+    """Return the index of the last token of each row's best match i64[R], -1 without one."""
     window = tokens[:, : max(int(lengths.max()), min_n)].index_select(0, slots)
     last = lengths - 1
     row, end = _shortest_matches(window, last, min_n)
@@ -88,9 +86,9 @@ def _best_match(
 
 
 def _shortest_matches(window: Tensor, last: Tensor, min_n: int) -> tuple[Tensor, Tensor]:
-    """Rows and last indices of all earlier places that match min_n tokens.
+    """Return rows and last indices of all earlier places that match min_n tokens.
 
-    The one pass over whole rows; what it leaves is few.
+    This is the only pass over whole rows; few places are left after it.
     """
     span = window.shape[1] - min_n + 1
     match = torch.ones(window.shape[0], span, dtype=torch.bool, device=window.device)
@@ -104,6 +102,6 @@ def _shortest_matches(window: Tensor, last: Tensor, min_n: int) -> tuple[Tensor,
 
 
 def _latest(row: Tensor, end: Tensor, fallback: Tensor) -> Tensor:
-    """The greatest `end` of every row i64[R], `fallback` for rows without any."""
+    """Return the greatest `end` of every row i64[R], `fallback` for rows without any."""
     found = torch.full_like(fallback, -1).scatter_reduce_(0, row, end, "amax")
     return torch.where(found >= 0, found, fallback)

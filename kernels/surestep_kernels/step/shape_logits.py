@@ -1,21 +1,22 @@
-"""What requests ask for changes of logits: biases, penalties, tokens and sequences to avoid.
+"""The changes of logits that requests specify: biases, penalties, tokens and sequences to avoid.
 
-The lists come from the host with every step, those of a window side by side; nothing is counted or
-kept on the device, so that nothing has to be taken back when a draft is rejected.
+The host sends the lists with every step, those of a window side by side; nothing is counted or kept
+on the device, so nothing has to be undone when a draft is rejected.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from .choose import SATURATED
+from .columns import Column
 
 
 class Positions(NamedTuple):
-    """The N positions of a step that are sampled."""
+    """The N sampled positions of a step."""
 
     window: Tensor  # i32[N]
     slot: Tensor  # i32[N]
@@ -23,57 +24,54 @@ class Positions(NamedTuple):
     tokens: Tensor  # i32[S, W] token table
 
 
-class Biases(NamedTuple):
+class Biases(NamedTuple, Generic[Column]):
     """logit_bias and allowed_token_ids, for the positions `which`."""
 
-    which: Tensor  # i32[P] indices into the N positions
-    cu: Tensor  # i32[V+1] the tokens of window w are ids[cu[w]:cu[w+1]]
-    ids: Tensor  # i32[..] no id twice in a window
-    values: Tensor  # f32[..] added to their logits
-    only: Tensor  # i32[V] 1: no other token may be chosen
+    which: Column  # i32[P] indices into the N positions
+    cu: Column  # i32[V+1] the tokens of window w are ids[cu[w]:cu[w+1]]
+    ids: Column  # i32[..] no id twice in a window
+    values: Column  # f32[..] added to their logits
+    only: Column  # i32[V] 1: no other token may be chosen
 
 
-class Penalties(NamedTuple):
+class Penalties(NamedTuple, Generic[Column]):
     """repetition_penalty (prompt and output), presence_ and frequency_penalty (output only)."""
 
-    which: Tensor  # i32[P]
-    prompt_len: Tensor  # i32[V]
-    repetition: Tensor  # f32[V]
-    presence: Tensor  # f32[V]
-    frequency: Tensor  # f32[V]
+    which: Column  # i32[P]
+    prompt_len: Column  # i32[V]
+    repetition: Column  # f32[V]
+    presence: Column  # f32[V]
+    frequency: Column  # f32[V]
 
 
-class Forbidden(NamedTuple):
+class Forbidden(NamedTuple, Generic[Column]):
     """Sequences that must not be completed: stop ids before min_tokens, and bad words."""
 
-    which: Tensor  # i32[P]
-    cu: Tensor  # i32[V+1] the sequences of window w are cu[w]:cu[w+1]
-    cu_ids: Tensor  # i32[..] sequence i is ids[cu_ids[i]:cu_ids[i+1]]
-    ids: Tensor  # i32[..]
-    until: Tensor  # i32[..] history length from which a sequence is allowed; i32 maximum = never
-    first: Tensor  # i32[V] history in front of this index takes no part
+    which: Column  # i32[P]
+    cu: Column  # i32[V+1] the sequences of window w are cu[w]:cu[w+1]
+    cu_ids: Column  # i32[..] sequence i is ids[cu_ids[i]:cu_ids[i+1]]
+    ids: Column  # i32[..]
+    until: Column  # i32[..] history length from which a sequence is allowed; i32 maximum = never
+    first: Column  # i32[V] history before this index is ignored
 
 
-class Shaping(NamedTuple):
-    """What some positions of a step ask for; None: nobody asks."""
+class Shaping(NamedTuple, Generic[Column]):
+    """The changes of a step's logits; None where no request specifies any."""
 
-    biases: Biases | None = None
-    penalties: Penalties | None = None
-    forbidden: Forbidden | None = None
+    biases: Biases[Column] | None = None
+    penalties: Penalties[Column] | None = None
+    forbidden: Forbidden[Column] | None = None
 
 
 class ShapeLogits(Protocol):
-    """See shape_logits_reference."""
-
     def __call__(self, z: Tensor, positions: Positions, shaping: Shaping) -> None: ...
 
 
 def shape_logits_reference(z: Tensor, positions: Positions, shaping: Shaping) -> None:
-    """Change the logits z f32[N, V] in place: biases, then penalties, then what is forbidden.
+    """Change the logits z f32[N, V] in place: biases, then penalties, then forbidden tokens.
 
-    A logit that is NaN or +inf is one of them afterwards, whatever is asked for. One that was
-    finite is SATURATED at most: so it can be told whose doing it is that a row has no usable
-    logits.
+    A logit that is NaN or +inf stays NaN or +inf. One that was finite becomes SATURATED at most, so
+    a row without usable logits shows whether the model or the request is at fault.
     """
     unusable = z.isnan() | z.isposinf()
     if shaping.biases is not None:

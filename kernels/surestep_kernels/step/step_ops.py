@@ -1,4 +1,4 @@
-"""The ops that keep a step on its device."""
+"""The table of ops that keep a step on its device."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from .write_runs import WriteRuns, write_runs_reference
 
 @dataclass(frozen=True, slots=True)
 class StepOps:
-    """One implementation of them.
+    """One implementation of each op.
 
-    Those of a CPU are synchronous: an op is over when it returns, and reading its output is free.
+    Those of a CPU are synchronous: an op is complete when it returns, and reading its output is
+    free.
     """
 
     write_runs: WriteRuns

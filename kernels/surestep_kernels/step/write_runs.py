@@ -1,24 +1,24 @@
-"""Differences of a plan, written into the slots of a device by one launch."""
+"""Write the differences of a plan into the slots of a device in one launch."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 from torch import Tensor
 
+from .columns import Column
 
-class Runs(NamedTuple):
-    """G runs of words, in pieces of the host's choice. No two runs overlap."""
 
-    to: Tensor  # i32[G] first word of the memory that is written
-    cu: Tensor  # i32[G+1] run g is words[cu[g]:cu[g+1]]
-    words: Tensor  # i32[..]
+class Runs(NamedTuple, Generic[Column]):
+    """G runs of words, cut by the host. No two runs overlap."""
+
+    to: Column  # i32[G] first word of the memory that is written
+    cu: Column  # i32[G+1] run g is words[cu[g]:cu[g+1]]
+    words: Column  # i32[..]
     longest: int  # words of the longest run: sizes the launch
 
 
 class WriteRuns(Protocol):
-    """See write_runs_reference."""
-
     def __call__(self, memory: Tensor, runs: Runs) -> None: ...
 
 

@@ -41,7 +41,7 @@ def commit_result(state: SchedulerState, outcome: Outcome) -> list[Output]:
     if outcome.epoch != state.epoch:
         return []
     if not state.in_flight:
-        raise LedgerError(f"step {outcome.step} is answered, and nobody waits for it")
+        raise LedgerError(f"step {outcome.step} is answered, but none is in flight")
     plan = state.in_flight[0]
     check_step(plan.step, outcome.step)
     check_digests(outcome.step, outcome.digests)

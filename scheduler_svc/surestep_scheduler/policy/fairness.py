@@ -1,7 +1,7 @@
 """Shares of what is scarce between tenants: slots, blocks, tokens of a step.
 
-Everything here is a pure function of counts. A tenant alone may use all there is; whoever wants
-less than its share leaves the rest to the others.
+Everything here is a pure function of counts. A tenant alone may use all there is; one that
+wants less than its share leaves the rest to the others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def entitlements(
 ) -> list[int]:
     """Whole places [T] to which each is entitled: its fair share, and one in any case.
 
-    Whoever has fewer may take one from whoever has more. Both are true for as long as the demands
+    A tenant with fewer may take one from a tenant with more. Both hold for as long as the demands
     stay what they are, so that nothing is taken back and forth.
     """
     return [max(1, int(share)) for share in fair_shares(capacity, demands, weights)]

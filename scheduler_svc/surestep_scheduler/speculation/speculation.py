@@ -99,7 +99,7 @@ class Alarm:
             message = "%d of the last %d drafts were accepted; is this the model's drafter?"
             self.suspend(message % (self._hits, self._trials), step)
         elif self.suspended:
-            logger.info("speculation goes on: %d of %d hits", self._hits, self._trials)
+            logger.info("speculation resumes: %d of %d hits", self._hits, self._trials)
             self.suspended, self._pause = False, _FIRST_PAUSE
         self._hits = self._trials = 0
 

@@ -136,8 +136,8 @@ class VllmService(VllmEngineServicer):
     async def SubscribeKvEvents(self, request: Any, context: Any) -> NoReturn:
         """Not served."""
         raise Unimplemented(
-            "what the prefix cache holds is not told: let the router keep its own account of "
-            "prefixes, as SMG's cache_aware policy does without events"
+            "the contents of the prefix cache are not reported: let the router keep an account of "
+            "its own, as SMG's cache_aware policy does without events"
         )
 
     async def FlushCache(self, request: Any, context: Any) -> NoReturn:

@@ -50,7 +50,7 @@ async def test_a_flapping_service_is_told_of_once_a_minute(
         await bench.until(lambda: bench.lines().count("start talker") == 8)
         await child.stop(1)
     (message,) = caplog.messages
-    assert "told once in 60 s" in message
+    assert "logged once in 60 s" in message
     assert message.endswith("its last words: bad settings")
 
 

@@ -165,7 +165,7 @@ async def test_what_is_not_ready_in_time_shows_the_ends_of_the_logs(bench: Bench
     with pytest.raises(Unavailable) as raised:
         await bench.launcher(services, startup_timeout_s=1).run()
     lines = str(raised.value).splitlines()
-    assert lines[0] == "not ready after 1 s: nobody answers yet"
+    assert lines[0] == "not ready after 1 s: no answer yet"
     assert [line for line in lines if line.endswith(":")] == [
         *("gateway:", "scheduler:", "worker0:", "worker1:")
     ]

@@ -68,7 +68,7 @@ async def test_a_stopped_child_is_told_to_go_on(
         process = psutil.Process(child.pid)
         process.suspend()
         await until(lambda: caplog.messages)
-        assert caplog.messages == ["it gives no sign of life for 1 s: told to go on"]
+        assert caplog.messages == ["it gives no sign of life for 1 s: resuming it"]
         await until(lambda: process.status() != psutil.STATUS_STOPPED)
         assert child.pid == process.pid
 
@@ -85,7 +85,7 @@ async def test_a_child_that_hangs_shows_its_stacks_and_is_replaced(
         await until(lambda: child.pid not in (None, first))
         assert "in block_here" in child.command.log_path.read_text()
         assert [message.partition(":")[2] for message in caplog.messages[:2]] == [
-            *(" told to go on", " killed")
+            *(" resuming it", " killed")
         ]
 
 

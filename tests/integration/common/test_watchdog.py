@@ -75,7 +75,7 @@ async def test_a_stopped_process_is_told_to_go_on(watched: Watched) -> None:
         began = time.monotonic()
         child.suspend()
         async with asyncio.timeout(20):
-            while watched.log.read_text().count("is stopped and told to go on") < rounds:
+            while watched.log.read_text().count("is stopped: resuming it") < rounds:
                 await asyncio.sleep(0.05)
         assert time.monotonic() - began < 6
         assert child.status() != psutil.STATUS_STOPPED

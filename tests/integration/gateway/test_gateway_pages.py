@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from support.processes.gateway_stack import Stack, StartStack
@@ -99,6 +100,17 @@ async def test_the_docs_have_every_path_and_every_field(stack: Stack) -> None:
             assert field in text
     assert "number (≥ 0, ≤ 2)" in text
     assert "'left', 'right'" in text
+
+
+async def test_every_endpoint_is_on_a_page_of_the_documentation(start_stack: StartStack) -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    text = (docs / "openai.md").read_text() + (docs / "operations.md").read_text()
+    stack = await start_stack(admin_api_key="admin")
+    paths = (await stack.client.get("/openapi.json")).json()["paths"]
+    assert "/admin/workers/restart" in paths
+    assert [
+        path for path in paths if not re.search(rf"(?<!\w){re.escape(path)}(?![\w/])", text)
+    ] == []
 
 
 @pytest.mark.parametrize("path", PAGES)

@@ -18,8 +18,8 @@ from surestep_kernels.step.slot_state import OUT_OF_BOUNDS, DraftIds, SlotState,
 from surestep_kernels.step.step_ops import STEP_REFERENCE
 from surestep_scheduler.core.state import SchedulerState
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.inputs.buckets import Need, make_buckets
-from surestep_worker.inputs.download import Packed, Words
+from surestep_worker.inputs.buckets import StepSize, make_buckets
+from surestep_worker.inputs.download import Download, Packed
 from surestep_worker.inputs.upload import Layout, _arrays, _names
 from surestep_worker.step import graphs as graphs_module
 from torch import Tensor
@@ -35,7 +35,7 @@ def stale(column: str) -> Mutant:
     def mutate(patch: pytest.MonkeyPatch) -> None:
         fill, left = Layout.fill, dict[int, Any]()
 
-        def filled(self: Layout[Any], tree: Any, into: Any) -> None:
+        def filled(self: Layout, tree: Any, into: Any) -> None:
             fill(self, tree, into)
             at = list(_names(tree)).index(column)
             first, size = self._first[at], self._size[at]
@@ -53,7 +53,7 @@ def padding_not_cleared(patch: pytest.MonkeyPatch) -> None:
     """Behind the columns of a step stands what an earlier one has had there."""
     fill, left = Layout.fill, dict[int, Any]()
 
-    def filled(self: Layout[Any], tree: Any, into: Any) -> None:
+    def filled(self: Layout, tree: Any, into: Any) -> None:
         fill(self, tree, into)
         before = left.get(id(self))
         left[id(self)] = into.copy()
@@ -67,10 +67,10 @@ def padding_not_cleared(patch: pytest.MonkeyPatch) -> None:
 def results_read_too_late(patch: pytest.MonkeyPatch) -> None:
     """What is reported is fetched when it is asked for, not before the next replay."""
 
-    def not_copied(self: Words, packed: Packed) -> None:
+    def not_copied(self: Download, packed: Packed) -> None:
         self._parts, self._event, self._host = packed.parts, None, packed.words
 
-    patch.setattr(Words, "__init__", not_copied)
+    patch.setattr(Download, "__init__", not_copied)
 
 
 def captured_when_first_used(patch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def whole_steps_for_all(patch: pytest.MonkeyPatch) -> None:
     """Penalties, biases and restricted draws are not looked for."""
     find = graphs_module.Graphs.find
     patch.setattr(
-        graphs_module.Graphs, "find", lambda self, need, *, plain: find(self, need, plain=True)
+        graphs_module.Graphs, "find", lambda self, size, *, plain: find(self, size, plain=True)
     )
 
 
@@ -132,7 +132,7 @@ def test_a_bucket_that_is_too_small_is_noticed(
 ) -> None:
     buckets = make_buckets(8, 4, 24)
 
-    def smallest(need: Need, _: object) -> object:
+    def smallest(size: StepSize, _: object) -> object:
         return min(buckets)
 
     monkeypatch.setattr(graphs_module, "find_bucket", smallest)

@@ -16,6 +16,19 @@ from surestep_kernels.step.step_ops import STEP_REFERENCE
 ON_DEVICE = Conditions(step_ops=STEP_REFERENCE)
 CAPTURED = Conditions(step_ops=STEP_REFERENCE, graphs=True, poison=True)
 LATE = Conditions(step_ops=STEP_REFERENCE, late=True, poison=True)
+# Of every run: each drafter, each surrounding and each way to run a step, at least once.
+DIAGONAL = (
+    *("none-0-mixed-0", "ngram-3-mixed-1", "oracle-3-mixed-2"),
+    *("garbage-2-near max_model_len-1", "ragged-4-preempted-2"),
+)
+DIAGONAL_CAPTURED = (
+    *("captured-none-0-mixed-1", "captured-oracle-3-near max_model_len-2"),
+    *("late-ragged-4-mixed-1", "late-oracle-3-preempted-0"),
+)
+DIAGONAL_HYBRID = (
+    *("none-0-mixed-eager", "oracle-3-preempted-all", "ragged-4-mixed-late"),
+    *("mtp-3-preempted-eager", "mtp-3-mixed-late"),
+)
 
 
 def check_all(bench: ParityBench, answers: dict[str, Answer]) -> None:
@@ -31,6 +44,7 @@ def check_all(bench: ParityBench, answers: dict[str, Answer]) -> None:
 @pytest.mark.parametrize(
     ("drafter", "k"), [("none", 0), ("ngram", 3), ("oracle", 3), ("garbage", 2), ("ragged", 4)]
 )
+@pytest.mark.rotates(4, always=DIAGONAL)
 def test_a_step_on_a_device_answers_the_same(
     bench: ParityBench, drafter: str, k: int, where: str, depth: int
 ) -> None:
@@ -45,6 +59,7 @@ def test_a_step_on_a_device_answers_the_same(
 )
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("oracle", 3), ("ragged", 4)])
 @pytest.mark.parametrize("conditions", [CAPTURED, LATE], ids=["captured", "late"])
+@pytest.mark.rotates(3, always=DIAGONAL_CAPTURED)
 def test_captured_steps_answer_the_same(
     bench: ParityBench, drafter: str, k: int, where: str, depth: int, conditions: Conditions
 ) -> None:
@@ -57,6 +72,8 @@ def test_captured_steps_answer_the_same(
     assert 0 < missed < (kinds + 40 if conditions.late else 40)
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("interpreter")
 def test_triton_answers_the_same(bench: ParityBench) -> None:
     """The ops as kernels, in Triton's interpreter, on requests that use all of them."""
     from surestep_kernels.gpu.step.step_ops import STEP_OPS
@@ -74,6 +91,7 @@ def test_triton_answers_the_same(bench: ParityBench) -> None:
 @pytest.mark.parametrize("conditions", [ON_DEVICE, CAPTURED, LATE], ids=["eager", "all", "late"])
 @pytest.mark.parametrize("where", ["mixed", "preempted"])
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("oracle", 3), ("ragged", 4), ("mtp", 3)])
+@pytest.mark.rotates(4, always=DIAGONAL_HYBRID)
 def test_a_hybrid_on_a_device_answers_the_same(
     hybrid_bench: ParityBench, drafter: str, k: int, where: str, conditions: Conditions
 ) -> None:
@@ -83,6 +101,8 @@ def test_a_hybrid_on_a_device_answers_the_same(
     assert (total(answers, "num_accepted") > 0) == (drafter != "none")
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("interpreter")
 def test_triton_drafts_what_the_reference_drafts(hybrid_bench: ParityBench) -> None:
     """The MTP head between kernels, in Triton's interpreter: as many drafts are accepted."""
     from surestep_kernels.gpu.step.step_ops import STEP_OPS

@@ -35,6 +35,7 @@ CASES = list(product(DRAFTERS, MODES) if DEVICE == "cuda" else zip(DRAFTERS, MOD
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize(("drafter", "mode"), CASES)
 def test_an_engine_of_triton_kernels_answers_as_the_cpu_does(
     request: pytest.FixtureRequest, drafter: str, mode: str, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -14,6 +15,7 @@ from support.fakes.loop import perfect
 from support.fakes.model import FakeModel
 from support.fakes.worker import FakeSupervisor, FakeWorker, fake_worker
 from support.processes.scheduler_harness import (
+    TIMEOUT_S,
     Client,
     Gate,
     code_of,
@@ -28,8 +30,8 @@ from surestep_proto import supervisor_pb2, worker_pb2
 MODEL = FakeModel()
 MESSAGES = [make_request(i, 1 + i, 90, stop_token_ids=[]) for i in range(24)]
 EXPECTED = [expected(MODEL, message) for message in MESSAGES]
-FLOOR_S = 1.0
-IMPATIENT = {"step_deadline_floor_s": FLOOR_S, "step_warmup_s": 30.0}
+FLOOR_S, WARMUP_S = 1.0, 30.0
+IMPATIENT = {"step_deadline_floor_s": FLOOR_S, "step_warmup_s": WARMUP_S}
 
 
 async def everything(client: Client) -> None:
@@ -39,7 +41,9 @@ async def everything(client: Client) -> None:
 
 
 async def status_of(client: Client) -> pb.SchedulerStatus:
-    status: pb.SchedulerStatus = await client.stub.Status(pb.SchedulerStatusRequest(), timeout=5)
+    status: pb.SchedulerStatus = await client.stub.Status(
+        pb.SchedulerStatusRequest(), timeout=TIMEOUT_S
+    )
     return status
 
 
@@ -100,10 +104,14 @@ async def test_a_hang_right_after_a_recovery_is_found_in_time() -> None:
         stats, status = await client.idle(), await status_of(client)
     assert [incident.cause for incident in status.incidents] == ["worker_hang"] * 2
     for incident in status.incidents:
-        assert FLOOR_S <= incident.detect_s < 2 * FLOOR_S
-        assert "no result within 1.0 s; rank 0 was in FORWARD" in incident.reason
+        # The floor, or a multiple of what steps take on a machine that has other work.
+        found = re.match(r"no result within (\d+\.\d) s; rank 0 was in FORWARD", incident.reason)
+        assert found is not None, incident.reason
+        deadline_s = float(found[1])
+        assert FLOOR_S <= deadline_s < WARMUP_S / 2
+        assert deadline_s - 0.05 <= incident.detect_s < deadline_s + FLOOR_S
     assert stats.num_step_deadlines_exceeded == 2
-    assert took_s < 10
+    assert took_s < WARMUP_S
 
 
 async def test_a_scheduler_that_was_stopped_does_not_blame_the_workers() -> None:

@@ -23,7 +23,7 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.heartbeat import Heartbeat
 from surestep_worker.models import ModelSource, load_model
 from surestep_worker.startup import products
-from surestep_worker.startup.products import settle_products
+from surestep_worker.startup.products import choose_products
 
 SPLITS, SEQUENTIAL = "triton", "triton_sequential"
 SHAPE = 9, 16
@@ -35,10 +35,10 @@ def settle(folder: Path, backend: str = "auto", known: str | None = None) -> tup
     """Of a rank that has loaded one weight."""
     kernels = load_triton(backend)
     assert isinstance(kernels.products, Products)
-    kernels.products.meet([pack_linear_reference(torch.ones(SHAPE).bfloat16())])
+    kernels.products.register([pack_linear_reference(torch.ones(SHAPE).bfloat16())])
     facts = None if known is None else pb.WorkerInfo(linear_backend=known)
-    device, heartbeat = torch.device("cpu"), Heartbeat.unwatched()
-    settle_products(kernels, TensorParallel(), device, heartbeat, facts, folder)
+    device, heartbeat = torch.device("cpu"), Heartbeat.local()
+    choose_products(kernels, TensorParallel(), device, heartbeat, facts, folder)
     return kernels.linear_backend, kernels
 
 
@@ -78,7 +78,7 @@ def test_an_unequal_card_has_the_family_of_splits(
         assert isinstance(kernels.products, Products)
         assert kernels.products._cublas == frozenset()
     assert asked == [1]
-    assert "products of this card: 16 rows by some tile" in caplog.text
+    assert "products of this GPU: 16 rows by some tile" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_family_that_is_named_is_taken(
 def test_where_there_is_no_choice_nothing_is_named(tmp_path: Path) -> None:
     for kernels, name in ((load_kernels("cpu"), ""), (load_triton(), SPLITS)):
         alone, device = TensorParallel(), torch.device("cpu")
-        settle_products(kernels, alone, device, Heartbeat.unwatched(), folder=tmp_path)
+        choose_products(kernels, alone, device, Heartbeat.local(), folder=tmp_path)
         assert kernels.linear_backend == name
 
 

@@ -47,7 +47,7 @@ def test_sizes_without_room_are_not_measured(tmp_path: Path) -> None:
     folder = make_tiny_hybrid(tmp_path)
     small = built(folder, "mtp", 3, replace(ROOM, max_model_len=40)).runner
     assert not measure_costs(small).tokens
-    assert check_drafter(small) == (0, 0)
+    assert check_drafter(small) == (0, 0, 0)
 
 
 def test_a_trained_head_passes_the_check_and_a_random_one_does_not(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_trained_head_passes_the_check_and_a_random_one_does_not(tmp_path: Pat
     assert trained.accepted > 0.2 * trained.drafts > 0
     random = check_drafter(built(make_tiny_hybrid(tmp_path), "mtp", 1).runner)
     assert random.accepted < 0.2 * random.drafts
-    assert check_drafter(built(TRAINED, "ngram", 1).runner) == (0, 0)
+    assert check_drafter(built(TRAINED, "ngram", 1).runner) == (0, 0, 0)
 
 
 def test_a_head_that_fails_is_named_in_the_log(

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from support.processes.ports import free_address
-from surestep_worker.distributed.rendezvous import meet
+from surestep_worker.distributed.rendezvous import join_group
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
@@ -21,7 +21,7 @@ def take_seat(address: str, rank: int) -> None:
 
 
 def gather(threads: ThreadPoolExecutor, address: str, *ranks: int) -> list[Future[Store]]:
-    return [threads.submit(meet, rank, 3, address, TIMEOUT_S) for rank in ranks]
+    return [threads.submit(join_group, rank, 3, address, TIMEOUT_S) for rank in ranks]
 
 
 def test_a_rank_that_comes_back_before_the_group_is_complete() -> None:
@@ -39,7 +39,7 @@ def test_a_group_that_is_over_is_not_joined() -> None:
     address = free_address()
     with ThreadPoolExecutor(3) as threads:
         old = [meeting.result(TIMEOUT_S) for meeting in gather(threads, address, 0, 1, 2)]
-        early = threads.submit(meet, 1, 3, address, TIMEOUT_S)
+        early = threads.submit(join_group, 1, 3, address, TIMEOUT_S)
         with pytest.raises(TimeoutError):
             early.result(0.5)  # rank 0 serves the old store still
         old.clear()
@@ -50,7 +50,7 @@ def test_a_group_that_is_over_is_not_joined() -> None:
 def test_nobody_waits_longer_than_told() -> None:
     began = time.monotonic()
     with pytest.raises((DistError, RuntimeError)):
-        meet(1, 2, free_address(), 1.0)
+        join_group(1, 2, free_address(), 1.0)
     with pytest.raises(RuntimeError, match="missing"):
-        meet(0, 2, free_address(), 0.5)
+        join_group(0, 2, free_address(), 0.5)
     assert time.monotonic() - began < 20

@@ -24,7 +24,7 @@ class Recorder:
 
     num_late_compilations = 0
     captured = 0, 0
-    has_chore = False
+    capture_is_due = False
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
@@ -36,11 +36,11 @@ class Recorder:
     def open(self, epoch: int) -> None:
         self.epochs.append(epoch)
 
-    def do_chore(self) -> None:
+    def capture_next(self) -> None:
         self.chores.append(threading.current_thread().name)
-        self.has_chore = False
+        self.capture_is_due = False
 
-    def check_whole(self) -> None:
+    def check_peers(self) -> None:
         """There is no group."""
 
     def launch(self, plan: pb.StepPlan) -> Done:
@@ -64,7 +64,7 @@ class Rank:
 @pytest.fixture
 async def rank() -> AsyncIterator[Rank]:
     thread, runner = StepThread(), Recorder()
-    service = WorkerService(0, 1, thread, Heartbeat.unwatched())
+    service = WorkerService(0, 1, thread, Heartbeat.local())
     server = rpc.Server([pb.DESCRIPTOR.services_by_name["Worker"]])
     pb_grpc.add_WorkerServicer_to_server(service, server.grpc)
     port = await server.start("127.0.0.1:0")
@@ -99,7 +99,7 @@ async def test_plans_sent_ahead_are_answered_in_order_on_one_thread(rank: Rank) 
 
 async def test_a_chore_is_done_between_two_steps_on_their_thread(rank: Rank) -> None:
     rank.load()
-    rank.runner.has_chore = True
+    rank.runner.capture_is_due = True
     call = rank.stub.Run(timeout=TIMEOUT_S)
     for step in range(1, 4):
         await call.write(pb.StepPlan(epoch=1, step=step))
@@ -119,7 +119,7 @@ async def test_who_is_not_needed_for_long_uses_the_time(
     call = rank.stub.Run(timeout=TIMEOUT_S)
     await call.write(pb.StepPlan(epoch=1, step=1))
     await call.read()
-    rank.service.began(pb.StepPlan(epoch=1, step=2))
+    rank.service.step_began(pb.StepPlan(epoch=1, step=2))
     rank.service.tick()
     assert len(rank.runner.chores) == 1  # a step is under way
 

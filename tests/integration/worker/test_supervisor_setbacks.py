@@ -50,7 +50,7 @@ class Setbacks:
 async def setbacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Setbacks]:
     """With a real checkpoint in the model folder, and little patience."""
     monkeypatch.setattr("surestep_worker.process.supervisor._BACKOFF_S", (0.0, 0.05))
-    monkeypatch.setattr("surestep_worker.process.supervisor._REPAIR_S", 0.5)
+    monkeypatch.setattr("surestep_worker.process.supervisor._PERMANENT_RETRY_S", 0.5)
     model = make_tiny_checkpoint(tmp_path / "model", hidden=32, layers=1)
     stacks = tmp_path / "stacks"
     command = [sys.executable, STAND_IN, str(stacks)]
@@ -121,7 +121,7 @@ async def test_weights_that_a_rank_cannot_use_are_given_up_at_once(setbacks: Set
 async def test_a_lasting_failure_is_tried_again_rarely_and_passes_with_its_cause(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("surestep_worker.process.supervisor._REPAIR_S", 1.0)
+    monkeypatch.setattr("surestep_worker.process.supervisor._PERMANENT_RETRY_S", 1.0)
     orders = tmp_path / "stacks.refuse"
     orders.write_text("InvalidRequest config.json: hidden_size is -1")
     command = [sys.executable, STAND_IN, str(tmp_path / "stacks")]
@@ -141,7 +141,7 @@ async def test_a_lasting_failure_is_tried_again_rarely_and_passes_with_its_cause
 async def test_a_lasting_failure_is_no_reason_to_wait_once_weights_are_there(
     monkeypatch: pytest.MonkeyPatch, setbacks: Setbacks
 ) -> None:
-    monkeypatch.setattr("surestep_worker.process.supervisor._REPAIR_S", 60.0)
+    monkeypatch.setattr("surestep_worker.process.supervisor._PERMANENT_RETRY_S", 60.0)
     setbacks.refuse("InvalidRequest", "out of memory")
     await setbacks.lose()
     now = await setbacks.failed(3)
@@ -184,7 +184,7 @@ async def test_a_rank_lives_without_a_standby_that_cannot_be_started(
     async with supervising(monkeypatch, command, standby=True) as running:
         now = await running.ready(restarts=0)
         program.chmod(0o644)
-        await running.until(lambda _: "rank 0 goes without a standby" in caplog.text)
+        await running.until(lambda _: "rank 0 has no standby" in caplog.text)
         assert (await running.status()).rank_pid == now.rank_pid
         program.chmod(0o755)
         assert (await running.until(lambda now: now.standby_pid)).restarts == 0

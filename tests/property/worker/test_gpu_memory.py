@@ -7,12 +7,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from surestep_worker.host.host_memory import GIB, OutOfMemory
 from surestep_worker.startup.gpu_memory import (
-    Look,
     MemoryShare,
+    MemorySnapshot,
     Usage,
+    bytes_taken,
     left_for_caches,
-    limit_of,
-    taken,
+    memory_limit,
 )
 
 totals = st.integers(1 * GIB, 192 * GIB)
@@ -23,17 +23,17 @@ sharers = st.integers(1, 8)
 
 
 @st.composite
-def starts(draw: st.DrawFn) -> Look:
+def starts(draw: st.DrawFn) -> MemorySnapshot:
     """A GPU on which others hold something, or nothing."""
     total = draw(totals)
-    return Look(draw(st.integers(0, total)), total, reserved=0)
+    return MemorySnapshot(draw(st.integers(0, total)), total, reserved=0)
 
 
 @given(starts(), fractions, sharers, usages)
 def test_all_of_it_is_within_the_part_and_within_what_is_free(
-    start: Look, fraction: float, num: int, usage: Usage
+    start: MemorySnapshot, fraction: float, num: int, usage: Usage
 ) -> None:
-    limit = limit_of(MemoryShare(fraction, asked=False, sharers=num), start)
+    limit = memory_limit(MemoryShare(fraction, explicit=False, sharers=num), start)
     kept = usage.weights + usage.states  # is there when graphs and steps gave back theirs
     caches = left_for_caches(limit, usage, start._replace(free=max(0, start.free - kept)))
     assert caches >= 0
@@ -44,32 +44,36 @@ def test_all_of_it_is_within_the_part_and_within_what_is_free(
 
 @given(starts(), fractions, fractions, sharers, usages, st.booleans())
 def test_a_larger_part_never_leaves_less(
-    start: Look, one: float, other: float, num: int, usage: Usage, asked: bool
+    start: MemorySnapshot, one: float, other: float, num: int, usage: Usage, explicit: bool
 ) -> None:
-    less, more = (MemoryShare(part, asked, num) for part in sorted((one, other)))
+    less, more = (MemoryShare(part, explicit, num) for part in sorted((one, other)))
     try:
-        large = limit_of(more, start)
+        large = memory_limit(more, start)
     except OutOfMemory:
         assume(False)
-    small = limit_of(less, start)
+    small = memory_limit(less, start)
     assert small <= large
     assert left_for_caches(small, usage, start) <= left_for_caches(large, usage, start)
 
 
 @given(starts(), fractions, sharers)
-def test_a_part_that_was_asked_for_is_had_or_refused(start: Look, part: float, num: int) -> None:
+def test_a_part_that_was_asked_for_is_had_or_refused(
+    start: MemorySnapshot, part: float, num: int
+) -> None:
     share = int(part * start.total) // num
     if share <= start.free:
-        assert limit_of(MemoryShare(part, asked=True, sharers=num), start) == share
+        assert memory_limit(MemoryShare(part, explicit=True, sharers=num), start) == share
     else:
         with pytest.raises(OutOfMemory, match=r"--gpu-memory-utilization .* are free"):
-            limit_of(MemoryShare(part, asked=True, sharers=num), start)
+            memory_limit(MemoryShare(part, explicit=True, sharers=num), start)
 
 
 @given(starts(), usages, bytes_)
-def test_who_takes_memory_meanwhile_has_it(start: Look, usage: Usage, others: int) -> None:
+def test_who_takes_memory_meanwhile_has_it(
+    start: MemorySnapshot, usage: Usage, others: int
+) -> None:
     """Memory that went to others since the rank began is not given away once more."""
-    limit = limit_of(MemoryShare(0.9, asked=False), start)
+    limit = memory_limit(MemoryShare(0.9, explicit=False), start)
     now = start._replace(free=max(0, start.free - usage.weights - usage.states - others))
     caches = left_for_caches(limit, usage, now)
     assert not caches or caches + usage.graphs + usage.step <= now.free
@@ -77,37 +81,40 @@ def test_who_takes_memory_meanwhile_has_it(start: Look, usage: Usage, others: in
 
 @given(starts(), bytes_, bytes_, bytes_)
 def test_what_others_give_back_is_not_ours(
-    before: Look, torchs: int, freed: int, code: int
+    before: MemorySnapshot, torchs: int, freed: int, code: int
 ) -> None:
     took = torchs + code
-    after = Look(before.free - took + freed, before.total, before.reserved + torchs)
-    assert taken(before, after) >= torchs
-    assert taken(before, after) <= took
-    quiet = Look(before.free - took, before.total, before.reserved + torchs)
-    assert taken(before, quiet) == took
+    after = MemorySnapshot(before.free - took + freed, before.total, before.reserved + torchs)
+    assert bytes_taken(before, after) >= torchs
+    assert bytes_taken(before, after) <= took
+    quiet = MemorySnapshot(before.free - took, before.total, before.reserved + torchs)
+    assert bytes_taken(before, quiet) == took
 
 
 def test_two_engines_share_a_card() -> None:
     """Each names its part of it, and the second one's has to be free."""
     total, first = 80 * GIB, 38 * GIB
-    start = Look(total - first - GIB, total, 0)
-    assert limit_of(MemoryShare(0.45, asked=True), start) == int(0.45 * total)
+    start = MemorySnapshot(total - first - GIB, total, 0)
+    assert memory_limit(MemoryShare(0.45, explicit=True), start) == int(0.45 * total)
     with pytest.raises(
         OutOfMemory, match=r"0\.9: 72\.00 GiB of 80\.00 GiB .* only 41\.00 GiB"
     ) as e:
-        limit_of(MemoryShare(0.9, asked=True), start)
-    assert "go down to 0.51" in str(e.value)
-    assert limit_of(MemoryShare(0.51, asked=True), start) <= start.free
-    # Nobody asked: what others hold comes off the part, with a tenth of the card for nobody.
-    assert limit_of(MemoryShare(0.9, asked=False), start) == pytest.approx(33 * GIB, abs=2)
+        memory_limit(MemoryShare(0.9, explicit=True), start)
+    assert "lower it to 0.51" in str(e.value)
+    assert memory_limit(MemoryShare(0.51, explicit=True), start) <= start.free
+    # Not explicit: what others hold comes off the share, with a tenth of the GPU unused.
+    assert memory_limit(MemoryShare(0.9, explicit=False), start) == pytest.approx(33 * GIB, abs=2)
 
 
 def test_ranks_on_one_card_share_the_part() -> None:
-    start = Look(80 * GIB, 80 * GIB, 0)
-    assert limit_of(MemoryShare(0.9, asked=True, sharers=2), start) == pytest.approx(
+    start = MemorySnapshot(80 * GIB, 80 * GIB, 0)
+    assert memory_limit(MemoryShare(0.9, explicit=True, sharers=2), start) == pytest.approx(
         36 * GIB, abs=2
     )
 
 
 def test_a_size_that_is_given_may_take_all_that_is_free() -> None:
-    assert limit_of(MemoryShare(None, asked=True), Look(50 * GIB, 80 * GIB, 0)) == 50 * GIB
+    assert (
+        memory_limit(MemoryShare(None, explicit=True), MemorySnapshot(50 * GIB, 80 * GIB, 0))
+        == 50 * GIB
+    )

@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 import torch
-from surestep_worker.startup.gpu_memory import Look
+from surestep_worker.startup.gpu_memory import MemorySnapshot
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,12 +27,12 @@ class CountedCard(TorchDispatchMode):
         """Bytes of tensors that are in use."""
         return sum(self._sizes.values())
 
-    def look(self) -> Look:
-        """See Card."""
-        return Look(self._total - self.others - self.reserved, self._total, self.reserved)
+    def snapshot(self) -> MemorySnapshot:
+        """See GpuMemory."""
+        return MemorySnapshot(self._total - self.others - self.reserved, self._total, self.reserved)
 
     def release(self) -> None:
-        """See Card."""
+        """See GpuMemory."""
         gc.collect()
         self.reserved = self.live
 

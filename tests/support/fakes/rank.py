@@ -41,7 +41,7 @@ class Runner:
 
     num_late_compilations = 0
     captured = 0, 0
-    has_chore = False
+    capture_is_due = False
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
@@ -49,9 +49,9 @@ class Runner:
     def open(self, epoch: int) -> None:
         pass
 
-    def do_chore(self) -> None: ...
+    def capture_next(self) -> None: ...
 
-    def check_whole(self) -> None:
+    def check_peers(self) -> None:
         pass
 
     def launch(self, plan: pb.StepPlan) -> Done:
@@ -63,7 +63,7 @@ class Runner:
         return Done(pb.StepResult(epoch=plan.epoch, step=plan.step))
 
 
-class Loaded(NamedTuple):
+class BuiltRank(NamedTuple):
     runner: Runner
     facts: pb.WorkerInfo
     profile_result: bytes
@@ -82,7 +82,7 @@ def refuse(orders: Path) -> None:
 def build_as(loading: str, orders: Path) -> Build:
     def build(
         settings: WorkerSettings, heartbeat: Heartbeat, weights_fd: int, profile_result: bytes
-    ) -> Loaded:
+    ) -> BuiltRank:
         heartbeat.progress(supervisor_pb2.LOADING)
         refuse(orders)
         facts = pb.WorkerInfo(weight_bytes=0, model_path=profile_result.decode())
@@ -97,7 +97,7 @@ def build_as(loading: str, orders: Path) -> Build:
                 time.sleep(LONG_S)
             memory.seal(weights_fd)
         checkpoint = os.pread(weights_fd, 100, len(WEIGHTS)).decode()
-        return Loaded(Runner(heartbeat), facts, MEMO, checkpoint)
+        return BuiltRank(Runner(heartbeat), facts, MEMO, checkpoint)
 
     return build
 

@@ -85,6 +85,11 @@ def row_bounds(counts: list[int]) -> Tensor:
 def make_quantized(format_: WeightFormat, rows: int, columns: int, group: int) -> QuantizedWeight:
     """Random codes of every size, subnormal ones included, and random scales and zero points."""
     groups = -(-columns // group)
+    if format_ is WeightFormat.MXFP4:
+        codes = torch.randint(16, (rows, columns), dtype=torch.uint8)
+        return QuantizedWeight(
+            codes, torch.randint(110, 126, (rows, groups), dtype=torch.uint8), None, group
+        )
     scales = torch.rand(rows, groups).half().float() / 16
     if format_ is WeightFormat.FP8:
         codes = torch.randn(rows, columns) * 10.0 ** torch.randint(-3, 3, (rows, columns))

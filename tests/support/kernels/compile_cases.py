@@ -9,41 +9,31 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-from gpu_cases import MODELS, OPS, PACK, TINY, Sizes
+from gpu_cases import MODELS, OPS, TINY, Sizes
 from gpu_sizes import Work, i32, kernels
+from support.kernels.compile_expert_cases import mixtures, quantised
+from support.kernels.compile_launch import BF16, FP32, META, Launch
 from surestep_kernels import PackedLinear
 from surestep_kernels.gpu.attention.paged_attention import paged_attention
 from surestep_kernels.gpu.attention.store_kv import store_kv
-from surestep_kernels.gpu.experts.moe import moe
-from surestep_kernels.gpu.products.linear import ALL_WIDTHS, ONE_WIDTH, quantized_parts
 from surestep_kernels.gpu.products.sequential_linear import TILES, Tile, multiply_into
 from surestep_kernels.gpu.step.shape_logits import shape_logits
 from surestep_kernels.mixers.head_projection import HeadProjection
 from surestep_kernels.mixers.kv_cache import FP8, LayerCache
 from surestep_kernels.mixers.paged_attention import AttentionRows
-from surestep_kernels.ops.moe import PackedExperts, Router
 from surestep_kernels.step.shape_logits import Biases, Forbidden, Positions, Shaping
 
-META = "meta"
 # Their cases look at values.
 WITH_MEMORY = (
     "gated_delta",
     "linear int4",
     *("mix_experts bf16", "mix_experts_add_rms_norm bf16"),
-    *("moe bf16", "moe fp8", "moe int4", "moe w8a8"),
+    *("mix_experts mxfp4", "mix_experts_add_rms_norm mxfp4"),
+    *("moe bf16", "moe fp8", "moe int4", "moe mxfp4", "moe w8a8"),
     "shape_logits penalties",
 )
 NO_TRITON = ("linear_torch",)
 BLOCK_SIZE, HEADS, KV_HEADS = 16, 8, 2
-BF16, FP32 = torch.bfloat16, torch.float32
-
-
-class Launch(NamedTuple):
-    """Of an op; it may launch several kernels."""
-
-    op: str
-    name: str
-    run: Callable[[], object]
 
 
 def launches(*, full: bool) -> Iterator[Launch]:
@@ -54,8 +44,8 @@ def launches(*, full: bool) -> Iterator[Launch]:
     yield from _products()
     yield from _fused()
     yield from _tiles()
-    yield from _quantised()
-    yield from _mixtures()
+    yield from quantised()
+    yield from mixtures()
     yield from _shaping()
     yield from _pages()
 
@@ -206,70 +196,6 @@ def _tiles() -> Iterator[Launch]:
         shape = "x".join(map(str, tile[:3])) + (" weight first" if tile.weight_first else "")
         yield Launch("linear_sequential", f"tile {shape}", partial(run, tile, 2048))
     yield Launch("linear_sequential", "tiny: tile, K=136", partial(run, TILES[0], 136))
-
-
-class _Experts(NamedTuple):
-    """Of a launch of experts without memory: their addresses are never looked at."""
-
-    tokens: int
-    experts: int = 32
-    top_k: int = 8
-    hidden: int = 2048
-    inner: int = 512
-
-
-def _quantised() -> Iterator[Launch]:
-    """Instructions of all widths, FP8 rows, and experts with much to do."""
-    for name, rows, widths in product(
-        ("fp8", "int4", "fp8 rows"), (1, 20, 64, 4096), (ONE_WIDTH, ALL_WIDTHS)
-    ):
-        if rows in (1, 4096) or widths is ALL_WIDTHS:
-            case = f"{name} M={rows} width of {len(widths)}"
-            yield Launch("linear", case, partial(_multiply, name, rows, widths))
-    for name, tokens in product(("bf16", "fp8", "int4", "fp8 rows"), (1, 1024)):
-        for widths in (ONE_WIDTH, ALL_WIDTHS):
-            case = f"experts {name} T={tokens} width of {len(widths)}"
-            yield Launch("moe", case, partial(_run_experts, name, _Experts(tokens), widths))
-
-
-def _pack(name: str, n: int, k: int) -> PackedLinear:
-    """INT4 needs memory: packing looks at its scales."""
-    return PACK[name.split()[0]]("cpu" if name == "int4" else META, n, k)
-
-
-def _multiply(name: str, rows: int, widths: tuple[int, ...]) -> None:
-    packed = _pack(name, 1024, 2048)
-    x = torch.empty(rows, 2048, dtype=BF16, device=META)
-    quantized_parts(x, packed, None, widths, fp8_rows="rows" in name)
-
-
-def _run_experts(name: str, of: _Experts, widths: tuple[int, ...]) -> None:
-    gate_up, down = _pack(name, 2 * of.inner, of.hidden), _pack(name, of.hidden, of.inner)
-    addresses = torch.empty(2, 2, of.experts, dtype=torch.int64, device=META)
-    packed = PackedExperts((gate_up,) * of.experts, (down,) * of.experts, 0, addresses)
-    x = torch.empty(of.tokens, of.hidden, dtype=BF16, device=META)
-    total, chosen = torch.empty(x.shape, device=META), (of.tokens, of.top_k)
-    experts = torch.empty(chosen, dtype=torch.int64, device=META)
-    weights = torch.empty(chosen, device=META)
-    moe(total, x, weights, experts, packed, widths, fp8_rows="rows" in name)
-
-
-def _mixtures() -> Iterator[Launch]:
-    """What stands before and behind experts, with a shared one; and experts of several ranks."""
-
-    def run(rows: int) -> None:
-        ops, of = kernels(), _Experts(rows, experts=256)
-        x = torch.empty(rows, of.hidden, dtype=BF16, device=META)
-        router = Router(_pack("bf16", of.experts + 1, of.hidden), None, of.top_k, True)
-        gate_up, down = _pack("bf16", 2 * of.inner, of.hidden), _pack("bf16", of.hidden, of.inner)
-        mixture = ops.route_tokens(x, router, gate_up)
-        addresses = torch.empty(2, 2, of.experts, dtype=torch.int64, device=META)
-        packed = PackedExperts((gate_up,) * of.experts, (down,) * of.experts, 0, addresses)
-        weight = _floats(of.hidden)
-        ops.mix_experts_add_rms_norm(mixture, packed, down, torch.empty_like(x), weight, 1e-6)
-
-    for rows in (1, 512):
-        yield Launch("moe", f"mixture bf16 M={rows}", partial(run, rows))
 
 
 def _shaping() -> Iterator[Launch]:

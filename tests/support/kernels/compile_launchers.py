@@ -175,7 +175,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     driver.set_active(Driver())
-    use_dependent_launches(wanted=args.programmatic_dependent_launch)
+    use_dependent_launches(enabled=args.programmatic_dependent_launch)
     compiler = Compiler()
     JITFunction.run = lambda kernel, *a, **options: compiler.launch(kernel, *a, **options)
     tell({"triton": triton.__version__, "target": f"sm_{TARGET.arch}"})

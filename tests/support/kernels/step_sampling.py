@@ -26,37 +26,37 @@ class Rows(NamedTuple):
     length: Tensor  # i64[N]
     tokens: Tensor  # i32[S, W]
 
-    def wishes(self, book: SamplingTable) -> SamplingBatch:
+    def sampling(self, table: SamplingTable) -> SamplingBatch:
         """What they ask for."""
         windows = np.arange(len(self.slot), dtype=np.int32)
-        return upload(book.of(self.slot.numpy(), windows), _CPU)
+        return upload(table.batch(self.slot.numpy(), windows), _CPU)
 
     @property
     def window(self) -> Tensor:
         return torch.arange(len(self.slot), dtype=torch.int32)
 
 
-def shape(z: Tensor, rows: Rows, book: SamplingTable) -> None:
+def shape(z: Tensor, rows: Rows, table: SamplingTable) -> None:
     """Change the logits z f32[N, V] in place."""
-    wishes = rows.wishes(book)
-    shaping = Shaping(wishes.biases, wishes.penalties, wishes.forbidden)
+    sampling = rows.sampling(table)
+    shaping = Shaping(sampling.biases, sampling.penalties, sampling.forbidden)
     where = Positions(rows.window, rows.slot.int(), rows.length.int(), rows.tokens)
     OPS.shape_logits(z, where, shaping)
 
 
 def sample(
-    logits: Tensor, slot: Tensor, length: Tensor, tokens: Tensor, book: SamplingTable
+    logits: Tensor, slot: Tensor, length: Tensor, tokens: Tensor, table: SamplingTable
 ) -> Chosen:
     """Choose the token at index length[n] of slot[n], from logits[n] f32[N, V], unchanged."""
     rows, z = Rows(slot, length, tokens), logits.contiguous().clone()
-    shape(z, rows, book)
-    wishes = rows.wishes(book)
-    how = {"random": wishes.random, "truncated": wishes.truncated}
-    return OPS.choose(z, rows.window, length.int(), wishes.draw, **how)
+    shape(z, rows, table)
+    sampling = rows.sampling(table)
+    how = {"random": sampling.random, "truncated": sampling.truncated}
+    return OPS.choose(z, rows.window, length.int(), sampling.draw, **how)
 
 
 def verify(
-    chosen: Chosen, cu: Tensor, drafts: Tensor, counts: Tensor, slot: Tensor, book: SamplingTable
+    chosen: Chosen, cu: Tensor, drafts: Tensor, counts: Tensor, slot: Tensor, table: SamplingTable
 ) -> Report:
     """What windows [V] of choices cu[w]:cu[w+1] emit, whose drafts are i64[V, K]; slots as asked.
 
@@ -73,6 +73,6 @@ def verify(
     tokens = torch.zeros(num + 1, k + 2).int()
     counters = (torch.zeros(num + 1).int() for _ in range(4))
     state = SlotState(tokens, torch.zeros(num + 1, 1).int(), *counters)
-    stops: StopIds = Rows(slot, slot, tokens).wishes(book).stops
+    stops: StopIds = Rows(slot, slot, tokens).sampling(table).stops
     proposed = DraftIds(drafts.int(), counts.int())
     return Report.of(OPS.commit_step(rows, proposed, chosen, stops, state))

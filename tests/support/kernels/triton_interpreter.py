@@ -2,11 +2,16 @@
 
 It truncates where the hardware rounds to nearest even, takes subnormal numbers of bfloat16 for
 zeros, and its tl.dot multiplies the bit patterns of bfloat16 and FP8 as if they were numbers.
+
+It also goes through all members of the language at every call of a device function, to exchange
+those that it has not exchanged yet: a third of its time, and in vain after the first call.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,6 +28,26 @@ def repair(monkeypatch: pytest.MonkeyPatch) -> None:
     convert, builder = interpreter._convert_float, interpreter.InterpreterBuilder
     monkeypatch.setattr(interpreter, "_convert_float", _rounding(convert))
     monkeypatch.setattr(builder, "create_dot", _widening(builder.create_dot))
+    patch_once(monkeypatch)
+
+
+def patch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patch the language for a launch, but not again at each call of a device function in it."""
+    patch = interpreter._patch_lang
+
+    def patched(fn: Any) -> Any:
+        if any(tl.core.is_builtin(module.load) for module in _languages_of(fn)):
+            return patch(fn)
+        return interpreter._LangPatchScope()  # nothing to restore
+
+    monkeypatch.setattr(interpreter, "_patch_lang", patched)
+
+
+@functools.cache
+def _languages_of(fn: Any) -> list[ModuleType]:
+    """Modules of the language that a kernel, or a function of Triton's library, refers to."""
+    seen = [value for value in fn.__globals__.values() if isinstance(value, ModuleType)]
+    return [module for module in (tl, tl.core) if module in seen]
 
 
 def _rounding(convert: Callable[..., Any]) -> Callable[..., Any]:

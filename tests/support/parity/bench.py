@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from support.checkpoints.copied_head import make_copied_pair
 from support.checkpoints.eagle3 import make_reference, save_head
+from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.captured_steps import capture_all, capturing
@@ -92,6 +93,11 @@ def make_eagle3_hybrid(folder: Path) -> None:
     ids = torch.arange(10, VOCAB)
     head = make_reference(folder, draft_vocab=len(ids))
     save_head(folder / HEAD, head, form="speculators", token_ids=ids, layer_ids=(1, 2, 4))
+
+
+def make_gpt_oss(folder: Path) -> None:
+    """The checkpoint of the gpt-oss matrix: two layers with a window of 8 tokens, two without."""
+    make_tiny_gpt_oss(folder, vocab=VOCAB, eos_token_ids=(EOS,), seed=7)
 
 
 def load(folder: Path, tp: TensorParallel) -> Model:

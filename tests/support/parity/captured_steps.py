@@ -1,4 +1,4 @@
-"""Steps that are captured: all kinds before the first step, or each when steps have wanted it.
+"""Steps that are captured: all kinds before the first step, or each when steps have missed it.
 
 Without a GPU a captured step is called instead of replayed: see surestep_worker.step.graphs.
 """
@@ -15,10 +15,10 @@ from surestep_worker.step.step import StepLauncher
 
 def graphs_of(runner: Runner) -> Graphs:
     """Those of a runner that has been prepared."""
-    execution = runner._execution
-    assert isinstance(execution, StepLauncher)
-    assert execution._graphs is not None
-    return execution._graphs
+    launcher = runner._launcher
+    assert isinstance(launcher, StepLauncher)
+    assert launcher._graphs is not None
+    return launcher._graphs
 
 
 @torch.inference_mode()
@@ -30,12 +30,12 @@ def capture_all(runner: Runner) -> None:
 
 
 def capturing(runner: Runner, step: Step) -> Step:
-    """Steps behind each of which one kind is captured that steps have wanted."""
+    """Steps behind each of which one kind is captured that steps have missed."""
 
     def stepped(plan: pb.StepPlan) -> Results:
         results = step(plan)
-        if graphs_of(runner)._wanted:
-            runner.do_chore()
+        if graphs_of(runner)._missed:
+            runner.capture_next()
         return results
 
     return stepped

@@ -33,8 +33,8 @@ def poison_idle(runner: Runner, state: SchedulerState) -> None:
     parts.slots.tokens[idle] = _BYTES
     for counter in ("committed", "known", "folded", "drafter_len", "prompt_len", "max_len"):
         getattr(parts.slots, counter)[idle] = _BYTES
-    if isinstance(runner._execution, StepLauncher):
-        _poison_device(runner._execution._memory.state, idle)
+    if isinstance(runner._launcher, StepLauncher):
+        _poison_device(runner._launcher._memory.state, idle)
 
 
 def _poison_device(state: SlotState, idle: IntArray) -> None:

@@ -18,6 +18,8 @@ from surestep_scheduler.config import SchedulerSettings
 from surestep_scheduler.server import running
 
 STOP = 3
+TIMEOUT_S = 100  # less than a test may take, and much more than what is waited for takes
+_POLL_S = 0.005  # the scheduler is in this process, and has to get on meanwhile
 _SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 
 
@@ -42,7 +44,7 @@ class Client(NamedTuple):
         """Wait until the service reports this health."""
         wanted = health_pb2.HealthCheckResponse.SERVING if serving else 2
         watch = health_pb2_grpc.HealthStub(self.channel).Watch(
-            health_pb2.HealthCheckRequest(service=_SERVICE), timeout=20, wait_for_ready=True
+            health_pb2.HealthCheckRequest(service=_SERVICE), timeout=TIMEOUT_S, wait_for_ready=True
         )  # gRPC remembers that an address refused, for a server that had this port before
         async for answer in watch:
             if answer.status == wanted:
@@ -51,21 +53,21 @@ class Client(NamedTuple):
 
     async def stats(self) -> pb.SchedulerStats:
         """Counters and gauges."""
-        stats: pb.SchedulerStats = await self.stub.Stats(pb.StatsRequest(), timeout=5)
+        stats: pb.SchedulerStats = await self.stub.Stats(pb.StatsRequest(), timeout=TIMEOUT_S)
         return stats
 
     async def until(self, condition: Callable[[pb.SchedulerStats], bool]) -> pb.SchedulerStats:
         """The first counters that fulfil a condition."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT_S):
             while not condition(stats := await self.stats()):
-                pass
+                await asyncio.sleep(_POLL_S)
         return stats
 
     async def idle(self) -> pb.SchedulerStats:
         """Counters once nothing runs and nothing waits any more."""
         return await self.until(lambda s: not (s.num_running or s.num_waiting or s.num_slots_used))
 
-    async def generate(self, message: pb.GenerateRequest, timeout_s: float = 30) -> Answer:
+    async def generate(self, message: pb.GenerateRequest, timeout_s: float = TIMEOUT_S) -> Answer:
         """All chunks of a request."""
         call = self.stub.Generate(message, timeout=timeout_s)
         return Answer([chunk async for chunk in call])

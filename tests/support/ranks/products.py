@@ -14,7 +14,7 @@ from surestep_kernels.gpu.products.probe_results import ProbeResult
 from surestep_kernels.ops.linear import pack_linear_reference
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.heartbeat import Heartbeat
-from surestep_worker.startup.products import settle_products
+from surestep_worker.startup.products import choose_products
 
 CASES = {  # of each rank: what its card says, and which card it is
     "both equal": (("", "a"), ("", "a")),
@@ -34,10 +34,10 @@ def settle_main(rank: int, address: str, folder: Path) -> None:
         probe.identity = lambda *of, card=card: identity(*of) | {"device": card}
         kernels = load_triton()
         assert isinstance(kernels.products, Products)
-        kernels.products.meet([pack_linear_reference(torch.ones(3 + rank, 8).bfloat16())])
+        kernels.products.register([pack_linear_reference(torch.ones(3 + rank, 8).bfloat16())])
         kept = folder / f"{name}-{rank}"
         device = torch.device("cpu")
-        settle_products(kernels, tp, device, Heartbeat.unwatched(), folder=kept)
+        choose_products(kernels, tp, device, Heartbeat.local(), folder=kept)
         found[name] = kernels.linear_backend
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
     tp.close()

@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import FAMILIES, make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.stepping import Row, pack
 from surestep_common.errors import Unavailable
 from surestep_kernels import load_kernels
+from surestep_kernels.step.fingerprint import row_fingerprints
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.cache.recurrent import RecurrentCache
 from surestep_worker.checkpoint.weight_store import WeightStore
-from surestep_worker.distributed.peer_memory import told_by_all
+from surestep_worker.distributed.peer_memory import gather_strings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.models import ModelSource, load_model
-from surestep_worker.step.digest import fingerprint
 from torch import Tensor, distributed
 
 BLOCK_SIZE = 16
@@ -36,12 +37,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": {"family": "qwen3_5_moe"},
     "qwen3_next-expert-parallel": {"family": "qwen3_next"},
     "qwen3_5_moe-expert-parallel": {"family": "qwen3_5_moe"},
+    "gpt-oss": {},
+    "gpt-oss-shared-kv-head": {"num_key_value_heads": 1},
+    "gpt-oss-expert-parallel": {},
 }
 
 
 def make_variant(path: Path, name: str) -> None:
     """Write the checkpoint of a variant."""
     variant = VARIANTS[name]
+    if name.startswith("gpt-oss"):
+        make_tiny_gpt_oss(path / name, **variant)
+        return
     make = make_tiny_hybrid if variant.get("family") in FAMILIES else make_tiny_checkpoint
     make(path / name, **variant)
 
@@ -74,7 +81,7 @@ def run_steps(
     hidden = [model.forward(pack(rows, BLOCK_SIZE), caches) for rows in STEPS]
     return {
         "logits": torch.cat([model.logits(h) for h in hidden]),
-        "fingerprints": torch.tensor([fingerprint(h) for h in hidden]),
+        "fingerprints": torch.stack([row_fingerprints(h).sum() for h in hidden]),
     }
 
 
@@ -109,7 +116,7 @@ def sum_main(rank: int, size: int, address: str, folder: Path) -> None:
     torch.save(sums, folder / f"rank{rank}.pt")
     group = distributed.group.WORLD
     assert group is not None
-    (folder / f"told{rank}").write_text("; ".join(told_by_all(group, f"I am {rank}")))
+    (folder / f"told{rank}").write_text("; ".join(gather_strings(group, f"I am {rank}")))
     tp.close()
 
 

@@ -7,7 +7,10 @@ import re
 from xdist.scheduler import LoadScopeScheduling
 
 _SERVER = re.compile(r"tests/faults/.*\b((?:none|ngram|mtp)-tp\d)")
-_MODULE = re.compile(r"tests/(?:abuse|clients)/test_\w+\.py")  # each has one server at most
+# Each has one server at most, or compiles once.
+_MODULE = re.compile(
+    r"tests/(?:abuse|clients|e2e|kernels(?=/test_(?:build|prebuilt)))/test_\w+\.py"
+)
 
 
 class ByServer(LoadScopeScheduling):  # type: ignore[misc]  # published without types

@@ -148,7 +148,7 @@ def test_open_doors_to_a_network_are_told(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         access.warn_if_exposed(address)
-    assert ("takes calls from anybody" in caplog.text) == warned
+    assert ("takes calls from anyone" in caplog.text) == warned
     caplog.clear()
     with knowing(SECRET):
         access.warn_if_exposed(address)

@@ -47,10 +47,18 @@ def test_parsers_are_chosen_by_name() -> None:
         reasoning_parser="qwen3", tool_call_parser="hermes", enable_auto_tool_choice=True
     )
     assert (chosen.reasoning_parser, chosen.tool_call_parser) == ("qwen3", "hermes")
-    with pytest.raises(ValidationError, match="must be qwen3"):
+    with pytest.raises(ValidationError, match="must be openai_gptoss or qwen3"):
         settings(reasoning_parser="qwen4")
-    with pytest.raises(ValidationError, match="must be hermes or qwen3_coder"):
+    with pytest.raises(ValidationError, match="must be hermes or openai or qwen3_coder"):
         settings(tool_call_parser="xml")
+
+
+@pytest.mark.parametrize(("reasoning", "calls"), [("openai_gptoss", "hermes"), ("qwen3", "openai")])
+def test_parsers_of_one_format_go_together(reasoning: str, calls: str) -> None:
+    with pytest.raises(ValidationError, match="neither goes with another parser"):
+        settings(reasoning_parser=reasoning, tool_call_parser=calls)
+    assert settings(reasoning_parser="openai_gptoss", tool_call_parser="openai")
+    assert settings(reasoning_parser=reasoning) != settings(tool_call_parser=calls)
 
 
 def test_tool_choice_needs_a_parser() -> None:

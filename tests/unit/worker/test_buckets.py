@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from surestep_common.invariants import Int32Array
 from surestep_kernels.compilations import Compilations
+from surestep_kernels.step.columns import HostColumn
 from surestep_proto import worker_pb2 as pb
-from surestep_worker.inputs.buckets import Bucket, Need, find_bucket, in_order, make_buckets
-from surestep_worker.inputs.columns import PassInputs, StepColumns, need_of, padding
+from surestep_worker.inputs.buckets import Bucket, StepSize, find_bucket, in_order, make_buckets
+from surestep_worker.inputs.columns import Extras, PassInputs, StepColumns, padding, step_size
 from surestep_worker.inputs.geometry import Geometry
-from surestep_worker.inputs.upload import Inbox, Layout, upload
+from surestep_worker.inputs.logprob_plan import ScoredPositions
+from surestep_worker.inputs.upload import InputBuffer, Layout, upload
 from surestep_worker.ledger.plan import NO_SNAPSHOTS, Rows
 from surestep_worker.ledger.slots import Slots
 from surestep_worker.sampling.table import SamplingTable
@@ -38,12 +40,14 @@ def rows_of(max_drafts: list[int], prompts: list[int]) -> Rows:
     return Rows(**{name: told.get(name, nothing) for name, _ in Rows.none().columns()})
 
 
-def columns_of(rows: Rows, slots: Slots) -> tuple[StepColumns, Geometry]:
+def columns_of(rows: Rows, slots: Slots) -> tuple[StepColumns[HostColumn], Geometry]:
     wants = np.zeros(slots.num_slots, dtype=np.bool_)
     geometry = Geometry.of(rows, slots, wants, NO_SNAPSHOTS)
-    wishes = SamplingTable(slots.num_slots, 100).of(geometry.window_slot, geometry.position_window)
+    sampling = SamplingTable(slots.num_slots, 100).batch(
+        geometry.window_slot, geometry.position_window
+    )
     inputs = PassInputs(geometry.rows, geometry.max_drafts, geometry.hidden_index, None)
-    return StepColumns(inputs, geometry.position_window, wishes.draw, wishes.stops), geometry
+    return StepColumns(inputs, geometry.position_window, sampling.draw, sampling.stops), geometry
 
 
 def make_slots(num_slots: int) -> Slots:
@@ -72,9 +76,9 @@ def test_a_step_gets_the_least_that_has_room(
 ) -> None:
     buckets = make_buckets(max_rows=24, max_window=5, max_tokens=64)
     tokens = rows - 1 + max(window, prompt) + min(others, rows - 1)
-    need = Need(rows, window, tokens, max(window, prompt), rows - 1 + window, stops)
-    found = find_bucket(need, in_order(buckets))
-    fits = [b for b in buckets if all(map(le, need, b.room))]
+    size = StepSize(rows, window, tokens, max(window, prompt), rows - 1 + window, stops)
+    found = find_bucket(size, in_order(buckets))
+    fits = [b for b in buckets if all(map(le, size, b.room))]
     assert (found is None) == (not fits)
     if found is not None:
         assert all(b.window >= found.window for b in fits)
@@ -86,8 +90,8 @@ def test_a_step_gets_the_least_that_has_room(
 @given(st.integers(1, 256), st.integers(1, 4))
 def test_at_most_half_as_much_again_is_padding(rows: int, window: int) -> None:
     buckets = make_buckets(max_rows=256, max_window=4, max_tokens=2048)
-    need = Need(rows, window, rows * window, window, rows * window, rows)
-    found = find_bucket(need, in_order(buckets))
+    size = StepSize(rows, window, rows * window, window, rows * window, rows)
+    found = find_bucket(size, in_order(buckets))
     assert found is not None
     assert found.rows <= max(rows * 1.5, rows + 1)
 
@@ -95,20 +99,20 @@ def test_at_most_half_as_much_again_is_padding(rows: int, window: int) -> None:
 @given(st.integers(1, 256), st.integers(8, 700))
 def test_so_it_is_where_prompts_are(rows: int, prompt: int) -> None:
     buckets = make_buckets(max_rows=256, max_window=4, max_tokens=2048)
-    need = Need(rows, 1, rows + prompt, prompt, rows, rows)
-    found = find_bucket(need, in_order(buckets))
+    size = StepSize(rows, 1, rows + prompt, prompt, rows, rows)
+    found = find_bucket(size, in_order(buckets))
     assert found is not None
-    assert found.tokens <= max(need.tokens * 1.5, 32)
+    assert found.tokens <= max(size.tokens * 1.5, 32)
 
 
 def test_nothing_and_what_is_scored_or_pooled_have_none() -> None:
     slots = make_slots(4)
-    assert need_of(*columns_of(Rows.none(), slots)) is None
+    assert step_size(*columns_of(Rows.none(), slots)) is None
     wants = np.ones(4, dtype=np.bool_)
     slots.prompt_len[:] = 9
     rows = rows_of([], [5])
     scored = Geometry.of(rows, slots, wants, NO_SNAPSHOTS)
-    assert need_of(columns_of(rows, slots)[0], scored) is None
+    assert step_size(columns_of(rows, slots)[0], scored) is None
 
 
 @given(
@@ -124,22 +128,22 @@ def test_every_word_of_a_layout_is_written_and_padding_belongs_to_nobody(
     if not len(rows):
         return
     columns, geometry = columns_of(rows, slots)
-    need = need_of(columns, geometry)
-    assert need is not None
-    tokens, count = need.tokens + 5 * more, need.rows + more
+    size = step_size(columns, geometry)
+    assert size is not None
+    tokens, count = size.tokens + 5 * more, size.rows + more
     bucket = Bucket(count, 4, tokens, tokens)
     empty = padding(bucket, slots.num_slots, has_draft_head=False)
-    inbox = Inbox([empty], CPU)
-    layout = Layout(empty, inbox.words)
-    inbox.words.fill_(STALE)
-    inbox.send(layout, columns, ())
-    sent = layout.tree.inputs.rows
-    assert sent.slot.tolist() == [*np.asarray(geometry.rows.slot), *[9] * more]
+    input_buffer = InputBuffer([empty], CPU)
+    layout = Layout(empty, input_buffer.words)
+    input_buffer.words.fill_(STALE)
+    input_buffer.send(layout, columns, Extras())
+    sent = layout.columns.inputs.rows
+    assert sent.slot.tolist() == [*geometry.rows.slot, *[9] * more]
     real = int(geometry.width.sum())
-    assert sent.cu_rows.tolist() == [*np.asarray(geometry.rows.cu_rows), *[real] * more]
+    assert sent.cu_rows.tolist() == [*geometry.rows.cu_rows, *[real] * more]
     assert sent.token_row.tolist()[real:] == [count - 1] * (tokens - real)
-    assert all(sent.position_offset[need.positions :] > 1 << 28)
-    assert not (inbox.words[: layout.num_words] == STALE).any()
+    assert all(sent.position_offset[size.positions :] > 1 << 28)
+    assert not (input_buffer.words[: layout.num_words] == STALE).any()
 
 
 class Inner(NamedTuple):
@@ -159,8 +163,9 @@ class Columns(NamedTuple):
 def test_every_column_arrives_at_an_aligned_address(sizes: list[int]) -> None:
     """Else a kernel is compiled again for each way in which its pointers are aligned."""
     columns = [np.arange(size, dtype=np.int32) + 100 * i for i, size in enumerate(sizes)]
-    tree = upload(Columns(columns[0], columns[1], None, Inner(columns[2])), CPU)
-    sent: list[Any] = [tree.first, tree.second, tree.third.column]
+    columns_of: Any = Columns(columns[0], columns[1], None, Inner(columns[2]))
+    tree = upload(columns_of, CPU)
+    sent = [tree.first, tree.second, tree.third.column]
     addresses = [column.data_ptr() for column in sent if len(column)]
     for column, expected in zip(sent, columns, strict=True):
         assert column.tolist() == expected.tolist()
@@ -169,14 +174,17 @@ def test_every_column_arrives_at_an_aligned_address(sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("count", [5, 1 << 15], ids=["behind", "by itself"])
 def test_what_comes_with_a_step_travels_with_it_if_there_is_room(count: int) -> None:
-    empty = Inner(np.zeros(6, dtype=np.int32))
-    inbox = Inbox([empty], CPU)
-    layout = Layout(empty, inbox.words)
-    more = inbox.send(layout, Inner(np.arange(3, dtype=np.int32)), Inner(np.full(count, 7, "i4")))
-    sent: Any = more.column
+    empty: Any = Inner(np.zeros(6, dtype=np.int32))
+    input_buffer = InputBuffer([empty], CPU)
+    layout: Any = Layout(empty, input_buffer.words)
+    columns: Any = Inner(np.arange(3, dtype=np.int32))
+    scored = ScoredPositions(np.full(count, 7, np.int32), np.zeros(0, np.int32))
+    uploaded = input_buffer.send(layout, columns, Extras(scored=scored)).scored
+    assert uploaded is not None
+    sent = uploaded.at
     assert sent.tolist() == [7] * count
-    assert torch.as_tensor(layout.tree.column).tolist() == [0, 1, 2, 0, 0, 0]
-    inside = sent.untyped_storage().data_ptr() == inbox.words.untyped_storage().data_ptr()
+    assert layout.columns.column.tolist() == [0, 1, 2, 0, 0, 0]
+    inside = sent.untyped_storage().data_ptr() == input_buffer.words.untyped_storage().data_ptr()
     assert inside == (count == 5)
 
 

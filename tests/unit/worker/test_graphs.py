@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from surestep_worker.inputs.buckets import Bucket, Need, make_buckets
+from surestep_kernels.step.columns import HostColumn
+from surestep_worker.inputs.buckets import Bucket, StepSize, make_buckets
 from surestep_worker.inputs.columns import StepColumns, padding
 from surestep_worker.step import graphs as module
 from surestep_worker.step.graphs import GraphKind, Graphs, Queued
@@ -23,7 +24,7 @@ class Steps:
         self.ran = list[GraphKind]()
         self.graphs = Graphs(BUCKETS, self._padding, self._run, torch.device("cpu"))
 
-    def _padding(self, bucket: Bucket) -> StepColumns:
+    def _padding(self, bucket: Bucket) -> StepColumns[HostColumn]:
         return padding(bucket, NULL_SLOT, has_draft_head=False)
 
     def _run(self, columns: StepColumns, kind: GraphKind) -> Queued:
@@ -31,8 +32,8 @@ class Steps:
         return Queued(cast(Any, None), None)
 
 
-def need(rows: int) -> Need:
-    return Need(rows, 1, rows, 1, rows, 0)
+def size(rows: int) -> StepSize:
+    return StepSize(rows, 1, rows, 1, rows, 0)
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 
 def test_everything_runs_once_before_anything_is_captured(steps: Steps) -> None:
     seen = list[int]()
-    steps.graphs.warm(lambda: seen.append(len(steps.ran)))
+    steps.graphs.warm_up(lambda: seen.append(len(steps.ran)))
     assert set(steps.ran) == {GraphKind(bucket, whole=True) for bucket in BUCKETS}
     assert seen == [*range(1, 1 + len(BUCKETS))]
     assert steps.graphs.num_captured == 0
@@ -57,17 +58,17 @@ def is_due(graphs: Graphs) -> bool:
 def test_what_steps_want_most_comes_first_then_the_largest(steps: Steps) -> None:
     graphs = steps.graphs
     for rows in (1, 3, 3):
-        assert graphs.find(need(rows), plain=True) is None
+        assert graphs.find(size(rows), plain=True) is None
     assert graphs.num_missed == 3
     assert is_due(graphs)
     graphs.capture_next()
-    assert graphs.find(need(3), plain=True) is not None
-    assert graphs.find(need(1), plain=True) is None
-    graphs.capture_wanted()
+    assert graphs.find(size(3), plain=True) is not None
+    assert graphs.find(size(1), plain=True) is None
+    graphs.capture_missed()
     assert not is_due(graphs)
-    assert graphs.find(need(1), plain=True) is not None
-    assert graphs.find(need(8), plain=True) is None
-    graphs.capture_wanted()
+    assert graphs.find(size(1), plain=True) is not None
+    assert graphs.find(size(8), plain=True) is None
+    graphs.capture_missed()
     for _ in range(100):
         graphs.capture_next()
     assert graphs.num_captured == len(BUCKETS)  # parts of steps nobody has asked for
@@ -75,14 +76,14 @@ def test_what_steps_want_most_comes_first_then_the_largest(steps: Steps) -> None
 
 def test_a_part_serves_where_the_whole_does_not(steps: Steps) -> None:
     graphs = steps.graphs
-    assert graphs.find(need(2), plain=False) is None
-    graphs.capture_wanted()
-    found = graphs.find(need(2), plain=True)  # and the whole is wanted from now on
+    assert graphs.find(size(2), plain=False) is None
+    graphs.capture_missed()
+    found = graphs.find(size(2), plain=True)  # and the whole is wanted from now on
     assert found is not None
     assert is_due(graphs)
-    graphs.capture_wanted()
-    assert graphs.find(need(2), plain=True) is not found
-    assert graphs.find(need(2), plain=False) is found
+    graphs.capture_missed()
+    assert graphs.find(size(2), plain=True) is not found
+    assert graphs.find(size(2), plain=False) is found
 
 
 def test_what_cannot_be_captured_is_launched_singly(
@@ -92,10 +93,10 @@ def test_what_cannot_be_captured_is_launched_singly(
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(Graphs, "_capture", refuse)
-    assert steps.graphs.find(need(2), plain=True) is None
-    steps.graphs.capture_wanted()
+    assert steps.graphs.find(size(2), plain=True) is None
+    steps.graphs.capture_missed()
     assert "are not captured" in caplog.text
-    assert steps.graphs.find(need(2), plain=True) is None
+    assert steps.graphs.find(size(2), plain=True) is None
     assert not is_due(steps.graphs)  # once is enough
 
 
@@ -108,7 +109,7 @@ def test_capturing_takes_a_share_of_the_time(steps: Steps, monkeypatch: pytest.M
 
     monkeypatch.setattr(Graphs, "_capture", slow)
     for rows in (1, 2):
-        steps.graphs.find(need(rows), plain=True)
+        steps.graphs.find(size(rows), plain=True)
     assert is_due(steps.graphs)
     steps.graphs.capture_next()
     assert not is_due(steps.graphs)  # although one is wanted
@@ -116,7 +117,7 @@ def test_capturing_takes_a_share_of_the_time(steps: Steps, monkeypatch: pytest.M
 
 def test_nothing_is_found_for_what_no_bucket_holds(steps: Steps) -> None:
     assert steps.graphs.find(None, plain=True) is None
-    assert steps.graphs.find(need(9), plain=True) is None
+    assert steps.graphs.find(size(9), plain=True) is None
     assert not is_due(steps.graphs)
     assert steps.graphs.num_missed == 2
     steps.graphs.drop(steps.graphs.kinds()[0])

@@ -8,7 +8,7 @@ import time
 from surestep_proto import supervisor_pb2 as pb
 from surestep_worker.host import shared_memory as memory
 from surestep_worker.host.heartbeat import SIZE, Heartbeat
-from surestep_worker.process.watch import POLL_S, Late, Watch
+from surestep_worker.process.heartbeat_monitor import POLL_S, HeartbeatMonitor, Stall
 
 IDLE_S = 3.0
 MS = 1_000_000
@@ -19,13 +19,13 @@ class Clock:
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self.now_ns = time.monotonic_ns()
-        self._watch = Watch(heartbeat, self.now_ns)
+        self._monitor = HeartbeatMonitor(heartbeat, self.now_ns)
 
-    def look_after(self, seconds: float) -> Late | None:
+    def look_after(self, seconds: float) -> Stall | None:
         self.now_ns += round(seconds * 1e9)
-        return self._watch.look(self.now_ns)
+        return self._monitor.check(self.now_ns)
 
-    def look_for(self, seconds: float) -> Late | None:
+    def look_for(self, seconds: float) -> Stall | None:
         """Every POLL_S."""
         for _ in range(round(seconds / POLL_S)):
             if late := self.look_after(POLL_S):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from surestep_worker.host.host_memory import GIB, OutOfMemory, memory_errors, room
+from surestep_worker.host.host_memory import GIB, OutOfMemory, free_memory, memory_errors
 
 MEMINFO = "MemTotal: 9000000 kB\nMemAvailable: 4000000 kB\nSwapFree: 1000000 kB\n"
 STATUS = "Name:\tpython\nVmSize:\t 1000000 kB\nVmData:\t 500000 kB\n"
@@ -44,38 +44,38 @@ def group(folder: str, most: object, used: int, *, version: int, cache: int = 0)
 
 
 def test_the_machine_is_the_limit_where_there_is_no_other(tmp_path: Path) -> None:
-    left = room(system(tmp_path, "0::/\n", {}))
+    left = free_memory(system(tmp_path, "0::/\n", {}))
     assert left == (5_000_000 * 1024, "the machine's memory")
 
 
 @pytest.mark.parametrize("cache", [0, GIB // 4])
 def test_version_2_counts_what_can_be_dropped_as_free(tmp_path: Path, cache: int) -> None:
     files = group("a/b", GIB, GIB // 2, version=2, cache=cache)
-    left = room(system(tmp_path, "0::/a/b\n", files))
+    left = free_memory(system(tmp_path, "0::/a/b\n", files))
     assert left == (GIB // 2 + cache, "the memory of the cgroup")
     assert str(left) == f"{(GIB // 2 + cache) / GIB:.2f} GiB are left of the memory of the cgroup"
 
 
 def test_cgroups_around_it_count_as_well(tmp_path: Path) -> None:
     files = group("a/b", "max", 0, version=2) | group("a", GIB, GIB - 4096, version=2)
-    assert room(system(tmp_path, "0::/a/b\n", files)).nbytes == 4096
+    assert free_memory(system(tmp_path, "0::/a/b\n", files)).nbytes == 4096
 
 
 def test_a_path_of_the_host_means_nothing_inside_a_container(tmp_path: Path) -> None:
     files = group("", 2 * GIB, GIB, version=2)
-    assert room(system(tmp_path, "0::/docker/0123/deeper\n", files)).nbytes == GIB
+    assert free_memory(system(tmp_path, "0::/docker/0123/deeper\n", files)).nbytes == GIB
 
 
 def test_version_1(tmp_path: Path) -> None:
     lines = "9:name=systemd:/\n5:cpu,memory:/job\n0::/\n"
     files = group("memory/job", GIB, GIB // 4, version=1, cache=1024)
     files |= group("memory", UNLIMITED_V1, 5 * GIB, version=1)
-    assert room(system(tmp_path, lines, files)).nbytes == GIB * 3 // 4 + 1024
+    assert free_memory(system(tmp_path, lines, files)).nbytes == GIB * 3 // 4 + 1024
 
 
 def test_a_cgroup_that_uses_more_than_it_may_has_nothing_left(tmp_path: Path) -> None:
     files = group("a", GIB, 2 * GIB, version=2)
-    assert room(system(tmp_path, "0::/a\n", files)).nbytes == 0
+    assert free_memory(system(tmp_path, "0::/a\n", files)).nbytes == 0
 
 
 @pytest.mark.parametrize(
@@ -88,15 +88,15 @@ def test_limits_of_the_process(
     set_limits = {limit: (2 * GIB, resource.RLIM_INFINITY)}
     free = resource.RLIM_INFINITY, resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda which: set_limits.get(which, free))
-    assert room(system(tmp_path, "0::/\n", {})) == (2 * GIB - 1024 * used_kb, name)
+    assert free_memory(system(tmp_path, "0::/\n", {})) == (2 * GIB - 1024 * used_kb, name)
 
 
 def test_a_system_that_tells_nothing_has_no_limits(tmp_path: Path) -> None:
-    assert room(tmp_path).nbytes >= 1 << 60
+    assert free_memory(tmp_path).nbytes >= 1 << 60
 
 
 def test_this_machine_has_memory() -> None:
-    assert room().nbytes > 0
+    assert free_memory().nbytes > 0
 
 
 def raise_(error: Exception) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from surestep_worker.distributed.peer_memory import RankLocation, in_one_shot, in_reach
-from surestep_worker.distributed.tensor_parallel import Sum, how_to_sum
+from surestep_worker.distributed.peer_memory import RankLocation, can_reach_all, in_one_shot
+from surestep_worker.distributed.tensor_parallel import SumMethod, sum_method
 
 HERE = ("mnt:[1]", "pid:[2]")
 VISIBLE = ["GPU-a", "GPU-b", "GPU-c"]
@@ -15,18 +15,18 @@ PLACES = [RankLocation(*HERE, gpu) for gpu in VISIBLE]
 @pytest.mark.parametrize(
     ("dtype", "size", "peers", "expected"),
     [
-        (torch.bfloat16, 2, True, Sum.PEERS),
-        (torch.float32, 8, True, Sum.PEERS),
-        (torch.float32, 2, False, Sum.BACKEND),  # two values have one sum
-        (torch.float32, 3, False, Sum.GATHER),
-        (torch.bfloat16, 8, False, Sum.GATHER),
-        (torch.float16, 4, True, Sum.GATHER),  # which torch's kernels do not add
-        (torch.float16, 2, True, Sum.BACKEND),
-        (torch.int64, 8, True, Sum.BACKEND),  # exact in any order
+        (torch.bfloat16, 2, True, SumMethod.PEERS),
+        (torch.float32, 8, True, SumMethod.PEERS),
+        (torch.float32, 2, False, SumMethod.BACKEND),  # two values have one sum
+        (torch.float32, 3, False, SumMethod.GATHER),
+        (torch.bfloat16, 8, False, SumMethod.GATHER),
+        (torch.float16, 4, True, SumMethod.GATHER),  # which torch's kernels do not add
+        (torch.float16, 2, True, SumMethod.BACKEND),
+        (torch.int64, 8, True, SumMethod.BACKEND),  # exact in any order
     ],
 )
-def test_who_adds_up(dtype: torch.dtype, size: int, peers: bool, expected: Sum) -> None:
-    assert how_to_sum(dtype, size, peers=peers) is expected
+def test_who_adds_up(dtype: torch.dtype, size: int, peers: bool, expected: SumMethod) -> None:
+    assert sum_method(dtype, size, peers=peers) is expected
 
 
 def test_a_decode_step_goes_in_one_shot_and_a_prompt_does_not() -> None:
@@ -39,7 +39,7 @@ def test_a_decode_step_goes_in_one_shot_and_a_prompt_does_not() -> None:
 def reach(
     places: list[RankLocation], pairs: tuple[tuple[int, int], ...] = ((1, 0), (1, 2)), mine: int = 1
 ) -> bool:
-    return in_reach(PLACES[mine], places, VISIBLE, lambda own, other: (own, other) in pairs)
+    return can_reach_all(PLACES[mine], places, VISIBLE, lambda own, other: (own, other) in pairs)
 
 
 def test_gpus_in_reach() -> None:

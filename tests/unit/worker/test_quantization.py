@@ -10,9 +10,11 @@ from support.checkpoints.quantize import METHODS, Matrix, awq, fp8, gptq, scheme
 from surestep_common.errors import InvalidRequest
 from surestep_kernels.ops.linear import dequantize
 from surestep_worker.checkpoint.json_fields import Fields
+from surestep_worker.checkpoint.mxfp4 import Mxfp4
 from surestep_worker.checkpoint.schemes import Awq, Fp8, Gptq, Quantization, Share
 from surestep_worker.configs.quantization import read_quantization
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 ROWS, COLUMNS = 304, 384
 
@@ -209,8 +211,8 @@ def test_static_activations_are_refused() -> None:
     [
         (
             "fp8",
-            {"quant_method": "mxfp4"},
-            r"\(mxfp4\) are not supported; supported: awq, compressed-tensors, fp8, gptq",
+            {"quant_method": "nvfp4"},
+            r"\(nvfp4\) are not supported; supported: awq, compressed-tensors, fp8, gptq, mxfp4",
         ),
         ("awq", {"quant_method": "gptq", "bits": 8}, "gptq with bits 8"),
         ("awq", {"quant_method": "gptq", "desc_act": True}, "gptq with desc_act True"),
@@ -233,3 +235,58 @@ def test_static_activations_are_refused() -> None:
 def test_refusals(method: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         read_quantization(Fields({"quantization_config": scheme(method) | changes}))
+
+
+def stored_mxfp4() -> dict[str, Tensor]:
+    blocks = torch.randint(256, (ROWS, COLUMNS // 32, 16), dtype=torch.uint8)
+    scales = torch.randint(255, (ROWS, COLUMNS // 32), dtype=torch.uint8)
+    return {"blocks": blocks, "scales": scales}
+
+
+@pytest.mark.parametrize("rows", [range(ROWS), range(7, 135)])
+@pytest.mark.parametrize("columns", [range(COLUMNS), range(32, 192), range(352, 384)])
+def test_a_share_of_mxfp4_is_that_part_of_the_weight(rows: range, columns: range) -> None:
+    stored, quantization = stored_mxfp4(), Mxfp4(())
+    parts = Matrix({f"_{name}": part for name, part in stored.items()}, torch.empty(0))
+
+    def part(name: str, rows: slice, columns: slice) -> Tensor:
+        return parts.stored[name.removeprefix("m")][rows, columns]
+
+    weight = quantization.read(Share("m", rows, columns, COLUMNS), part)
+    made = dequantize(weight.codes, weight.scales, None, weight.group_size)
+    meant = convert_moe_packed_tensors(*(of[None] for of in stored.values()), dtype=torch.float32)
+    expected = meant[0].T[rows.start : rows.stop, columns.start : columns.stop]
+    assert torch.equal(made, expected)
+    assert {name: of.shape for name, of in quantization.stored("m", ROWS, COLUMNS).items()} == {
+        f"m_{name}": tensor.shape for name, tensor in stored.items()
+    }
+
+
+def test_what_mxfp4_cannot_store_or_cut_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="m: MXFP4 cannot store 48 inputs"):
+        Mxfp4(()).stored("m", 8, 48)
+    share = Share("m", range(8), range(16, 64), COLUMNS)
+    with pytest.raises(InvalidRequest, match=r"m: inputs 16 to 64 of 384 cut blocks of 32"):
+        Mxfp4(()).read(share, lambda *_: torch.empty(0))
+
+
+def test_patterns_of_gpt_oss_name_what_is_plain() -> None:
+    """As its config.json has them."""
+    plain = [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ]
+    config = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
+    found = read_quantization(Fields({"quantization_config": config}))
+    assert found == Mxfp4(tuple(plain))
+    for module, is_plain in {
+        "model.layers.11.self_attn.q_proj": True,
+        "model.layers.0.mlp.router": True,
+        "model.layers.0.mlp.experts.gate_up_proj": False,
+        "model.layers.self_attn": False,
+        "lm_head": True,
+        "model.layers.0.extra.self_attn": False,
+    }.items():
+        assert found.lists_as_plain(module) is is_plain, module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from support.parity.drafters import NO_CONTEXT
 from surestep_common.errors import InvalidRequest
 from surestep_worker.drafters import DRAFTERS
+from surestep_worker.drafters import registry as registry_module
 from surestep_worker.drafters.config import SpeculativeConfig
 from surestep_worker.drafters.ngram import NgramDrafter
 
@@ -107,3 +109,12 @@ def test_finds_out_what_a_draft_model_is(tmp_path: Path) -> None:
 def test_a_draft_model_that_is_nothing_here(text: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         SpeculativeConfig.from_json(text)
+
+
+def test_the_page_names_every_method_and_every_key() -> None:
+    registry = Path(registry_module.__file__).read_text()
+    methods = re.findall(r'^@DRAFTERS\.register\("(.+)"\)$', registry, re.MULTILINE)
+    assert {"ngram", "mtp"} <= set(methods)
+    page = (Path(__file__).parents[3] / "docs" / "speculation.md").read_text()
+    named = set(re.findall(r"`([\w-]+)`", page))
+    assert {*methods, *SpeculativeConfig.model_fields} <= named

@@ -1,4 +1,4 @@
-"""Everything a rank keeps of its requests between steps."""
+"""The caches of a rank."""
 
 from __future__ import annotations
 

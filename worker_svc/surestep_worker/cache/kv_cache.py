@@ -42,7 +42,6 @@ class KVSpec:
 
     @property
     def page_dtype(self) -> torch.dtype:
-        """Of keys and values."""
         return self.cache_dtype or self.dtype
 
     @property
@@ -53,7 +52,7 @@ class KVSpec:
 
 
 class KVCache:
-    """Key and value pages of every layer. Block NULL_BLOCK is among them but belongs to nobody."""
+    """Key and value pages of every layer, those of NULL_BLOCK included, which no slot owns."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, kernels: KernelSet, device: str) -> None:
         assert num_blocks > NULL_BLOCK + 1, "no block besides the null block"
@@ -75,9 +74,9 @@ def bytes_per_block(spec: KVSpec, kernels: KernelSet) -> int:
 
 
 def blocks_that_fit(budget_bytes: int, spec: KVSpec, kernels: KernelSet) -> int:
-    """Blocks, the null block included, that fit into `budget_bytes`.
+    """Return how many blocks, the null block included, fit into `budget_bytes`.
 
-    Raises InvalidRequest when that is not even one usable block.
+    Raises InvalidRequest when there would be no usable block.
     """
     each = bytes_per_block(spec, kernels)
     blocks = budget_bytes // each

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def zero_pages(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    """Zeros; on the CPU as untouched pages of the system's, which cost nothing until they are used.
+    """Return zeros, on the CPU as untouched pages of the system, which are free until used.
 
     Filling gigabytes would be the largest part of a worker's recovery.
     """

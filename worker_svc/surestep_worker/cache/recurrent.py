@@ -1,7 +1,7 @@
 """The state of recurrent layers: one committed state and the records of a window per slot.
 
-Snapshots are copies of a committed state, each at an exact length, from which another slot may go
-on. Memory is laid out once; what is never used costs nothing on the CPU.
+Snapshots are copies of a committed state at an exact length, from which another slot may go on.
+Memory is laid out once; on the CPU, what is never used costs nothing.
 """
 
 from __future__ import annotations
@@ -32,23 +32,22 @@ class RecurrentSpec:
 
     @property
     def channels(self) -> int:
-        """Of the convolution."""
         return 2 * self.num_k_heads * self.k_dim + self.num_v_heads * self.v_dim
 
     @property
     def snapshot_bytes(self) -> int:
-        """Of one state over all layers."""
+        """Return the bytes of one state over all layers."""
         state = self.num_v_heads * self.k_dim * self.v_dim * 4
         return self.num_layers * (state + (self.taps - 1) * self.channels * self.dtype.itemsize)
 
     @property
     def record_bytes(self) -> int:
-        """What each token of a window adds over all layers."""
+        """Return the bytes that each token of a window adds over all layers."""
         heads = self.num_k_heads * self.k_dim + self.num_v_heads * (self.v_dim + 1)
         return self.num_layers * (heads * 4 + self.channels * self.dtype.itemsize)
 
     def slot_bytes(self, window: int) -> int:
-        """Of one slot whose windows have up to `window` tokens."""
+        """Return the bytes of one slot whose windows have up to `window` tokens."""
         return self.snapshot_bytes + window * self.record_bytes
 
 
@@ -61,7 +60,7 @@ class RecurrentLayer:
 
 
 class RecurrentCache:
-    """States of `num_slots` slots, of the NULL slot behind them, and `num_snapshots` snapshots."""
+    """States of `num_slots` slots and the NULL slot, and `num_snapshots` snapshots."""
 
     def __init__(
         self, spec: RecurrentSpec, num_slots: int, window: int, num_snapshots: int, device: str
@@ -94,12 +93,12 @@ class RecurrentCache:
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return zero_pages(shape, dtype, self._device)
 
-    def forget(self) -> None:
-        """An epoch begins: what was taken in another means nothing."""
+    def reset(self) -> None:
+        """Invalidate all snapshots: a new epoch begins."""
         self._snapshot_len = [0] * self.num_snapshots
 
-    def taken(self, snapshot_ids: IntArray, lengths: IntArray) -> None:
-        """These snapshots [N] were written, after so many tokens."""
+    def mark_taken(self, snapshot_ids: IntArray, lengths: IntArray) -> None:
+        """Record that snapshots [N] were written, after `lengths` tokens."""
         for snapshot_id, length in zip(snapshot_ids.tolist(), lengths.tolist(), strict=True):
             self._snapshot_len[snapshot_id - 1] = length
 
@@ -117,11 +116,11 @@ class RecurrentCache:
             layer.conv.inputs[slot, : len(kept)] = kept
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor [num_slots + 1, ...] that holds what slots own."""
+        """Yield every tensor [num_slots + 1, ...] that holds the state of slots."""
         for layer in self.layers:
             yield from (layer.delta.state, *layer.delta[2:], layer.conv.inputs)
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes that one slot really takes."""
+        """Return the bytes that one slot takes, by the tensors that there are."""
         return sum(math.prod(t.shape[1:]) * t.itemsize for t in self.tensors())

@@ -1,1 +1,1 @@
-"""Checkpoints: files, headers, the forms weights come in, and the memory that outlives a rank."""
+"""Checkpoints: files, headers, quantisation schemes, and the memory that outlives a rank."""

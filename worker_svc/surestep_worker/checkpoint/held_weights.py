@@ -10,11 +10,11 @@ from surestep_worker.host import shared_memory as memory
 
 
 class StaleWeights(InternalError):
-    """What is held is of no use to the rank that got it: it has to be loaded afresh."""
+    """The held weights are of no use to the rank that received them: load them again."""
 
 
 class HeldWeights:
-    """Filled by the first rank, which seals it when it is complete; mapped by those after it."""
+    """Filled by the first rank, which seals them once complete; mapped by the ranks after it."""
 
     def __init__(self) -> None:
         self.fd = self._create()
@@ -25,15 +25,16 @@ class HeldWeights:
 
     @property
     def sealed(self) -> bool:
-        """Whether it is complete."""
+        """Whether the weights are complete."""
         return memory.is_sealed(self.fd)
 
     @property
     def nbytes(self) -> int:
-        """What the next rank need not load."""
+        """Bytes that the next rank need not load."""
         return os.fstat(self.fd).st_size if self.sealed else 0
 
     def renew(self) -> None:
-        """Give up what is there; ranks that have mapped it keep it until they end."""
+        """Replace the memory by an empty one; ranks that have mapped the old one keep it until they
+        end."""
         os.close(self.fd)
         self.fd = self._create()

@@ -30,9 +30,9 @@ def import_gguf(
 ) -> None:
     """Write model, tokenizer, chat template and generation config of `gguf_path` to `out_dir`.
 
-    `progress` is told the name of each stage as it starts; transformers draws its own bars inside
-    the long one. `out_dir` appears complete or not at all. Raises InvalidRequest when the file is
-    missing or no GGUF that transformers can read, or when `out_dir` exists.
+    `progress` is called with the name of each stage as it starts; transformers draws its own bars
+    inside the long one. `out_dir` appears complete or not at all. Raises InvalidRequest if the file
+    is missing or not a GGUF that transformers can read, or if `out_dir` exists.
     """
     if not gguf_path.is_file():
         raise InvalidRequest(f"no GGUF file at {gguf_path}", param="gguf")
@@ -63,11 +63,11 @@ def _convert(gguf_path: Path, folder: Path, progress: Announce) -> None:
     for file in folder.iterdir():
         file.chmod(
             0o644
-        )  # safetensors writes for its owner alone; the services have their own user
+        )  # safetensors makes it readable by its owner only; the services have their own user
 
 
 def _read_metadata(gguf_path: Path) -> dict[str, Any]:
-    """The tokenizer's scalar fields; its arrays are large and not wanted here."""
+    """Return the tokenizer's scalar fields, without its large arrays."""
     from gguf import GGUFReader
 
     try:
@@ -89,7 +89,7 @@ def _load_tokenizer(gguf_path: Path, metadata: dict[str, Any]) -> TokenizersBack
 
 
 def _split_like_smollm(tokenizer: TokenizersBackend) -> None:
-    """Digits one by one before the GPT-2 split, which alone would cut `"  12"` at another place.
+    """Split digits one by one before the GPT-2 split, which alone would cut `"  12"` elsewhere.
 
     transformers 5.23 does not know this `tokenizer.ggml.pre` and falls back to the GPT-2 split.
     """
@@ -116,6 +116,6 @@ def _load_model(gguf_path: Path) -> PreTrainedModel:
 
 
 def _eos_token_ids(metadata: dict[str, Any], tokenizer: TokenizersBackend) -> list[int]:
-    """End of sequence and, where the file names one, end of turn."""
+    """Return end of sequence and, if the file names one, end of turn."""
     ids = {tokenizer.eos_token_id, metadata.get("tokenizer.ggml.eot_token_id")}
     return sorted(i for i in ids if i is not None)

@@ -1,6 +1,6 @@
-"""Reading JSON that somebody else wrote: type and bounds of every value are checked.
+"""Read JSON from untrusted files: type and bounds of every value are checked.
 
-No size goes into a product, a table or an allocation before it has come through here.
+No size is used in a product, a table or an allocation before it has been checked here.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 
 from surestep_common.errors import InvalidRequest
 
-_MAX_BYTES = 64 << 20  # of a file; the longest published ones have a few
+_MAX_BYTES = 64 << 20  # of a file; the longest published ones have a few MiB
 _SHOWN = 60  # characters of a wrong value
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Parse one file of a model folder. Raises InvalidRequest when it is missing or no object."""
+    """Parse one file of a model folder. Raises InvalidRequest if it is missing or not an object."""
     try:
         parsed = json.loads(_read(path))
     except OSError as error:
@@ -31,9 +31,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> bytes:
-    about = path.stat()  # first: whoever opens a pipe may wait for ever
+    about = path.stat()  # first: opening a pipe may block for ever
     if not stat.S_ISREG(about.st_mode) or about.st_size > _MAX_BYTES:
-        raise InvalidRequest(f"{path} is no file of at most {_MAX_BYTES} bytes", param="model")
+        raise InvalidRequest(f"{path} is not a file of at most {_MAX_BYTES} bytes", param="model")
     return path.read_bytes()
 
 
@@ -59,7 +59,7 @@ class Fields:
         multiple: int = 1,
         default: int | None = None,
     ) -> int:
-        """A whole number within bounds. Raises InvalidRequest, as all of these do."""
+        """Return a whole number within bounds. Raises InvalidRequest, as do all these methods."""
         value = self._given(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             self._refuse(key, "a whole number")
@@ -78,39 +78,39 @@ class Fields:
         least: float | None = None,
         default: float | None = None,
     ) -> float:
-        """A finite number that is at most `most`, and greater than `above` or at least `least`."""
+        """Return a finite number, at most `most`, and greater than `above` or at least `least`."""
         value = self._given(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             self._refuse(key, "a number")
-        if least is not None and not least <= value <= most:  # which NaN is not either
+        if least is not None and not least <= value <= most:  # rejects NaN, too
             self._refuse(key, f"from {least:g} to {most:g}")
         if least is None and not above < value <= most:
             self._refuse(key, f"more than {above:g} and at most {most:g}")
         return float(value)
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """True or false."""
+        """Return true or false."""
         value = self._given(key, default)
         if not isinstance(value, bool):
             self._refuse(key, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
+        """Return a string."""
         value = self._given(key, default)
         if not isinstance(value, str):
             self._refuse(key, "a string")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings; without it none."""
+        """Return a list of strings; empty if missing."""
         values = self._given(key, [])
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
             self._refuse(key, "a list of strings")
         return tuple(values)
 
     def sizes(self, key: str, most: int) -> tuple[int, ...]:
-        """A whole number from 0, or a list of them; without it none."""
+        """Return a whole number from 0, or a list of them; empty if missing."""
         given = self._given(key, [])
         values = given if isinstance(given, list) else [given]
         if not all(type(value) is int and 0 <= value <= most for value in values):
@@ -118,19 +118,19 @@ class Fields:
         return tuple(values)
 
     def object(self, key: str) -> Fields:
-        """An object inside this one; without it an empty one."""
+        """Return an object inside this one; empty if missing."""
         value = self._given(key, {})
         if not isinstance(value, dict):
             self._refuse(key, "an object")
         return Fields(value, f"{self._file}: {key}")
 
     def objects(self, key: str) -> tuple[Fields, ...]:
-        """The objects inside an object, in the order of the file; without it none."""
+        """Return the objects inside an object, in the order of the file; empty if missing."""
         inner = self.object(key)
         return tuple(inner.object(name) for name in inner._values)
 
     def without(self, key: str) -> Fields:
-        """All but one."""
+        """Return all fields but one."""
         return Fields({k: v for k, v in self._values.items() if k != key}, self._file)
 
     def _given(self, key: str, default: Any) -> Any:

@@ -1,6 +1,6 @@
 """A model folder in Hugging Face format: its JSON files, its weight files, its fingerprint.
 
-Without torch: a supervisor looks into folders, too.
+It is read without torch, since a supervisor reads folders, too.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ _CONVERT = (
     """for k, v in torch.load('pytorch_model.bin', weights_only=True).items()}, """
     """'model.safetensors')\""""
 )  # in its folder
-_SAMPLES = 1 << 14  # of a checkpoint in all, as far as every tensor has one
+_SAMPLES = 1 << 14  # of a checkpoint in all; every tensor has at least one
 _MOST_SAMPLES = 16  # of a tensor
 _SAMPLE_BYTES = 64
 _NAMES_SHOWN = 6
-# What tells where a checkpoint was made, not what it computes.
+# Keys that say where a checkpoint was made, not what it computes.
 _INCIDENTAL = frozenset({"_name_or_path", "transformers_version"})
 
 
 class ConfigFiles(NamedTuple):
-    """What a model folder says besides its weights, parsed."""
+    """The parsed JSON files of a model folder."""
 
     config: Mapping[str, Any]  # config.json
     generation: Mapping[str, Any]  # generation_config.json; empty without one
 
     @classmethod
     def read(cls, folder: Path, generation_folder: Path | None = None) -> ConfigFiles:
-        """The generation config of another folder, if one is given, takes the place of the model's.
+        """Read the files; the generation config of `generation_folder`, if given, replaces the
+        model's.
 
-        Raises InvalidRequest when config.json is missing, or the other one where it was asked for,
-        or when either is no JSON object.
+        Raises InvalidRequest if config.json is missing, or the other one where it was named, or if
+        either is not a JSON object.
         """
         generation = (generation_folder or folder) / GENERATION_CONFIG
         wanted = generation_folder is not None or generation.exists()
@@ -53,8 +54,8 @@ class ConfigFiles(NamedTuple):
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
-    """Every tensor of the checkpoint. Raises InvalidRequest for files or headers that are broken,
-    and for a tensor in two files."""
+    """Return every tensor of the checkpoint. Raises InvalidRequest for broken files or headers, and
+    for a tensor in two files."""
     entries: dict[str, Entry] = {}
     repeated: list[str] = []
     for path in _weight_files(folder):
@@ -67,7 +68,7 @@ def read_entries(folder: Path) -> dict[str, Entry]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Of a single-file checkpoint, or of one with an index."""
+    """Return the files of a single-file checkpoint, or of one with an index."""
     index = folder / _INDEX
     if not index.exists():
         if (folder / _SINGLE).exists():
@@ -88,12 +89,12 @@ def _is_plain_name(name: object) -> bool:
 
 
 def fingerprint(files: ConfigFiles, entries: Mapping[str, Entry]) -> str:
-    """Tells checkpoints apart by what they compute: configuration, and name, type, shape and
+    """Return a fingerprint of what a checkpoint computes: configuration, and name, type, shape and
     samples of the bytes of every tensor, however they are spread over files.
 
-    Cheap: some thousand reads of a few bytes. Training changes a good part of all weights, so a
-    fine-tune of the same shape has another fingerprint; one that differs in a few elements need
-    not. Raises InvalidRequest when a file cannot be read.
+    It is cheap: some thousand reads of a few bytes. Training changes most weights, so a fine-tune
+    of the same shape has another fingerprint; one that differs in a few elements may not. Raises
+    InvalidRequest if a file cannot be read.
     """
     config = {key: value for key, value in files.config.items() if key not in _INCIDENTAL}
     digest = hashlib.sha256(_canonical([config, files.generation.get("eos_token_id")]))
@@ -116,12 +117,13 @@ def fingerprint(files: ConfigFiles, entries: Mapping[str, Entry]) -> str:
 
 
 def fingerprint_of(folder: Path, generation_folder: Path | None = None) -> str:
-    """The same of what lies in a folder now. Raises InvalidRequest when that is no checkpoint."""
+    """Return the fingerprint of a folder as it is now. Raises InvalidRequest if it is not a
+    checkpoint."""
     return fingerprint(ConfigFiles.read(folder, generation_folder), read_entries(folder))
 
 
 def _samples(entry: Entry, count: int) -> Iterator[tuple[int, int]]:
-    """Begin and length of samples, spread evenly over a tensor."""
+    """Yield begin and length of samples, spread evenly over a tensor."""
     length = min(entry.nbytes, _SAMPLE_BYTES)
     room = entry.nbytes - length
     for i in range(count):
@@ -133,7 +135,7 @@ def _canonical(value: Any) -> bytes:
 
 
 def some(names: Iterable[str]) -> str:
-    """A few names in a line."""
+    """List a few names in one line."""
     ordered = sorted(map(shown, names))
     more = len(ordered) - _NAMES_SHOWN
     return ", ".join(ordered[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

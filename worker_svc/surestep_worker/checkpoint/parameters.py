@@ -15,6 +15,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -35,8 +36,8 @@ logger = logging.getLogger(__name__)
 class TensorSource(NamedTuple):
     """One checkpoint tensor, and the slice of its dimension `dim` that this rank keeps.
 
-    With an `item` it is the part of the tensor at that place of its first dimension, which `dim`
-    then does not count.
+    With an `item` the source is that element of the tensor's first dimension, which `dim` then does
+    not count.
     """
 
     name: str
@@ -48,14 +49,14 @@ class TensorSource(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Elements kept."""
+        """Number of elements kept."""
         shape = self.shape if self.item is None else self.shape[1:]
         kept = self.keep.stop - self.keep.start
         return math.prod(shape) // shape[self.dim] * int(kept)
 
     @property
     def place(self) -> tuple[int | slice, ...]:
-        """Where it lies in the tensor."""
+        """Index of the kept part within the tensor."""
         first = () if self.item is None else (self.item,)
         return (*first, *(slice(None),) * self.dim, self.keep)
 
@@ -66,8 +67,8 @@ class TensorSource(NamedTuple):
 
     @property
     def share(self) -> Share:
-        """What this rank keeps of a linear weight."""
-        rows, columns = self.shape
+        """The part of a linear weight that this rank keeps."""
+        rows, columns = self.shape[-2:]
         keep = range(self.keep.start, self.keep.stop)
         if self.dim == 0:
             return Share(self.module, keep, range(columns), inputs=columns)
@@ -79,7 +80,7 @@ class Parameter(NamedTuple):
 
     shape: tuple[int, ...]
     sources: tuple[TensorSource, ...]
-    linear: bool = False  # for take_linear: weights [N, K] that may be quantised
+    linear: bool = False  # for take_linear: weights that may be quantised
 
 
 Table = Mapping[str, Parameter]
@@ -103,9 +104,10 @@ class CheckpointWeights:
     ) -> None:
         """Compare the tensors of a checkpoint with `table` and open their files.
 
-        `ignore` holds regular expressions of whole names of tensors that are not wanted. Without
-        `quantization` every weight must be plain. Raises InvalidRequest naming missing, unexpected,
-        repeated and misshapen tensors, and those of a wrong type or in the wrong company.
+        `ignore` holds regular expressions of whole names of tensors to ignore. Without
+        `quantization` every weight must be unquantised. Raises InvalidRequest naming missing,
+        unexpected, repeated and misshapen tensors, those of a wrong type, and those that contradict
+        each other.
         """
         self._left = dict(table)
         self._quantization = quantization
@@ -154,7 +156,7 @@ class CheckpointWeights:
     def take_linear(self, name: str) -> Tensor | QuantizedWeight:
         """Read a linear weight as the checkpoint holds it: quantised, or as `take` does.
 
-        Raises InvalidRequest when a quantised one cannot be cut as this rank needs it.
+        Raises InvalidRequest if a quantised one cannot be cut as this rank needs it.
         """
         sources = self._left[name].sources
         if self._quantization is None or sources[0].name not in self._quantized:
@@ -162,38 +164,42 @@ class CheckpointWeights:
         del self._left[name]
         parts = []
         for source in sources:
-            parts.append(self._quantization.read(source.share, self._read_part))
+            read = partial(self._read_part, source.item)
+            parts.append(self._quantization.read(source.share, read))
             self._advance(source)
         weight = concatenate(parts)
         self.bytes_taken += weight.nbytes
         return weight
 
-    def _read_part(self, name: str, rows: slice, columns: slice) -> Tensor:
-        return self._checkpoint.read(name, (rows, columns))
+    def _read_part(self, item: int | None, name: str, rows: slice, columns: slice) -> Tensor:
+        outer = () if item is None else (item,)
+        return self._checkpoint.read(name, (*outer, rows, columns))
 
     def _advance(self, source: TensorSource) -> None:
         self._done += self._bytes(source)
         self._progress(self._done, self._total)
 
     def _bytes(self, source: TensorSource) -> int:
-        """Of a source's tensors, the share that is kept."""
+        """Return the bytes of a source's tensors that are kept."""
         whole = sum(self._checkpoint.nbytes(name) for name in self._stored(source))
         return whole * source.numel // math.prod(source.shape)
 
     def _bytes_in_memory(self, parameter: Parameter) -> int:
-        """As this rank will keep it, about."""
+        """Return the approximate bytes of a parameter in memory."""
         if any(source.name in self._quantized for source in parameter.sources):
             return sum(map(self._bytes, parameter.sources))
         return math.prod(parameter.shape) * self._dtype.itemsize
 
     def _stored(self, source: TensorSource) -> dict[str, Stored]:
-        """The checkpoint tensors that hold a source."""
+        """Return the checkpoint tensors that hold a source."""
         if self._quantization is None or source.name not in self._quantized:
             return {source.name: Stored(source.shape, source.dtypes)}
-        return self._quantization.stored(source.module, *source.shape)
+        items, (rows, columns) = source.shape[:-2], source.shape[-2:]
+        stored = self._quantization.stored(source.module, rows, columns)
+        return {name: of._replace(shape=(*items, *of.shape)) for name, of in stored.items()}
 
     def _find_quantized(self, table: Table) -> frozenset[str]:
-        """Names of the sources that the files hold quantised."""
+        """Return the names of the sources that are quantised in the files."""
         if self._quantization is None:
             return frozenset()
         modules = {
@@ -213,7 +219,7 @@ class CheckpointWeights:
         refuse(self._contradictions(table) | self._checkpoint.check(expected, ignore))
 
     def _contradictions(self, table: Table) -> dict[str, list[str]]:
-        """Kind of problem -> sources that have it."""
+        """Return the contradicting sources by kind of problem."""
         if self._quantization is None:
             return {}
         modules = {s.module for p in table.values() for s in p.sources if s.name in self._quantized}

@@ -1,4 +1,4 @@
-"""What models take their parameters from: weights in the kernels' layout, prepared once."""
+"""Parameters of models: weights in the kernels' layout, prepared once."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _FACTS = ("in_features", "out_features", "format", "group_size")
 class Weights:
     """The parameters of one rank, each to be taken once.
 
-    Those of a sealed store are taken as they lie there. Others are read from the checkpoint,
-    prepared, and put into the store; what the model gets is in the store in both cases.
+    Those of a sealed store are mapped as they are. Others are read from the checkpoint, prepared,
+    and written to the store; the model gets them from the store in both cases.
     """
 
     def __init__(
         self, store: WeightStore, checkpoint: CheckpointWeights | None, device: str
     ) -> None:
-        """The checkpoint of a store that is not sealed."""
+        """`checkpoint` is given for a store that is not sealed."""
         assert (checkpoint is None) == store.sealed
         self._store = store
         self._checkpoint = checkpoint
@@ -48,7 +48,7 @@ class Weights:
 
     @property
     def nbytes(self) -> int:
-        """Of the parameters, as the checkpoint and the dtype have them."""
+        """Bytes of the parameters, in the types of the checkpoint and the settings."""
         if self._checkpoint is None:
             return int(self._store.facts["weight_bytes"])
         return self._checkpoint.bytes_taken
@@ -59,7 +59,7 @@ class Weights:
         dtype: torch.dtype | None = None,
         prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> Tensor:
-        """One parameter, in the model's dtype unless another is given, after `prepare`."""
+        """Return one parameter, in the model's dtype unless another is given, after `prepare`."""
 
         def read(checkpoint: CheckpointWeights) -> Record:
             return Record({"data": prepare(checkpoint.take(name, dtype))}, {})
@@ -69,7 +69,7 @@ class Weights:
     def take_packed(
         self, name: str, pack: Callable[[CheckpointWeights], PackedLinear]
     ) -> PackedLinear:
-        """One linear layer; `pack` reads it from the checkpoint and puts it into its layout."""
+        """Return one linear layer; `pack` reads it from the checkpoint and packs it."""
 
         def read(checkpoint: CheckpointWeights) -> Record:
             packed = pack(checkpoint)
@@ -93,7 +93,7 @@ class Weights:
         return packed
 
     def in_host_memory(self, name: str) -> Tensor:
-        """A parameter that was taken before, for another layout of it."""
+        """Return a parameter that was taken before, to build another layout of it."""
         return self._store.get(name).tensors["data"]
 
     def _record(self, name: str, read: Callable[[CheckpointWeights], Record]) -> Record:
@@ -104,7 +104,8 @@ class Weights:
         return self._store.get(name)
 
     def _place(self, tensor: Tensor) -> Tensor:
-        """The tensor on the device of the model; where two parameters share memory, so do these."""
+        """Return the tensor on the model's device; parameters that share memory share it there,
+        too."""
         if self._device == "cpu":
             return tensor
         key = tensor.data_ptr(), tuple(tensor.shape)
@@ -113,7 +114,7 @@ class Weights:
         return self._copies[key]
 
     def finish(self) -> None:
-        """The model has all it wants. Asserts that nothing is left."""
+        """Assert that the model has taken every parameter."""
         left = self._store.names() - self._taken
         assert not left, f"parameters never taken: {sorted(left)}"
 
@@ -126,11 +127,10 @@ def prepared(
     device: str,
     open_checkpoint: Callable[[], CheckpointWeights],
 ) -> Iterator[Weights]:
-    """The weights of a rank, laid out for its kernels.
+    """Yield the weights of a rank, laid out for its kernels.
 
-    The checkpoint is opened only for a store that is not sealed, which is sealed in the end with
-    `facts` of the model. Raises
-    StaleWeights for weights that other kernels have prepared.
+    The checkpoint is opened only for a store that is not sealed, which is sealed at the end with
+    the model's `facts`. Raises StaleWeights for weights that were prepared by other kernels.
     """
     if store.sealed:
         if store.facts["layout"] != kernels.name:
@@ -148,4 +148,4 @@ def prepared(
         store.seal(facts, kernels.code)
     weights.finish()
     if kernels.products is not None:
-        kernels.products.meet(weights.packed)
+        kernels.products.register(weights.packed)

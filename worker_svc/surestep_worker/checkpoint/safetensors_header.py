@@ -1,7 +1,8 @@
-"""The header of a safetensors file: which tensors lie where. Read without torch, believed never.
+"""The header of a safetensors file: names, types and places of its tensors.
 
-Format: https://huggingface.co/docs/safetensors. Eight bytes hold the header's length, the header is
-a JSON object, the tensors' bytes follow without gaps.
+It is read without torch, and everything in it is checked. Format:
+https://huggingface.co/docs/safetensors. Eight bytes hold the header's length, the header is a JSON
+object, the tensors' bytes follow without gaps.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class Entry(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The byte behind it."""
+        """Offset of the first byte after the tensor."""
         return self.begin + self.nbytes
 
 
 def read_header(path: Path) -> dict[str, Entry]:
-    """Tensors by name. Raises InvalidRequest naming the file, and the tensor that is wrong."""
+    """Return tensors by name. Raises InvalidRequest naming the file, and the tensor at fault."""
     try:
         size, header = _read(path)
     except OSError as error:
@@ -62,11 +63,11 @@ def read_header(path: Path) -> dict[str, Entry]:
 
 
 def _read(path: Path) -> tuple[int, bytes]:
-    """Size of the file, and its header."""
-    about = path.stat()  # first: whoever opens a pipe may wait for ever
+    """Return the size of the file, and its header."""
+    about = path.stat()  # first: opening a pipe may block for ever
     size = about.st_size
     if not stat.S_ISREG(about.st_mode):
-        _refuse(path, "it is no file")
+        _refuse(path, "it is not a file")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if size <= _LENGTH_BYTES:
@@ -101,7 +102,7 @@ def _is_size(value: object) -> bool:
 
 
 def _check_places(path: Path, entries: dict[str, Entry], start: int, size: int) -> None:
-    """The tensors fill the rest of the file, one behind the other."""
+    """Check that the tensors fill the rest of the file, one after the other."""
     at = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.end > size:
@@ -121,5 +122,5 @@ def _refuse(path: Path, why: str) -> NoReturn:
 
 
 def shown(name: str) -> str:
-    """The name of a tensor as a message may hold it: it comes from whoever made the file."""
+    """Return the name of a tensor, safe for a message: names are untrusted."""
     return name if name.isprintable() and len(name) <= _MAX_NAME else ascii(name[:_MAX_NAME])

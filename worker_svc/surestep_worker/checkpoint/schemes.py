@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ FLOATS = ("F32", "BF16", "F16")
 _FP8 = "F8_E4M3"
 _FP8_NAN = 0x7F
 _WORD = 8  # codes in one int32
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each in it
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # place of each within the word
 _GPTQ_PLACES = tuple(range(_WORD))
 _MOST_ZERO = 15
 
@@ -52,29 +53,30 @@ class Types(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Quantization(ABC):
-    """The scheme of a checkpoint. Which modules use it is for the tensors in its files to say."""
+    """The scheme of a checkpoint. The tensors in its files decide which modules use it."""
 
     not_converted: tuple[str, ...]  # modules listed as plain
 
     def lists_as_plain(self, module: str) -> bool:
-        """Whether `module` or one around it is listed, by whole parts of the dotted name:
-        "mlp.gate" does not mean "mlp.gate_proj"."""
-        return any(f".{name}." in f".{module}." for name in self.not_converted)
+        """Return whether `module` or one around it is listed, by whole parts of the dotted name:
+        "mlp.gate" does not mean "mlp.gate_proj". A "*" stands for any part of a name."""
+        patterns = (re.escape(name).replace(r"\*", r"[^.]*") for name in self.not_converted)
+        return any(re.search(rf"\.{pattern}\.", f".{module}.") for pattern in patterns)
 
     @abstractmethod
     def holds(self, module: str, types: Types) -> bool:
-        """Whether the checkpoint has any tensor of the quantised form of a module."""
+        """Return whether the checkpoint has any tensor of the quantised form of a module."""
 
     @abstractmethod
     def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
-        """What holds a quantised weight [rows, columns], by name.
+        """Return the tensors that hold a quantised weight [rows, columns], by name.
 
-        Raises InvalidRequest when the scheme cannot store this size.
+        Raises InvalidRequest if the scheme cannot store this size.
         """
 
     @abstractmethod
     def read(self, share: Share, read: Read) -> QuantizedWeight:
-        """Raises InvalidRequest for a share that is cut inside a group, and for NaN."""
+        """Read a share. Raises InvalidRequest for one that is cut inside a group, and for NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +89,15 @@ class Fp8(Quantization):
     """
 
     block: tuple[int, int]  # rows, columns
-    scale: str = "weight_scale_inv"  # the name of the scales, which multiply in spite of it
+    scale: str = "weight_scale_inv"  # name of the scales, which multiply in spite of "inv"
 
     def holds(self, module: str, types: Types) -> bool:
-        """A scale, or a weight that needs one."""
+        """Return whether there is a scale, or a weight that needs one."""
         weight, scale = f"{module}.weight", f"{module}.{self.scale}"
         return scale in types or (weight in types and types.dtype(weight) == _FP8)
 
     def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
-        """Blocks at the lower and right borders may be smaller."""
+        """Return the tensors. Blocks at the lower and right borders may be smaller."""
         blocks = -(-rows // self.block[0]), -(-columns // self.block[1])
         return {
             f"{module}.weight": Stored((rows, columns), (_FP8,)),
@@ -103,7 +105,6 @@ class Fp8(Quantization):
         }
 
     def read(self, share: Share, read: Read) -> QuantizedWeight:
-        """See Quantization."""
         module, (height, width) = share.module, self.block
         group_size = _group_size(width, share)
         codes = read(f"{module}.weight", _slice(share.rows), _slice(share.columns)).contiguous()
@@ -126,11 +127,11 @@ class Awq(Quantization):
     group_size: int  # inputs; -1: all
 
     def holds(self, module: str, types: Types) -> bool:
-        """Plain modules have none of these."""
+        """Return whether any of the tensors is present; unquantised modules have none of them."""
         return any(f"{module}.{name}" in types for name in ("qweight", "qzeros", "scales"))
 
     def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
-        """Groups and words must be full."""
+        """Return the tensors. Groups and words must be full."""
         group = _inputs(self.group_size, columns)
         if rows % _WORD or columns % group:
             raise InvalidRequest(
@@ -146,7 +147,6 @@ class Awq(Quantization):
         }
 
     def read(self, share: Share, read: Read) -> QuantizedWeight:
-        """See Quantization."""
         module, group = share.module, _inputs(self.group_size, share.inputs)
         group_size = _group_size(group, share)
         words, groups = _slice(share.rows, _WORD), _slice(share.columns, group)
@@ -178,14 +178,15 @@ class Gptq(Quantization):
     """
 
     group_size: int  # inputs; -1: all
-    zero_offset: int  # of AutoGPTQ's first format, which stores zero points less 1
+    zero_offset: int  # of AutoGPTQ's first format, which stores zero points minus 1
 
     def holds(self, module: str, types: Types) -> bool:
-        """Plain modules have none of these."""
+        """Return whether any of the tensors is present; unquantised modules have none of them."""
         return any(f"{module}.{name}" in types for name in ("qweight", "qzeros", "scales"))
 
     def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
-        """Groups and words must be full. Without desc_act g_idx says what is known."""
+        """Return the tensors. Groups and words must be full. Without desc_act, g_idx adds no
+        information."""
         group = _inputs(self.group_size, columns)
         if rows % _WORD or columns % _WORD or columns % group:
             raise InvalidRequest(
@@ -202,7 +203,7 @@ class Gptq(Quantization):
         }
 
     def read(self, share: Share, read: Read) -> QuantizedWeight:
-        """See Quantization. Raises InvalidRequest for zero points that 4 bits do not hold, too."""
+        """Read a share. Also raises InvalidRequest for zero points that do not fit into 4 bits."""
         module, group = share.module, _inputs(self.group_size, share.inputs)
         group_size = _group_size(group, share)
         rows, words = _slice(share.rows), _slice(share.rows, _WORD)
@@ -219,17 +220,17 @@ class Gptq(Quantization):
 
 
 def _slice(part: range, block: int = 1) -> slice:
-    """The blocks that hold a part, as a slice of all."""
+    """Return the blocks that contain a part, as a slice of all blocks."""
     return slice(part.start // block, -(-part.stop // block))
 
 
 def _blocks(part: range, block: int, step: int = 1) -> Tensor:
-    """Which of them holds each element, or each group of `step` elements; i64."""
+    """Return the block of each element, or of each group of `step` elements; i64."""
     return torch.arange(part.start, part.stop, step) // block - part.start // block
 
 
 def _group_size(stored: int, share: Share) -> int:
-    """The largest groups of inputs that begin where the share does and lie in one stored group."""
+    """Return the largest group size that fits both the start of the share and the stored groups."""
     size = math.gcd(stored, share.columns.start, MAX_GROUP)
     if size % GROUP_MULTIPLE == 0:
         return size
@@ -241,11 +242,11 @@ def _group_size(stored: int, share: Share) -> int:
 
 
 def _unpack(words: Tensor, places: tuple[int, ...]) -> Tensor:
-    """Codes u8[R, 8 * W] of words i32[R, W]."""
+    """Return codes u8[R, 8 * W] of words i32[R, W]."""
     codes = [(words >> 4 * place & 0xF).to(torch.uint8) for place in places]
     return torch.stack(codes, dim=-1).flatten(1)
 
 
 def _inputs(group_size: int, inputs: int) -> int:
-    """Of a group; -1 stands for all."""
+    """Return the inputs of a group; -1 stands for all."""
     return inputs if group_size == -1 else group_size

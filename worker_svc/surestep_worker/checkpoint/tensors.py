@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint: opened, and compared with what a model expects in them."""
+"""The safetensors files of a checkpoint: open them, and compare them with what a model expects."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .schemes import Stored
 
 
 class Checkpoint:
-    """Tensors by name; their data is read where a part of one is asked for."""
+    """Tensors by name; data is read only for the requested parts."""
 
     def __init__(self, entries: Mapping[str, Entry], stack: contextlib.ExitStack) -> None:
         """Open the files of these tensors until `stack` closes.
 
-        Raises InvalidRequest when one cannot be read.
+        Raises InvalidRequest if one cannot be read.
         """
         self._entries = entries
         self._files: dict[Path, Any] = {}
@@ -40,25 +40,25 @@ class Checkpoint:
         return iter(self._entries)
 
     def dtype(self, name: str) -> str:
-        """As safetensors calls it: "BF16"."""
+        """Return the type as safetensors calls it: "BF16"."""
         return self._entries[name].dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Return the shape of the whole tensor."""
         return self._entries[name].shape
 
     def nbytes(self, name: str) -> int:
-        """Of the whole tensor."""
+        """Return the bytes of the whole tensor."""
         return self._entries[name].nbytes
 
     def read(self, name: str, index: tuple[int | slice, ...]) -> Tensor:
-        """A part of a tensor."""
+        """Read a part of a tensor."""
         part: Tensor = self._files[self._entries[name].file].get_slice(name)[index]
         return part
 
     def check(self, expected: Mapping[str, Stored], ignore: Iterable[str]) -> dict[str, list[str]]:
-        """Kind of problem -> the tensors that have it; `ignore` holds regular expressions of whole
-        names that may be there or not."""
+        """Return the tensors that have each kind of problem; `ignore` holds regular expressions of
+        whole names of optional tensors."""
         ignored = re.compile("|".join(ignore) or "(?!)")
         common = expected.keys() & self._entries.keys()
         return {

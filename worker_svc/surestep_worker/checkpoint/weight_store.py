@@ -21,7 +21,7 @@ from surestep_worker.host import shared_memory as memory
 from .held_weights import StaleWeights
 
 _ALIGNMENT = 64  # bytes: a cache line, and the longest vector
-_MAPPED = 256 << 20  # bytes of addresses for what comes next, while the size is not known
+_MAPPED = 256 << 20  # bytes of address space mapped ahead, while the size is unknown
 _LENGTH_BYTES = 8
 
 
@@ -46,22 +46,22 @@ class _Mapping(NamedTuple):
 class WeightStore:
     """Every tensor it returns is mapped read-only: a stray write ends the process at once.
 
-    While it is filled it is mapped piece by piece, each tensor whole in one piece.
+    While it is being filled it is mapped in pieces, each tensor whole in one piece.
     """
 
     def __init__(self, fd: int) -> None:
-        """Open what lies in memfd `fd`, or begin to fill it when it is not sealed.
+        """Open the content of memfd `fd`, or begin to fill it if it is not sealed.
 
-        The descriptor is the store's, to be closed when it is sealed. Raises StaleWeights when
-        what is sealed is no store.
+        The store owns the descriptor, and closes it once it is sealed. Raises StaleWeights if the
+        sealed content is not a store.
         """
         self._fd = fd
         self.sealed = memory.is_sealed(fd)
         self._mappings: list[_Mapping] = []
         self._end = 0
-        self._index: dict[str, Any] = {}  # as JSON has it
+        self._index: dict[str, Any] = {}  # as in JSON
         self.facts: Mapping[str, Any] = {}
-        self.kernels = b""  # code that the weights are laid out for; empty = none of its own
+        self.kernels = b""  # code that the weights are laid out for; empty = none
         if self.sealed:
             self._map(0, os.fstat(fd).st_size)
             self._read_index()
@@ -69,31 +69,31 @@ class WeightStore:
 
     @classmethod
     def private(cls) -> WeightStore:
-        """One that ends with the process."""
+        """Return a store that ends with the process."""
         return cls(memory.create("surestep-weights"))
 
     def __contains__(self, name: str) -> bool:
         return name in self._index
 
     def names(self) -> set[str]:
-        """Of all records."""
+        """Return the names of all records."""
         return set(self._index)
 
     def put(self, name: str, record: Record) -> None:
-        """Write a record. A tensor that came out of this store is not written twice."""
+        """Write a record. A tensor that was read from this store is not written twice."""
         assert not self.sealed
         assert name not in self._index, f"{name} is written twice"
         places = {part: self._write(tensor) for part, tensor in record.tensors.items()}
         self._index[name] = {"tensors": places, "facts": dict(record.facts)}
 
     def get(self, name: str) -> Record:
-        """The record as it lies there."""
+        """Return a record, mapped."""
         entry = self._index[name]
         tensors = {part: self._tensor(*place) for part, place in entry["tensors"].items()}
         return Record(tensors, entry["facts"])
 
     def seal(self, facts: Mapping[str, Any], kernels: bytes = b"") -> None:
-        """Everything is there: write the index and make it final."""
+        """Write the index of the complete store, and make it immutable."""
         self._append(kernels)
         index = {"records": self._index, "facts": facts, "kernels": len(kernels)}
         text = json.dumps(index).encode()
@@ -116,7 +116,7 @@ class WeightStore:
             raise StaleWeights("the weights in memory have no index") from error
 
     def _write(self, tensor: Tensor) -> tuple[int, str, list[int]]:
-        """Where the tensor lies, of which type and shape."""
+        """Write a tensor; return its offset, type and shape."""
         kind = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
         offset = self._offset_of(tensor)
         if offset is None:
@@ -127,7 +127,7 @@ class WeightStore:
         return offset, *kind
 
     def _offset_of(self, tensor: Tensor) -> int | None:
-        """Of a tensor that lies here already."""
+        """Return the offset of a tensor that is in the store already, else None."""
         for mapping in self._mappings if tensor.is_contiguous() else ():
             offset = mapping.begin + tensor.data_ptr() - mapping.data.data_ptr()
             if mapping.begin <= offset < min(mapping.end, self._end):
@@ -135,7 +135,7 @@ class WeightStore:
         return None
 
     def _room(self, nbytes: int) -> int:
-        """Where a tensor of so many bytes can go, and be mapped as a whole."""
+        """Return an offset for a tensor of this size at which it can be mapped as a whole."""
         at = self._end + -self._end % _ALIGNMENT
         if not self._mappings or at + nbytes > self._mappings[-1].end:
             at += -at % mmap.ALLOCATIONGRANULARITY
@@ -146,7 +146,7 @@ class WeightStore:
 
     def _append(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
-        while rest:  # one call writes 2 GiB at most
+        while rest:  # one call writes at most 2 GiB
             written = os.pwrite(self._fd, rest, self._end)
             self._end, rest = self._end + written, rest[written:]
 
@@ -157,7 +157,7 @@ class WeightStore:
         return mapping.data[offset - mapping.begin : end - mapping.begin].view(dtype).view(shape)
 
     def _map(self, begin: int, length: int) -> None:
-        # Through a descriptor that cannot write: one that can would prevent the seal.
+        # Through a read-only descriptor: a writable one would prevent the seal.
         reader = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             mapped = mmap.mmap(reader, length, mmap.MAP_SHARED, mmap.PROT_READ, offset=begin)

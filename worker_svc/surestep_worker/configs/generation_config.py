@@ -39,7 +39,7 @@ _WITHOUT_EFFECT = frozenset(
 
 
 def check_override(override: Mapping[str, Any]) -> None:
-    """Raise ValueError for what cannot hold, and for names that nobody knows."""
+    """Raise ValueError for values out of range and for unknown names."""
     known = (*SHAPING, _LENGTH)
     for name in override:
         if name not in known and name not in _WITHOUT_EFFECT:

@@ -6,6 +6,7 @@ from surestep_common.errors import InvalidRequest
 from surestep_kernels.ops.quantized import GROUP_MULTIPLE
 
 from surestep_worker.checkpoint.json_fields import Fields
+from surestep_worker.checkpoint.mxfp4 import Mxfp4
 from surestep_worker.checkpoint.schemes import Awq, Fp8, Gptq, Quantization
 
 _MAX_BLOCK = 1 << 20  # rows or columns that share a scale
@@ -94,11 +95,16 @@ def _read_compressed(config: Fields) -> Quantization:
             raise InvalidRequest(message, param="model")
 
 
+def _read_mxfp4(config: Fields) -> Quantization:
+    return Mxfp4(config.texts("modules_to_not_convert"))
+
+
 _READERS = {
     "awq": _read_awq,
     "compressed-tensors": _read_compressed,
     "fp8": _read_fp8,
     "gptq": _read_gptq,
+    "mxfp4": _read_mxfp4,
 }
 
 

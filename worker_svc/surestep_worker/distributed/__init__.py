@@ -1,1 +1,1 @@
-"""Ranks of a group: collectives, how they meet, and memory that they share."""
+"""Groups of ranks: collectives, rendezvous, and peer memory."""

@@ -1,8 +1,8 @@
-"""`python -m surestep_worker.distributed.local_group`: the ranks of a group on this machine.
+"""`python -m surestep_worker.distributed.local_group`: run ranks of a group on this machine.
 
-From `--rank` on, `--local-ranks` of them, each with a supervisor and a watchdog of its own: what a
-container runs that has several GPUs. A supervisor that ends is started again; one that ends at once
-has settings that are wrong, and ends the whole.
+It runs `--local-ranks` ranks from `--rank` on, each with its own supervisor and watchdog, as in a
+container that has several GPUs. A supervisor that ends is started again; one that ends at once has
+wrong settings, and ends the whole group.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ class LocalGroup:
     """Keeps one process running for each command."""
 
     def __init__(self, commands: Sequence[Sequence[str]], early_s: float = _EARLY_S) -> None:
-        """What ends within `early_s` seconds is not started again."""
+        """A process that ends within `early_s` seconds is not started again."""
         self._commands = commands
         self._early_s = early_s
         self._running: set[asyncio.subprocess.Process] = set()
         self._stopping = False
 
     async def run(self) -> int:
-        """Until `stop`, or until one ends early. The worst exit status: 128 + N for signal N."""
+        """Run until `stop`, or until one ends early. Returns the worst exit status: 128 + N for
+        signal N."""
         async with asyncio.TaskGroup() as tasks:
-            keeping = [tasks.create_task(self._keep(command)) for command in self._commands]
+            keeping = [tasks.create_task(self._keep_running(command)) for command in self._commands]
         return max(task.result() for task in keeping)
 
     def stop(self) -> None:
-        """Pass SIGTERM on to all."""
+        """Pass SIGTERM on to all processes."""
         self._stopping = True
         for process in self._running:
             _terminate(process)
 
-    async def _keep(self, command: Sequence[str]) -> int:
+    async def _keep_running(self, command: Sequence[str]) -> int:
         while True:
             began = time.monotonic()
             status = await self._run_once(command)
@@ -63,7 +64,7 @@ class LocalGroup:
     async def _run_once(self, command: Sequence[str]) -> int:
         process = await asyncio.create_subprocess_exec(*command, preexec_fn=die_with_parent)
         self._running.add(process)
-        if self._stopping:  # since before it was there
+        if self._stopping:  # stopped before it was recorded
             _terminate(process)
         try:
             code = await process.wait()
@@ -78,20 +79,20 @@ def _terminate(process: asyncio.subprocess.Process) -> None:
 
 
 def commands(settings: WorkerSettings) -> list[list[str]]:
-    """Of the watchdogs; all other settings travel in the environment."""
+    """Return the watchdogs' commands; all other settings are passed in the environment."""
     first = settings.rank
     ranks = range(first, first + settings.ranks_here)
-    return [_watched(settings.model_copy(update={"rank": rank})) for rank in ranks]
+    return [_watchdog_command(settings.model_copy(update={"rank": rank})) for rank in ranks]
 
 
-def _watched(settings: WorkerSettings) -> list[str]:
+def _watchdog_command(settings: WorkerSettings) -> list[str]:
     python = [sys.executable, "-m"]
     watchdog = [*python, "surestep_common.watchdog", settings.supervisor_address]
     return [*watchdog, "--", *python, "surestep_worker", f"--rank={settings.rank}"]
 
 
-async def keep(settings: WorkerSettings) -> int:
-    """Until SIGTERM or SIGINT. Exit status."""
+async def run_group(settings: WorkerSettings) -> int:
+    """Run until SIGTERM or SIGINT. Returns an exit status."""
     group = LocalGroup(commands(settings))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -100,16 +101,15 @@ async def keep(settings: WorkerSettings) -> int:
 
 
 def main() -> int:
-    """Entry point. Exit status."""
     end_on_sigterm()
-    from surestep_common import log  # which takes its time
+    from surestep_common import log  # slow to import
 
     from surestep_worker.config import WorkerSettings
 
     dump_stacks_on_signal()
     settings = WorkerSettings.load()
     log.configure("group", level=settings.log_level, as_json=settings.log_json)
-    return asyncio.run(keep(settings))
+    return asyncio.run(run_group(settings))
 
 
 if __name__ == "__main__":

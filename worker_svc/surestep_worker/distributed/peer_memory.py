@@ -1,10 +1,10 @@
 """Sums over the ranks of one machine, in memory that each of their GPUs reads and writes.
 
 The kernels are torch's (torch.distributed._symmetric_memory). One shot: every rank reads the values
-of all and adds them. Two shots: every rank adds its share of them and writes that to all, which
-moves less of a large message. Both add to rank 0's value rank 1's, then rank 2's and so on, and
-round each time, so it does not show in the bits which of them served a message, nor in how many
-pieces. They are launches alone, without a wait of the host, so a CUDA graph can hold them.
+of all ranks and adds them. Two shots: every rank adds its share of them and writes that to all,
+which moves less of a large message. Both add rank 1's value to rank 0's, then rank 2's and so on,
+and round each time, so the bits do not depend on which of them served a message, nor on the number
+of pieces. They only launch kernels, without waiting on the host, so a CUDA graph can contain them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DTYPES = (torch.float32, torch.bfloat16)  # that torch's kernels add
+DTYPES = (torch.float32, torch.bfloat16)  # that torch's kernels can add
 _BUFFER_BYTES = 16 << 20  # larger messages go in pieces
 _ONE_SHOT_BYTES = 256 << 10  # not measured yet: with N ranks, one shot moves N/2 times as much
 _ALIGNMENT = 16  # bytes that a thread of the kernels writes at once
@@ -40,20 +40,20 @@ class RankLocation(NamedTuple):
 
 
 class PeerMemory:
-    """A buffer on every rank's GPU that all of them read and write; for one sum at a time."""
+    """A buffer on every rank's GPU that all ranks read and write; for one sum at a time."""
 
     def __init__(self, group: ProcessGroup, buffer: Tensor) -> None:
-        """`buffer` u8[B] is known to the other ranks; see `share`."""
+        """`buffer` u8[B] is known to the other ranks (see `share`)."""
         self._group, self._buffer = group.group_name, buffer
 
     @classmethod
     def share(cls, group: ProcessGroup) -> PeerMemory | None:
-        """All ranks call it. None, and on every rank, where some GPU cannot reach another's."""
-        if not _all_say(group, _all_in_reach(group)):
+        """Share a buffer; called by all ranks. None on all if some GPU cannot reach another's."""
+        if not _all_agree(group, _every_rank_reaches_all(group)):
             logger.info("all-reduce: not every GPU reaches the memory of the others")
             return None
         buffer = _shared_buffer(group)
-        if not _all_say(group, buffer is not None):
+        if not _all_agree(group, buffer is not None):
             return None
         assert buffer is not None
         logger.info("all-reduce: in peer memory, one shot up to %d KiB", _ONE_SHOT_BYTES >> 10)
@@ -66,8 +66,8 @@ class PeerMemory:
         ops, group = torch.ops.symm_mem, self._group
         for piece in x.view(-1).split(_BUFFER_BYTES // x.element_size()):
             shared = self._buffer[: piece.nbytes].view(x.dtype)
-            # A copy of our own: in torch's op that copies too (one_shot_all_reduce_copy), some
-            # threads of a block may tell the peers "written" before others have written.
+            # Copy separately: in torch's op that also copies (one_shot_all_reduce_copy), some of a
+            # block's threads may signal "written" to the peers before others have written.
             shared.copy_(piece)
             if in_one_shot(piece.nbytes):
                 ops.one_shot_all_reduce_out(shared, "sum", group, piece)
@@ -77,19 +77,19 @@ class PeerMemory:
 
 
 def in_one_shot(num_bytes: int) -> bool:
-    """Whether a message is small enough for every rank to read all of it from every other."""
+    """Return whether a message is small enough for every rank to read all of it from all others."""
     return num_bytes <= _ONE_SHOT_BYTES
 
 
-def in_reach(
+def can_reach_all(
     mine: RankLocation,
     places: Sequence[RankLocation],
     visible: Sequence[str],
     reaches: Callable[[int, int], bool],
 ) -> bool:
-    """Whether the GPU of `mine` reaches those of all `places`.
+    """Return whether the GPU of `mine` reaches those of all `places`.
 
-    `visible` are the GPUs that this process sees; `reaches` is asked about two of their indices.
+    `visible` are the GPUs that this process sees; `reaches` is called with two of their indices.
     """
     own = visible.index(mine.gpu)
     return all(
@@ -101,22 +101,23 @@ def in_reach(
     )
 
 
-def _all_in_reach(group: ProcessGroup) -> bool:
+def _every_rank_reaches_all(group: ProcessGroup) -> bool:
     visible = [
         str(torch.cuda.get_device_properties(index).uuid)
         for index in range(torch.cuda.device_count())
     ]
     files, processes = (os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid"))
     mine = RankLocation(files, processes, visible[torch.cuda.current_device()])
-    words = told_by_all(group, " ".join(mine))
+    words = gather_strings(group, " ".join(mine))
     places = [RankLocation._make(word.split()) for word in words]
-    return in_reach(mine, places, visible, _reaches)
+    return can_reach_all(mine, places, visible, _reaches)
 
 
 def _reaches(own: int, other: int) -> bool:
-    """Whether one GPU works in the memory of another, with atomics: the kernels' signals are such.
+    """Return whether one GPU can use another's memory, with atomics, which the kernels' signals
+    need.
 
-    Over PCIe there may be access without them, and a wait for a signal would then never end.
+    Over PCIe there may be access without atomics, and a wait for a signal would then never end.
     """
     atomics, driver = ctypes.c_int(), ctypes.CDLL("libcuda.so.1")
     status = driver.cuDeviceGetP2PAttribute(ctypes.byref(atomics), _NATIVE_ATOMICS, own, other)
@@ -136,8 +137,8 @@ def _shared_buffer(group: ProcessGroup) -> Tensor | None:
     return buffer
 
 
-def told_by_all(group: ProcessGroup, mine: str) -> list[str]:
-    """What every rank says, in the order of ranks; as plain bytes, no objects."""
+def gather_strings(group: ProcessGroup, mine: str) -> list[str]:
+    """Return every rank's string, in the order of ranks; sent as plain bytes, not objects."""
     word = bytearray(mine.encode().ljust(_WORD_BYTES))
     assert len(word) == _WORD_BYTES
     said = torch.frombuffer(word, dtype=torch.uint8)
@@ -146,5 +147,5 @@ def told_by_all(group: ProcessGroup, mine: str) -> list[str]:
     return [bytes(other.tolist()).decode().rstrip() for other in everyone]
 
 
-def _all_say(group: ProcessGroup, yes: bool) -> bool:
-    return all(word == _YES for word in told_by_all(group, _YES if yes else "no"))
+def _all_agree(group: ProcessGroup, yes: bool) -> bool:
+    return all(word == _YES for word in gather_strings(group, _YES if yes else "no"))

@@ -1,10 +1,11 @@
-"""Where the ranks of a group meet: a key-value store that rank 0 serves.
+"""The rendezvous of the ranks of a group: a key-value store that rank 0 serves.
 
-Ranks die and come back one by one, so whoever comes may find the store of a group that is over, or
-of one that has lost a rank meanwhile. Each rank takes its seat, and a seat is taken once: a store
-in which it was taken before belongs to others. Rank 0 gives such a store up for a new one, the
-other ranks wait for that. When all have their seats, rank 0 says so. Whoever comes later shows that
-a rank of the group is gone, as does a store that is: the others find out when they look.
+Ranks die and come back one by one, so a rank may find the store of a group that has ended, or of
+one that has lost a rank meanwhile. Each rank takes its seat, and a seat is taken once: a store in
+which it was taken before belongs to another group. Rank 0 gives such a store up for a new one, the
+other ranks wait for that. When all have their seats, rank 0 marks the group complete. A rank that
+joins later shows that a rank of the group is gone, as does a missing store; the others find out
+when they check.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ _LOOK_S = 1.0
 _COMPLETE = "complete"
 
 
-def meet(rank: int, size: int, address: str, timeout_s: float) -> Store:
-    """The store of a fresh group whose `size` ranks are all there; rank 0 listens at `address`.
+def join_group(rank: int, size: int, address: str, timeout_s: float) -> Store:
+    """Return the store of a new group whose `size` ranks have all joined; rank 0 listens at
+    `address`.
 
-    Raises DistError or RuntimeError when they are not in time.
+    Raises DistError or RuntimeError if they do not join in time.
     """
     host, _, port = address.rpartition(":")
     place = host, int(port)
@@ -42,10 +44,10 @@ def meet(rank: int, size: int, address: str, timeout_s: float) -> Store:
         time.sleep(_RETRY_S)
 
 
-def who_is_missing(store: Store, rank: int, size: int) -> str | None:
-    """Who of a group that was complete is known to be gone, if anybody is.
+def find_missing_rank(store: Store, rank: int, size: int) -> str | None:
+    """Return a rank of a complete group that is known to be gone, or None.
 
-    Only while this rank does nothing else with the store.
+    Call it only while this rank does nothing else with the store.
     """
     usual = store.timeout  # type: ignore[attr-defined]  # the stubs forget it
     store.set_timeout(timedelta(seconds=_LOOK_S))
@@ -62,7 +64,7 @@ def who_is_missing(store: Store, rank: int, size: int) -> str | None:
 
 
 def _gather(host: str, port: int, rank: int, size: int, deadline: float) -> Store | None:
-    """Rank 0: serve a store until every seat is taken; None when one is taken twice."""
+    """Rank 0: serve a store until every seat is taken; None if one is taken twice."""
     store = TCPStore(host, port, is_master=True, wait_for_workers=False)
     while True:
         seats = [store.add(_seat(other), 0) for other in range(1, size)]
@@ -77,7 +79,7 @@ def _gather(host: str, port: int, rank: int, size: int, deadline: float) -> Stor
 
 
 def _join(host: str, port: int, rank: int, size: int, deadline: float) -> Store | None:
-    """Another rank: take the seat and wait until all are taken; None when it is not free."""
+    """Other ranks: take the seat and wait until all are taken; None if it is not free."""
     store = TCPStore(
         host,
         port,

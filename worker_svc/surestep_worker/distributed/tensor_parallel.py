@@ -13,38 +13,38 @@ from torch import Tensor
 
 from . import peer_memory
 from .peer_memory import PeerMemory
-from .rendezvous import meet, who_is_missing
+from .rendezvous import find_missing_rank, join_group
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
 
 
-class Sum(Enum):
-    """Who adds the values of the ranks up."""
+class SumMethod(Enum):
+    """What adds up the values of the ranks."""
 
     BACKEND = auto()  # NCCL or gloo, in an order of its choice
     PEERS = auto()  # every rank in peer memory, in the order of ranks
-    GATHER = auto()  # every rank once it has all values, in the order of ranks
+    GATHER = auto()  # every rank after gathering all values, in the order of ranks
 
 
-def how_to_sum(dtype: torch.dtype, size: int, *, peers: bool) -> Sum:
-    """Decided by nothing that a batch changes: a row's sum is the same in every batch, to the bit.
+def sum_method(dtype: torch.dtype, size: int, *, peers: bool) -> SumMethod:
+    """Choose a method that never depends on the batch: a row's sum has equal bits in every batch.
 
     Otherwise speculation could change a token. NCCL and gloo choose the order in which they add by
-    the size of a message and the place in it; only of two values the sum is the same in any order.
+    the size of a message and the place in it; only a sum of two values is the same in any order.
     """
     if peers and dtype in peer_memory.DTYPES:
-        return Sum.PEERS
-    return Sum.BACKEND if size == 2 or not dtype.is_floating_point else Sum.GATHER
+        return SumMethod.PEERS
+    return SumMethod.BACKEND if size == 2 or not dtype.is_floating_point else SumMethod.GATHER
 
 
 class TensorParallel:
-    """Collectives among `size` ranks. Alone (size 1) every one of them is a no-op.
+    """Collectives among `size` ranks. With size 1 each of them is a no-op.
 
-    Every rank calls the same collectives in the same order. A rank that does not arrive makes the
-    others raise RuntimeError when the timeout of `connect` has passed; on a GPU it ends them, if
-    the step's deadline has not done so before.
+    Every rank calls the same collectives in the same order. If a rank does not arrive, the others
+    raise RuntimeError once the timeout of `connect` has passed; on a GPU the timeout ends their
+    processes, unless the step's deadline has done so before.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class TensorParallel:
         """Join the group whose rank 0 listens at `address` ("host:port").
 
         Tensors on the host travel by gloo; on `device` "cuda", those on the current GPU by NCCL.
-        `timeout_s` bounds this call and, afterwards, each collective. Raises Unavailable when the
-        group does not come together in time.
+        `timeout_s` bounds this call and, afterwards, each collective. Raises Unavailable if the
+        group is not complete in time.
         """
         if size == 1:
             return cls()
@@ -79,7 +79,7 @@ class TensorParallel:
 
         cuda = device.startswith("cuda")
         try:
-            store = meet(rank, size, address, timeout_s)
+            store = join_group(rank, size, address, timeout_s)
             distributed.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo",
                 store=store,
@@ -95,10 +95,10 @@ class TensorParallel:
             raise Unavailable(f"rank {rank} found no group of {size} at {address}") from error
         return cls(rank, size, group, peers, store)
 
-    def check_whole(self) -> None:
-        """Raise Unavailable when a rank of the group is known to be gone: it will not come back to
-        this one. Asked between epochs, when no collective would tell."""
-        missing = who_is_missing(self._store, self.rank, self.size) if self._store else None
+    def check_peers(self) -> None:
+        """Raise Unavailable if a rank of the group is known to be gone; it cannot rejoin this
+        group. Called between epochs, when no collective would show it."""
+        missing = find_missing_rank(self._store, self.rank, self.size) if self._store else None
         if missing is not None:
             raise Unavailable(f"{missing} has left the group")
 
@@ -117,13 +117,13 @@ class TensorParallel:
         if self.size == 1:
             return x
         peers = self._peers if x.is_cuda else None
-        match how_to_sum(x.dtype, self.size, peers=peers is not None):
-            case Sum.PEERS:
+        match sum_method(x.dtype, self.size, peers=peers is not None):
+            case SumMethod.PEERS:
                 assert peers is not None
                 peers.all_reduce(x)
-            case Sum.BACKEND:
+            case SumMethod.BACKEND:
                 torch.distributed.all_reduce(x, group=self._group)
-            case Sum.GATHER:
+            case SumMethod.GATHER:
                 first, *others = self._gather(x)
                 x.copy_(first)
                 for other in others:

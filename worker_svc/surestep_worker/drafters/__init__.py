@@ -1,4 +1,4 @@
-"""Speculation: what a drafter is, and which there are."""
+"""Drafters, which guess the next tokens of running requests."""
 
 from __future__ import annotations
 

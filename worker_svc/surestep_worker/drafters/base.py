@@ -1,13 +1,14 @@
-"""What a drafter is."""
+"""The interfaces of drafters."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
     from surestep_kernels import KernelSet
     from surestep_kernels.step.choose import DrawParams
+    from surestep_kernels.step.columns import HostColumn
     from surestep_kernels.step.slot_state import SlotState
     from surestep_kernels.step.step_ops import StepOps
 
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Drafts(NamedTuple):
-    """Proposed continuations. Columns of `ids` from `counts` on are unused and hold a real id."""
+    """Proposed continuations. Columns of `ids` from `counts` on are unused but hold valid ids."""
 
     ids: torch.Tensor  # i64[R,K]
     counts: torch.Tensor  # i64[R]
-    non_finite: torch.Tensor | None = None  # bool[R]: rows cut short by logits of no use; None = no
+    non_finite: torch.Tensor | None = None  # bool[R]: rows cut short by non-finite logits
 
 
 class DraftContext(NamedTuple):
@@ -54,32 +55,38 @@ class Drafter(Protocol):
     ) -> Drafts:
         """Draft for every VERIFY row of a step, at its start.
 
-        Must be a function of its arguments and of committed state alone. A drafter without state is
-        asked on rank 0 only.
+        Must be a function of its arguments and of committed state alone. A drafter without state
+        runs on rank 0 only.
 
         Args:
             tokens: i32[S,W] token table.
             slots: i64[R].
             lengths: i64[R] known tokens: tokens[slot, :length]; what lies behind is stale.
-            max_drafts: i64[R] most drafts allowed; the answer's counts never exceed them.
+            max_drafts: i64[R] most drafts allowed, which the returned counts never exceed.
         """
         ...
 
 
 @runtime_checkable
 class KeepsState(Protocol):
-    """A drafter with a KV cache of its own, which follows what is committed."""
+    """A drafter with state of its own, which follows what is committed."""
 
     def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
-        """What became of the drafts of slots [R]. All ranks observe the same."""
+        """Learn how many drafts of slots [R] were accepted. All ranks observe the same."""
         ...
 
 
 class DraftSteps(Protocol):
-    """What a DeviceDrafter does within a step. Queued on the device; the host waits for nothing."""
+    """What a DeviceDrafter queues on the device within a step, without waiting for it."""
 
-    def inputs(self, slot: IntArray, max_drafts: IntArray, room: IntArray, draw: DrawParams) -> Any:
-        """Return HeadInputs of arrays for rows [R] with `room` to catch up."""
+    def inputs(
+        self,
+        slot: IntArray,
+        max_drafts: IntArray,
+        room: IntArray,
+        draw: DrawParams[HostColumn],
+    ) -> HeadInputs[HostColumn]:
+        """Return the inputs of rows [R], each with room for `room` positions to catch up with."""
         ...
 
     def draft(
@@ -91,19 +98,19 @@ class DraftSteps(Protocol):
 
 @runtime_checkable
 class DeviceDrafter(KeepsState, Protocol):
-    """One whose work is launched with the rest of a step, on whatever device."""
+    """A drafter whose work is launched with the rest of a step, on any device."""
 
     def on_device(self, ops: StepOps, state: SlotState) -> DraftSteps:
-        """Return what drafts, between the slots of a device and the ops of a step."""
+        """Return the drafter's part of a step, given the slots on the device and the step's ops."""
         ...
 
 
 @runtime_checkable
 class StatefulDrafter(Drafter, KeepsState, Protocol):
-    """One that works on the CPU. Every rank calls it, with the same arguments."""
+    """A drafter with state that runs on the CPU. Every rank calls it with the same arguments."""
 
     def catch_up(self, slots: IntArray, start: IntArray, count: IntArray) -> None:
-        """Bring the state up to date for positions start..start+count of slots [R], count > 0.
+        """Bring the state up to date for positions start..start+count-1 of slots [R], count > 0.
 
         All of them are committed. `propose` needs the state of every committed position.
         """

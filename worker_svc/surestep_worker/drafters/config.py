@@ -56,7 +56,7 @@ class SpeculativeConfig(BaseModel):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse the flag's value. Raises InvalidRequest, in one line, naming what is wrong."""
+        """Parse the flag's value. Raises InvalidRequest with one line that names every mistake."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:

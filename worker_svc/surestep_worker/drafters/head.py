@@ -5,19 +5,18 @@ of all positions lies in the KV pages, so positions that were never drafted from
 with at any time. Rows of drafts themselves are written too, from the head's own output, and
 overwritten when the next step catches up with what was accepted.
 
-All rows that are given are caught up with and drafted for: what a row may not do is padding.
-Penalties, biases and words that a request forbids do not shape its drafts.
+All given rows catch up and draft: what a row may not do is padding. Penalties, biases and bad words
+of a request do not shape its drafts.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
 from surestep_common.invariants import FloatArray
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from surestep_kernels.step.choose import DrawParams, RowStatus
+from surestep_kernels.step.columns import HostColumn
 from surestep_kernels.step.gather_tokens import TokenInputs, TokenRuns
 from surestep_kernels.step.slot_state import SlotState
 from surestep_kernels.step.step_ops import StepOps
@@ -46,13 +45,12 @@ class HeadDrafter:
         return HeadSteps(self, self._context, ops, state)
 
     def observe(self, slots: IntArray, n_drafts: IntArray, n_accepted: IntArray) -> None:
-        """See KeepsState."""
         random = self._sampling.draws(slots)
         if random.any():
             self._temperature.observe(slots[random], n_drafts[random], n_accepted[random])
 
     def factors(self, slots: IntArray) -> FloatArray:
-        """Divisors [R] of the logits; greedy requests have no use for any."""
+        """Return divisors f32[R] of the logits, 1 for greedy requests."""
         factors = np.ones(len(slots), dtype=np.float32)
         random = self._sampling.draws(slots)
         if random.any():
@@ -71,20 +69,25 @@ class HeadSteps:
         # Output of the head for the newest committed position of each slot.
         self._seed = torch.zeros(len(state.known), width, dtype=dtype, device=context.device)
 
-    def inputs(self, slot: IntArray, max_drafts: IntArray, room: IntArray, draw: DrawParams) -> Any:
-        """HeadInputs of arrays for rows [R] with `room` to catch up."""
-        factors: Any = np.ones(len(slot), dtype=np.float32)
+    def inputs(
+        self,
+        slot: IntArray,
+        max_drafts: IntArray,
+        room: IntArray,
+        draw: DrawParams[HostColumn],
+    ) -> HeadInputs[HostColumn]:
+        """Return the inputs of rows [R], each with room for `room` positions to catch up with."""
+        factors = np.ones(len(slot), dtype=np.float32)
         null_slot = len(self._state.known) - 1
         drafts = np.flatnonzero((max_drafts > 0) & (slot < null_slot))
         factors[drafts] = self._drafter.factors(slot[drafts])
-        cu: Any = offsets(room).astype(np.int32)
-        token_row: Any = np.repeat(np.arange(len(room), dtype=np.int32), room)
+        cu = offsets(room).astype(np.int32)
+        token_row = np.repeat(np.arange(len(room), dtype=np.int32), room)
         return HeadInputs(token_row, cu, draw, factors)
 
     def draft(
         self, rows: DraftInputs, sent: HeadInputs, shape: DraftShape, error: Tensor
     ) -> Drafts:
-        """Catch up with what is committed, then draft. All columns are i32."""
         slots, max_drafts = rows.slot.long(), rows.max_drafts
         if shape.max_catch_up:
             self._catch_up(slots, rows.catch_up, sent, shape.max_catch_up, error)
@@ -146,7 +149,7 @@ class HeadSteps:
         return logits.new_full(size, -torch.inf).index_copy_(1, token_ids, logits)
 
     def _write(self, slots: Tensor, place: Tensor, ids: Tensor, wanted: Tensor) -> None:
-        """Draft ids of the wanted rows go where the head looks for them."""
+        """Write the drafts of rows with `wanted` 1 to their slots, where the head reads them."""
         tokens = self._state.tokens
         at = place.clamp(max=tokens.shape[1] - 1).long()
         tokens[slots, at] = torch.where(wanted > 0, ids, tokens[slots, at])
@@ -159,13 +162,13 @@ class HeadSteps:
         hidden: Tensor,
         error: Tensor,
     ) -> Tensor:
-        """The head's output [R, H] at positions [R], behind each of which stands a draft."""
+        """Return the head's output [R, H] at positions [R], each followed by a draft."""
         row = torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device)
         runs = TokenRuns(row[:-1], row, slots, position, wanted)
         return self._head(runs, self._gather(runs, error), hidden, max_tokens=1)
 
     def _gather(self, runs: TokenRuns, error: Tensor) -> TokenInputs:
-        """Positions, each with the token behind it."""
+        """Return positions, each with the token that follows it."""
         kv = self._context.caches.kv
         return self._ops.gather_tokens(
             runs,

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class NgramDrafter:
-    """Drafts from the most recent of the longest matches of `min_n` to `max_n` tokens."""
+    """Drafts what followed the most recent of the longest matches of `min_n` to `max_n` tokens.
+
+    A request without a match gets no drafts, any other one as many as it may have.
+    """
 
     def __init__(self, lookup: Ngram, *, num_drafts: int, max_n: int, min_n: int) -> None:
         assert 1 <= min_n <= max_n
@@ -29,7 +32,6 @@ class NgramDrafter:
         lengths: torch.Tensor,
         max_drafts: torch.Tensor,
     ) -> Drafts:
-        """See Drafter. A request without a match gets no drafts, any other one all it may have."""
         num_drafts = self._num_drafts
         if slots.numel() == 0 or num_drafts == 0:
             return Drafts(slots.new_zeros(slots.numel(), num_drafts), torch.zeros_like(slots))

@@ -1,4 +1,4 @@
-"""Drafters, by the name that `--speculative-config` gives as `method`."""
+"""Drafters, by the `method` of `--speculative-config`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DRAFTERS: Registry[Drafter | DeviceDrafter] = Registry("speculative method")
 HEADS_INSIDE = frozenset({"mtp"})  # methods that use a head in the model's checkpoint
 HEADS_APART = frozenset({"eagle3"})  # and one in a folder of its own
 
-# Names under which vLLM knows a method.
+# vLLM's names for a method.
 ALIASES = {
     "[ngram]": "ngram",
     "qwen3_next_mtp": "mtp",

@@ -1,1 +1,1 @@
-"""What the host gives a rank: memory, and signs of life."""
+"""Host resources of a rank: memory, and its heartbeat."""

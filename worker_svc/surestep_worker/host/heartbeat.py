@@ -1,8 +1,8 @@
-"""The heartbeat of a rank: words of shared memory that its step thread writes, whatever it does.
+"""The heartbeat of a rank: words of shared memory that its step thread writes in every phase.
 
 The supervisor reads them without the rank's help. Each word is 8 aligned bytes and written at once;
-`since` is written before and read after the others, so that a word of a newer beat is never seen
-with the age of an older one.
+`since` is written before and read after the others, so that a word of a newer heartbeat is never
+seen with the age of an older one.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from surestep_proto import supervisor_pb2 as pb
 
 SIZE = 5 * 8
 _EPOCH, _STEP, _PHASE, _LIMIT, _SINCE = range(5)
-_STEP_FACTOR, _STEP_MARGIN_MS = 1.25, 200  # the scheduler, with the same budget, is to act first
+_STEP_FACTOR, _STEP_MARGIN_MS = 1.25, 200  # the scheduler, with the same budget, should act first
 
 
-class Beat(NamedTuple):
+class HeartbeatState(NamedTuple):
     """What a rank is doing."""
 
     epoch: int  # of the newest plan; 0 = none
     step: int  # of the newest plan
     phase: pb.Phase
-    limit_ms: int  # it is late when this has passed since `since_ns`; 0 = never
+    limit_ms: int  # overdue this long after `since_ns`; 0 = never
     since_ns: int  # CLOCK_MONOTONIC
 
     def age_s(self) -> float:
-        """Seconds since then; 0 before the first beat."""
+        """Return the seconds since then; 0 before the first heartbeat."""
         return (time.monotonic_ns() - self.since_ns) / 1e9 if self.since_ns else 0.0
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Beat(NamedTuple):
 
 
 class Heartbeat:
-    """Both ends of it: one process writes, another one reads."""
+    """Writer and reader of a heartbeat: one process writes, another one reads."""
 
     def __init__(self, memory: mmap.mmap | bytearray, idle_s: float, load_s: float) -> None:
         """Limits in seconds: between two ticks of an idle rank, and of loading without progress."""
@@ -46,42 +46,42 @@ class Heartbeat:
 
     @classmethod
     def shared(cls, fd: int, idle_s: float, load_s: float) -> Heartbeat:
-        """On a memfd of SIZE bytes, which may be closed then."""
+        """Return the heartbeat in a memfd of SIZE bytes, which may be closed then."""
         return cls(mmap.mmap(fd, SIZE), idle_s, load_s)
 
     @classmethod
-    def unwatched(cls) -> Heartbeat:
-        """One that nobody watches."""
+    def local(cls) -> Heartbeat:
+        """Return a heartbeat in private memory, which is not monitored."""
         return cls(bytearray(SIZE), 0, 0)
 
     def expect(self, limit_s: float) -> None:
-        """The supervisor's own beat, before the rank's first, which has so long to come."""
+        """Write the state before the rank's own first one, which is due within `limit_s`."""
         self._since_now(pb.PHASE_UNSPECIFIED, round(1000 * limit_s))
 
     def progress(self, phase: pb.Phase) -> None:
-        """LOADING or WARMING_UP goes on."""
+        """Record progress of LOADING or WARMING_UP."""
         self._since_now(phase, self._load_ms)
 
     def idle(self) -> None:
-        """Waiting for a plan; to be said again and again."""
+        """Record that the rank waits for a plan; to be repeated regularly."""
         self._since_now(pb.IDLE, self._idle_ms)
 
     def begin(self, epoch: int, step: int, budget_ms: int) -> None:
-        """A step starts; it has a little longer than the scheduler's budget, 0 = no limit."""
+        """Start a step, whose limit is slightly above the scheduler's budget (0 = no limit)."""
         limit = round(_STEP_FACTOR * budget_ms) + _STEP_MARGIN_MS if budget_ms else 0
         self._since_now(pb.PREPARING, limit)
         self._words[_STEP] = step
         self._words[_EPOCH] = epoch
 
     def enter(self, phase: pb.Phase) -> None:
-        """The next phase of what was begun, under the same limit."""
+        """Enter the next phase of the step, under the same limit."""
         self._words[_PHASE] = phase
 
-    def read(self) -> Beat:
-        """The newest beat."""
+    def read(self) -> HeartbeatState:
+        """Return the newest state."""
         words = self._words
         epoch, step, phase, limit = words[_EPOCH], words[_STEP], words[_PHASE], words[_LIMIT]
-        return Beat(epoch, step, cast("pb.Phase", phase), limit, words[_SINCE])
+        return HeartbeatState(epoch, step, cast("pb.Phase", phase), limit, words[_SINCE])
 
     def _since_now(self, phase: pb.Phase, limit_ms: int) -> None:
         words = self._words

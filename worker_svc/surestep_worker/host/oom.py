@@ -1,4 +1,4 @@
-"""Whether the kernel's out-of-memory killer was at work: its signal looks like anybody's."""
+"""Detect kills by the kernel's out-of-memory killer, whose signal looks like any other."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from surestep_common.cgroups import own_groups
 
 _FILES = {1: "memory.oom_control", 2: "memory.events"}  # of a cgroup by its version
 _EVERY_S = 1.0
-_REMEMBERED = 10  # looks: a process with much memory takes its time to be gone
+_REMEMBERED = 10  # readings: a process with much memory takes a while to exit
 
 
 class OomKills:
-    """Kills on this machine and in this process's cgroup; `look` now and then."""
+    """Counts kills on this machine and in this process's cgroup; call `look` regularly."""
 
     def __init__(self, files: Sequence[Path] | None = None) -> None:
-        """`files` have lines `oom_kill N`; those that are not there say nothing."""
+        """`files` have lines `oom_kill N`; missing files are ignored."""
         self._files = _files() if files is None else files
         self._counts: deque[int] = deque([self._count()], maxlen=_REMEMBERED)
         self._looked_at = 0.0
 
     def look(self, now: float) -> None:
-        """Called often; reads every second. `now` in seconds of any clock that never goes back."""
+        """Read the counters once a second. `now`: seconds of any monotonic clock. Call it often."""
         if now - self._looked_at >= _EVERY_S:
             self._looked_at = now
             self._counts.append(self._count())
 
     def explain(self) -> bool:
-        """There was one in the last seconds; it explains this death, and not the next one too."""
+        """Return whether there was a kill in the last seconds; each explains one death only."""
         count = self._count()
         found = count > self._counts[0]
         if found:

@@ -1,1 +1,1 @@
-"""What the host sends with a step, and where it lands on the device."""
+"""What the host sends with a step, and where the device keeps it."""

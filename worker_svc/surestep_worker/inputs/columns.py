@@ -1,93 +1,103 @@
-"""What the host sends with a step, and what stands in the places that a step leaves empty."""
+"""What the host sends with a step, and the padding of what a step does not fill."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple
 
 import numpy as np
+from surestep_common.invariants import FloatArray, Int32Array
 from surestep_kernels.step.choose import DrawParams
+from surestep_kernels.step.columns import Column, HostColumn
 from surestep_kernels.step.commit_step import StopIds
 from surestep_kernels.step.shape_logits import Biases, Forbidden, Penalties, Shaping
 from surestep_kernels.step.slot_state import StepRows
 from surestep_kernels.step.write_runs import Runs
-from torch import Tensor
 
 from surestep_worker.drafters.inputs import HeadInputs
 from surestep_worker.ledger.positions import PooledTokens
 
-from .buckets import Bucket, Need
+from .buckets import Bucket, StepSize
 from .geometry import Geometry
 from .logprob_plan import ScoredPositions
 
-_OUTSIDE = 1 << 29  # an offset that no window reaches, whose sums with lengths are still words
+_OUTSIDE = 1 << 29  # longer than any window; added to a length it still fits 32 bits
 
 
-class PassInputs(NamedTuple):
-    """What the host sends for R rows, N sampled, P positions of prompts, Q pooled ones."""
+class PassInputs(NamedTuple, Generic[Column]):
+    """Inputs of a forward pass of R rows.
 
-    rows: StepRows
-    max_drafts: Tensor  # i32[R]
-    hidden_index: Tensor  # i32[N + P + Q] into the step's tokens
-    head: HeadInputs | None  # where a draft head drafts
+    N positions are sampled, P positions of prompts are scored, Q are pooled.
+    """
 
-
-class StepColumns(NamedTuple):
-    """What every step sends; a captured one finds it at fixed addresses, padding behind it."""
-
-    inputs: PassInputs
-    position_window: Tensor  # i32[N]
-    draw: DrawParams  # [V]
-    stops: StopIds  # [V]
+    rows: StepRows[Column]
+    max_drafts: Column  # i32[R]
+    hidden_index: Column  # i32[N + P + Q] into the step's tokens
+    head: HeadInputs[Column] | None  # of a draft head that drafts within the pass
 
 
-class PooledColumns(NamedTuple):
-    """See PooledTokens."""
+class StepColumns(NamedTuple, Generic[Column]):
+    """What every step sends; a captured step reads it at fixed addresses, followed by padding."""
 
-    slot: Tensor  # i32[Q]
-    row_slot: Tensor  # i32[K]
-    num_tokens: Tensor  # i32[K]
+    inputs: PassInputs[Column]
+    position_window: Column  # i32[N]
+    draw: DrawParams[Column]  # [V]
+    stops: StopIds[Column]  # [V]
+
+
+class PooledColumns(NamedTuple, Generic[Column]):
+    """The columns of PooledTokens that the device reads."""
+
+    slot: Column  # i32[Q]
+    row_slot: Column  # i32[K]
+    num_tokens: Column  # i32[K]
 
     @classmethod
-    def of(cls, pooled: PooledTokens) -> PooledColumns | None:
-        """Arrays; None when nothing is pooled."""
+    def of(cls, pooled: PooledTokens) -> PooledColumns[Int32Array] | None:
+        """Return None when nothing is pooled."""
         if not len(pooled.token):
             return None
-        columns: Any = pooled.slot, pooled.row_slot, pooled.num_tokens
-        return cls._make(column.astype(np.int32) for column in columns)
+        columns = pooled.slot, pooled.row_slot, pooled.num_tokens
+        return PooledColumns(*(column.astype(np.int32) for column in columns))
 
 
-class Extras(NamedTuple):
-    """What some steps send besides."""
+class Extras(NamedTuple, Generic[Column]):
+    """What only some steps send."""
 
-    differences: Runs | None = None  # of the slots, to be applied first
-    biases: Biases | None = None
-    penalties: Penalties | None = None
-    forbidden: Forbidden | None = None
-    scored: ScoredPositions | None = None
-    pooled: PooledColumns | None = None
+    differences: Runs[Column] | None = None  # of the slots, to be applied first
+    biases: Biases[Column] | None = None
+    penalties: Penalties[Column] | None = None
+    forbidden: Forbidden[Column] | None = None
+    scored: ScoredPositions[Column] | None = None
+    pooled: PooledColumns[Column] | None = None
 
     @property
-    def shaping(self) -> Shaping:
-        """What changes logits."""
+    def shaping(self) -> Shaping[Column]:
         return Shaping(self.biases, self.penalties, self.forbidden)
 
     @property
     def plain(self) -> bool:
-        """Whether a step needs no more than to choose from the logits as they are."""
+        """Whether a step only chooses from the logits as they are."""
         return self[1:] == Extras()[1:]
 
 
-def need_of(columns: StepColumns, geometry: Geometry) -> Need | None:
-    """What room a step takes in a bucket, of arrays; None for one that no bucket is made for."""
+class LaunchInputs(NamedTuple, Generic[Column]):
+    """What a step that is launched kernel by kernel sends at once."""
+
+    columns: StepColumns[Column]
+    extras: Extras[Column]
+
+
+def step_size(columns: StepColumns[HostColumn], geometry: Geometry) -> StepSize | None:
+    """Return the room that a step takes in a bucket, None if there are no buckets for its kind."""
     inputs = columns.inputs
     if not len(geometry.width) or len(geometry.prompt.row) or len(geometry.pooled.token):
         return None
     tokens, longest = int(geometry.width.sum()), int(geometry.width.max())
     if inputs.head is not None:
         tokens = max(tokens, len(inputs.head.token_row))
-        longest = max(longest, int(np.asarray(inputs.rows.catch_up).max()))
-    return Need(
+        longest = max(longest, int(inputs.rows.catch_up.max()))
+    return StepSize(
         rows=len(geometry.width),
         window=1 + int(geometry.max_drafts.max()),
         tokens=tokens,
@@ -97,11 +107,11 @@ def need_of(columns: StepColumns, geometry: Geometry) -> Need | None:
     )
 
 
-def padding(bucket: Bucket, null_slot: int, *, has_draft_head: bool) -> StepColumns:
-    """A bucket with nothing in it: arrays.
+def padding(bucket: Bucket, null_slot: int, *, has_draft_head: bool) -> StepColumns[HostColumn]:
+    """Return the columns of an empty bucket.
 
-    Its rows have the NULL slot and no token, its tokens and positions belong to no row or window;
-    they name the last one, behind whose own they stand.
+    Its rows have the NULL slot and no tokens. Its tokens and positions name the last row or window
+    without belonging to it: they lie behind its end.
     """
     rows, tokens, positions = bucket.rows, bucket.tokens, bucket.positions
     inputs = PassInputs(
@@ -127,7 +137,7 @@ def padding(bucket: Bucket, null_slot: int, *, has_draft_head: bool) -> StepColu
     return StepColumns(inputs, _words(positions, rows - 1), _no_draw(rows), stops)
 
 
-def _no_drafts(bucket: Bucket) -> HeadInputs:
+def _no_drafts(bucket: Bucket) -> HeadInputs[HostColumn]:
     rows = bucket.rows
     return HeadInputs(
         token_row=_words(bucket.tokens, rows - 1),
@@ -137,8 +147,8 @@ def _no_drafts(bucket: Bucket) -> HeadInputs:
     )
 
 
-def _no_draw(windows: int) -> DrawParams:
-    """Greedy, from all tokens."""
+def _no_draw(windows: int) -> DrawParams[HostColumn]:
+    """Return parameters of greedy requests that allow all tokens."""
     return DrawParams(
         temperature=_floats(windows, 0),
         seed_low=_words(windows),
@@ -149,9 +159,9 @@ def _no_draw(windows: int) -> DrawParams:
     )
 
 
-def _words(count: int, value: int = 0) -> Any:
+def _words(count: int, value: int = 0) -> Int32Array:
     return np.full(count, value, dtype=np.int32)
 
 
-def _floats(count: int, value: float) -> Any:
+def _floats(count: int, value: float) -> FloatArray:
     return np.full(count, value, dtype=np.float32)

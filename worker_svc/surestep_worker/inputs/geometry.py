@@ -1,11 +1,11 @@
-"""The shape of a step: which slots, and for how many tokens each there is room."""
+"""The shape of a step: its slots, and how many tokens each has room for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from surestep_common.invariants import Int32Array
 from surestep_kernels.step.slot_state import StepRows
 
 from surestep_worker.ledger.plan import BoolArray, IntArray, Rows, SnapshotRequests
@@ -25,18 +25,18 @@ _NO_PROMPT = PromptPositions(*np.zeros((4, 0), dtype=np.int64))
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What the host knows of a step of R rows before it runs.
+    """What the host knows of a step before it runs.
 
-    T tokens, N sampled positions in V windows.
+    The step has R rows of T tokens, N sampled positions in V windows.
     """
 
-    rows: StepRows  # of arrays
-    width: IntArray  # [R] room for so many tokens
-    max_drafts: Any  # i32[R]
+    rows: StepRows[Int32Array]
+    width: IntArray  # [R] tokens that each row has room for
+    max_drafts: Int32Array  # [R]
     window_row: IntArray  # [V] row of each window
     window_slot: IntArray  # [V]
-    position_window: Any  # i32[N]
-    hidden_index: Any  # i32[N + P + Q] tokens whose hidden states are wanted
+    position_window: Int32Array  # [N]
+    hidden_index: Int32Array  # [N + P + Q] tokens whose final hidden states are read
     prompt: PromptPositions  # P of them
     pooled: PooledTokens  # Q of them
 
@@ -45,10 +45,13 @@ class Geometry:
         cls,
         rows: Rows,
         slots: Slots,
-        wants_prompt: BoolArray,
+        prompt_logprobs: BoolArray,
         requested: SnapshotRequests,
     ) -> Geometry:
-        """A window has room for the newest token and as many drafts as its row may have."""
+        """Give every window room for the newest token and the most drafts its row may have.
+
+        `prompt_logprobs` bool[S] says which slots have log-probabilities of their prompt reported.
+        """
         width = tokens_consumed(rows, rows.max_drafts)
         cu = offsets(width)
         token_row = np.repeat(np.arange(len(rows)), width)
@@ -57,7 +60,7 @@ class Geometry:
         window[sampled.row] = np.arange(len(sampled.row))
         length, line = np.zeros((2, slots.num_slots + 1), dtype=np.int64)
         length[requested.slot], line[requested.slot] = requested.length, requested.id - 1
-        prompt = _prompt(rows, cu, token_row, slots, wants_prompt)
+        prompt = _prompt(rows, cu, token_row, slots, prompt_logprobs)
         pooled = pooled_tokens(rows, token_row, cu, slots)
         chunked = slots.chunked(rows.slot, rows.len_hi, rows.num_tokens)
         columns = StepRows(
@@ -88,15 +91,14 @@ class Geometry:
 
 
 def _prompt(
-    rows: Rows, cu: IntArray, token_row: IntArray, slots: Slots, wants_prompt: BoolArray
+    rows: Rows, cu: IntArray, token_row: IntArray, slots: Slots, prompt_logprobs: BoolArray
 ) -> PromptPositions:
-    if not wants_prompt.any() or not rows.is_prefill.any():
+    if not prompt_logprobs.any() or not rows.is_prefill.any():
         return _NO_PROMPT
     # Prompts are consumed as planned: a row with known tokens starts at len_hi.
     position = rows.len_hi[token_row] + np.arange(cu[-1]) - cu[token_row]
-    return prompt_positions(rows, token_row, position, slots, wants_prompt)
+    return prompt_positions(rows, token_row, position, slots, prompt_logprobs)
 
 
-def _words(column: IntArray | BoolArray) -> Any:
-    """As it travels, and as the tensor that it will be."""
+def _words(column: IntArray | BoolArray) -> Int32Array:
     return column.astype(np.int32)

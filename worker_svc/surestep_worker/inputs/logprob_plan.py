@@ -1,66 +1,67 @@
-"""Log-probabilities of a step: computed for whole windows, told for what was emitted."""
+"""Log-probabilities of a step: computed for whole windows, reported for the emitted tokens."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple
 
 import numpy as np
 import torch
 from surestep_common.invariants import Int32Array
+from surestep_kernels.step.columns import Column
 from surestep_proto import worker_pb2 as pb
 from torch import Tensor
 
 from surestep_worker.ledger.plan import IntArray
-from surestep_worker.sampling.logprob_params import LogprobWants
+from surestep_worker.sampling.logprob_params import LogprobParams
 from surestep_worker.sampling.logprobs import Logprobs, Score, columns, score
 
 from .geometry import Geometry
 
 
-class ScoredPositions(NamedTuple):
-    """Positions whose tokens are to be scored: M of windows, then all P of prompts."""
+class ScoredPositions(NamedTuple, Generic[Column]):
+    """Positions whose tokens are scored: M positions of windows, then P positions of prompts."""
 
-    at: Tensor  # i32[M + P] indices of the step's positions
-    prompt_ids: Tensor  # i32[P] tokens that the prompt has there
+    at: Column  # i32[M + P] indices into the step's positions
+    prompt_ids: Column  # i32[P] tokens that the prompt has there
 
 
 class LogprobPlan(NamedTuple):
-    """Who wants log-probabilities in a step, and how many alternatives."""
+    """Positions of a step whose log-probabilities are reported, with how many alternatives."""
 
-    positions: ScoredPositions  # of arrays
+    positions: ScoredPositions[Int32Array]
     window: Int32Array  # [M] of each position
     offset: Int32Array  # [M] its index within the window
     num_top: IntArray  # [M + P]
 
     @classmethod
-    def of(cls, geometry: Geometry, wants: LogprobWants) -> LogprobPlan | None:
-        """None when nobody wants any."""
-        slot, wanted = geometry.window_slot, wants.emitted[geometry.window_slot]
-        index, prompt = np.flatnonzero(wanted[geometry.position_window]), geometry.prompt
+    def of(cls, geometry: Geometry, params: LogprobParams) -> LogprobPlan | None:
+        """Return None when no request of the step has log-probabilities requested."""
+        slot, requested = geometry.window_slot, params.emitted[geometry.window_slot]
+        index, prompt = np.flatnonzero(requested[geometry.position_window]), geometry.prompt
         num_positions = len(geometry.position_window)
         if not len(index) and not len(prompt.row):
             return None
         window = geometry.position_window[index]
         of_prompt = num_positions + np.arange(len(prompt.row))
-        at: Any = np.concatenate((index, of_prompt)).astype(np.int32)
-        ids: Any = prompt.token_id.astype(np.int32)
-        offset = np.asarray(geometry.rows.position_offset)[index]
+        at = np.concatenate((index, of_prompt)).astype(np.int32)
+        ids = prompt.token_id.astype(np.int32)
+        offset = geometry.rows.position_offset[index]
         num_top = (
-            wants.num_top[slot[window]],
-            wants.num_top_prompt[prompt.slot],
+            params.num_top[slot[window]],
+            params.num_top_prompt[prompt.slot],
         )
         return cls(ScoredPositions(at, ids), window, offset, np.concatenate(num_top))
 
     @property
-    def width(self) -> int:
-        """Most alternatives of a position."""
+    def max_num_top(self) -> int:
+        """Return the most alternatives that any position has."""
         return int(self.num_top.max())
 
-    def tell(
+    def fill(
         self, result: pb.StepResult, geometry: Geometry, ids: Tensor, n_emitted: IntArray,
         scores: Score,
     ) -> None:  # fmt: skip
-        """Fill the columns of a result. ids [V, K+1] and n_emitted [V] are of windows."""
+        """Fill the columns of `result`, from ids [V, K+1] and n_emitted [V] of the windows."""
         emitted = np.flatnonzero(self.offset < n_emitted[self.window])
         window, offset = self.window[emitted], self.offset[emitted]
         if len(self.offset):
@@ -71,8 +72,8 @@ class LogprobPlan(NamedTuple):
         prompt = geometry.prompt
         if len(prompt.row):
             index = len(self.offset) + np.arange(len(prompt.row))
-            told = torch.from_numpy(prompt.row), torch.from_numpy(prompt.token_id)
-            result.prompt_logprobs.CopyFrom(self._columns(*told, index, scores).to_proto())
+            tokens = torch.from_numpy(prompt.row), torch.from_numpy(prompt.token_id)
+            result.prompt_logprobs.CopyFrom(self._columns(*tokens, index, scores).to_proto())
 
     def _columns(self, row: Tensor, ids: Tensor, index: IntArray, scores: Score) -> Logprobs:
         num_top = torch.from_numpy(self.num_top[index]).clamp(max=scores.top_ids.shape[1])
@@ -82,7 +83,7 @@ class LogprobPlan(NamedTuple):
 def score_positions(
     logits: Tensor, chosen: Tensor, positions: ScoredPositions, width: int
 ) -> Score:
-    """Score on the device what was chosen [N], and the prompt's tokens, under logits [N + P, V]."""
+    """Score chosen tokens [N] and tokens of prompts [P] under logits [N + P, V], on the device."""
     num_chosen = len(positions.at) - len(positions.prompt_ids)
     index = positions.at.long()
     ids = torch.cat((chosen[index[:num_chosen]], positions.prompt_ids)).long()

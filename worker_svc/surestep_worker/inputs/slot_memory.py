@@ -1,9 +1,8 @@
-"""The slots of a device: one block of words, written by the differences of each plan."""
+"""The slots on the device: one block of words, to which every plan's differences are written."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,8 +36,8 @@ class SlotMemory:
         }
         self._line = {name: math.prod(shape[1:]) for name, shape in shapes.items()}
 
-    def differences(self, plan: pb.StepPlan) -> Runs | None:
-        """What `plan`, which the host's slots hold already, changes; arrays."""
+    def differences(self, plan: pb.StepPlan) -> Runs[Int32Array] | None:
+        """Return what `plan`, already applied to the host's slots, changes on the device."""
         to, runs = list[int](), list[Int32Array]()
 
         def write(field: str, slot: int, values: IntArray | Int32Array, at: int = 0) -> None:
@@ -60,14 +59,13 @@ class SlotMemory:
                 )
         return _runs(to, runs) if runs else None
 
-    def no_difference(self) -> Runs:
-        """One that writes what is there already; arrays."""
+    def no_difference(self) -> Runs[Int32Array]:
+        """Return a run that writes what is already there."""
         null_slot = self._slots.num_slots
         return _runs([self._first["known"] + null_slot], [np.zeros(1, dtype=np.int32)])
 
 
-def _runs(to: list[int], runs: list[Int32Array]) -> Runs:
+def _runs(to: list[int], runs: list[Int32Array]) -> Runs[Int32Array]:
     lengths = [len(run) for run in runs]
     cu = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    columns: Any = np.array(to, dtype=np.int32), cu, np.concatenate(runs)
-    return Runs._make((*columns, max(lengths)))
+    return Runs(np.array(to, dtype=np.int32), cu, np.concatenate(runs), max(lengths))

@@ -1,34 +1,54 @@
-"""From columns on the host to tensors on the device: one copy, however many columns."""
+"""From arrays on the host to tensors on the device: one copy for any number of columns.
+
+This is the only place where the named tuples of a step change what they hold.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, overload
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from surestep_common.invariants import Int32Array
+from surestep_kernels.step.columns import HostColumn
+from surestep_kernels.step.slot_state import StepRows
 from torch import Tensor
 
-Column = npt.NDArray[Any]  # of 32-bit elements
-Tree = TypeVar("Tree", bound="tuple[Any, ...]")  # named tuples of columns and of named tuples
-Extra = TypeVar("Extra", bound="tuple[Any, ...]")
+from surestep_worker.drafters.inputs import DraftInputs
+from surestep_worker.sampling.table import SamplingBatch
+
+from .columns import Extras, LaunchInputs, StepColumns
+
+Tree = tuple[Any, ...]  # a named tuple of columns and of such tuples
 
 _ALIGN = 4  # words
 _TYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32}
-_UNDER_WAY = 4  # steps with an upload or a download of one size, at pipelining depths of use
-_ROOM = 1 << 14  # words of an inbox behind the largest layout: for what comes with most steps
+_IN_FLIGHT = 4  # steps with an upload or a download of one size, at the usual pipelining depths
+_ROOM = 1 << 14  # words of an input buffer behind the largest layout, for most steps' extras
 
 
-def upload(tree: Tree, device: torch.device) -> Tree:
-    """The same named tuples, their arrays of 32-bit elements as tensors on the device.
+@overload
+def upload(tree: LaunchInputs[HostColumn], device: torch.device) -> LaunchInputs: ...
+@overload
+def upload(tree: StepColumns[HostColumn], device: torch.device) -> StepColumns: ...
+@overload
+def upload(tree: Extras[HostColumn], device: torch.device) -> Extras: ...
+@overload
+def upload(tree: DraftInputs[HostColumn], device: torch.device) -> DraftInputs: ...
+@overload
+def upload(tree: SamplingBatch[HostColumn], device: torch.device) -> SamplingBatch: ...
+@overload
+def upload(tree: StepRows[HostColumn], device: torch.device) -> StepRows: ...
+def upload(tree: Tree, device: torch.device) -> Any:
+    """Return the same named tuples, with tensors on the device instead of arrays.
 
-    What is neither stays as it is. The copy is asynchronous: its source is pinned and belongs to
-    torch's allocator, which does not hand it out again before an event behind the copy. Every
-    tensor begins at a multiple of 16 bytes, whatever the sizes: kernels are compiled for how their
-    pointers are aligned. Tensors on the CPU share the arrays' memory.
+    Arrays have 32-bit elements; fields that hold neither arrays nor named tuples are kept. The copy
+    is asynchronous: its source is pinned and belongs to torch's allocator, which does not hand it
+    out again before an event recorded after the copy. Every tensor begins at a multiple of 16
+    bytes, whatever the sizes, because kernels are compiled for how their pointers are aligned.
+    Tensors on the CPU share the arrays' memory.
     """
     if device.type == "cpu":
         return _replaced(tree, map(torch.from_numpy, _arrays(tree)))
@@ -38,18 +58,18 @@ def upload(tree: Tree, device: torch.device) -> Tree:
     return _views(tree, arrays, host.to(device, non_blocking=True))
 
 
-class Layout(Generic[Tree]):
-    """Columns of fixed sizes at fixed addresses on the device, each filled up with padding."""
+class Layout:
+    """Columns of fixed sizes at fixed addresses on the device, each followed by padding."""
 
-    def __init__(self, padding: Tree, words: Tensor) -> None:
-        """`padding` holds what stands where a step has nothing; `words` i32 are written by `fill`.
+    def __init__(self, padding: StepColumns[HostColumn], words: Tensor) -> None:
+        """Lay the columns of `padding` out in `words` i32, to which the result of `fill` is copied.
 
-        A column called "cu" or "cu_.." has its own last element there: groups without members.
+        A column named "cu" or "cu_.." is padded with its own last element: groups without members.
         """
         arrays = list(_arrays(padding))
         self.num_words = _size(arrays)
         self._words = words[: self.num_words]
-        self.tree = _views(padding, arrays, self._words)
+        self.columns: StepColumns = _views(padding, arrays, self._words)
         self._padding: Int32Array = np.zeros(self.num_words, dtype=np.int32)
         _pack(arrays, self._padding)
         self._size = [array.size for array in arrays]
@@ -57,14 +77,14 @@ class Layout(Generic[Tree]):
         self._grows = [name.partition("_")[0] == "cu" for name in _names(padding)]
 
     def clear(self) -> None:
-        """Padding everywhere. Waits for the device."""
+        """Write padding everywhere. Waits for the device."""
         self._words.copy_(torch.from_numpy(self._padding))
 
-    def fill(self, tree: Tree, into: Int32Array) -> None:
-        """All words of the layout, those of a step `tree` of arrays in front of the padding."""
+    def fill(self, columns: StepColumns[HostColumn], into: Int32Array) -> None:
+        """Write all words of the layout: in every column those of the step, then padding."""
         into[:] = self._padding
         for array, first, size, grows in zip(
-            _arrays(tree), self._first, self._size, self._grows, strict=True
+            _arrays(columns), self._first, self._size, self._grows, strict=True
         ):
             end = first + array.size
             assert array.size <= size
@@ -73,42 +93,47 @@ class Layout(Generic[Tree]):
                 into[end : first + size] = array[-1]
 
 
-class Inbox:
+class InputBuffer:
     """Words on the device that captured steps read, one step after the other.
 
-    Nothing has to wait before they are overwritten: the copy is queued on the stream on which
-    everything runs that reads them, behind the step before.
+    They may be overwritten without waiting: the copy is queued behind the previous step, on the
+    stream of everything that reads them.
     """
 
-    def __init__(self, paddings: Iterable[tuple[Any, ...]], device: torch.device) -> None:
-        """With room for each of these."""
+    def __init__(self, paddings: Iterable[StepColumns[HostColumn]], device: torch.device) -> None:
         self._device = device
         most = max(_size(list(_arrays(tree))) for tree in paddings)
         self.words = torch.zeros(most + _ROOM, dtype=torch.int32, device=device)
 
-    def send(self, layout: Layout[Tree], tree: Tree, extra: Extra) -> Extra:
-        """Fill the layout; `extra` travels behind it if there is room. Arrays become tensors."""
-        arrays = list(_arrays(extra))
+    def send(
+        self, layout: Layout, columns: StepColumns[HostColumn], extras: Extras[HostColumn]
+    ) -> Extras:
+        """Fill the layout, copy it to the device, and return `extras` uploaded.
+
+        Extras are part of the same copy if the buffer has room for them.
+        """
+        arrays = list(_arrays(extras))
         fixed, total = layout.num_words, layout.num_words + _size(arrays)
         if total > len(self.words):
-            self.send(layout, tree, ())
-            return upload(extra, self._device)
+            self.send(layout, columns, Extras())
+            return upload(extras, self._device)
         host = _host_words(total, self._device)
         into = host.numpy()
-        layout.fill(tree, into[:fixed])
+        layout.fill(columns, into[:fixed])
         _pack(arrays, into[fixed:])
         self.words[:total].copy_(host, non_blocking=True)
-        return _views(extra, arrays, self.words[fixed:total]) if arrays else extra
+        sent: Extras = _views(extras, arrays, self.words[fixed:total]) if arrays else Extras()
+        return sent
 
 
 def keep_pinned(most_words: int, device: torch.device) -> None:
-    """Let torch's allocator have pinned memory of all sizes for the steps that may be under way.
+    """Fill torch's allocator with pinned memory of all sizes, for the steps that may be in flight.
 
-    It rounds to powers of two. A step that found none would allocate, for which the host may wait.
+    It rounds to powers of two. A step that finds none allocates, and the host may have to wait.
     """
     if device.type == "cuda":
         sizes = [1 << power for power in range(most_words.bit_length() + 1)]
-        kept = [_host_words(size, device) for size in sizes for _ in range(_UNDER_WAY)]
+        kept = [_host_words(size, device) for size in sizes for _ in range(_IN_FLIGHT)]
         assert all(words.is_pinned() for words in kept)
 
 
@@ -116,7 +141,7 @@ def _host_words(count: int, device: torch.device) -> Tensor:
     return torch.empty(count, dtype=torch.int32, pin_memory=device.type == "cuda")
 
 
-def _size(arrays: Iterable[Column]) -> int:
+def _size(arrays: Iterable[HostColumn]) -> int:
     return sum(_aligned(array.size) for array in arrays)
 
 
@@ -124,16 +149,15 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGN) * _ALIGN
 
 
-def _pack(arrays: Iterable[Column], into: Int32Array) -> None:
-    """Behind each other."""
+def _pack(arrays: Iterable[HostColumn], into: Int32Array) -> None:
     first = 0
     for array in arrays:
         into[first : first + array.size] = array.view(np.int32).reshape(-1)
         first += _aligned(array.size)
 
 
-def _views(tree: Tree, arrays: list[Column], words: Tensor) -> Tree:
-    """The arrays of a tree, which lie in words on the device behind each other, as tensors."""
+def _views(tree: Tree, arrays: list[HostColumn], words: Tensor) -> Any:
+    """Return `tree` with its arrays, packed into words on the device, as tensors."""
     sizes = [_aligned(array.size) for array in arrays]
     tensors = (
         part[: array.size].view(_TYPES[array.dtype]).view(array.shape)
@@ -142,7 +166,7 @@ def _views(tree: Tree, arrays: list[Column], words: Tensor) -> Tree:
     return _replaced(tree, tensors)
 
 
-def _arrays(tree: tuple[Any, ...]) -> Iterator[Column]:
+def _arrays(tree: Tree) -> Iterator[HostColumn]:
     for part in tree:
         if isinstance(part, np.ndarray):
             yield part
@@ -151,7 +175,7 @@ def _arrays(tree: tuple[Any, ...]) -> Iterator[Column]:
 
 
 def _names(tree: Any) -> Iterator[str]:
-    """Of the arrays, in order."""
+    """Yield the field names of the arrays of `tree`, in order."""
     for name, part in zip(tree._fields, tree, strict=True):
         if isinstance(part, np.ndarray):
             yield name
@@ -159,7 +183,7 @@ def _names(tree: Any) -> Iterator[str]:
             yield from _names(part)
 
 
-def _replaced(tree: Tree, tensors: Iterator[Tensor]) -> Tree:
+def _replaced(tree: Tree, tensors: Iterator[Tensor]) -> Any:
     def made(part: Any) -> Any:
         if isinstance(part, np.ndarray):
             return next(tensors)

@@ -1,7 +1,7 @@
-"""Steps in which nobody is, run before the first real one so that no kernel is compiled later.
+"""Steps of padding alone, run before the first real one so that no kernel is compiled later.
 
-Which kernels a step runs, and how they are compiled, follows from its longest row, from its drafts
-and from what its requests ask of sampling. Rows of the NULL slot are as good for that as any.
+Which kernels a step runs, and how they are compiled, depends on its longest row, its drafts and its
+sampling parameters. Rows of the NULL slot serve for that as well as any.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from surestep_worker.ledger.slots import Slots
 
 _GREEDY = sampling_pb2.SamplingParams(top_p=1, repetition_penalty=1)
 _DRAWN = sampling_pb2.SamplingParams(top_p=1, repetition_penalty=1, temperature=1)
-EVERYTHING = sampling_pb2.SamplingParams(  # that restricts or shapes what is drawn
+EVERYTHING = sampling_pb2.SamplingParams(  # that truncates or shapes what is drawn
     temperature=1,
     top_p=0.9,
     top_k=3,
@@ -35,10 +35,10 @@ EVERYTHING = sampling_pb2.SamplingParams(  # that restricts or shapes what is dr
 def warm_up_steps(
     slots: Slots, max_tokens: int, max_drafts: int, *, has_head: bool
 ) -> Iterator[tuple[Rows, sampling_pb2.SamplingParams]]:
-    """Rows, and what they ask of sampling: windows of all parameters, prompts of all sizes.
+    """Yield rows and their sampling parameters: windows of all parameters, prompts of all sizes.
 
-    The largest have a row in every slot, and all `max_tokens` of a step. Without a head there are
-    prompts alone, and they are pooled.
+    The largest steps have as many rows as there are slots, and max_tokens tokens. A model without
+    an output head gets prompts alone, which are pooled.
     """
     null_slot, longest = slots.num_slots, min(max_tokens, slots.tokens.shape[1])
     for params in (_GREEDY, _DRAWN, EVERYTHING) if has_head else ():
@@ -56,8 +56,8 @@ def warm_up_steps(
 def _rows(
     slot: int, count: int, mode: pb.DecodeMode, *, max_drafts: int = 0, num_tokens: int = 0
 ) -> Rows:
-    """A drafter with state catches up with as many positions as each row has tokens, if any."""
-    told = {"slot": slot, "mode": mode, "num_tokens": num_tokens, "max_drafts": max_drafts}
-    told["catch_up"] = 1 + max_drafts if mode == pb.VERIFY else num_tokens
+    """Return rows whose drafter catches up with as many positions as they have tokens."""
+    columns = {"slot": slot, "mode": mode, "num_tokens": num_tokens, "max_drafts": max_drafts}
+    columns["catch_up"] = 1 + max_drafts if mode == pb.VERIFY else num_tokens
     names = (name for name, _ in Rows.none().columns())
-    return Rows(**{name: np.full(count, told.get(name, 0)) for name in names})
+    return Rows(**{name: np.full(count, columns.get(name, 0)) for name in names})

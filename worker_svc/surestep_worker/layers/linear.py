@@ -43,6 +43,12 @@ class Sharding:
         kept = max(1, count // self.tp.size)
         return ShardSlice(count * unit, slice(first * unit, (first + kept) * unit))
 
+    def even_part(self, count: int, unit: int = 1) -> ShardSlice:
+        """This rank's share of `count` things of `unit` elements, one more than others' at most."""
+        rank, size = self.tp.rank, self.tp.size
+        first, end = rank * count // size, (rank + 1) * count // size
+        return ShardSlice(count * unit, slice(first * unit, end * unit))
+
     def whole(self, name: str, size: int) -> Parameter:
         """A vector that every rank holds."""
         return self.vector(name, ShardSlice(size, slice(0, size)))

@@ -1,4 +1,4 @@
-"""Routed experts beside one shared expert.
+"""Routed experts, beside a shared one or without.
 
 The ranks share out either the columns of every expert (tensor parallel) or the experts themselves
 (expert parallel); the sum over the ranks is the same.
@@ -7,12 +7,17 @@ The ranks share out either the columns of every expert (tensor parallel) or the 
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import NamedTuple
 
+import torch
+from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.ops.moe import Router
 from torch import Tensor
 
-from surestep_worker.checkpoint.parameters import Parameter, TensorSource
+from surestep_worker.checkpoint.parameters import CheckpointWeights, Parameter, TensorSource
+from surestep_worker.checkpoint.prepared import Weights
 from surestep_worker.configs.hybrid import HybridConfig, MoeConfig
+from surestep_worker.configs.routed import RoutedConfig
 
 from .context import LayerContext
 from .linear import Sharding, ShardSlice, are_alike, take_linear
@@ -20,11 +25,11 @@ from .mlp import mlp_table
 from .residual import Mixed
 
 
-def local_experts(moe: MoeConfig, shard: Sharding) -> range:
-    """The experts of which this rank holds weights."""
+def local_experts(count: int, shard: Sharding) -> range:
+    """Those of `count` experts of which this rank holds weights."""
     if not shard.expert_parallel:
-        return range(moe.num_experts)
-    keep = shard.part(moe.num_experts).keep
+        return range(count)
+    keep = shard.part(count).keep
     return range(keep.start, keep.stop)
 
 
@@ -66,7 +71,7 @@ def _separate_experts(
     moe, width = config.moe, config.hidden_size
     assert moe is not None
     part, table = _inner(moe, shard), dict[str, Parameter]()
-    for expert in local_experts(moe, shard):
+    for expert in local_experts(moe.num_experts, shard):
         name = f"{at}experts.{expert}."
         gate_up = [(f"{name}gate_proj", part), (f"{name}up_proj", part)]
         table |= shard.columns(f"{to}{expert}.gate_up", gate_up, width, bias=False)
@@ -85,7 +90,7 @@ def _fused_experts(to: str, at: str, config: HybridConfig, shard: Sharding) -> d
     def cut(name: str, expert: int, columns: slice, dim: int) -> TensorSource:
         return TensorSource(f"{at}experts.{name}", shapes[name], columns, dim, item=expert)
 
-    for expert in local_experts(moe, shard):
+    for expert in local_experts(moe.num_experts, shard):
         up = slice(inner + keep.start, inner + keep.stop)
         gate_up = (cut("gate_up_proj", expert, part, 0) for part in (keep, up))
         size = keep.stop - keep.start
@@ -107,7 +112,7 @@ class SparseMoe:
         self._router = Router(scores, gate, moe.top_k, moe.normalize)
         self._shared_gate_up = take_linear(weights, f"{to}shared.gate_up", kernels)
         self._shared_down = take_linear(weights, f"{to}shared.down", kernels)
-        experts = local_experts(moe, context.shard)
+        experts = local_experts(moe.num_experts, context.shard)
         gate_up = [take_linear(weights, f"{to}{i}.gate_up", kernels) for i in experts]
         down = [take_linear(weights, f"{to}{i}.down", kernels) for i in experts]
         self._experts = kernels.pack_experts(gate_up, down, experts.start)
@@ -119,3 +124,99 @@ class SparseMoe:
         """
         mixture = self._ops.route_tokens(x, self._router, self._shared_gate_up)
         return Mixed(mixture, self._experts, self._shared_down)
+
+
+class _Stacked(NamedTuple):
+    """One projection of all experts, as gpt-oss names it."""
+
+    name: str
+    experts: int
+    outputs: int
+    inputs: int
+    input_major: bool  # [E, K, N], which plain weights are; quantised ones are [E, N, K]
+
+    def weight(self, expert: int, keep: slice, dim: int) -> Parameter:
+        """What is kept of an expert's outputs (dim 0) or inputs (dim 1)."""
+        shape = [self.outputs, self.inputs]
+        if self.input_major:
+            shape, dim = shape[::-1], 1 - dim
+        source = TensorSource(self.name, (self.experts, *shape), keep, dim, expert)
+        shape[dim] = keep.stop - keep.start
+        return Parameter((shape[0], shape[1]), (source,), linear=True)
+
+    def bias(self, expert: int, keep: slice) -> Parameter:
+        """That of the outputs kept; without any zeros for all of them."""
+        source = TensorSource(f"{self.name}_bias", (self.experts, self.outputs), keep, item=expert)
+        return Parameter((source.numel or self.outputs,), (source,))
+
+
+def gpt_oss_moe_table(
+    to: str, at: str, config: RoutedConfig, shard: Sharding, names: Set[str]
+) -> dict[str, Parameter]:
+    """Parameters of gpt-oss's layer whose tensors begin with `at`.
+
+    Outputs of an expert's first projection are pairs of a gate and what it gates; ranks that share
+    out columns keep whole pairs.
+    """
+    count, width, inner = config.num_local_experts, config.hidden_size, config.intermediate_size
+    router = [(f"{at}router", ShardSlice(count, slice(0, count)))]
+    table = shard.columns(f"{to}router", router, width, bias=True)
+    gate_up = _stacked(f"{at}experts.gate_up_proj", count, 2 * inner, width, names)
+    down = _stacked(f"{at}experts.down_proj", count, width, inner, names)
+    block = config.column_block
+    keep = shard.even_part(inner // block, block).keep
+    # The sum over the ranks has each bias once: with tensor parallelism the last one is rank 0's.
+    biased = slice(0, width if shard.expert_parallel or shard.tp.rank == 0 else 0)
+    if shard.expert_parallel:
+        keep = slice(0, inner)
+    pairs = slice(2 * keep.start, 2 * keep.stop)
+    for expert in local_experts(count, shard):
+        table |= {
+            f"{to}{expert}.gate_up.weight": gate_up.weight(expert, pairs, dim=0),
+            f"{to}{expert}.gate_up.bias": gate_up.bias(expert, pairs),
+            f"{to}{expert}.down.weight": down.weight(expert, keep, dim=1),
+            f"{to}{expert}.down.bias": down.bias(expert, biased),
+        }
+    return table
+
+
+def _stacked(name: str, experts: int, outputs: int, inputs: int, names: Set[str]) -> _Stacked:
+    input_major = names.isdisjoint((f"{name}_blocks", f"{name}_scales"))
+    return _Stacked(name, experts, outputs, inputs, input_major)
+
+
+class GptOssMoe:
+    """This rank's share of gpt-oss's experts, of which a token takes those of its highest scores.
+
+    Their weights are the softmax of these scores.
+    """
+
+    def __init__(self, to: str, context: LayerContext[RoutedConfig]) -> None:
+        config, weights, kernels = context.config, context.weights, context.kernels
+        self._ops = kernels
+        scores = take_linear(weights, f"{to}router", kernels)
+        self._router = Router(scores, None, config.num_experts_per_tok, normalize=True)
+        experts = local_experts(config.num_local_experts, context.shard)
+        gate_up = [_take_expert(weights, f"{to}{i}.gate_up", kernels, pairs=True) for i in experts]
+        down = [_take_expert(weights, f"{to}{i}.down", kernels, pairs=False) for i in experts]
+        limit = config.swiglu_limit
+        self._experts = kernels.pack_experts(gate_up, down, experts.start, limit)
+
+    def __call__(self, x: Tensor) -> Mixed:
+        """[T, H] -> [T, H], to be summed over the ranks."""
+        return Mixed(self._ops.route_tokens(x, self._router, None), self._experts)
+
+
+def _take_expert(weights: Weights, name: str, kernels: KernelSet, *, pairs: bool) -> PackedLinear:
+    """Read a projection of an expert. Of `pairs` of outputs all first ones come to stand first."""
+
+    def pack(checkpoint: CheckpointWeights) -> PackedLinear:
+        bias, weight = checkpoint.take(f"{name}.bias"), checkpoint.take_linear(f"{name}.weight")
+        order = torch.arange(len(bias))
+        if pairs:
+            order = order.view(-1, 2).T.flatten()
+        if isinstance(weight, QuantizedWeight):
+            return kernels.pack_quantized(weight.rows(order), bias[order])
+        return kernels.pack_linear(weight.T[order], bias[order])
+
+    return weights.take_packed(name, pack)

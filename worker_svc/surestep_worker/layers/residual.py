@@ -23,7 +23,7 @@ class Mixed(NamedTuple):
 
     mixture: Mixture
     experts: PackedExperts
-    shared_down: PackedLinear
+    shared_down: PackedLinear | None = None  # of the expert that all tokens take, if there is one
 
 
 Share = Product | Mixed | Tensor  # this rank's part of a sum [T, H] over the ranks

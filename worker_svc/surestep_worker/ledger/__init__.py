@@ -1,1 +1,1 @@
-"""What the scheduler and a rank both know: plans, slots, and the checks between them."""
+"""What scheduler and rank both know: plans, slots, and the checks between them."""

@@ -16,7 +16,7 @@ def add_admission(
     max_len: int,
     num_cached: int = 0,
 ) -> None:
-    """A greedy request moves into a slot: known tokens, of which some are cached, and blocks."""
+    """Admit a greedy request to a slot, with its known token ids and its blocks."""
     plan.admissions.add(
         slot=slot,
         slot_epoch=1,
@@ -43,7 +43,7 @@ def add_row(
     max_drafts: int = 0,
     last_step: int = 0,
 ) -> None:
-    """A row of a slot that holds `length` committed tokens; the drafter lags by so many."""
+    """Add a row of a slot that holds `length` committed tokens; its drafter lags by `lag`."""
     plan.slot.append(slot)
     plan.slot_epoch.append(1)
     plan.mode.append(mode)

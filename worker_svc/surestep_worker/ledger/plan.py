@@ -38,7 +38,7 @@ NO_SNAPSHOTS = SnapshotRequests(*np.zeros((3, 0), dtype=np.int64))
 
 
 def read_snapshots(plan: pb.StepPlan, num_snapshots: int) -> SnapshotRequests:
-    """Snapshots that `plan` arms. Raises InvalidRequest for columns or ids that make no sense."""
+    """Return the snapshots that `plan` requests. Raises InvalidRequest for inconsistent ones."""
     if not plan.snapshot_ids and not plan.snapshot_slots and not plan.snapshot_lens:
         return NO_SNAPSHOTS
     requested = SnapshotRequests(
@@ -56,9 +56,9 @@ def read_snapshots(plan: pb.StepPlan, num_snapshots: int) -> SnapshotRequests:
 
 
 def read_rows(plan: pb.StepPlan) -> Rows:
-    """Read the rows of `plan`.
+    """Return the rows of `plan`.
 
-    Raises InvalidRequest when columns differ in length or a mode is unknown.
+    Raises InvalidRequest when columns differ in length, a slot has two rows or a mode is unknown.
     """
     rows = Rows(**{name: _column(getattr(plan, name)) for name in Rows.names()})
     for name, column in rows.columns():

@@ -1,7 +1,7 @@
-"""Whether a plan stays within what this rank has: checked whole, before any of it is done.
+"""Whether a plan stays within what this rank has: checked as a whole before any of it is done.
 
-A plan is the scheduler's, and a scheduler may be wrong. Whatever a plan says, a rank refuses it or
-executes it: no index of it reaches a tensor unchecked.
+Schedulers may be wrong. Whatever a plan says, a rank refuses it or executes it: none of its indices
+reaches a tensor unchecked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PlanBounds:
     """Sizes of one rank."""
 
     num_slots: int
-    max_tokens: int  # that a slot's line holds
+    max_tokens: int  # that a slot holds
     num_blocks: int  # NULL block included
     max_blocks_per_slot: int
     vocab_size: int
@@ -29,7 +29,10 @@ class PlanBounds:
     headless: bool  # the model has no output head
 
     def check(self, plan: pb.StepPlan, blocks_held: Iterable[int]) -> None:
-        """Raises InvalidRequest; `blocks_held` counts the blocks of each slot before the plan."""
+        """Raise InvalidRequest for a plan that is out of bounds.
+
+        `blocks_held` counts the blocks of each slot before the plan.
+        """
         self._check_columns(plan)
         for admission in plan.admissions:
             self._check_admission(admission)

@@ -11,7 +11,7 @@ from .slots import Slots
 
 
 def check_rows(rows: Rows, slots: Slots, max_draft_tokens: int) -> None:
-    """Raises LedgerError when a row contradicts the slot it means."""
+    """Raise LedgerError when a row contradicts its slot."""
     slot = rows.slot
     held = slots.occupied[slot] & (slots.tenancy[slot] == rows.slot_epoch)
     require(held, slot, "it does not hold tenancy {}", rows.slot_epoch)
@@ -32,7 +32,7 @@ def check_rows(rows: Rows, slots: Slots, max_draft_tokens: int) -> None:
 
 
 def check_caught_up(rows: Rows, slots: Slots) -> None:
-    """Raises LedgerError when a row is to draft from a drafter's state that lags behind."""
+    """Raise LedgerError when a row would draft from a drafter's state that lags behind."""
     slot = rows.slot
     upto, length = slots.drafter_len[slot], slots.committed[slot]
     ready = (rows.mode != VERIFY) | (upto == length)

@@ -1,4 +1,4 @@
-"""Which tokens of a step are sampled, scored or pooled: what the host knows from the plan alone."""
+"""Which tokens of a step are sampled, scored or pooled, as far as the plan alone decides it."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from .slots import Slots
 
 
 class Sampled(NamedTuple):
-    """Which tokens of a batch are sampled. W windows, N positions."""
+    """The sampled tokens of a batch: W windows with N positions."""
 
     row: IntArray  # [W] index into the plan's rows
     cu: IntArray  # [W+1] window w owns sampled positions cu[w]:cu[w+1]
-    window: IntArray  # [N] of each position
+    window: IntArray  # [N] window of each position
     offset: IntArray  # [N] its index within the window
     token: IntArray  # [N] index into the batch's tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPositions:
-    """Prompt tokens whose log-probabilities are wanted, each predicted by the token before."""
+    """Prompt tokens whose log-probabilities are reported, each predicted by the token before it."""
 
     row: IntArray  # [P] index into the plan's rows, ascending
     slot: IntArray  # [P]
     token_id: IntArray  # [P]
-    predictor: IntArray  # [P] index into the batch's tokens of the token before
+    predictor: IntArray  # [P] token before each, as an index into the batch's tokens
 
 
 class PooledTokens(NamedTuple):
-    """Which tokens of a batch go into vectors, and whose vectors are complete."""
+    """The tokens of a batch that are pooled into vectors, and the vectors that they complete."""
 
-    slot: IntArray  # [Q] of each token
+    slot: IntArray  # [Q] slot of each token
     token: IntArray  # [Q] its index into the batch's tokens
-    row: IntArray  # [K] index into the plan's rows of the complete ones, ascending
-    row_slot: IntArray  # [K] slot of each
-    num_tokens: IntArray  # [K] that each is the mean of
+    row: IntArray  # [K] row of each complete vector, ascending
+    row_slot: IntArray  # [K] slot of each vector
+    num_tokens: IntArray  # [K] tokens that each vector is the mean of
 
 
 def sampled_positions(rows: Rows, cu: IntArray, n_drafts: IntArray) -> Sampled:
-    """The last token of PREFILL_LAST, every token of DECODE and VERIFY."""
+    """Return the last token of PREFILL_LAST rows and every token of DECODE and VERIFY rows."""
     row = np.flatnonzero(rows.is_sampled)
     width = np.where(rows.mode[row] == pb.PREFILL_LAST, 1, 1 + n_drafts[row])
     window_cu = offsets(width)
@@ -55,12 +55,12 @@ def sampled_positions(rows: Rows, cu: IntArray, n_drafts: IntArray) -> Sampled:
 
 
 def prompt_positions(
-    rows: Rows, row: IntArray, positions: IntArray, slots: Slots, wants_prompt: BoolArray
+    rows: Rows, row: IntArray, positions: IntArray, slots: Slots, prompt_logprobs: BoolArray
 ) -> PromptPositions:
-    """Those of a batch whose tokens [T] belong to `row` and stand at `positions`."""
+    """Return those of a batch whose tokens [T] belong to `row` and have these `positions`."""
     token_slot = rows.slot[row]
-    wanted = (rows.is_prefill & wants_prompt[rows.slot])[row]
-    predictor = np.flatnonzero(wanted & (positions + 1 < slots.prompt_len[token_slot]))
+    scored = (rows.is_prefill & prompt_logprobs[rows.slot])[row]
+    predictor = np.flatnonzero(scored & (positions + 1 < slots.prompt_len[token_slot]))
     slot = token_slot[predictor]
     return PromptPositions(
         row=row[predictor],
@@ -71,23 +71,23 @@ def prompt_positions(
 
 
 def pooled_tokens(rows: Rows, row: IntArray, cu: IntArray, slots: Slots) -> PooledTokens:
-    """Those of a batch whose tokens [T] belong to `row`; row r owns tokens cu[r]:cu[r+1]."""
+    """Return those of a batch whose tokens [T] belong to `row`; row r has tokens cu[r]:cu[r+1]."""
     pooling = slots.pooling[rows.slot]
     complete = rows.mode == pb.POOL
-    wanted = (rows.is_prefill & (pooling == sampling_pb2.MEAN))[row]
-    wanted[cu[1:][complete] - 1] = True  # the last token, whatever the pooling
-    (token,), (last,) = wanted.nonzero(), complete.nonzero()
+    pooled = (rows.is_prefill & (pooling == sampling_pb2.MEAN))[row]
+    pooled[cu[1:][complete] - 1] = True  # the last token, whatever the pooling
+    (token,), (last,) = pooled.nonzero(), complete.nonzero()
     whole = rows.len_hi[last] + rows.num_tokens[last]  # prompts are consumed as planned
     num_tokens = np.where(pooling[last] == sampling_pb2.MEAN, whole, 1)
     return PooledTokens(rows.slot[row[token]], token, last, rows.slot[last], num_tokens)
 
 
 def tokens_consumed(rows: Rows, n_drafts: IntArray) -> IntArray:
-    """Input tokens of each row [R]."""
+    """Return the number of input tokens of each row [R]."""
     consumed: IntArray = np.where(rows.is_prefill, rows.num_tokens, 1 + n_drafts)
     return consumed
 
 
 def offsets(counts: IntArray) -> IntArray:
-    """First element of each of R groups i64[R+1], the total behind them."""
+    """Return the first element of each of R groups, then the total: i64[R+1]."""
     return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What a rank remembers of the requests it runs: one permanent slot per tenancy."""
+"""What the host of a rank knows of its requests: one permanent slot per tenancy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LOG_DEPTH = 8  # steps with a row of a slot; more than any pipelining depth
 class Slots:
     """Structure of arrays indexed by slot; nothing here is indexed by batch row.
 
-    These are the host's books: what it knows without asking. Steps read and advance a SlotState;
-    the tokens here are those of admissions, and where the two share memory all that are known.
+    This is what the host knows without waiting for the device. Steps read and advance a SlotState;
+    the tokens here are those of admissions, or all known ones where the two share memory.
     """
 
     def __init__(
@@ -44,23 +44,20 @@ class Slots:
         self.occupied = np.zeros(num_slots, dtype=np.bool_)
         self.committed = np.zeros(num_slots, dtype=np.int64)  # tokens whose KV is valid
         self.known = np.zeros(num_slots, dtype=np.int64)  # tokens whose id is known
-        # Two columns that rows of padding read too: the line behind the slots' is the NULL slot's.
+        # Two columns that rows of padding read too: the last line is that of the NULL slot.
         self.prompt_len = np.zeros(num_slots + 1, dtype=np.int64)
-        # pb.Pooling: how a vector is made of the prompt.
-        self.pooling = np.zeros(num_slots + 1, dtype=np.int64)
+        self.pooling = np.zeros(num_slots + 1, dtype=np.int64)  # pb.Pooling of the prompt
         self.admitted_len = np.zeros(num_slots, dtype=np.int64)  # tokens known at admission
         self.max_len = np.zeros(num_slots, dtype=np.int64)
         self.folded = np.zeros(num_slots, dtype=np.int64)  # tokens that the recurrent state holds
-        self.drafter_len = np.zeros(
-            num_slots, dtype=np.int64
-        )  # positions the drafter's state holds
+        self.drafter_len = np.zeros(num_slots, dtype=np.int64)  # positions in the drafter's state
         self.last_step = np.zeros(num_slots, dtype=np.int64)  # newest step that ran this tenancy
-        # The worker's half of the double entry: accepted counts of the newest steps of each slot.
+        # The worker's half of the double entry: accepted counts of each slot's newest steps.
         self._log_step = np.zeros((num_slots, _LOG_DEPTH), dtype=np.int64)
         self._log_accepted = np.zeros((num_slots, _LOG_DEPTH), dtype=np.int64)
 
     def share(self, tokens: torch.Tensor) -> None:
-        """Keep token ids in the table [S, W] that steps write, from now on."""
+        """Use the table [S, W] that steps write for token ids, from now on."""
         self.tokens = tokens
         self._tokens = tokens.numpy()
 
@@ -83,29 +80,28 @@ class Slots:
         self.prompt_len[slot] = admission.prompt_len
         self.max_len[slot] = admission.max_len
         self.pooling[slot] = admission.pooling
-        self._forget(slot)
+        self._clear(slot)
 
     def free(self, slot: int, tenancy: int) -> None:
         """End a tenancy. Raises InternalError when it is not the one that occupies the slot."""
         if not self.occupied[slot] or self.tenancy[slot] != tenancy:
             raise InternalError(f"slot {slot} does not hold tenancy {tenancy}")
         self.occupied[slot] = False
-        self._forget(slot)
+        self._clear(slot)
 
     def reset(self) -> None:
         """End every tenancy: a new epoch begins and tenancies count from 1 again."""
         self.occupied[:] = False
         self.tenancy[:] = 0
-        self._forget(slice(None))
+        self._clear(slice(None))
 
     def extend(self, slot: int, block_ids: IntArray) -> None:
-        """Append KV blocks to a slot's block table."""
         begin = self.num_blocks[slot]
         self.block_tables[slot, begin : begin + len(block_ids)] = block_ids
         self.num_blocks[slot] += len(block_ids)
 
     def chunked(self, slot: IntArray, start: IntArray, count: IntArray) -> IntArray:
-        """How many of the `count` tokens of prefill rows [R] fill whole chunks of their prompt."""
+        """Return how many of `count` tokens of prefill rows [R] fill whole chunks of the prompt."""
         if self.prompt_chunk == 1:
             return np.zeros_like(count)
         left = chunked_length(self.prompt_len[slot], self.prompt_chunk) - start
@@ -113,7 +109,7 @@ class Slots:
         return chunked
 
     def accepted_at(self, slot: IntArray, step: IntArray) -> IntArray:
-        """Accepted counts this rank recorded for (slot, step) pairs [R]; -1 where it has none."""
+        """Return the accepted counts recorded for (slot, step) pairs [R], -1 where none is."""
         hit = self._log_step[slot] == step[:, None]
         counts = np.where(hit, self._log_accepted[slot], -1).max(axis=1)
         return np.where(step == 0, 0, counts)
@@ -127,20 +123,20 @@ class Slots:
         accepted: IntArray,
         emitted: IntArray,
     ) -> None:
-        """Advance by committed tokens only; a step has written the `emitted` [R] new ones."""
+        """Advance slots [R] by their committed tokens; the step has written the emitted ids."""
         self.folded[slot] = folded
         self.committed[slot] += consumed
         self.known[slot] += emitted
-        entry = self._log_step[slot].argmin(axis=1)  # the oldest: a slot may have no row for long
+        entry = self._log_step[slot].argmin(axis=1)  # the oldest; slots may skip steps
         self._log_step[slot, entry] = step
         self._log_accepted[slot, entry] = accepted
 
     def ids_at(self, slot: IntArray, position: IntArray) -> IntArray:
-        """Token ids at positions, elementwise."""
+        """Return the token ids at positions, elementwise."""
         ids: IntArray = self._tokens[slot, position].astype(np.int64)
         return ids
 
-    def _forget(self, slot: int | slice) -> None:
+    def _clear(self, slot: int | slice) -> None:
         self.block_tables[slot] = NULL_BLOCK
         self.num_blocks[slot] = 0
         self.last_step[slot] = 0

@@ -25,7 +25,7 @@ def ignored(config: HybridConfig, shard: Sharding, *, draft_head: bool) -> tuple
     """Return regular expressions of checkpoint tensors that this rank does not want."""
     patterns = [_VISION] if config.traits.nested else []
     if config.moe is not None:
-        mine = local_experts(config.moe, shard)
+        mine = local_experts(config.moe.num_experts, shard)
         others = (str(e) for e in range(config.moe.num_experts) if e not in mine)
         patterns.append(rf".*\.mlp\.experts\.({'|'.join(others) or '(?!)'})\..*")
     if not draft_head:

@@ -16,7 +16,7 @@ from surestep_worker.checkpoint.parameters import CheckpointWeights, Progress
 from surestep_worker.checkpoint.prepared import prepared
 from surestep_worker.configs.model_config import ModelConfig, resolve_dtype
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.host.host_memory import GIB, OutOfMemory, room
+from surestep_worker.host.host_memory import GIB, OutOfMemory, free_memory
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.embedding import Vocabulary
@@ -97,7 +97,7 @@ def load_model(
         progress=progress,
     )
     config, family = source.config, FAMILIES[source.config.architecture]
-    config.check_length(options.max_model_len or config.max_length)
+    config.check_length(options.max_model_len or config.max_position)
     config.check_ranks(tp.size, expert_parallel=options.expert_parallel)
     shard = Sharding(tp, options.expert_parallel)
 
@@ -117,6 +117,8 @@ def attention_case(source: ModelSource, device: str, dtype: str, block_size: int
         head_dim=source.config.head_dim,
         group=source.config.num_heads // source.config.num_kv_heads,
         block_size=block_size,
+        window=source.config.sliding_window is not None,
+        sinks=source.config.attention_sinks,
     )
 
 
@@ -142,7 +144,7 @@ def _open_checkpoint(
 
 
 def _rotary(config: ModelConfig, options: LoadOptions) -> Tensor:
-    length, dim = options.max_model_len or config.max_length, config.rotary_dim
+    length, dim = options.max_model_len or config.max_position, config.rotary_dim
     _require_room(
         f"rotary tables of {length} tokens", length * dim * _ROTARY_BYTES, param="max_model_len"
     )
@@ -150,7 +152,7 @@ def _rotary(config: ModelConfig, options: LoadOptions) -> Tensor:
 
 
 def _require_room(what: str, nbytes: int, param: str) -> None:
-    left = room()
+    left = free_memory()
     if nbytes > left.nbytes:
         message = f"{what} take {nbytes / GIB:.2f} GiB of memory, but only {left}"
         raise OutOfMemory(message, param=param)

@@ -1,8 +1,9 @@
-"""What a supervisor and its rank process tell each other, over the socket that is the rank's stdin.
+"""Messages between a supervisor and its rank process, over the socket that is the rank's stdin.
 
-The rank says when it has imported everything, when it is ready or why it cannot become so, and when
-a signal makes it leave; the supervisor tells a standby to become the rank. A message is one packet
-of JSON; descriptors travel beside it. The end of the stream means that the other process is gone.
+The rank reports that it has imported everything, that it is ready or why it cannot start, and that
+it received a termination signal; the supervisor activates a standby as the rank. A message is one
+packet of JSON; file descriptors travel beside it. End of stream means that the other process is
+gone.
 """
 
 from __future__ import annotations
@@ -23,36 +24,36 @@ _MAX_FDS = 2
 
 
 class MessageKind(StrEnum):
-    """What a message means."""
+    """The kind of a message."""
 
     STANDBY = "standby"  # everything is imported
-    ACTIVATE = "activate"  # be the rank; with the descriptors of heartbeat and weights
+    ACTIVATE = "activate"  # become the rank; with the descriptors of heartbeat and weights
     READY = "ready"  # the service answers
-    FAILED = "failed"  # it cannot be the rank, and ends
-    LEAVING = "leaving"  # somebody has sent it SIGTERM or SIGINT
+    FAILED = "failed"  # it could not start, and exits
+    TERMINATING = "terminating"  # it received SIGTERM or SIGINT
 
 
 class Failure(StrEnum):
-    """What there is to be hoped for after a rank has failed to start."""
+    """Whether another attempt may succeed after a rank has failed to start."""
 
-    PASSING = "passing"  # another attempt may succeed
-    LASTING = "lasting"  # it will not, unless somebody changes something
-    WEIGHTS = "weights"  # it will, with weights that are loaded afresh
+    TRANSIENT = "transient"  # another attempt may succeed
+    PERMANENT = "permanent"  # it will not, unless something is changed
+    WEIGHTS = "weights"  # it may, if the weights are loaded again
 
 
 class Message(NamedTuple):
-    """The profile result is what a rank has measured: the supervisor hands it on unread."""
+    """A control message. The supervisor passes a rank's profile result on without reading it."""
 
     kind: MessageKind
     profile_result: bytes = b""
     fds: tuple[int, ...] = ()
     checkpoint: str = ""  # READY: fingerprint of the weights
-    failure: Failure = Failure.PASSING  # FAILED
-    reason: str = ""  # FAILED: one line for people
+    failure: Failure = Failure.TRANSIENT  # FAILED
+    reason: str = ""  # FAILED: one line for operators
 
 
 class Activation(NamedTuple):
-    """What a standby needs to become the rank."""
+    """What a standby receives to become the rank."""
 
     heartbeat_fd: int
     weights_fd: int
@@ -60,12 +61,12 @@ class Activation(NamedTuple):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """The two ends."""
+    """Return the two ends of a new control socket."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def inherited() -> socket.socket:
-    """The rank's end. Raises InvalidRequest in a process that no supervisor has started."""
+    """Return the rank's end. Raises InvalidRequest in a process not started by a supervisor."""
     try:
         return socket.socket(fileno=os.dup(0))
     except OSError as error:
@@ -73,12 +74,12 @@ def inherited() -> socket.socket:
 
 
 def send(end: socket.socket, message: Message) -> None:
-    """Raises OSError when the other process is gone."""
+    """Send a message. Raises OSError if the other process is gone."""
     socket.send_fds(end, [encode(message)], message.fds)
 
 
 def receive(end: socket.socket) -> Message | None:
-    """The next message, None at the end of the stream. Raises InvalidRequest for anything else."""
+    """Return the next message, None at end of stream. Raises InvalidRequest for anything else."""
     data, fds, flags, _ = socket.recv_fds(end, MAX_BYTES, _MAX_FDS)
     for fd in fds:
         os.set_inheritable(fd, False)
@@ -88,7 +89,7 @@ def receive(end: socket.socket) -> Message | None:
 
 
 def is_closed(end: socket.socket) -> bool:
-    """Whether the other process is gone."""
+    """Return whether the other process is gone."""
     try:
         return not end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -96,18 +97,18 @@ def is_closed(end: socket.socket) -> bool:
 
 
 def wait_for_activation(end: socket.socket) -> Activation:
-    """Blocks for as long as it takes. Raises Unavailable when the supervisor is gone."""
+    """Wait for activation, without a limit. Raises Unavailable if the supervisor is gone."""
     message = receive(end)
     if message is None:
         raise Unavailable("the supervisor is gone")
     if message.kind is not MessageKind.ACTIVATE or len(message.fds) != _MAX_FDS:
-        raise InvalidRequest(f"a standby cannot be told {message.kind}")
+        raise InvalidRequest(f"a standby received an unexpected message: {message.kind}")
     heartbeat_fd, weights_fd = message.fds
     return Activation(heartbeat_fd, weights_fd, message.profile_result)
 
 
 def encode(message: Message) -> bytes:
-    """One packet; descriptors are not part of it."""
+    """Encode a message as one packet, without its descriptors."""
     data = message._asdict()
     del data["fds"]
     data["profile_result"] = base64.b64encode(message.profile_result).decode()
@@ -118,7 +119,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(packet: bytes, fds: tuple[int, ...] = ()) -> Message:
-    """Raises InvalidRequest for anything that `encode` has not made."""
+    """Decode a packet. Raises InvalidRequest for anything that `encode` did not produce."""
     try:
         data = json.loads(packet)
         return Message(
@@ -130,4 +131,4 @@ def decode(packet: bytes, fds: tuple[int, ...] = ()) -> Message:
             str(data["reason"]),
         )
     except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
-        raise InvalidRequest("no control message") from error
+        raise InvalidRequest("not a control message") from error

@@ -1,6 +1,6 @@
-"""Imports whatever a rank needs, so that a standby has nothing left to import.
+"""Import everything that a rank needs, so that a standby has nothing left to import.
 
-No device is touched: a standby lives beside the rank that uses it.
+No device is touched: a standby runs beside the rank that uses it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from surestep_worker.startup.build import build_runner
 if TYPE_CHECKING:
     from .rank import Build
 
-# What the rank imports where it is needed.
+# Modules that a rank imports lazily.
 _LATE = (
     "surestep_worker.drafters.head",
     "surestep_worker.drafters.ngram",
@@ -24,8 +24,8 @@ _LATE = (
 _LATE_ON_CUDA = ("torch.distributed._symmetric_memory",)
 
 
-def everything(settings: WorkerSettings) -> Build:
-    """Import all of it; returns what loads the model."""
+def import_all(settings: WorkerSettings) -> Build:
+    """Import all modules; return the function that loads the model."""
     for module in _LATE if settings.device == "cpu" else _LATE + _LATE_ON_CUDA:
         importlib.import_module(module)
     return build_runner

@@ -35,26 +35,26 @@ from .service import StepRunner, StepThread, WorkerService
 
 logger = logging.getLogger("surestep_worker.process.rank")  # which runs as __main__
 
-_STOP_GRACE_S = 2.0  # the scheduler has drained before a rank is told to stop
+_STOP_GRACE_S = 2.0  # the scheduler has drained before a rank is stopped
 _TICK_S = 0.5
-# A standby costs time only, and a rank no request; who talks to clients cannot be replaced.
+# Losing a standby costs time only, losing a rank no request; processes with client connections are
+# irreplaceable.
 _VICTIM_AS_STANDBY, _VICTIM_AS_RANK = 800, 400
 
 
-class Loaded(Protocol):
-    """What a rank serves."""
+class BuiltRank(Protocol):
+    """A loaded model, ready to serve."""
 
     @property
-    def runner(self) -> StepRunner:
-        """Executes plans."""
+    def runner(self) -> StepRunner: ...
 
     @property
     def facts(self) -> pb.WorkerInfo:
-        """For the scheduler."""
+        """What the Worker service reports to the scheduler."""
 
     @property
     def profile_result(self) -> bytes:
-        """For the next rank."""
+        """Measurements for the next rank."""
 
     @property
     def checkpoint(self) -> str:
@@ -62,24 +62,24 @@ class Loaded(Protocol):
 
 
 # Loads the model, on the step thread: settings, heartbeat, weights descriptor, profile result.
-Build = Callable[[WorkerSettings, Heartbeat, int, bytes], Loaded]
+Build = Callable[[WorkerSettings, Heartbeat, int, bytes], BuiltRank]
 
 
-class CannotStart(Exception):
-    """What failed before the rank was ready."""
+class StartupError(Exception):
+    """An error before the rank was ready."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
 
     @property
-    def told(self) -> Message:
-        """What the supervisor should know."""
-        failure = Failure.PASSING
+    def message(self) -> Message:
+        """The message to the supervisor."""
+        failure = Failure.TRANSIENT
         if isinstance(self.error, StaleWeights):
             failure = Failure.WEIGHTS
         elif isinstance(self.error, InvalidRequest):
-            failure = Failure.LASTING
+            failure = Failure.PERMANENT
         known = isinstance(self.error, SurestepError)
         reason = str(self.error) if known else f"{type(self.error).__name__}: {self.error}"
         return Message(MessageKind.FAILED, failure=failure, reason=reason)
@@ -87,16 +87,16 @@ class CannotStart(Exception):
 
 @contextlib.contextmanager
 def _start() -> Iterator[None]:
-    """A part of the start. Raises CannotStart for every error in it."""
+    """Run a part of the startup. Raises StartupError for every error in it."""
     try:
         with memory_errors():
             yield
     except Exception as error:
-        raise CannotStart(error) from error
+        raise StartupError(error) from error
 
 
 class Rank:
-    """From activation to SIGTERM."""
+    """A rank from activation to SIGTERM."""
 
     def __init__(
         self,
@@ -114,17 +114,17 @@ class Rank:
         os.close(activation.heartbeat_fd)
         self._thread = StepThread()
         self._ended = asyncio.Event()
-        self._alone: Unavailable | None = None  # why there is no group any more
+        self._alone: Unavailable | None = None  # why the group is lost
 
     async def serve(self) -> None:
-        """Run until SIGTERM or SIGINT.
+        """Serve until SIGTERM or SIGINT.
 
-        Raises CannotStart, and Unavailable when the supervisor or another rank is gone.
+        Raises StartupError, and Unavailable if the supervisor or another rank is gone.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ended.set)
-        loop.add_reader(self._supervisor.fileno(), self._ended.set)  # nothing more but its end
+        loop.add_reader(self._supervisor.fileno(), self._ended.set)  # only its end is still to come
         settings, thread = self._settings, self._thread
         rank = settings.rank, settings.tensor_parallel_size
         service = WorkerService(*rank, thread, self._heartbeat)
@@ -144,7 +144,7 @@ class Rank:
             await server.stop(_STOP_GRACE_S)
             thread.close()
 
-    async def _load(self, service: WorkerService) -> Loaded:
+    async def _load(self, service: WorkerService) -> BuiltRank:
         inherited = self._heartbeat, self._weights_fd, self._profile_result
         built = await self._thread.submit(lambda: self._build(self._settings, *inherited))
         service.ready(built.runner, built.facts)
@@ -160,10 +160,10 @@ class Rank:
             raise self._alone
         if control.is_closed(self._supervisor):
             raise Unavailable("the supervisor is gone")
-        control.send(self._supervisor, Message(MessageKind.LEAVING))
+        control.send(self._supervisor, Message(MessageKind.TERMINATING))
 
     async def _tick(self, service: WorkerService) -> None:
-        """A sign of life on the way that plans take: through the loop and the step thread."""
+        """Show liveness on the path that plans take: through the event loop and the step thread."""
         try:
             while True:
                 await self._thread.submit(service.tick)
@@ -174,7 +174,8 @@ class Rank:
 
 
 def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) -> int:
-    """A standby that `preload` prepares, until it is activated; then the rank. Exit status."""
+    """Run a standby prepared by `preload`, then the rank it is activated as. Returns an exit
+    status."""
     die_with_parent()
     prefer_as_victim(_VICTIM_AS_STANDBY)
     dump_stacks_on_signal(and_end=True)
@@ -187,12 +188,12 @@ def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) ->
         activation = control.wait_for_activation(supervisor)
         prefer_as_victim(_VICTIM_AS_RANK)
         uvloop.run(Rank(settings, supervisor, activation, build).serve())
-    except CannotStart as failed:
+    except StartupError as failed:
         # A traceback says nothing about a model or a setting that is wrong.
         traceback = None if isinstance(failed.error, SurestepError) else failed.error
-        logger.error("cannot start: %s", failed.told.reason, exc_info=traceback)
+        logger.error("cannot start: %s", failed.message.reason, exc_info=traceback)
         with contextlib.suppress(OSError):
-            control.send(supervisor, failed.told)
+            control.send(supervisor, failed.message)
         return 1
     except Unavailable as gone:
         logger.error("%s", gone)
@@ -203,13 +204,13 @@ def run(settings: WorkerSettings, preload: Callable[[WorkerSettings], Build]) ->
 
 
 def _preload(settings: WorkerSettings) -> Build:
-    from .preload import everything  # torch: seconds
+    from .preload import import_all  # torch: seconds
 
-    return everything(settings)
+    return import_all(settings)
 
 
 def main() -> int:
-    """Entry point of `python -m surestep_worker.process.rank`, which a supervisor starts."""
+    """Run as `python -m surestep_worker.process.rank`, which a supervisor starts."""
     settings = WorkerSettings.load()
     access.use(settings)
     return run(settings, _preload)

@@ -1,4 +1,4 @@
-"""One rank process in the care of its supervisor: a standby at first, then the rank."""
+"""One rank process under its supervisor: first a standby, then the rank."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .control import Failure, Message, MessageKind
 
 logger = logging.getLogger(__name__)
 
-_STACK_DUMP_S = 0.5  # most that a rank gets to write its stacks, behind which it ends
+_STACK_DUMP_S = 0.5  # time limit of a rank for writing its stacks, after which it exits
 _TERM_GRACE_S = 5.0
 
 
-# What a process does to itself, or its code makes the kernel do to it.
+# Signals that a process raises itself, or the kernel because of its code.
 _OWN_SIGNALS = frozenset(
     {
         *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
@@ -43,11 +43,11 @@ class ExitReason(NamedTuple):
 
     cause: pb.ExitCause
     reason: str
-    signal: int = 0  # that came from elsewhere; 0 = none
-    outside: bool = False  # nothing that it computed explains it
+    signal: int = 0  # that ended it, unless it was the supervisor's; 0 = none
+    outside: bool = False  # not explained by anything it computed
 
 
-class Setback(NamedTuple):
+class StartFailure(NamedTuple):
     """Why a rank did not become ready."""
 
     failure: Failure
@@ -55,21 +55,21 @@ class Setback(NamedTuple):
 
 
 class RankProcess:
-    """Made by `spawn`; ended by `end` or `terminate`, or by itself."""
+    """A process started by `spawn`; it is ended by `end` or `terminate`, or ends by itself."""
 
     def __init__(self, process: asyncio.subprocess.Process, end: socket.socket) -> None:
         self._process = process
         self._control = end
         self._exit_reason: ExitReason | None = None
-        self.imported = False  # it has said so: what remains is quick
-        self.setback: Setback | None = None  # it has said so, and ends
-        self.leaving = False  # it has said so: somebody's signal made it
-        self.noted = asyncio.Event()  # its end is in the supervisor's books
-        self.heartbeat = Heartbeat.unwatched()
+        self.imported = False  # reported by the process: what remains is quick
+        self.start_failure: StartFailure | None = None  # reported by the process, which then exits
+        self.terminating = False  # reported by the process: it received a signal
+        self.recorded = asyncio.Event()  # its exit is in the ExitHistory
+        self.heartbeat = Heartbeat.local()
 
     @classmethod
     async def spawn(cls, command: Sequence[str], settings: WorkerSettings) -> RankProcess:
-        """Start a standby; its settings travel in the environment."""
+        """Start a standby; its settings are passed in the environment."""
         environ = child_environ(settings.environ())
         if settings.device == "cuda" and settings.linear_backend == "auto":
             environ |= without_cublas_workspace()  # read when a process first uses cuBLAS
@@ -85,18 +85,18 @@ class RankProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether its end has not been seen."""
+        """Whether the process has not been reaped yet."""
         return self._process.returncode is None
 
     def activate(
         self, weights_fd: int, profile_result: bytes, idle_s: float, load_s: float
     ) -> None:
-        """Tell the standby to become the rank. One that dies of it is noticed by its exit."""
+        """Activate the standby as the rank. If it dies of that, its exit shows it."""
         fd = memory.create("surestep-heartbeat", SIZE)
         self.heartbeat = Heartbeat.shared(fd, idle_s, load_s)
         self.heartbeat.expect(idle_s if self.imported else load_s)
@@ -107,37 +107,38 @@ class RankProcess:
         os.close(fd)
 
     async def messages(self) -> AsyncIterator[Message]:
-        """What it says, until it is gone or talks nonsense."""
+        """Yield the process's messages until it is gone or sends an invalid one."""
         loop = asyncio.get_running_loop()
         try:
             while packet := await loop.sock_recv(self._control, control.MAX_BYTES):
                 yield control.decode(packet)
         except (OSError, InvalidRequest) as error:
-            logger.warning("nothing more is heard from pid %d: %s", self.pid, error)
+            logger.warning("lost contact with pid %d: %s", self.pid, error)
 
     async def wait(self) -> ExitReason:
-        """Its end, and why. What it said last may not have been read yet."""
+        """Wait for the exit; return its reason. The last messages may still be unread."""
         code = await self._process.wait()
         if self._exit_reason is not None:
             return self._exit_reason
         if code < 0:
             name, outside = signal.Signals(-code).name, -code not in _OWN_SIGNALS
             return ExitReason(pb.KILLED, f"signal {name}", -code, outside)
-        return ExitReason(pb.EXITED, f"exit code {code}", outside=self.leaving)
+        return ExitReason(pb.EXITED, f"exit code {code}", outside=self.terminating)
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """Close the control socket."""
         self._control.close()
 
     async def end(self, cause: pb.ExitCause, reason: str) -> None:
-        """Have it dump its stacks, then kill it. The first reason that is given stays.
+        """Make the process dump its stacks, then kill it. The first reason given stays.
 
-        One that is dead already, which nobody may have noticed yet, has a reason of its own.
+        A process that is dead already, even if this has not been noticed yet, has a reason of its
+        own.
         """
         state = state_of(self.pid)
         if state not in (DEAD, ENDING):
-            stopped = state in (STOPPED, TRACED)  # such a process handles no signal
-            outside = stopped or self.leaving  # that it did not answer was somebody else's doing
+            stopped = state in (STOPPED, TRACED)  # a stopped process handles no signal
+            outside = stopped or self.terminating  # something else kept it from answering
             self._exit_reason = self._exit_reason or ExitReason(cause, reason, outside=outside)
             await self._kill(dump=not stopped)
         await self._process.wait()
@@ -151,12 +152,16 @@ class RankProcess:
             self._process.kill()
 
     async def terminate(self) -> None:
-        """Let it finish what it can in a few seconds."""
+        """Send SIGTERM; kill the process if it takes more than a few seconds.
+
+        If cancelled it is left to end by itself.
+        """
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
             await asyncio.wait_for(self._process.wait(), _TERM_GRACE_S)
         except TimeoutError:
             self._process.kill()
-        await self.wait()
-        self.close()
+            await self.wait()
+        finally:
+            self.close()

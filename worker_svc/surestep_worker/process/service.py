@@ -31,35 +31,36 @@ MAX_PLANS_IN_FLIGHT = 8  # per stream; more than any pipelining depth
 
 
 class StepRunner(Protocol):
-    """What the service needs of a runner. Its methods are called from the step thread only."""
+    """The runner as the service sees it. Its methods are called from the step thread only."""
 
     @property
     def num_late_compilations(self) -> int:
-        """Kernels compiled while serving."""
+        """Number of kernels compiled while serving."""
 
     def open(self, epoch: int) -> None:
         """Begin an epoch with empty slots."""
 
     def launch(self, plan: pb.StepPlan) -> Pending:
-        """Begin to execute one plan."""
+        """Start executing one plan."""
 
     @property
     def captured(self) -> tuple[int, int]:
-        """Kinds of step that are one launch; and how many steps were not, where there are any."""
+        """Number of captured shapes of step, and of steps that had none (0 where nothing is
+        captured)."""
 
     @property
-    def has_chore(self) -> bool:
-        """Whether there is something to do between two steps. Called from any thread."""
+    def capture_is_due(self) -> bool:
+        """Whether a shape of step waits to be captured. May be called from any thread."""
 
-    def do_chore(self) -> None:
-        """Do a part of what makes steps faster, if any is left."""
+    def capture_next(self) -> None:
+        """Capture the next of these shapes, if any is left."""
 
-    def check_whole(self) -> None:
-        """Raise Unavailable when a rank of the group is gone."""
+    def check_peers(self) -> None:
+        """Raise Unavailable if a rank of the group is gone."""
 
 
 class StepThread:
-    """The one thread that touches tensors. Work runs in submission order."""
+    """The only thread that touches tensors. Work runs in submission order."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="step")
@@ -69,7 +70,7 @@ class StepThread:
         return asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def close(self) -> None:
-        """Finish what runs, start nothing more."""
+        """Finish the running work and start nothing more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -89,20 +90,20 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._last_step = 0
         self._last_step_at: float | None = None
         self._step_ended = 0  # by perf_counter_ns
-        self._needed = 0  # when it was last: ready, or through with a step
+        self._last_active = 0  # when the rank became ready or finished a step
         self._streams = 0
-        self._under_way: deque[pb.StepPlan] = deque()  # launched and not finished; step thread only
+        self._in_flight: deque[pb.StepPlan] = deque()  # launched and not finished; step thread only
 
     def ready(self, runner: StepRunner, facts: pb.WorkerInfo) -> None:
-        """The model is loaded: `facts` joins what the service already knows of itself."""
+        """Serve with this runner from now on; `facts` are merged into what Info reports."""
         self._facts.MergeFrom(facts)
-        self._needed = time.perf_counter_ns()
+        self._last_active = time.perf_counter_ns()
         self._runner = runner
 
     async def Info(
         self, request: pb.WorkerInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.WorkerInfo:
-        """Facts of this rank. Raises Unavailable while the model loads."""
+        """Return the facts of this rank. Raises Unavailable while the model loads."""
         runner = self._loaded()
         captured, missed = runner.captured
         info = pb.WorkerInfo(
@@ -167,7 +168,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         logger.info("epoch %d opened", epoch)
 
     def _begin(self, runner: StepRunner, epoch: int) -> None:
-        self._under_way.clear()  # what an older stream left
+        self._in_flight.clear()  # what an older stream left
         runner.open(epoch)
 
     async def _write(
@@ -185,50 +186,51 @@ class WorkerService(pb_grpc.WorkerServicer):
             assert result is not None, "finished"
             self._last_step, self._last_step_at = result.step, time.monotonic()
             await context.write(result)
-            if runner.has_chore:
-                await self._thread.submit(runner.do_chore)
+            if runner.capture_is_due:
+                await self._thread.submit(runner.capture_next)
 
-    def began(self, plan: pb.StepPlan) -> None:
-        """A plan is launched. Called from the step thread."""
-        self._under_way.append(plan)
-        self._beat(plan)
+    def step_began(self, plan: pb.StepPlan) -> None:
+        """Record a launched plan. Called from the step thread."""
+        self._in_flight.append(plan)
+        self._update_heartbeat(plan)
 
-    def ended(self, plan: pb.StepPlan) -> None:
-        """A plan is finished, or has failed: the time of the next one counts from now."""
+    def step_ended(self, plan: pb.StepPlan) -> None:
+        """Record a finished or failed plan; the time limit of the next one starts now."""
         with contextlib.suppress(ValueError):  # of an older stream
-            self._under_way.remove(plan)
-        self._beat(self._under_way[0] if self._under_way else None)
+            self._in_flight.remove(plan)
+        self._update_heartbeat(self._in_flight[0] if self._in_flight else None)
 
     def tick(self) -> None:
-        """A sign of life of a rank that nobody waits for. Called from the step thread.
+        """Show that an idle rank is alive. Called from the step thread.
 
-        One that nobody has needed for a while uses the time. Raises Unavailable when the group is
-        no more: without an epoch nobody else would notice.
+        A rank that has been idle for a while captures shapes of step. Raises Unavailable if another
+        rank of the group is gone: without an epoch nothing else would notice.
         """
-        if not self._under_way or not self._streams:
-            if time.perf_counter_ns() - self._needed > _IDLE_NS:
-                self._loaded().do_chore()
+        if not self._in_flight or not self._streams:
+            if time.perf_counter_ns() - self._last_active > _IDLE_NS:
+                self._loaded().capture_next()
             self.heartbeat.idle()
         if not self._streams:
-            self._loaded().check_whole()
+            self._loaded().check_peers()
 
-    def _beat(self, plan: pb.StepPlan | None) -> None:
+    def _update_heartbeat(self, plan: pb.StepPlan | None) -> None:
         if plan is None:
             self.heartbeat.idle()
         else:
             self.heartbeat.begin(plan.epoch, plan.step, plan.budget_ms)
 
     def gap_ns(self, started: int) -> int:
-        """Nanoseconds from the end of the step before to `started`, the begin of one that ends now.
+        """Return the nanoseconds from the end of the previous step to `started`, the start of this
+        one.
 
-        0 for the first step. Called from the step thread.
+        0 for the first step. Called from the step thread, at the end of a step.
         """
         ended, self._step_ended = self._step_ended, time.perf_counter_ns()
-        self._needed = self._step_ended
+        self._last_active = self._step_ended
         return started - ended if ended else 0
 
     def check_fence(self, epoch: int) -> None:
-        """Raises Unavailable when a newer stream has taken over."""
+        """Raise Unavailable if a newer stream has taken over."""
         if epoch != self._epoch:
             raise Unavailable(f"epoch {epoch} is fenced by epoch {self._epoch}")
 
@@ -256,30 +258,30 @@ class _Step:
         self.result: pb.StepResult | None = None
 
     def __call__(self) -> _Step:
-        """Launch, and finish what is over at once. On the step thread, as is `finish`."""
+        """Launch the plan; finish it if it is done at once. On the step thread, like `finish`."""
         self._service.check_fence(self._epoch)
         self._started = time.perf_counter_ns()
-        self._service.began(self._plan)
+        self._service.step_began(self._plan)
         try:
             self._pending = self._runner.launch(self._plan)
         except BaseException:
-            self._service.ended(self._plan)
+            self._service.step_ended(self._plan)
             raise
         if self._pending.done:
             self.finish()
         return self
 
     def wait(self) -> None:
-        """Until the device is through with the step. On any thread."""
+        """Wait until the device has finished the step. May be called on any thread."""
         self._pending.wait()
 
     def finish(self) -> None:
-        """Turn what the device did into `result`."""
+        """Read the outcome from the device into `result`."""
         self._service.check_fence(self._epoch)
         try:
             result = self._pending.finish()
         finally:
-            self._service.ended(self._plan)
+            self._service.step_ended(self._plan)
         result.timings.queue_us = (self._started - self._received) // 1000
         result.timings.gap_us = self._service.gap_ns(self._started) // 1000
         self.result = result

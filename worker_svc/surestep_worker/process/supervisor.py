@@ -1,6 +1,6 @@
-"""The parent of one rank: spawns it, watches it, dumps its stacks, kills it, replaces it.
+"""The parent of one rank: spawns, monitors, kills and replaces it, and dumps its stacks.
 
-Holds no tensors and imports no torch, so that nothing the rank does can stop it from answering.
+It holds no tensors and imports no torch, so that nothing the rank does can keep it from answering.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from surestep_proto import supervisor_pb2_grpc as pb_grpc
 from surestep_worker.checkpoint.held_weights import HeldWeights
 from surestep_worker.checkpoint.model_folder import fingerprint_of
 from surestep_worker.config import WorkerSettings
-from surestep_worker.host.host_memory import room
+from surestep_worker.host.host_memory import free_memory
 from surestep_worker.host.oom import OomKills
 
 from .control import Failure, MessageKind
-from .exits import Exits, report_beat
-from .rank_process import ExitReason, RankProcess, Setback
-from .watch import POLL_S, Watch
+from .exits import ExitHistory, heartbeat_proto
+from .heartbeat_monitor import POLL_S, HeartbeatMonitor
+from .rank_process import ExitReason, RankProcess, StartFailure
 
 logger = logging.getLogger(__name__)
 
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)  # by consecutive failures
 _STANDBY_DELAY_S = 2.0  # after a rank became ready: the cores are its own at first
-_STANDBY_BYTES = 400 << 20  # an imported torch, and a little peace for the others
-_DISTRUST_AFTER = 3  # failures with what an earlier rank left; then everything is done afresh
-_REPAIR_S = 30.0  # between attempts while what is wrong will not pass by itself
-_LAST_WORDS_S = 0.5  # for what a rank said before its end
+_STANDBY_BYTES = 400 << 20  # torch when imported, and a reserve for other processes
+_START_AFRESH_AFTER = 3  # failures with what an earlier rank left, which is then given up
+_PERMANENT_RETRY_S = 30.0  # between attempts after a permanent failure
+_FINAL_MESSAGES_S = 0.5  # for reading a rank's last messages after its exit
 
 
 class Supervisor(pb_grpc.SupervisorServicer):
-    """Keeps one rank alive and one standby for it. `run` owns them; the RPCs only look and ask."""
+    """Keeps one rank and one standby alive. `run` owns them; the RPCs only read and request."""
 
     def __init__(
         self, command: Sequence[str], settings: WorkerSettings, oom: OomKills | None = None
@@ -52,12 +52,12 @@ class Supervisor(pb_grpc.SupervisorServicer):
         self._rank: RankProcess | None = None
         self._standby: RankProcess | None = None
         self._ready = asyncio.Event()
-        self._exits = Exits()
+        self._exits = ExitHistory()
         self._oom = oom or OomKills()
         self._weights = HeldWeights()
         self._checkpoint = ""  # fingerprint of these weights; empty until a rank was ready
-        self._profile_result = b""  # what a rank has measured: the next one need not
-        self._setback: Setback | None = None  # since the last rank that was ready
+        self._profile_result = b""  # measurements of a rank, which the next one need not repeat
+        self._start_failure: StartFailure | None = None  # since the last rank that was ready
 
     async def run(self) -> None:
         """Replace the rank whenever it ends. Cancel to stop; the rank is then terminated."""
@@ -72,14 +72,15 @@ class Supervisor(pb_grpc.SupervisorServicer):
                     await self._live(self._rank)
                     await asyncio.sleep(self._pause_s())
         finally:
-            for process in (self._standby, self._rank):
-                if process is not None:
-                    await process.terminate()
+            left = [process for process in (self._standby, self._rank) if process is not None]
+            await asyncio.gather(*(process.terminate() for process in left))
 
     async def _next(self) -> RankProcess:
         standby, self._standby = self._standby, None
-        if standby is not None and standby.alive:
-            return standby
+        if standby is not None:
+            if standby.alive:
+                return standby
+            standby.close()  # it ended together with the rank
         return await RankProcess.spawn(self._command, self._settings)
 
     def _activate(self, rank: RankProcess) -> None:
@@ -90,16 +91,16 @@ class Supervisor(pb_grpc.SupervisorServicer):
         rank.activate(self._weights.fd, self._profile_result, *limits)
 
     async def _cannot_spawn(self, error: OSError) -> None:
-        """No process, file or memory is left for a rank: try again."""
+        """Wait and try again, since there is no process, file or memory left for a rank."""
         rank, self._rank = self._rank, None
         if rank is not None:
             await rank.terminate()
-        self._setback = Setback(Failure.PASSING, f"no process can be started: {error}")
-        logger.error("rank %d: %s", self._settings.rank, self._setback.reason)
+        self._start_failure = StartFailure(Failure.TRANSIENT, f"no process can be started: {error}")
+        logger.error("rank %d: %s", self._settings.rank, self._start_failure.reason)
         await asyncio.sleep(_BACKOFF_S[-1])
 
     async def _live(self, rank: RankProcess) -> None:
-        """From activation to the end of the process."""
+        """Supervise a rank from activation to its exit."""
         settings = self._settings
         async with asyncio.TaskGroup() as tasks:
             listening = tasks.create_task(self._listen(rank))
@@ -109,25 +110,26 @@ class Supervisor(pb_grpc.SupervisorServicer):
                 tasks.create_task(self._keep_standby()),
             ]
             await rank.wait()
-            await asyncio.wait([listening], timeout=_LAST_WORDS_S)
-            exit_reason = self._explained(await rank.wait())  # its last words count
+            await asyncio.wait([listening], timeout=_FINAL_MESSAGES_S)
+            exit_reason = self._explained(await rank.wait())  # its last messages count
             for helper in helpers:
                 helper.cancel()
         rank.close()
-        if rank.setback is not None:
-            exit_reason = exit_reason._replace(reason=rank.setback.reason)
+        if rank.start_failure is not None:
+            exit_reason = exit_reason._replace(reason=rank.start_failure.reason)
         logger.error("rank %d, pid %d, ended: %s", settings.rank, rank.pid, exit_reason.reason)
         was_ready = self._ready.is_set()
-        self._exits.note(rank.pid, exit_reason, rank.heartbeat.read(), was_ready=was_ready)
-        rank.noted.set()
+        self._exits.record(rank.pid, exit_reason, rank.heartbeat.read(), was_ready=was_ready)
+        rank.recorded.set()
         if not was_ready:
-            self._setback = rank.setback or Setback(Failure.PASSING, exit_reason.reason)
+            unexplained = StartFailure(Failure.TRANSIENT, exit_reason.reason)
+            self._start_failure = rank.start_failure or unexplained
         self._ready.clear()
         self._rank = None
         await self._clean_up()
 
     def _explained(self, exit_reason: ExitReason) -> ExitReason:
-        """The kernel kills as others do, and says so elsewhere."""
+        """Recognise a kill by the kernel, whose signal looks like any other."""
         if exit_reason.signal == signal.SIGKILL and self._oom.explain():
             return ExitReason(
                 pb.OUT_OF_MEMORY, "killed: the machine is out of memory", exit_reason.signal
@@ -135,37 +137,40 @@ class Supervisor(pb_grpc.SupervisorServicer):
         return exit_reason
 
     def _pause_s(self) -> float:
-        """Before the next rank."""
-        # With weights in memory nothing that lies in the model folder is at fault.
-        lasting = self._setback is not None and self._setback.failure is Failure.LASTING
-        if lasting and not self._weights.sealed:
-            logger.error("rank %d: next attempt in %.0f s", self._settings.rank, _REPAIR_S)
-            return _REPAIR_S
+        """Return the seconds to wait before starting the next rank."""
+        # With weights in memory, nothing in the model folder is at fault.
+        if self._failure is Failure.PERMANENT and not self._weights.sealed:
+            logger.error("rank %d: next attempt in %.0f s", self._settings.rank, _PERMANENT_RETRY_S)
+            return _PERMANENT_RETRY_S
         return _back_off_s(self._exits.failures)
 
+    @property
+    def _failure(self) -> Failure:
+        return self._start_failure.failure if self._start_failure else Failure.TRANSIENT
+
     async def _clean_up(self) -> None:
-        """What the next rank may not be given."""
-        failure = self._setback.failure if self._setback is not None else Failure.PASSING
-        distrusted = self._exits.failures >= _DISTRUST_AFTER
+        """Discard what the next rank should not be given."""
+        failure = self._failure
+        distrusted = self._exits.failures >= _START_AFRESH_AFTER
         if distrusted:
             self._profile_result = b""
         useless = not self._weights.sealed or failure is Failure.WEIGHTS
-        suspected = distrusted and failure is Failure.PASSING
+        suspected = distrusted and failure is Failure.TRANSIENT
         if useless or (suspected and await self._can_load_afresh()):
             self._weights.renew()
             self._checkpoint = ""
 
     async def _can_load_afresh(self) -> bool:
-        """Whether the weights, which may be what ends the ranks, can be had once more."""
+        """Return whether the weights, which may be what ends the ranks, can be loaded again."""
         folder = self._settings.model
         if folder is None:
             return False
         try:
             generation = self._settings.generation_folder
             found = await asyncio.to_thread(fingerprint_of, folder, generation)
-        # Who fails again and again may do so for want of what it takes to look, too.
+        # Whatever makes the ranks fail may keep this process from reading the files, too.
         except (InvalidRequest, OSError, RuntimeError, MemoryError) as error:
-            logger.warning("the weights in memory are kept, for there are no others: %s", error)
+            logger.warning("the weights in memory are kept, since there are no others: %s", error)
             return False
         if found != (self._checkpoint or found):
             logger.warning("the weights in memory are kept: %s holds another model now", folder)
@@ -177,28 +182,28 @@ class Supervisor(pb_grpc.SupervisorServicer):
             if message.kind is MessageKind.STANDBY:
                 rank.imported = True
             elif message.kind is MessageKind.FAILED:
-                rank.setback = Setback(message.failure, message.reason)
+                rank.start_failure = StartFailure(message.failure, message.reason)
             elif message.kind is MessageKind.READY:
                 self._profile_result, self._checkpoint = message.profile_result, message.checkpoint
-                self._setback = None
-                seconds = self._exits.note_ready()
+                self._start_failure = None
+                seconds = self._exits.record_ready()
                 after = f", {seconds:.2f} s after the end of the last one" if seconds else ""
                 logger.info("rank %d, pid %d, is ready%s", self._settings.rank, rank.pid, after)
                 self._ready.set()
-            elif message.kind is MessageKind.LEAVING:
-                rank.leaving = True
+            elif message.kind is MessageKind.TERMINATING:
+                rank.terminating = True
 
     async def _watch(self, rank: RankProcess) -> None:
-        """End the rank when its heartbeat stands still."""
-        watch = Watch(rank.heartbeat, time.monotonic_ns())
-        while (late := watch.look(time.monotonic_ns())) is None:
+        """End the rank when its heartbeat stalls."""
+        monitor = HeartbeatMonitor(rank.heartbeat, time.monotonic_ns())
+        while (stall := monitor.check(time.monotonic_ns())) is None:
             self._oom.look(time.monotonic())
             await asyncio.sleep(POLL_S)
-        logger.error("rank %d, pid %d, hangs: %s", self._settings.rank, rank.pid, late)
-        await rank.end(pb.HUNG, f"hung: {late}")
+        logger.error("rank %d, pid %d, hangs: %s", self._settings.rank, rank.pid, stall)
+        await rank.end(pb.HUNG, f"hung: {stall}")
 
     async def _keep_standby(self) -> None:
-        """Have a standby some time after the rank is ready."""
+        """Keep a standby from some time after the rank is ready."""
         if not self._settings.standby:
             return
         await self._ready.wait()
@@ -215,24 +220,24 @@ class Supervisor(pb_grpc.SupervisorServicer):
             await asyncio.sleep(_back_off_s(attempt + 1))
 
     async def _spawn_standby(self) -> RankProcess:
-        """As soon as there is room for one."""
+        """Spawn a standby as soon as there is memory for one."""
         said = ""
         while True:
             try:
-                if (left := room()).nbytes >= _STANDBY_BYTES:
+                if (left := free_memory()).nbytes >= _STANDBY_BYTES:
                     return await RankProcess.spawn(self._command, self._settings)
                 reason = str(left)
             except OSError as error:
                 reason = str(error)
             if not said:
-                logger.warning("rank %d goes without a standby: %s", self._settings.rank, reason)
+                logger.warning("rank %d has no standby: %s", self._settings.rank, reason)
             said = reason
             await asyncio.sleep(_BACKOFF_S[-1])
 
     async def Status(
         self, request: pb.SupervisorStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.SupervisorStatus:
-        """What the supervisor knows of its rank."""
+        """Return the state of the rank."""
         settings, rank, standby = self._settings, self._rank, self._standby
         status = pb.SupervisorStatus(
             pid=os.getpid(),
@@ -246,20 +251,20 @@ class Supervisor(pb_grpc.SupervisorServicer):
             standby_pid=standby.pid if standby is not None and standby.imported else 0,
             held_weight_bytes=self._weights.nbytes,
         )
-        if self._setback is not None:
-            status.failure = self._setback.reason
-            status.failure_is_permanent = self._setback.failure is Failure.LASTING
+        if self._start_failure is not None:
+            status.failure = self._start_failure.reason
+            status.failure_is_permanent = self._start_failure.failure is Failure.PERMANENT
         if rank is not None:
             beat = rank.heartbeat.read()
             status.rank_pid = rank.pid
             status.rank_state = pb.READY if self._ready.is_set() else pb.STARTING
-            status.heartbeat.CopyFrom(report_beat(beat, beat.age_s()))
+            status.heartbeat.CopyFrom(heartbeat_proto(beat, beat.age_s()))
         return status
 
     async def Restart(
         self, request: pb.RestartRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RestartResponse:
-        """Dump stacks, kill. The `run` loop replaces the rank; Status tells how it ended then."""
+        """Dump stacks and kill the rank. The `run` loop replaces it; Status then has its exit."""
         rank = self._rank
         if rank is None or request.expected_pid not in (0, rank.pid):
             return pb.RestartResponse(restarted=False)
@@ -267,7 +272,7 @@ class Supervisor(pb_grpc.SupervisorServicer):
             "rank %d, pid %d, is restarted: %s", self._settings.rank, rank.pid, request.reason
         )
         await rank.end(pb.REQUESTED, f"restart: {request.reason}")
-        await rank.noted.wait()
+        await rank.recorded.wait()
         return pb.RestartResponse(restarted=True)
 
 
@@ -276,5 +281,5 @@ def _back_off_s(failures: int) -> float:
 
 
 def rank_command() -> list[str]:
-    """Command line of a standby."""
+    """Return the command line of a standby."""
     return [sys.executable, "-m", "surestep_worker.process.rank"]

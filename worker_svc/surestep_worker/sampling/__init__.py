@@ -1,1 +1,1 @@
-"""What is told of the tokens that a step chooses."""
+"""Sampling parameters of slots, and log-probabilities of chosen tokens."""

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from surestep_proto import sampling_pb2 as pb
 
-from .top_tokens import head_of
+from .top_tokens import top_tokens
 
-# Logits worked on at a time: what stays near a CPU's cache; on a GPU what keeps it busy, in scratch
-# memory of some 25 bytes for each.
+# Logits processed at a time: what fits a CPU's cache; on a GPU what keeps it busy, with 25 bytes or
+# so of scratch memory each.
 _CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 23
 
 
@@ -26,12 +26,11 @@ class Logprobs(NamedTuple):
     top_logprobs: torch.Tensor  # f32[sum of num_top]
 
     def to_proto(self) -> pb.LogprobColumns:
-        """The same columns as a message."""
         return pb.LogprobColumns(**{name: part.tolist() for name, part in self._asdict().items()})
 
 
 class Score(NamedTuple):
-    """How likely some tokens are, and which ones are most likely."""
+    """How likely given tokens are, and the most likely tokens of the same positions."""
 
     logprob: torch.Tensor  # f32[M]
     rank: torch.Tensor  # i64[M]
@@ -40,9 +39,9 @@ class Score(NamedTuple):
 
 
 def score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> Score:
-    """Score token_id i64[M] under logits f32[M,V], and the `width` best tokens. Waits for nothing.
+    """Score token_id i64[M] and the `width` best tokens under logits f32[M,V]. Does not wait.
 
-    What it works on at a time is bounded, and changes no bit: every op goes row by row.
+    Works on a bounded number of logits at a time, which changes no bit: all ops are by row.
     """
     size = max(1, (_CHUNK if logits.is_cpu else _DEVICE_CHUNK) // logits.shape[1])
     parts = [
@@ -55,7 +54,7 @@ def score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> Score:
 def columns(
     row: torch.Tensor, token_id: torch.Tensor, num_top: torch.Tensor, scores: Score
 ) -> Logprobs:
-    """One entry per position [M], with num_top[m] alternatives each."""
+    """Return one entry per position [M], with num_top[m] alternatives each."""
     width = scores.top_ids.shape[1]
     shown = torch.arange(width, device=row.device) < num_top.unsqueeze(1)
     return Logprobs(
@@ -71,7 +70,7 @@ def _score(logits: torch.Tensor, token_id: torch.Tensor, width: int) -> Score:
     mine = gap.gather(1, token_id)
     ahead = (gap < mine) | ((gap == mine) & (ids < token_id))
     logprobs = logits.log_softmax(dim=1)
-    top_ids = head_of(gap, width).ids
+    top_ids = top_tokens(gap, width).ids
     return Score(
         logprobs.gather(1, token_id).squeeze(1),
         1 + ahead.sum(dim=1),

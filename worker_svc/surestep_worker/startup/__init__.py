@@ -1,1 +1,1 @@
-"""From settings to a rank that is ready: memory, caches, kernels, and steps that try them."""
+"""From settings to a ready rank: memory, caches, kernels, and steps that check and measure them."""

@@ -1,4 +1,4 @@
-"""Puts a rank together from its settings. Imports torch; runs on the step thread."""
+"""Build a rank from its settings. Imports torch; runs on the step thread."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from surestep_worker.step.runner import Runner
 
 from .build_log import log_facts, show_progress
 from .built import Built
-from .cache_budget import LEAST, CacheBudget, CacheSizes, allocate
+from .cache_budget import MIN_CACHE_SIZES, CacheBudget, CacheSizes, allocate
 from .choose_kernels import choose_kernels
-from .gpu_room import take_gpu
-from .products import settle_products
+from .gpu_memory_profiler import claim_gpu
+from .products import choose_products
 from .speculation import attach_draft_head, make_drafter, reads_own_head, speculation_of
 from .try_out import try_out
 
 logger = logging.getLogger(__name__)
 
-_TP_TIMEOUT_S = 60.0  # a rank that does not arrive at a collective; step deadlines are far shorter
+_TP_TIMEOUT_S = 60.0  # of a collective that a rank does not join; step deadlines are far shorter
 
 
 def build_runner(
@@ -47,17 +47,19 @@ def build_runner(
 ) -> Built:
     """Load the model and allocate everything a rank needs.
 
-    What the `profile_result` of an earlier rank holds is not measured again. Raises InvalidRequest
-    for settings the model cannot serve, for a model that is broken, and for memory that does not
-    suffice.
+    What the `profile_result` of an earlier rank contains is not measured again. Raises
+    InvalidRequest for settings that the model cannot serve, for a broken model, and if there is not
+    enough memory.
     """
-    heartbeat = heartbeat or Heartbeat.unwatched()
+    heartbeat = heartbeat or Heartbeat.local()
     heartbeat.progress(supervisor_pb2.LOADING)
     if settings.model is None:
         raise InvalidRequest("no model folder given", param="model")
     if settings.dtype == "float16":
-        logger.warning("--dtype float16: computing in bfloat16, which has its size and more range")
-    gpu = take_gpu(settings, profile_result)
+        logger.warning(
+            "--dtype float16: computing in bfloat16, which has the same size and more range"
+        )
+    gpu = claim_gpu(settings, profile_result)
     store = WeightStore(weights_fd) if weights_fd is not None else None
     source = ModelSource(settings.model, store, settings.generation_folder)
     defaults = sampling_defaults(
@@ -72,22 +74,22 @@ def build_runner(
         _TP_TIMEOUT_S,
     )
     check_alike(source, tp)
-    known = pb.WorkerInfo.FromString(profile_result) if _all_know(profile_result, tp) else None
+    known = pb.WorkerInfo.FromString(profile_result) if _all_have(profile_result, tp) else None
     model = _load(settings, source, tp, kernels, heartbeat)
     fault = attach_draft_head(settings, model, tp, kernels, known)
-    settle_products(kernels, tp, torch.device(settings.device), heartbeat, known)
+    choose_products(kernels, tp, torch.device(settings.device), heartbeat, known)
 
-    def made(sizes: CacheSizes) -> Built:
+    def build(sizes: CacheSizes) -> Built:
         return assemble(settings, model, tp, kernels, heartbeat, sizes)
 
     if known is not None:
         sizes = CacheSizes(known.num_blocks, known.num_snapshots)
     else:
-        left = gpu.measure(lambda: made(LEAST).runner, tp) if gpu is not None else None
+        left = gpu.measure(lambda: build(MIN_CACHE_SIZES).runner, tp) if gpu is not None else None
         sizes = _sizes(settings, model, tp, kernels, left)
 
     def started() -> Built:
-        built = made(sizes)
+        built = build(sizes)
         built.runner.prepare()
         return built
 
@@ -99,7 +101,7 @@ def build_runner(
         if gpu is not None:
             built.facts.memory.CopyFrom(gpu.report(_cache_bytes(built)))
     built.facts.drafter_fault = built.facts.drafter_fault or fault
-    built.facts.model_fingerprint = _voice(source, settings, built.facts)
+    built.facts.model_fingerprint = _model_fingerprint(source, settings, built.facts)
     built.facts.defaults.CopyFrom(defaults)
     log_facts(built.facts)
     kernels.compilations.serve()
@@ -126,8 +128,8 @@ def _load(
     )
 
 
-def _voice(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) -> str:
-    """The fingerprint of the checkpoint, and of which kind the numbers are that it computes."""
+def _model_fingerprint(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) -> str:
+    """Return the fingerprint of the checkpoint and of the number formats it is computed in."""
     cache_dtype = CACHE_DTYPES[settings.kv_cache_dtype]
     kinds = [facts.dtype, str(cache_dtype).removeprefix("torch.") if cache_dtype else facts.dtype]
     if settings.activation_dtype != "auto":
@@ -136,14 +138,14 @@ def _voice(source: ModelSource, settings: WorkerSettings, facts: pb.WorkerInfo) 
 
 
 def _cache_bytes(built: Built) -> int:
-    """Of KV blocks and snapshots."""
+    """Return the bytes of KV blocks and snapshots."""
     recurrent = built.runner.context.caches.recurrent
     snapshots = recurrent.num_snapshots * recurrent.spec.snapshot_bytes if recurrent else 0
     return built.facts.kv_cache_bytes + snapshots
 
 
-def _all_know(profile_result: bytes, tp: TensorParallel) -> bool:
-    """Whether every rank has a profile_result: the ranks profile together or not at all."""
+def _all_have(profile_result: bytes, tp: TensorParallel) -> bool:
+    """Return whether every rank has a profile result: the ranks profile together or not at all."""
     return int(tp.all_reduce(torch.tensor([int(bool(profile_result))])).item()) == tp.size
 
 
@@ -155,14 +157,14 @@ def assemble(
     heartbeat: Heartbeat | None = None,
     sizes: CacheSizes | None = None,
 ) -> Built:
-    """A runner around a loaded model, with caches of these sizes, or of those that there is room
-    for."""
+    """Build a runner around a loaded model, with caches of these sizes, or as large as memory
+    allows."""
     config, speculation = model.config, speculation_of(settings, model)
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
     if sizes is None:
         sizes = _sizes(settings, model, tp, kernels)
     caches = allocate(settings, model, kernels, sizes, window=max_drafts + 1)
-    max_model_len = settings.max_model_len or config.max_length
+    max_model_len = settings.max_model_len or config.max_position
     slots = _slots(settings, caches, kernels, max_model_len, max_drafts)
     sampling = SamplingTable(settings.max_num_seqs, config.vocab_size)
     device = torch.device(settings.device)
@@ -178,7 +180,7 @@ def assemble(
         max_draft_tokens=max_drafts,
         tp=tp,
         device=device,
-        heartbeat=heartbeat or Heartbeat.unwatched(),
+        heartbeat=heartbeat or Heartbeat.local(),
         step_ops=kernels.step,
         use_graphs=not settings.enforce_eager,
         max_step_tokens=settings.max_num_batched_tokens,
@@ -188,7 +190,7 @@ def assemble(
 
 
 def _facts(settings: WorkerSettings, context: RankContext, kernels: KernelSet) -> pb.WorkerInfo:
-    """But for what is measured, and for what the checkpoint's files tell."""
+    """Return the facts that are neither measured nor read from the checkpoint's files."""
     model, kv, recurrent = context.model, context.caches.kv, context.caches.recurrent
     speculation = speculation_of(settings, model)
     return pb.WorkerInfo(
@@ -197,7 +199,7 @@ def _facts(settings: WorkerSettings, context: RankContext, kernels: KernelSet) -
         dtype=str(kv.spec.dtype).removeprefix("torch."),
         device=settings.device,
         vocab_size=model.config.vocab_size,
-        max_model_len=settings.max_model_len or model.config.max_length,
+        max_model_len=settings.max_model_len or model.config.max_position,
         num_slots=settings.max_num_seqs,
         num_blocks=kv.num_blocks,
         block_size=settings.block_size,
@@ -227,10 +229,10 @@ def _sizes(
     kernels: KernelSet,
     left: int | None = None,
 ) -> CacheSizes:
-    """Of the caches; `left` bytes have been found to be for them alone."""
+    """Return the sizes of the caches; `left` bytes were measured to be available for them."""
     speculation = speculation_of(settings, model)
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
-    max_model_len = settings.max_model_len or model.config.max_length
+    max_model_len = settings.max_model_len or model.config.max_position
     return CacheBudget(settings, tp, left).sizes(model, kernels, max_model_len, max_drafts)
 
 
@@ -241,7 +243,8 @@ def _slots(
     max_model_len: int,
     max_drafts: int,
 ) -> Slots:
-    """Recurrent layers take prompts in chunks, where kernels do; those are too coarse for fp32."""
+    """Build the slots. Recurrent layers compute prompts in chunks if the kernels do, except in
+    fp32, for which chunks are too imprecise."""
     recurrent = caches.recurrent
     in_chunks = recurrent is not None and recurrent.spec.dtype is not torch.float32
     sizes = settings.max_num_seqs, max_model_len, max_drafts, settings.block_size

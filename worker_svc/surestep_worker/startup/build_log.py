@@ -1,4 +1,4 @@
-"""What a rank says of itself while it is built, in its log."""
+"""Log messages of a rank while it is built."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PROGRESS_STEP = 0.1  # of the checkpoint, between two log lines
 
 
 def show_progress(heartbeat: Heartbeat) -> Progress:
-    """Log every tenth of the checkpoint; whoever starts the worker shows a bar from these lines."""
+    """Log every tenth of the checkpoint; `surestep serve` draws a progress bar from these lines."""
     logged = -1.0
 
     def progress(done: int, total: int) -> None:
@@ -33,7 +33,7 @@ def show_progress(heartbeat: Heartbeat) -> Progress:
 
 
 def log_facts(facts: worker_pb2.WorkerInfo) -> None:
-    """A few lines of what it is."""
+    """Log a summary of the rank."""
     logger.info(
         "%s, %s on %s: %d slots, %d KV blocks of %d tokens (%.2f GiB), drafter %s, K = %d",
         facts.architecture,

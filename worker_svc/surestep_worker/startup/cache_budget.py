@@ -1,4 +1,4 @@
-"""How large the caches of a rank are: as the settings say, as far as there is memory."""
+"""The sizes of a rank's caches: as set, as far as memory allows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from surestep_worker.cache.kv_cache import (
 from surestep_worker.cache.recurrent import RecurrentCache, RecurrentSpec
 from surestep_worker.config import WorkerSettings
 from surestep_worker.distributed.tensor_parallel import TensorParallel
-from surestep_worker.host.host_memory import GIB, OutOfMemory, Room, room
+from surestep_worker.host.host_memory import GIB, FreeMemory, OutOfMemory, free_memory
 from surestep_worker.models import Model
 
 from .gpu_memory import PAGE
@@ -28,19 +28,19 @@ from .gpu_memory import PAGE
 logger = logging.getLogger(__name__)
 
 _SNAPSHOTS_PER_SLOT = 8  # more would outlive the blocks of their prefixes
-# Of the memory that is left: the rest is for activations, a standby and whatever else runs here.
+# Of the free memory: the rest is for activations, a standby and other processes.
 _SHARES = {"kv_cache_memory": 0.6, "snapshot_memory": 0.2}
 Field = Literal["kv_cache_memory", "snapshot_memory"]
 
 
 class CacheSizes(NamedTuple):
-    """Of one rank; every rank of a group has the same."""
+    """Sizes of one rank's caches, equal on every rank of a group."""
 
     num_blocks: int  # NULL block included
     num_snapshots: int = 0
 
 
-LEAST = CacheSizes(num_blocks=2)  # with which every step runs, if not every request
+MIN_CACHE_SIZES = CacheSizes(num_blocks=2)  # enough for every step, though not for every request
 
 
 class CacheBudget:
@@ -49,11 +49,13 @@ class CacheBudget:
     def __init__(
         self, settings: WorkerSettings, tp: TensorParallel, left: int | None = None
     ) -> None:
-        """`left`: bytes that are for caches and nothing else; None: there is other use for what
-        is left of the memory."""
+        """`left`: bytes measured to be available for caches alone; None: other uses share the free
+        memory."""
         self._settings, self._tp = settings, tp
         self._measured = left is not None
-        self._room = _free(settings.device) if left is None else Room(left, "the GPU for caches")
+        self._room = (
+            _free(settings.device) if left is None else FreeMemory(left, "the GPU for caches")
+        )
         if settings.device == "cpu" and "gpu_memory_utilization" in settings.model_fields_set:
             logger.warning(
                 "--gpu-memory-utilization does nothing on CPUs: --kv-cache-memory and "
@@ -63,14 +65,14 @@ class CacheBudget:
     def sizes(
         self, model: Model, kernels: KernelSet, max_model_len: int, max_drafts: int
     ) -> CacheSizes:
-        """Raises OutOfMemory for what was asked for and does not fit."""
+        """Return the sizes. Raises OutOfMemory if a size that was set does not fit."""
         spec, recurrent = kv_spec(self._settings, model), model.recurrent_spec()
         if recurrent is not None and not self._measured:
             self._warn_of_states(recurrent, max_drafts + 1)
         if spec.cache_dtype is not None:
             logger.info("KV cache of %s, not scaled", spec.cache_dtype)
         if recurrent is not None:
-            self._taken(2 * recurrent.num_layers, PAGE)  # each tensor of snapshots begins at one
+            self._reserve(2 * recurrent.num_layers, PAGE)  # each tensor of snapshots begins at one
         snapshots = 0
         if recurrent is not None and not self._blocks_are_given:
             snapshots = self._num_snapshots(recurrent)
@@ -81,7 +83,7 @@ class CacheBudget:
 
     @property
     def _blocks_are_given(self) -> bool:
-        """Somebody has said how large the KV cache is."""
+        """Whether the settings fix the size of the KV cache."""
         given = self._settings.model_fields_set
         return bool(given & {"kv_cache_memory", "num_gpu_blocks_override"})
 
@@ -89,23 +91,23 @@ class CacheBudget:
         settings, each = self._settings, bytes_per_block(spec, kernels)
         if settings.num_gpu_blocks_override is not None:
             wanted = settings.num_gpu_blocks_override * each
-            self._asked("num_gpu_blocks_override", wanted)
-            return self._taken(settings.num_gpu_blocks_override, each)
+            self._check_fits("num_gpu_blocks_override", wanted)
+            return self._reserve(settings.num_gpu_blocks_override, each)
         if self._measured and not self._blocks_are_given:
             rounding = (2 * len(spec.layers) + 1) * PAGE  # each tensor begins at a page
             budget = max(0, self._room.nbytes - rounding)
-            blocks = self._least(blocks_that_fit(budget, spec, kernels))
+            blocks = self._min_over_ranks(blocks_that_fit(budget, spec, kernels))
             self._check_length(blocks, each, max_model_len)
             return blocks
         # No more than all slots at full length could use.
         useful = 1 + settings.max_num_seqs * -(-max_model_len // settings.block_size)
         fit = blocks_that_fit(int(settings.kv_cache_memory * GIB), spec, kernels)
-        budget = self._within_room("kv_cache_memory", min(fit, useful) * each)
-        blocks = self._least(min(blocks_that_fit(budget, spec, kernels), useful))
-        return self._taken(blocks, each)
+        budget = self._fit_default("kv_cache_memory", min(fit, useful) * each)
+        blocks = self._min_over_ranks(min(blocks_that_fit(budget, spec, kernels), useful))
+        return self._reserve(blocks, each)
 
     def _check_length(self, blocks: int, each: int, max_model_len: int) -> None:
-        """Raise OutOfMemory where a request of the length asked for would not fit alone."""
+        """Raise OutOfMemory if a request of the length that was set would not fit alone."""
         size = self._settings.block_size
         longest = (blocks - 1) * size + 1  # the newest token needs no block yet
         if longest >= max_model_len:
@@ -142,14 +144,14 @@ class CacheBudget:
             budget = int(_SHARES["snapshot_memory"] * self._room.nbytes)
         else:
             budget = int(settings.snapshot_memory * GIB)
-            budget = self._within_room("snapshot_memory", min(budget // each, useful) * each)
-        return self._taken(self._least(min(budget // each, useful)), each)
+            budget = self._fit_default("snapshot_memory", min(budget // each, useful) * each)
+        return self._reserve(self._min_over_ranks(min(budget // each, useful)), each)
 
-    def _within_room(self, field: Field, wanted: int) -> int:
-        """Bytes of a cache: less than wanted if the size is only a default."""
+    def _fit_default(self, field: Field, wanted: int) -> int:
+        """Return the bytes of a cache: less than `wanted` if the size is only a default."""
         room = self._room
         if field in self._settings.model_fields_set:
-            return self._asked(field, wanted)
+            return self._check_fits(field, wanted)
         # The ranks of a group may be on one machine, and some of them not loaded yet.
         share = int(room.nbytes * _SHARES[field] / self._settings.ranks_here)
         if share < wanted:
@@ -158,29 +160,30 @@ class CacheBudget:
             )
         return min(share, wanted)
 
-    def _asked(self, field: str, wanted: int) -> int:
-        """Bytes of a cache, as the settings say."""
+    def _check_fits(self, field: str, wanted: int) -> int:
+        """Return `wanted` if it fits; raise OutOfMemory otherwise."""
         if wanted > self._room.nbytes:
             flag = "--" + field.replace("_", "-")
             message = f"{flag}: {wanted / GIB:.2f} GiB, but only {self._room}"
             raise OutOfMemory(message, param=field)
         return wanted
 
-    def _taken(self, count: int, each: int) -> int:
-        """The same number; what is measured is then less by so many."""
+    def _reserve(self, count: int, each: int) -> int:
+        """Subtract `count` times `each` bytes from what was measured; return `count`."""
         if self._measured:
             self._room = self._room._replace(nbytes=max(0, self._room.nbytes - count * each))
         return count
 
-    def _least(self, count: int) -> int:
-        """What every rank of the group has room for."""
+    def _min_over_ranks(self, count: int) -> int:
+        """Return the least count of all ranks of the group."""
         return int(self._tp.all_gather(torch.tensor([count])).min())
 
 
 def allocate(
     settings: WorkerSettings, model: Model, kernels: KernelSet, sizes: CacheSizes, window: int
 ) -> Caches:
-    """Caches of these sizes: blocks, a state and the records of a window per slot, snapshots."""
+    """Allocate caches of these sizes: blocks, a state and the records of a window per slot,
+    snapshots."""
     spec, recurrent = kv_spec(settings, model), model.recurrent_spec()
     kv = KVCache(spec, sizes.num_blocks, kernels, settings.device)
     if recurrent is None:
@@ -196,13 +199,13 @@ def allocate(
 
 
 def kv_spec(settings: WorkerSettings, model: Model) -> KVSpec:
-    """Of a model's blocks, as the settings want them."""
+    """Return the model's KV blocks, with the cache dtype that is set."""
     cache_dtype = CACHE_DTYPES[settings.kv_cache_dtype]
     return replace(model.kv_spec(settings.block_size), cache_dtype=cache_dtype)
 
 
-def _free(device: str) -> Room:
-    """Where a rank's caches lie."""
+def _free(device: str) -> FreeMemory:
+    """Return the free memory of the device that holds the caches."""
     if device.startswith("cuda"):
-        return Room(torch.cuda.mem_get_info()[0], "the memory of the GPU")
-    return room()
+        return FreeMemory(torch.cuda.mem_get_info()[0], "the memory of the GPU")
+    return free_memory()

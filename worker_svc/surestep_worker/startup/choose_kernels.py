@@ -1,4 +1,4 @@
-"""Which kernels a rank computes with."""
+"""Choose the kernels of a rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from surestep_worker.models import ModelSource, attention_case
 
 
 def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
-    """The ops of the device, with attention for this model: those that weights in memory are laid
-    out for, otherwise the fastest."""
+    """Return the ops of the device, with attention for this model: those that the weights in memory
+    are laid out for, otherwise the fastest."""
     device, store = settings.device, source.store
     if settings.activation_dtype != "auto" and not isinstance(source.config.quantization, Fp8):
         raise InvalidRequest(
@@ -41,12 +41,12 @@ def choose_kernels(settings: WorkerSettings, source: ModelSource) -> KernelSet:
 
 
 def _choose_launches(settings: WorkerSettings) -> None:
-    """For the whole process, before the first launch."""
+    """Set the launch mode of the whole process, before the first launch."""
     from surestep_kernels.gpu.launch.dependent_launch import use_dependent_launches
 
-    use_dependent_launches(wanted=settings.programmatic_dependent_launch)
+    use_dependent_launches(enabled=settings.programmatic_dependent_launch)
 
 
 def _share_of_cores(settings: WorkerSettings) -> int:
-    """Cores this process may run on, shared among the ranks."""
+    """Return the cores this process may run on, divided by the number of ranks."""
     return max(1, len(os.sched_getaffinity(0)) // settings.tensor_parallel_size)

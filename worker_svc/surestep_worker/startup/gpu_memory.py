@@ -1,6 +1,6 @@
-"""Arithmetic of a GPU's memory: what a rank may take of it, and what it has taken.
+"""Arithmetic of a GPU's memory: what a rank may use of it, and what it has used.
 
-All of it is computed from looks at the GPU, which only CudaCard takes.
+Everything is computed from snapshots of the GPU, which only CudaMemory takes.
 """
 
 from __future__ import annotations
@@ -19,49 +19,47 @@ logger = logging.getLogger(__name__)
 PAGE = 2 << 20
 
 
-class Look(NamedTuple):
-    """Bytes of a GPU at one moment."""
+class MemorySnapshot(NamedTuple):
+    """Bytes of a GPU's memory at one moment."""
 
-    free: int  # for anybody
+    free: int  # for any process
     total: int
-    reserved: int  # by torch, in this process: no part of `free`, whether in use or not
+    reserved: int  # by torch, in this process: not part of `free`, whether in use or not
 
 
-class Card(Protocol):
-    """The GPU of a rank."""
+class GpuMemory(Protocol):
+    """The memory of a rank's GPU."""
 
-    def look(self) -> Look:
-        """When everything that was launched is over."""
+    def snapshot(self) -> MemorySnapshot:
+        """Return a snapshot once all launched work is complete."""
 
     def release(self) -> None:
-        """Give back what torch holds and nobody uses."""
+        """Give back what torch holds without using it."""
 
 
-class CudaCard:
-    """The current CUDA device."""
+class CudaMemory:
+    """The memory of the current CUDA device."""
 
-    def look(self) -> Look:
-        """See Card."""
+    def snapshot(self) -> MemorySnapshot:
         torch.cuda.synchronize()
-        return Look(*torch.cuda.mem_get_info(), torch.cuda.memory_reserved())
+        return MemorySnapshot(*torch.cuda.mem_get_info(), torch.cuda.memory_reserved())
 
     def release(self) -> None:
-        """See Card."""
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
 
 class MemoryShare(NamedTuple):
-    """Of a GPU's memory, as the settings say."""
+    """The share of a GPU's memory that the settings give a rank."""
 
-    fraction: float | None  # of all of it; None: whatever is free, as the caches' size is given
-    asked: bool  # somebody has named the fraction
+    fraction: float | None  # of the total; None: all that is free, as the caches' sizes are set
+    explicit: bool  # whether the user has set the fraction
     sharers: int = 1  # ranks of this group on this GPU
 
 
 class Usage(NamedTuple):
-    """Bytes of all but the caches, in the order in which they are taken."""
+    """Bytes of everything but the caches, in the order in which they are allocated."""
 
     weights: int
     states: int  # tables of all slots, and recurrent states
@@ -70,56 +68,55 @@ class Usage(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
         return sum(self)
 
 
-def limit_of(part: MemoryShare, start: Look) -> int:
-    """Bytes that a rank may take which saw `start` before it took any.
+def memory_limit(part: MemoryShare, start: MemorySnapshot) -> int:
+    """Return the bytes that a rank may use, given the snapshot `start` from before it used any.
 
-    A fraction that was asked for is this rank's, whatever else lies on the GPU, and has to be free.
-    Where it is only the default, what others hold comes off it. Raises OutOfMemory.
+    A fraction set by the user belongs to this rank, whatever else runs on the GPU, and must be
+    free. If it is only the default, what other processes hold is subtracted. Raises OutOfMemory.
     """
     if part.fraction is None:
         return start.free // part.sharers
     share = int(part.fraction * start.total) // part.sharers
-    if share <= start.free and part.asked:
+    if share <= start.free and part.explicit:
         return share
-    if part.asked:
+    if part.explicit:
         raise OutOfMemory(
             f"--gpu-memory-utilization {part.fraction:g}: {gib(share)} of {gib(start.total)} "
             f"for this rank, but only {gib(start.free)} are free: other processes hold the rest; "
-            f"end them, or go down to {_floor(start.free * part.sharers / start.total)}",
+            f"end them, or lower it to {_floor(start.free * part.sharers / start.total)}",
             param="gpu_memory_utilization",
         )
-    kept = start.total - int(part.fraction * start.total)  # for nobody
+    kept = start.total - int(part.fraction * start.total)  # left unused
     if share * part.sharers > start.free:
         logger.warning(
-            "only %s of the %s of the GPU are free: this engine takes what leaves %s of them",
+            "only %s of the %s of the GPU are free: this engine leaves %s of them unused",
             *map(gib, (start.free, start.total, kept)),
         )
     return max(0, min(share, (start.free - kept) // part.sharers))
 
 
-def taken(before: Look, after: Look) -> int:
-    """Bytes that this process has taken in between.
+def bytes_taken(before: MemorySnapshot, after: MemorySnapshot) -> int:
+    """Return the bytes that this process has allocated between two snapshots.
 
-    torch tells of its own exactly. The rest, such as code, communicators and graphs, shows in what
-    is free, where others may take and give back too: what they gave back is not subtracted.
+    torch reports its own exactly. The rest, such as code, communicators and graphs, shows only in
+    the free memory, which other processes change too: what they gave back is not subtracted.
     """
     of_torch = after.reserved - before.reserved
     return max(before.free - after.free, of_torch)
 
 
-def left_for_caches(limit: int, usage: Usage, now: Look) -> int:
-    """Bytes of `limit` that are nobody's; `now` is looked at when graphs and steps have given back
-    theirs, which they will take again."""
+def left_for_caches(limit: int, usage: Usage, now: MemorySnapshot) -> int:
+    """Return the bytes of `limit` left for caches; `now` is taken after graphs and steps have given
+    back their memory, which they will take again."""
     to_come = usage.graphs + usage.step
     return max(0, min(limit - usage.total, now.free - to_come))
 
 
 def gib(size: int) -> str:
-    """For people."""
+    """Format a size for messages."""
     return f"{size / GIB:.2f} GiB"
 
 

@@ -1,7 +1,7 @@
-"""The steps that need most memory, run before anything serves so that it can be measured.
+"""Run the steps that need most memory before serving, so that it can be measured.
 
-What a step needs follows from its tokens, from the positions whose logits are looked at and from
-what is asked of these; hardly from what stands in the caches. So all rows share one KV block.
+What a step needs follows from its tokens, from its sampled positions and from their sampling
+parameters; hardly from the content of the caches. So all rows share one KV block.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from surestep_worker.inputs.warm_up import EVERYTHING
 from surestep_worker.ledger.dummy_plan import add_admission, add_row
 from surestep_worker.step.runner import Runner
 
-_BLOCK = 1  # of every slot, everywhere: what rows read there is of no interest
+_BLOCK = 1  # of every slot, everywhere: its content does not matter
 _LOGPROBS = sampling_pb2.SamplingParams(
     want_logprobs=True, num_top_logprobs=20, want_prompt_logprobs=True, num_top_prompt_logprobs=20
 )
 
 
 def run_largest_steps(runner: Runner) -> None:
-    """Steps of all the tokens that one may have: prompts alone, and windows beside a prompt.
+    """Run steps of the maximum number of tokens: prompts alone, and windows beside a prompt.
 
-    All of them are sampled with everything and tell log-probabilities of everything, those of
-    prompts included. The number of rows goes from one up: attention shares few out among more
-    programs, which takes memory too.
+    All of them use every sampling parameter and return all log-probabilities, those of prompts
+    included. The number of rows goes from one up: attention divides few rows among more programs,
+    which takes memory too.
     """
     steps = _Steps(runner.with_own_epochs())
-    steps.prompts()
+    steps.run_prompts()
     if runner.context.model.has_head:
-        for rows in steps.numbers_of_rows():
-            steps.windows(rows)
+        for rows in steps.row_counts():
+            steps.run_windows(rows)
 
 
 class _Steps:
-    """Epochs of two steps or one."""
+    """Epochs of one or two steps."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner, context = runner, runner.context
@@ -47,8 +47,8 @@ class _Steps:
         self._longest = self._max_len - self._width - 1  # prompt: it leaves room for a window
         self._epoch = self._step = 0
 
-    def numbers_of_rows(self) -> Iterator[int]:
-        """1, 2, 4, .. and as many windows as a step has room for."""
+    def row_counts(self) -> Iterator[int]:
+        """Yield 1, 2, 4, .. and the number of windows that a step has room for."""
         most = max(1, min(self._slots.num_slots, self._most_tokens // self._width))
         rows = 1
         while rows < most:
@@ -56,8 +56,8 @@ class _Steps:
             rows *= 2
         yield most
 
-    def prompts(self) -> None:
-        """As many tokens of prompts as a step takes, and a vector or a token of each."""
+    def run_prompts(self) -> None:
+        """Run a step full of prompt tokens, and compute a vector or a token of each prompt."""
         plan = self._open()
         left = self._most_tokens
         for slot in range(self._slots.num_slots):
@@ -68,8 +68,8 @@ class _Steps:
             left -= length
         self._run(plan)
 
-    def windows(self, rows: int) -> None:
-        """A window in every row and, if there is a slot, a prompt that takes the rest."""
+    def run_windows(self, rows: int) -> None:
+        """Run a window in every row and, if there is a slot left, a prompt that fills the rest."""
         plan = self._open()
         for slot in range(rows):
             self._add_prompt(plan, slot, 1)
@@ -78,7 +78,7 @@ class _Steps:
         mode, max_drafts = (pb.VERIFY, self._width - 1) if self._width > 1 else (pb.DECODE, 0)
         lag = int(isinstance(context.drafter, KeepsState) and max_drafts > 0)
         for slot, status in enumerate(result.status):
-            if status == pb.OK:  # a model that computes no numbers is found out later
+            if status == pb.OK:  # a model whose output is not finite is detected later
                 add_row(plan, slot, mode, 1, lag=lag, max_drafts=max_drafts, last_step=1)
         rest = min(self._most_tokens - rows * self._width, self._longest)
         if rows < self._slots.num_slots and rest > 0:
@@ -86,7 +86,7 @@ class _Steps:
         self._run(plan)
 
     def _add_prompt(self, plan: pb.StepPlan, slot: int, length: int) -> None:
-        """A request whose whole prompt is read in this step."""
+        """Add a request whose whole prompt is computed in this step."""
         blocks = -(-(length + self._width + 1) // self._slots.block_size)
         add_admission(plan, slot, [0] * length, [_BLOCK] * blocks, self._max_len)
         admission, mode = plan.admissions[-1], pb.PREFILL_LAST

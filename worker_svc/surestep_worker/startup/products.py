@@ -1,4 +1,4 @@
-"""Which family multiplies by plain weights on a GPU: what the card says, and all ranks agree on."""
+"""Choose the family that multiplies by unquantised weights on a GPU, the same for all ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from surestep_kernels.gpu.products.probe_results import (
     ProbeResult,
     default_folder,
     digest_of,
-    keep,
-    kept,
+    load_result,
+    save_result,
 )
 from surestep_proto import supervisor_pb2
 from surestep_proto import worker_pb2 as pb
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PROBE_S = 30.0  # most that asking may take, compiling included; collectives wait for longer
+_PROBE_S = 30.0  # limit of the probe, compiling included; collectives wait longer
 
 
 @torch.inference_mode()
-def settle_products(
+def choose_products(
     kernels: KernelSet,
     tp: TensorParallel,
     device: torch.device,
@@ -40,10 +40,10 @@ def settle_products(
     known: pb.WorkerInfo | None = None,
     folder: Path | None = None,
 ) -> None:
-    """Choose, unless the settings have or there is nothing to choose for.
+    """Choose a family, unless the settings have done so or there is nothing to choose.
 
     Called by all ranks, with their weights loaded. What an earlier rank had chosen, if it is
-    `known`, stays: its requests go on. Verdicts are kept in `folder`.
+    `known`, stays, since its requests go on. Results of probes are kept in `folder`.
     """
     heartbeat.progress(supervisor_pb2.WARMING_UP)
     if kernels.products is None:
@@ -53,10 +53,10 @@ def settle_products(
     products = kernels.products
     assert isinstance(products, Products)
     if products.is_open and products.weights:
-        _settle(products, tp, device, heartbeat, known, folder or default_folder())
+        _choose(products, tp, device, heartbeat, known, folder or default_folder())
 
 
-def _settle(
+def _choose(
     products: Products,
     tp: TensorParallel,
     device: torch.device,
@@ -69,22 +69,22 @@ def _settle(
 
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     about = identity(products.weights, device)
-    result = kept(about, folder)
+    result = load_result(about, folder)
     if known is not None and known.linear_backend:
         family = ProductFamily(known.linear_backend)
     else:
         if result is None:
-            result = _ask(products, device, heartbeat)
-            keep(result, about, folder)
-        family = _agreed(result, identity([], device), tp)
+            result = _probe_gpu(products, device, heartbeat)
+            save_result(result, about, folder)
+        family = _agree(result, identity([], device), tp)
     serves = family is ProductFamily.SEQUENTIAL and result is not None and result.equal
     cublas = result.cublas if result is not None and serves else frozenset()
-    products.settle(family, cublas)
+    products.use(family, cublas)
     logger.info("products: %s, for many rows cuBLAS by %d weights", family, len(cublas))
 
 
-def _ask(products: Products, device: torch.device, heartbeat: Heartbeat) -> ProbeResult:
-    """Within _PROBE_S. A card that cannot be asked has not said that its bits are equal."""
+def _probe_gpu(products: Products, device: torch.device, heartbeat: Heartbeat) -> ProbeResult:
+    """Probe the GPU within _PROBE_S. If it cannot be probed, its bits count as unequal."""
     from surestep_kernels.gpu.products.probe import probe
     from triton.errors import TritonError
 
@@ -97,20 +97,20 @@ def _ask(products: Products, device: torch.device, heartbeat: Heartbeat) -> Prob
     try:
         result = probe(products.weights, device, go_on)
     except (RuntimeError, TritonError) as error:
-        logger.warning("the card cannot be asked which products are equal: %s", error)
+        logger.warning("the GPU cannot be probed for equal products: %s", error)
         return ProbeResult("", finished=False)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # caches are as large as what is free
     what = "equal bits" if result.equal else result.unequal or "not found out in time"
-    logger.info("products of this card: %s (%.1f s)", what, time.monotonic() - began)
+    logger.info("products of this GPU: %s (%.1f s)", what, time.monotonic() - began)
     return result
 
 
-def _agreed(result: ProbeResult, card: Identity, tp: TensorParallel) -> ProductFamily:
-    """One family for all ranks: that of splits if one of them, or its card, differs."""
+def _agree(result: ProbeResult, gpu: Identity, tp: TensorParallel) -> ProductFamily:
+    """Return one family for all ranks: SPLITS if the result or the GPU of any of them differs."""
     from surestep_kernels.gpu.products.families import ProductFamily
 
-    own = torch.tensor([int(digest_of(card)[:15], 16)])
+    own = torch.tensor([int(digest_of(gpu)[:15], 16)])
     alike = torch.equal(own, tp.broadcast(own.clone()))
     votes = tp.all_reduce(torch.tensor([int(result.equal and alike)]))
     return ProductFamily.SEQUENTIAL if int(votes.item()) == tp.size else ProductFamily.SPLITS

@@ -1,8 +1,8 @@
-"""What a rank does before it is ready: see whether the model computes numbers and the drafter
-drafts, and measure what steps cost.
+"""Profile a rank before it is ready: check that the model computes finite numbers and the drafter's
+drafts are accepted, and measure what steps cost.
 
-Plans are made here as a scheduler would make them, and go through the runner that will serve. All
-ranks of a group profile the same steps; rank 0's clock decides for all of them when to stop.
+Plans are made here as a scheduler would make them, and run by the runner that will serve. All ranks
+of a group profile the same steps; rank 0's clock decides for all of them when to stop.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from surestep_worker.ledger.dummy_plan import add_admission, add_row
 from surestep_worker.step.rank_context import RankContext
 from surestep_worker.step.runner import Runner
 
-_BUDGET_S = 0.6  # for the costs, and again for the check: a rank is needed back in seconds
+_BUDGET_S = 0.6  # for the costs, and again for the check: a rank should be back in seconds
 _REPEATS = 3
-_CONTEXT = 16  # tokens that stand before every row
+_CONTEXT = 16  # tokens before every row
 _LONG_CONTEXT = 1024
-_CHECK_ROWS = 4  # texts that the drafter is checked on
+_CHECK_ROWS = 4  # texts on which the drafter is checked
 _CHECK_WINDOWS = 12
 _CHECK_FLOOR = 0.05  # share of drafts that are accepted
-_PROMPT = 8  # tokens in each text on which the logits are looked at
+_PROMPT = 8  # tokens in each text whose logits are checked
 
 
 class Check(NamedTuple):
-    """How the drafter fared against what the model itself writes, greedily. Rank 0 knows."""
+    """How many drafts of greedily generated text were accepted. Rank 0 knows."""
 
     windows: int  # that it was to draft for
     drafts: int
@@ -54,20 +54,21 @@ class Check(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One step, microseconds."""
+    """One step, in microseconds."""
 
     prepare: int
     rest: int
     num_tokens: int
-    drafts: int  # of the row with most
+    drafts: int  # of the row with the most
 
 
 def measure_costs(runner: Runner) -> pb.StepCosts:
-    """Costs of steps with few and many rows; empty where the sizes leave no room to measure."""
+    """Return the costs of steps with few and many rows; empty if the sizes leave no room to
+    measure."""
     profiler, costs = _Profiler(runner.with_own_epochs()), pb.StepCosts()
     points = dict[int, float]()
     num_rows = 1
-    while num_rows <= profiler.most_rows and profiler.goes_on():
+    while num_rows <= profiler.max_rows and profiler.has_time():
         plain, verify = profiler.time_rows(num_rows)
         points[num_rows] = plain.prepare + plain.rest
         if verify.drafts:
@@ -84,21 +85,18 @@ def measure_costs(runner: Runner) -> pb.StepCosts:
 
 
 def output_is_finite(runner: Runner) -> bool:
-    """Whether the model makes logits, or vectors, that are numbers of a few short texts.
-
-    Rank 0 knows.
-    """
+    """Return whether the logits, or vectors, of a few short texts are finite on rank 0."""
     result = _Profiler(runner.with_own_epochs()).read_prompts()
     return all(status == pb.OK for status in result.status)
 
 
 def check_drafter(runner: Runner) -> Check:
-    """Let a drafter with state follow the model for some windows; nothing for other drafters."""
+    """Let a drafter with state follow the model for some windows; others give Check(0, 0, 0)."""
     profiler = _Profiler(runner.with_own_epochs())
-    if not isinstance(runner.context.drafter, KeepsState) or not profiler.most_rows:
+    if not isinstance(runner.context.drafter, KeepsState) or not profiler.max_rows:
         return Check(0, 0, 0)
-    profiler.admit(range(min(_CHECK_ROWS, profiler.most_rows)), context=0)
-    results = [profiler.step(pb.VERIFY) for _ in profiler.while_time(_CHECK_WINDOWS)]
+    profiler.admit(range(min(_CHECK_ROWS, profiler.max_rows)), context=0)
+    results = [profiler.step(pb.VERIFY) for _ in profiler.while_time_left(_CHECK_WINDOWS)]
     return Check(
         sum(len(result.n_drafts) for result in results),
         sum(sum(result.n_drafts) for result in results),
@@ -108,9 +106,9 @@ def check_drafter(runner: Runner) -> Check:
 
 @dataclass
 class _Profiler:
-    """Slots 0, 1, .. with a block table each, stepped without a scheduler."""
+    """Steps slots 0, 1, .., each with its own block table, without a scheduler."""
 
-    runner: Runner  # nobody else's
+    runner: Runner  # not shared
     _slots: list[int] = field(init=False, default_factory=list)
     _step: int = field(init=False, default=0)
     _epoch: int = field(init=False, default=0)
@@ -123,32 +121,32 @@ class _Profiler:
 
     @property
     def context(self) -> RankContext:
-        """Those that will serve."""
+        """The context that will serve."""
         return self.runner.context
 
     @property
-    def most_rows(self) -> int:
-        """Slots for which there are blocks, 0 if a slot is too short."""
+    def max_rows(self) -> int:
+        """Number of slots for which there are blocks, 0 if a slot is too short."""
         kv, slots = self.context.caches.kv, self.context.slots
         if self._length > slots.tokens.shape[1] - self.context.max_draft_tokens - 1:
             return 0
         blocks = -(-self._length // slots.block_size)
         return min(slots.num_slots, (kv.num_blocks - 1) // blocks)
 
-    def goes_on(self) -> bool:
-        """Whether there is time left, by the clock of rank 0."""
+    def has_time(self) -> bool:
+        """Return whether there is time left, by the clock of rank 0."""
         left = torch.tensor([int(time.monotonic() - self._began < _BUDGET_S)])
         return bool(self.context.tp.broadcast(left).item())
 
-    def while_time(self, most: int) -> Iterable[int]:
-        """0, 1, .. most - 1, as long as there is time."""
+    def while_time_left(self, most: int) -> Iterable[int]:
+        """Yield 0, 1, .. most - 1 while there is time left."""
         for i in range(most):
-            if not self.goes_on():
+            if not self.has_time():
                 return
             yield i
 
     def time_rows(self, num_rows: int) -> tuple[Sample, Sample]:
-        """The fastest of some DECODE steps and of some VERIFY steps."""
+        """Return the fastest of some DECODE steps and of some VERIFY steps."""
         self.admit(range(num_rows), _CONTEXT)
         plain = [_sample(self.step(pb.DECODE)) for _ in range(_REPEATS)]
         if not self.context.max_draft_tokens:
@@ -156,7 +154,7 @@ class _Profiler:
         return _fastest(plain), _fastest(_sample(self.step(pb.VERIFY)) for _ in range(_REPEATS))
 
     def context_cost(self, short_us: float) -> float:
-        """Microseconds per token of context, found on one long row."""
+        """Return the microseconds per token of context, measured on one long row."""
         slots, kv = self.context.slots, self.context.caches.kv
         room = min(slots.tokens.shape[1], (kv.num_blocks - 1) * slots.block_size) - self._length
         context = min(_LONG_CONTEXT, room) // slots.block_size * slots.block_size
@@ -167,7 +165,7 @@ class _Profiler:
         return max(0.0, sample.prepare + sample.rest - short_us) / context
 
     def read_prompts(self) -> pb.StepResult:
-        """A step that reads short texts, of tokens from all over the vocabulary."""
+        """Run a step of short prompts, with tokens from all over the vocabulary."""
         kv, slots, vocab = (
             self.context.caches.kv,
             self.context.slots,
@@ -191,13 +189,13 @@ class _Profiler:
         return self._run(plan)
 
     def admit(self, slots: Iterable[int], context: int) -> None:
-        """A new epoch with these slots, `context` tokens of unspecified content in each."""
+        """Open an epoch with these slots, with `context` tokens of arbitrary KV in each."""
         self._open(slots)
         recurrent = self.context.caches.recurrent
         if recurrent is not None and not recurrent.num_snapshots:
             context = 0
-        if recurrent is not None and context:  # a state of zeros will do
-            recurrent.taken(np.array([1]), np.array([context]))
+        if recurrent is not None and context:  # a state of zeros is enough
+            recurrent.mark_taken(np.array([1]), np.array([context]))
         plan = self._plan()
         blocks = -(-(context + self._length) // self.context.slots.block_size)
         for i, slot in enumerate(self._slots):
@@ -213,7 +211,7 @@ class _Profiler:
         self._run(plan)
 
     def step(self, mode: pb.DecodeMode) -> pb.StepResult:
-        """One row of this mode in every slot."""
+        """Run one row of this mode in every slot."""
         plan, slots = self._plan(), self.context.slots
         drafting = mode == pb.VERIFY
         stateful = drafting and isinstance(self.context.drafter, KeepsState)
@@ -230,7 +228,7 @@ class _Profiler:
         self.runner.open(self._epoch)
 
     def _token(self, slot: int) -> int:
-        """What the prompt of a slot consists of: tokens from all over the vocabulary."""
+        """Return the token of a slot's prompt: slots have tokens from all over the vocabulary."""
         vocab_size = self.context.model.config.vocab_size
         return (slot + 1) * vocab_size // (_CHECK_ROWS + 1) % vocab_size
 
@@ -238,11 +236,12 @@ class _Profiler:
         return pb.StepPlan(epoch=self._epoch, step=self._step + 1)
 
     def _run(self, plan: pb.StepPlan) -> pb.StepResult:
-        """The next one of its shape is as fast as it will be when serving."""
+        """Run the plan, and capture its shape, so that the next step of it is as fast as in
+        serving."""
         self._step += 1
         result, ended = self.runner.step(plan), time.monotonic()
-        self.runner.do_wanted()
-        self._began += time.monotonic() - ended  # which is not the steps' time
+        self.runner.capture_missed()
+        self._began += time.monotonic() - ended  # not part of the steps' time
         return result
 
 

@@ -110,7 +110,7 @@ def _load(
             device=settings.device,
             tp=tp,
             kernels=kernels,
-            max_model_len=settings.max_model_len or model.config.max_length,
+            max_model_len=settings.max_model_len or model.config.max_position,
         )
     except InvalidRequest as error:
         fault = error.message

@@ -1,5 +1,4 @@
-"""The first time a model runs here: does it compute numbers, what do its steps cost, and does its
-drafter draft?"""
+"""Check and measure a model before its rank is ready: finite output, step costs, drafts."""
 
 from __future__ import annotations
 
@@ -91,7 +90,7 @@ def _without_head(start: Callable[[], Built], *, required: bool) -> Built:
 
 
 def _check_logits(runner: Runner, source: ModelSource) -> None:
-    """Raise InvalidRequest, naming the tensors at fault, when the model computes no numbers."""
+    """Raise InvalidRequest, naming the tensors at fault, if the model's output is not finite."""
     context = runner.context
     if bool(context.tp.broadcast(torch.tensor([output_is_finite(runner)])).item()):
         return

@@ -1,8 +1,8 @@
 """The drafter as a fault domain of its own: when it fails, the step goes on without it.
 
-A fault costs the drafts of its step, and those of plans that were made before the scheduler had
-heard of it: such plans carry a smaller count of faults than the worker's own. The drafter's state
-stays where it was, so that it can be caught up with when drafting is tried again.
+A fault costs the drafts of its step, and those of the plans that the scheduler made before it knew
+of the fault: they carry a smaller count of faults than the worker's own. The drafter's state stays
+as it was, so that it can catch up when drafting is tried again.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class Drafted(NamedTuple):
     """Drafts of all rows of a step."""
 
     drafts: DraftIds  # [R]
-    catch_up: Tensor  # i32[R] positions that the drafter's state follows by, at most
-    non_finite: Tensor  # i32[R] 1: drafting met logits that were not finite
+    catch_up: Tensor  # i32[R] most positions that the drafter's state has to catch up with
+    non_finite: Tensor  # i32[R] 1: drafting met non-finite logits
     failed: bool
-    error: Tensor  # i32[1], see slot_state
+    error: Tensor  # i32[1] error word of slot_state
 
     def spread(self, rows: Tensor, num_rows: int) -> Drafted:
-        """The same among R rows, of which only those at `rows` i64[..] had to do with drafts."""
+        """Return these drafts as those of `rows` i64[..] among R rows; the others have none."""
         if len(rows) == num_rows:
             return self
 
-        def all_of(part: Tensor) -> Tensor:
+        def scattered(part: Tensor) -> Tensor:
             return part.new_zeros(num_rows, *part.shape[1:]).index_copy_(0, rows, part)
 
-        drafts = DraftIds(*map(all_of, self.drafts))
-        catch_up, non_finite = all_of(self.catch_up), all_of(self.non_finite)
+        drafts = DraftIds(*map(scattered, self.drafts))
+        catch_up, non_finite = scattered(self.catch_up), scattered(self.non_finite)
         return Drafted(drafts, catch_up, non_finite, self.failed, self.error)
 
 
@@ -58,7 +58,7 @@ class Drafting:
     """Runs the drafter. Not thread-safe: every call comes from the step thread."""
 
     def __init__(self, context: RankContext, ops: StepOps, state: SlotState) -> None:
-        """Raises InvalidRequest for a drafter whose state cannot live on a device."""
+        """Raise InvalidRequest for a drafter with state that cannot run on the device."""
         drafter = context.drafter
         self._drafter, self._state = drafter, state
         self._tp, self._device, self._synchronous = context.tp, context.device, context.synchronous
@@ -68,7 +68,7 @@ class Drafting:
         )
         self.head: DraftSteps | None = None
         self._proposals: Proposals | None = None
-        self._unread: Drafter | None = None  # whose proposals nobody looks at but the device
+        self._unread: Drafter | None = None  # its proposals stay on the device
         if isinstance(drafter, DeviceDrafter):
             self.head = drafter.on_device(ops, state)
         elif drafter is not None and context.synchronous:
@@ -81,54 +81,56 @@ class Drafting:
         self.faults = 0  # of this epoch
 
     def skips(self, known_faults: int) -> bool:
-        """Whether a plan that knows of so many faults was made too early to draft.
+        """Whether a plan was made before the scheduler knew of the newest fault: it must not draft.
 
-        Raises LedgerError for a plan that knows of faults that never were.
+        Raises LedgerError for a plan that knows of more faults than there were.
         """
         if known_faults > self.faults:
             raise LedgerError(f"plan knows {known_faults} drafter faults, there were {self.faults}")
         return known_faults < self.faults
 
-    def run(self, sent: DraftInputs, shape: DraftShape) -> Drafted:
-        """Draft for every row."""
-        drafted = self._attempt(lambda: self._draft(sent, shape))
-        return drafted or self.nothing(len(sent.slot), failed=True)
+    def run(self, inputs: DraftInputs, shape: DraftShape) -> Drafted:
+        """Draft for every row. A drafter that fails leaves no drafts."""
+        drafted = self._attempt(lambda: self._draft(inputs, shape))
+        return drafted or self.nothing(len(inputs.slot), failed=True)
 
     def nothing(self, num_rows: int, *, failed: bool = False) -> Drafted:
-        """No row has drafts."""
         words = partial(torch.zeros, dtype=torch.int32, device=self._device)
         drafts = DraftIds(words(num_rows, self._max_drafts), words(num_rows))
         return Drafted(drafts, drafts.counts, drafts.counts, failed, words(1))
 
-    def _draft(self, sent: DraftInputs, shape: DraftShape) -> Drafted:
+    def _draft(self, inputs: DraftInputs, shape: DraftShape) -> Drafted:
         drafts_unread = self._unread is not None and shape.num_drafts > 0
         if self.head is None and self._proposals is None and not drafts_unread:
-            return self.nothing(len(sent.slot))
-        zeros = torch.zeros_like(sent.max_drafts)
-        catch_up, error = sent.catch_up if self.has_state else zeros, zeros.new_zeros(1)
+            return self.nothing(len(inputs.slot))
+        zeros = torch.zeros_like(inputs.max_drafts)
+        catch_up, error = inputs.catch_up if self.has_state else zeros, zeros.new_zeros(1)
         if self.head is not None:
-            assert sent.head is not None
-            drafts = self.head.draft(sent, sent.head, shape, error)
+            assert inputs.head is not None
+            drafts = self.head.draft(inputs, inputs.head, shape, error)
             if self._synchronous:
-                check_drafts(drafts, sent.max_drafts, self._vocab_size)
+                check_drafts(drafts, inputs.max_drafts, self._vocab_size)
         elif self._proposals is not None:
-            drafts = self._proposals(sent.slot, sent.max_drafts, sent.catch_up)
+            drafts = self._proposals(inputs.slot, inputs.max_drafts, inputs.catch_up)
         else:
             assert self._unread is not None
-            drafts = self._propose(self._unread, sent.slot, sent.max_drafts)
+            drafts = self._propose(self._unread, inputs.slot, inputs.max_drafts)
         non_finite = zeros if drafts.non_finite is None else drafts.non_finite
         proposed = DraftIds(drafts.ids, drafts.counts)
         return Drafted(proposed, catch_up, non_finite, failed=False, error=error)
 
     def observe(self, rows: Rows, n_drafts: IntArray, n_accepted: IntArray) -> None:
-        """A drafter with state learns how its drafts for rows [R] fared."""
+        """Report to a drafter with state how many of its drafts for rows [R] were accepted."""
         drafter, drafted = self._drafter, n_drafts > 0
         if isinstance(drafter, KeepsState) and drafted.any():
             columns = rows.slot[drafted], n_drafts[drafted], n_accepted[drafted]
             self._attempt(lambda: drafter.observe(*columns))
 
     def _attempt(self, work: Callable[[], T]) -> T | None:
-        """What work returns. An exception is counted, unless other ranks may not share it."""
+        """Return what `work` returns, or None after an exception, which is counted.
+
+        Raises DrafterFault instead where other ranks may not have had the same exception.
+        """
         try:
             return work()
         except Exception as error:
@@ -139,9 +141,9 @@ class Drafting:
             return None
 
     def _propose(self, drafter: Drafter, slot: Tensor, max_drafts: Tensor) -> Drafts:
-        """Of a drafter without state; rows that may have no drafts get none."""
+        """Return what a drafter without state proposes, cut to max_drafts [R] valid ids."""
         state, line, caps = self._state, slot.long(), max_drafts.long()
         ids, counts, _ = drafter.propose(state.tokens, line, state.known[line].long(), caps)
-        real = (ids >= 0) & (ids < self._vocab_size)  # drafts end where they make no sense
+        real = (ids >= 0) & (ids < self._vocab_size)  # drafts end at the first invalid id
         counts = torch.minimum(torch.minimum(counts, caps), real.int().cumprod(dim=1).sum(dim=1))
         return Drafts(torch.where(real, ids, 0).int(), counts.int())

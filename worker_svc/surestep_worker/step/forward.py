@@ -1,7 +1,7 @@
 """The part of a step that is alike in all steps of one shape: draft, gather, forward.
 
-It reads the slots and what the host has sent, and asks the host nothing: a CUDA graph can hold it.
-What it leaves is small: every graph keeps memory for that, as it does not for what lies between.
+It reads the slots and what the host has sent, and never waits for the host: a CUDA graph can hold
+it. Its outputs are small, because every graph keeps memory for them; intermediate tensors share it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from surestep_kernels.mixers.paged_attention import AttentionRows
 from surestep_kernels.mixers.recurrent import RecurrentRows
+from surestep_kernels.step.columns import HostColumn
 from surestep_kernels.step.gather_step import StepInputs
 from surestep_kernels.step.slot_state import DraftIds, SlotState, StepRows
 from surestep_kernels.step.step_ops import StepOps
@@ -19,7 +20,9 @@ from torch import Tensor
 
 from surestep_worker.drafters.inputs import DraftInputs, DraftShape
 from surestep_worker.inputs.columns import PassInputs
+from surestep_worker.inputs.geometry import Geometry
 from surestep_worker.layers.batch import StepBatch
+from surestep_worker.sampling.table import SamplingBatch
 
 from .drafting import Drafted, Drafting
 from .phases import Phases
@@ -27,26 +30,34 @@ from .rank_context import RankContext
 
 
 class PassShape(NamedTuple):
-    """What decides which kernels run; everything else is on the device."""
+    """What decides which kernels of a pass run; everything else is on the device."""
 
     max_tokens: int  # of a row
     draft: DraftShape
 
+    @classmethod
+    def of(cls, geometry: Geometry, sampling: SamplingBatch[HostColumn]) -> PassShape:
+        """Return the shape of a pass that is launched for one step alone."""
+        most_drafts = int(geometry.max_drafts.max(initial=0))
+        most_behind = int(geometry.rows.catch_up.max(initial=0))
+        draft = DraftShape(most_drafts, most_behind, sampling.random, sampling.truncated)
+        return cls(int(geometry.width.max(initial=0)), draft)
+
 
 class PassOutputs(NamedTuple):
-    """What sampling goes on with."""
+    """What a pass leaves for sampling, on the device."""
 
     rows: StepRows
     drafts: DraftIds
-    non_finite: Tensor  # i32[R] 1: drafting met logits that were not finite
-    failed: bool  # the drafter did, and there are no drafts
+    non_finite: Tensor  # i32[R] 1: drafting met non-finite logits
+    drafter_failed: bool  # there are no drafts then
     inputs: StepInputs
-    hidden: Tensor  # [N + P + Q, H] final, of the positions that are scored or pooled
-    error: Tensor  # i32[1], see slot_state
+    hidden: Tensor  # [N + P + Q, H] final, of sampled, scored and pooled positions
+    error: Tensor  # i32[1] error word of slot_state
 
 
 class ForwardPass:
-    """Runs it. Not thread-safe: every call comes from the step thread."""
+    """Queues passes on the device. Not thread-safe: every call comes from the step thread."""
 
     def __init__(
         self,
@@ -60,27 +71,26 @@ class ForwardPass:
         self._phases = phases
 
     def __call__(
-        self, sent: PassInputs, shape: PassShape, drafted: Drafted | None = None
+        self, inputs: PassInputs, shape: PassShape, drafted: Drafted | None = None
     ) -> PassOutputs:
-        """Queue it on the device: all of it, or what is left behind the drafts."""
-        rows, kv = sent.rows, self._context.caches.kv
+        """Queue a pass, drafting included unless `drafted` holds the drafts already."""
+        rows, kv = inputs.rows, self._context.caches.kv
         if drafted is None:
-            asked = DraftInputs(rows.slot, sent.max_drafts, rows.catch_up, sent.head)
-            drafted = self.draft(asked, shape.draft)
+            draft_inputs = DraftInputs(rows.slot, inputs.max_drafts, rows.catch_up, inputs.head)
+            drafted = self.draft(draft_inputs, shape.draft)
         self._phases.enter(pb.FORWARD)
         rows, error = rows._replace(catch_up=drafted.catch_up), drafted.error
-        inputs = self._ops.gather_step(
+        gathered = self._ops.gather_step(
             rows, drafted.drafts, self._state, error, kv.spec.block_size, kv.num_blocks
         )
-        hidden = self._forward(rows, inputs, sent.hidden_index, shape.max_tokens)
+        hidden = self._forward(rows, gathered, inputs.hidden_index, shape.max_tokens)
         return PassOutputs(
-            rows, drafted.drafts, drafted.non_finite, drafted.failed, inputs, hidden, error
+            rows, drafted.drafts, drafted.non_finite, drafted.failed, gathered, hidden, error
         )
 
-    def draft(self, asked: DraftInputs, shape: DraftShape) -> Drafted:
-        """Queue what comes first."""
+    def draft(self, inputs: DraftInputs, shape: DraftShape) -> Drafted:
         self._phases.enter(pb.DRAFTING)
-        return self._drafting.run(asked, shape)
+        return self._drafting.run(inputs, shape)
 
     def _forward(
         self, rows: StepRows, inputs: StepInputs, hidden_index: Tensor, max_tokens: int

@@ -1,9 +1,9 @@
 """Captured steps: on a CUDA device a step of a bucket's shape is one launch.
 
-The kernels of a captured step read fixed addresses, all of which are written for every step,
-padding included: nothing of an earlier step is left. Steps follow each other on one stream, and
-what a step leaves is read there before the next one begins; hence all graphs share their inputs and
-their memory.
+The kernels of a captured step read fixed addresses. All of them are written for every step, padding
+included: nothing of an earlier step is left. Steps follow each other on one stream, and the outputs
+of a step are read there before the next one begins; hence all graphs share their inputs and their
+memory.
 """
 
 from __future__ import annotations
@@ -16,38 +16,39 @@ from typing import Any, NamedTuple
 
 import torch
 from surestep_common.errors import InternalError
+from surestep_kernels.step.columns import HostColumn
 from torch import Tensor
 
-from surestep_worker.inputs.buckets import Bucket, Need, find_bucket, in_order
+from surestep_worker.inputs.buckets import Bucket, StepSize, find_bucket, in_order
 from surestep_worker.inputs.columns import StepColumns
 from surestep_worker.inputs.download import Packed
-from surestep_worker.inputs.upload import Inbox, Layout, keep_pinned
+from surestep_worker.inputs.upload import InputBuffer, Layout, keep_pinned
 
 from .forward import PassOutputs
 
 logger = logging.getLogger(__name__)
 
-_SHARE = 0.1  # of the time, at most, goes into capturing while steps wait
+_SHARE = 0.1  # of the time, at most, is spent on capturing
 
 
 class GraphKind(NamedTuple):
-    """What is captured: of the whole step, or of all that comes before its logits."""
+    """What is captured: a whole step of a bucket, or the part of it that precedes the logits."""
 
     bucket: Bucket
-    whole: bool  # for steps that ask for nothing but tokens, drawn or not, from all of them
+    whole: bool  # serves steps that only choose tokens, greedily or not, from all of them
 
 
 class Queued(NamedTuple):
-    """What a step, or its captured part, leaves on the device."""
+    """The outputs of a step, or of its captured part, on the device."""
 
     outputs: PassOutputs
-    facts: Packed | None  # for the host; None: the rest of the step is still to come
+    packed: Packed | None  # results for the host; None: the rest of the step is not queued yet
 
 
-class Captured(NamedTuple):
-    """A step to be replayed. On the CPU it is run instead, from the same addresses."""
+class CapturedStep(NamedTuple):
+    """A step that can be replayed. On the CPU it is run again, from the same addresses."""
 
-    layout: Layout[StepColumns]
+    layout: Layout
     replay: Callable[[], Queued]
 
 
@@ -55,97 +56,97 @@ Run = Callable[[StepColumns, GraphKind], Queued]
 
 
 class Graphs:
-    """Captured steps. Not thread-safe: every call comes from the step thread."""
+    """Captures steps. Not thread-safe: every call comes from the step thread."""
 
     def __init__(
         self,
         buckets: Sequence[Bucket],
-        padding: Callable[[Bucket], StepColumns],
+        padding: Callable[[Bucket], StepColumns[HostColumn]],
         run: Run,
         device: torch.device,
     ) -> None:
-        """Nothing is captured yet. `run` queues what a kind is made of, with its columns."""
+        """Prepare to capture; `run` queues a kind of step that reads the given columns."""
         self._run, self._device = run, device
         paddings = {bucket: padding(bucket) for bucket in buckets}
-        self.inbox = Inbox(paddings.values(), device)
-        self._layouts = {b: Layout(tree, self.inbox.words) for b, tree in paddings.items()}
+        self.input_buffer = InputBuffer(paddings.values(), device)
+        self._layouts = {b: Layout(tree, self.input_buffer.words) for b, tree in paddings.items()}
         self._ordered = in_order(buckets)
-        self._captured: dict[GraphKind, Captured] = {}
+        self._captured: dict[GraphKind, CapturedStep] = {}
         self._failed = set[GraphKind]()
-        self._wanted = Counter[GraphKind]()  # how many steps would have used what is not captured
+        self._missed = Counter[GraphKind]()  # steps that would have used what is not captured
         self._rest_until = 0.0
         self.num_missed = 0  # steps that were launched kernel by kernel
-        self._shared_bytes, self._own_bytes = 0, 0  # of the pool; of the graph that took most
+        self._shared_bytes, self._own_bytes = 0, 0  # of the pool; of the largest graph
         on_gpu = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
-        # One for all: the allocator keeps what is free by stream.
+        # One for all captures: the allocator keeps free memory by stream.
         self._stream = torch.cuda.Stream(device) if on_gpu else None
 
     @property
     def num_captured(self) -> int:
-        """Kinds that are ready to be replayed."""
         return len(self._captured)
 
     @property
     def is_due(self) -> bool:
-        """Whether steps have wanted a kind that may be captured now."""
-        return bool(self._wanted) and time.monotonic() >= self._rest_until
+        """Whether steps have missed a kind that may be captured now."""
+        return bool(self._missed) and time.monotonic() >= self._rest_until
 
     @property
     def footprint(self) -> int:
-        """Bytes of the device that all kinds take together, by those that are captured.
+        """Estimate the bytes of device memory that all kinds take, from those that are captured.
 
-        What they share grows with the largest, what the driver keeps of each with their number.
+        The memory that they share grows with the largest, the driver's with their number.
         """
         return self._shared_bytes + self._own_bytes * len(self.kinds())
 
-    def find(self, need: Need | None, *, plain: bool) -> Captured | None:
-        """What may be replayed for a step. None: it is launched kernel by kernel."""
-        bucket = find_bucket(need, self._ordered) if need is not None else None
+    def find(self, size: StepSize | None, *, plain: bool) -> CapturedStep | None:
+        """Return what to replay for a step, None if it has to be launched kernel by kernel."""
+        bucket = find_bucket(size, self._ordered) if size is not None else None
         captured = None
         if bucket is not None:
             kind = GraphKind(bucket, whole=plain)
             if kind not in self._captured and kind not in self._failed:
-                self._wanted[kind] += 1
+                self._missed[kind] += 1
             captured = self._captured.get(kind) or self._captured.get(
                 GraphKind(bucket, whole=False)
             )
         self.num_missed += captured is None
         return captured
 
-    def warm(self, progress: Callable[[], None]) -> None:
-        """Run everything once, on padding: all is compiled and loaded then, as no graph can do."""
+    def warm_up(self, progress: Callable[[], None]) -> None:
+        """Run every kind on padding, so that its kernels are compiled and loaded before capture."""
         for bucket, layout in self._layouts.items():
             layout.clear()
-            self._run(layout.tree, GraphKind(bucket, whole=True))
-            if layout.tree.inputs.head is not None:  # whose drafts a part restricts, which is more
-                self._run(layout.tree, GraphKind(bucket, whole=False))
+            self._run(layout.columns, GraphKind(bucket, whole=True))
+            if layout.columns.inputs.head is not None:  # parts draw drafts with more kernels
+                self._run(layout.columns, GraphKind(bucket, whole=False))
             progress()
-        keep_pinned(len(self.inbox.words), self._device)
+        keep_pinned(len(self.input_buffer.words), self._device)
 
     def capture_next(self) -> None:
-        """Capture the kind that most steps have wanted, else the largest that is left, if any.
+        """Capture the kind that most steps have missed, else the largest that is left, if any.
 
-        What has been queued is waited for: nothing is under way on the device meanwhile. Results
-        that have not been asked for yet are on the host then.
+        Waits until the device is idle: the results of all queued steps are on the host then.
         """
         kind = self._next()
         if kind is not None:
             self.capture(kind)
 
-    def capture_wanted(self) -> None:
-        """All that steps have wanted."""
-        while self._wanted:
+    def capture_missed(self) -> None:
+        while self._missed:
             self.capture_next()
 
     def capture(self, kind: GraphKind) -> bool:
-        """Whether it can be replayed now. A failure is logged: such steps are launched singly."""
+        """Capture a kind; return whether it can be replayed now.
+
+        A failure is logged, and steps of this kind are launched kernel by kernel.
+        """
         began = time.monotonic()
-        del self._wanted[kind]
+        del self._missed[kind]
         layout = self._layouts[kind.bucket]
         try:
-            replay = self._capture(lambda: self._run(layout.tree, kind))
-            self._captured[kind] = Captured(layout, replay)
+            replay = self._capture(lambda: self._run(layout.columns, kind))
+            self._captured[kind] = CapturedStep(layout, replay)
         except Exception:
             self._failed.add(kind)
             logger.exception("steps of %s are not captured", kind)
@@ -155,19 +156,19 @@ class Graphs:
         return kind in self._captured
 
     def drop(self, kind: GraphKind) -> None:
-        """Launch such steps singly after all."""
+        """Launch steps of this kind kernel by kernel from now on."""
         self._captured.pop(kind, None)
         self._failed.add(kind)
 
     def kinds(self) -> list[GraphKind]:
-        """All there may be, the largest first, whole steps before parts."""
+        """Return all kinds, the largest first, whole steps before parts."""
         return [GraphKind(bucket, whole) for whole in (True, False) for bucket in self._layouts]
 
     def _next(self) -> GraphKind | None:
-        if self._wanted:
-            return self._wanted.most_common(1)[0][0]
+        if self._missed:
+            return self._missed.most_common(1)[0][0]
         done = self._captured.keys() | self._failed
-        # Parts of steps are for requests that restrict or shape what is drawn, if there are any.
+        # Parts of steps serve requests that truncate or shape what is drawn, if there are any.
         parts = any(not kind.whole for kind in done)
         left = (kind for kind in self.kinds() if kind not in done and (kind.whole or parts))
         return next(left, None)
@@ -175,19 +176,19 @@ class Graphs:
     def _capture(self, run: Callable[[], Queued]) -> Callable[[], Queued]:
         if self._stream is None:
             return _into_place(run)
-        # Not torch.cuda.graph(), which gives all free memory back, on the host too, and collects
-        # garbage: the steps behind it would have to allocate again.
+        # Not torch.cuda.graph(), which releases all free memory, the host's too, and collects
+        # garbage: the steps that follow would have to allocate again.
         torch.cuda.current_stream(self._device).synchronize()
         free, reserved = self._memory()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            # Other threads may allocate and wait meanwhile: only this one's doing is captured.
+            # Other threads may allocate and wait during the capture, which records this one alone.
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 queued = run()
             finally:
                 graph.capture_end()
-        if queued.outputs.failed:
+        if queued.outputs.drafter_failed:
             raise InternalError("the drafter failed while a step was captured")
         left, held = self._memory()
         self._shared_bytes += held - reserved
@@ -200,13 +201,13 @@ class Graphs:
         return replay
 
     def _memory(self) -> tuple[int, int]:
-        """Bytes of the device that are free, and that the allocator has."""
+        """Return the bytes of the device that are free, and those that the allocator holds."""
         free, _ = torch.cuda.mem_get_info(self._device)
         return free, torch.cuda.memory_reserved(self._device)
 
 
 def _into_place(run: Callable[[], Queued]) -> Callable[[], Queued]:
-    """Run instead of replayed: what a step leaves lies where that of the one before it lay."""
+    """Stand in for a replay on the CPU: every run leaves its outputs where the first one did."""
     first = list[Queued]()
 
     def replay() -> Queued:
@@ -214,7 +215,9 @@ def _into_place(run: Callable[[], Queued]) -> Callable[[], Queued]:
         if not first:
             first.append(queued)
         _overwrite(first[0], queued)
-        return first[0]._replace(outputs=first[0].outputs._replace(failed=queued.outputs.failed))
+        failed = queued.outputs.drafter_failed
+        outputs = first[0].outputs._replace(drafter_failed=failed)
+        return first[0]._replace(outputs=outputs)
 
     return replay
 

@@ -1,4 +1,4 @@
-"""A step on a device between its launch and its result."""
+"""A step between its launch and its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from surestep_common.invariants import check_lengths
 from surestep_kernels.step.commit_step import Report
 from surestep_proto import worker_pb2 as pb
 
-from surestep_worker.inputs.download import Words
+from surestep_worker.inputs.download import Download
 from surestep_worker.inputs.geometry import Geometry
 from surestep_worker.inputs.logprob_plan import LogprobPlan
 from surestep_worker.ledger.plan import IntArray, Rows, SnapshotRequests
@@ -26,12 +26,12 @@ from .result import (
     emitted_ids,
     fill_rows,
     fill_vectors,
-    judge_vectors,
+    mark_non_finite_vectors,
 )
 
 
-class Launched(NamedTuple):
-    """What the host remembers of a step."""
+class LaunchedStep(NamedTuple):
+    """What the host keeps of a step until its result."""
 
     plan: pb.StepPlan
     rows: Rows
@@ -40,64 +40,67 @@ class Launched(NamedTuple):
     logprobs: LogprobPlan | None
     drafter_skipped: bool
     drafter_faults: int
-    timings: pb.Timings  # as far as they are known
+    timings: pb.Timings  # those known at launch
     launched_ns: int  # by perf_counter_ns
 
 
 class PendingStep:
-    """See Pending."""
+    """A step whose results are being copied to the host; implements Pending."""
 
     def __init__(
-        self, context: RankContext, words: Words, launched: Launched, drafting: Drafting
+        self, context: RankContext, download: Download, launched: LaunchedStep, drafting: Drafting
     ) -> None:
-        self._context, self._words, self._launched = context, words, launched
+        self._context, self._download, self._launched = context, download, launched
         self._drafting = drafting
 
     @property
     def done(self) -> bool:
-        """See Pending."""
-        return self._words.arrived
+        return self._download.arrived
 
     def wait(self) -> None:
-        """See Pending."""
-        self._words.wait()
+        self._download.wait()
 
     def finish(self) -> pb.StepResult:
-        """See Pending."""
         began_ns = time.perf_counter_ns()
-        report, error, fingerprint, non_finite, vectors, *scores = self._words.tensors()
+        packed, error, fingerprint, non_finite, vectors, *scores = self._download.tensors()
         if int(error):
             raise InternalError("the device met a slot, block or position that does not exist")
-        num_rows = len(self._launched.rows)  # padding stands behind them
-        words = Report.of(report[:num_rows].long())
-        outcome, pooled = self._outcome(words), self._launched.geometry.pooled
-        judge_vectors(outcome, pooled, vectors)
-        taken = self._taken(words.folded.numpy())
-        self._commit(outcome, words)
-        result = self._result(outcome, words, int(fingerprint))
+        num_rows = len(self._launched.rows)  # followed by padding
+        report = Report.of(packed[:num_rows].long())
+        outcome, pooled = self._outcome(report), self._launched.geometry.pooled
+        mark_non_finite_vectors(outcome, pooled, vectors)
+        taken = self._taken(report.folded.numpy())
+        self._commit(outcome, report)
+        result = self._result(outcome, report, int(fingerprint))
         result.draft_non_finite_rows.extend(non_finite[:num_rows].nonzero().flatten().tolist())
-        self._tell_snapshots(result, taken)
+        self._report_snapshots(result, taken)
         if self._context.tp.rank == 0:
             fill_vectors(result, outcome, pooled, vectors)
         logprobs = self._launched.logprobs
         if logprobs is not None and self._context.tp.rank == 0:
             geometry = self._launched.geometry
             window = geometry.window_row
-            emitted = words.tokens[window], outcome.n_emitted[window]
-            logprobs.tell(result, geometry, *emitted, Score(*scores))
+            emitted = report.tokens[window], outcome.n_emitted[window]
+            logprobs.fill(result, geometry, *emitted, Score(*scores))
         self._time(result, began_ns)
         return result
 
-    def _outcome(self, words: Report) -> StepOutcome:
-        """What happened to each row, which must have begun where the plan says."""
+    def _outcome(self, report: Report) -> StepOutcome:
+        """Return what each row did. Raises LedgerError for one that began where no plan allows."""
         rows = self._launched.rows
-        start: IntArray = words.len_before.numpy()
+        start: IntArray = report.len_before.numpy()
         check_lengths(slot=rows.slot, len_lo=rows.len_lo, len_hi=rows.len_hi, length=start)
-        columns = words.len_before, words.n_drafts, words.status, words.n_accepted, words.n_emitted
+        columns = (
+            report.len_before,
+            report.n_drafts,
+            report.status,
+            report.n_accepted,
+            report.n_emitted,
+        )
         return StepOutcome(*(column.numpy() for column in columns))
 
     def _taken(self, folded: IntArray) -> IntArray:
-        """Which of the requested snapshots [A] were taken: indices."""
+        """Return the indices of the requested snapshots that were taken."""
         requested, slots, rows = self._launched.requested, self._context.slots, self._launched.rows
         after = np.zeros(slots.num_slots, dtype=np.int64)
         after[rows.slot] = folded
@@ -106,23 +109,22 @@ class PendingStep:
             (before < requested.length) & (requested.length <= after[requested.slot])
         )
 
-    def _commit(self, outcome: StepOutcome, words: Report) -> None:
-        """The host's books follow."""
+    def _commit(self, outcome: StepOutcome, report: Report) -> None:
         slots, rows = self._context.slots, self._launched.rows
-        slots.drafter_len[rows.slot] = words.drafter_len.numpy()
+        slots.drafter_len[rows.slot] = report.drafter_len.numpy()
         if self._drafting.has_state and not self._launched.drafter_skipped:
             check_caught_up(rows, slots)
         consumed = np.where(rows.is_prefill, rows.num_tokens, outcome.n_emitted)
         consumed[outcome.status != pb.OK] = 0
         counts = consumed, outcome.n_accepted, outcome.n_emitted
-        slots.commit(self._launched.plan.step, rows.slot, words.folded.numpy(), *counts)
+        slots.commit(self._launched.plan.step, rows.slot, report.folded.numpy(), *counts)
         self._drafting.observe(rows, outcome.n_drafts, outcome.n_accepted)
 
-    def _result(self, outcome: StepOutcome, words: Report, fingerprint: int) -> pb.StepResult:
+    def _result(self, outcome: StepOutcome, report: Report, fingerprint: int) -> pb.StepResult:
         plan, rows, slots = self._launched.plan, self._launched.rows, self._context.slots
         rank = self._context.tp.rank
         result = pb.StepResult(epoch=plan.epoch, step=plan.step, rank=rank)
-        ids = emitted_ids(words.tokens, outcome.n_emitted)
+        ids = emitted_ids(report.tokens, outcome.n_emitted)
         result.digest = digest(outcome, ids, slots.committed[rows.slot], fingerprint)
         result.drafter_faults = self._launched.drafter_faults
         result.drafter_skipped = self._launched.drafter_skipped
@@ -131,14 +133,14 @@ class PendingStep:
             result.drafter_len.extend(slots.drafter_len[rows.slot].tolist())
         return result
 
-    def _tell_snapshots(self, result: pb.StepResult, taken: IntArray) -> None:
+    def _report_snapshots(self, result: pb.StepResult, taken: IntArray) -> None:
         recurrent, requested = self._context.caches.recurrent, self._launched.requested
         if recurrent is not None:
-            recurrent.taken(requested.id[taken], requested.length[taken])
+            recurrent.mark_taken(requested.id[taken], requested.length[taken])
             result.snapshot_ids_taken.extend(requested.id[taken].tolist())
 
     def _time(self, result: pb.StepResult, began_ns: int) -> None:
-        """What a device does is one to the host, which only knows when it has the results."""
+        """Fill in the timings. The host only sees when a device has done everything."""
         now = time.perf_counter_ns()
         result.timings.CopyFrom(self._launched.timings)
         if self._context.synchronous:

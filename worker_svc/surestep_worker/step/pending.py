@@ -1,4 +1,4 @@
-"""Steps between their launch and their result."""
+"""What the step loop knows of a step between its launch and its result."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from surestep_proto import worker_pb2 as pb
 
 
 class Pending(Protocol):
-    """A step under way."""
+    """A step that has been launched."""
 
     @property
     def done(self) -> bool:
         """Whether `finish` has nothing to wait for."""
 
     def wait(self) -> None:
-        """Return when the device is through with the step. Any thread may wait."""
+        """Block until the device has finished the step. Called from any thread."""
 
     def finish(self) -> pb.StepResult:
-        """Settle the books and report. Steps finish in the order in which they were launched.
+        """Advance the host's slots and return the result. Call it in the order of launches.
 
-        Raises LedgerError; the epoch is then over.
+        Raises LedgerError, which ends the epoch.
         """

@@ -1,4 +1,4 @@
-"""Where a step is: told to who watches the rank, and timed."""
+"""The phases of a step: reported to the supervisor by the heartbeat, and timed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from surestep_worker.host.heartbeat import Heartbeat
 
 
 class Phases:
-    """Not thread-safe: every call comes from the step thread."""
+    """Times one step after the other. Not thread-safe: every call comes from the step thread."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
         self.begin()
 
     def begin(self) -> None:
-        """A step is being prepared."""
+        """Start timing a step, which is being prepared."""
         self._spent_ns = defaultdict[pb.Phase, int](int)
         self._phase, self._since_ns = pb.PREPARING, time.perf_counter_ns()
 
     def enter(self, phase: pb.Phase) -> None:
-        """The next phase of the step."""
         self._lap()
         self._phase = phase
         self._heartbeat.enter(phase)
 
     def timings(self) -> worker_pb2.Timings:
-        """Of the step so far, where every launch is over when it returns."""
+        """Return the timings of the step so far, valid where launches are synchronous."""
         self._lap()
         draft_ns = self._spent_ns[pb.DRAFTING]
         return worker_pb2.Timings(

@@ -1,4 +1,4 @@
-"""Drafts of drafters that know nothing of devices, where reading what they propose is free."""
+"""Runs drafters that know nothing of devices, where reading their proposals is free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .rank_context import RankContext
 
 
 class _Mark(IntEnum):
-    """What rank 0 tells the others of a row beside its drafts."""
+    """What rank 0 reports to the others of a row, beside its drafts."""
 
     FINE = 0
     NON_FINITE = 1
@@ -23,7 +23,7 @@ class _Mark(IntEnum):
 
 
 class Proposals:
-    """What rank 0 proposes is checked, and is what all ranks verify."""
+    """Checks what rank 0 proposes, and broadcasts it: all ranks verify the same drafts."""
 
     def __init__(self, drafter: Drafter, context: RankContext, state: SlotState) -> None:
         self._drafter, self._state, self._tp = drafter, state, context.tp
@@ -34,9 +34,9 @@ class Proposals:
         )
 
     def __call__(self, slot: Tensor, max_drafts: Tensor, catch_up: Tensor) -> Drafts:
-        """At most max_drafts drafts for rows i32[R]. All columns are i32.
+        """Return at most max_drafts drafts for each row [R]. All columns are i32.
 
-        Raises, on all ranks, when the drafter of rank 0 raises or proposes what it may not.
+        Raises, on all ranks, when the drafter of rank 0 raises or its proposals are invalid.
         """
         self._catch_up(slot.long(), catch_up)
         packed = torch.zeros(len(slot), self._max_drafts + 2, dtype=torch.int64)
@@ -57,7 +57,7 @@ class Proposals:
             self._stateful.catch_up(*columns)
 
     def _propose(self, slot: Tensor, max_drafts: Tensor, packed: Tensor) -> Exception | None:
-        """Fill ids, count and mark of each row; what went wrong."""
+        """Fill in ids, count and mark of each row. Return the exception of a failed drafter."""
         if self._tp.rank and self._stateful is None:
             return None
         try:
@@ -80,7 +80,7 @@ class Proposals:
 
 
 def check_drafts(drafts: Drafts, max_drafts: Tensor, vocab_size: int) -> None:
-    """Raise InternalError for drafts of rows [R] that nobody may propose."""
+    """Raise InternalError for drafts of rows [R] beyond max_drafts or the vocabulary."""
     if bool((drafts.counts > max_drafts).any()):
         raise InternalError("the drafter proposed more than it may")
     if not bool(((drafts.ids >= 0) & (drafts.ids < vocab_size)).all()):

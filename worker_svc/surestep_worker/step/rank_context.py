@@ -1,4 +1,4 @@
-"""What the execution of steps on one rank is made of."""
+"""The parts of a rank, as its steps see them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from surestep_worker.sampling.table import SamplingTable
 
 
 class RankContext(NamedTuple):
-    """What a runner is made of; each part is used for what its name says and nothing else."""
+    """The parts that steps of one rank use."""
 
     model: Model
     caches: Caches
@@ -32,11 +32,11 @@ class RankContext(NamedTuple):
     device: torch.device
     heartbeat: Heartbeat
     step_ops: StepOps
-    use_graphs: bool  # capture steps before the first one, unless they are synchronous
+    use_graphs: bool  # capture steps, unless launches are synchronous
     max_step_tokens: int
     compilations: Compilations
 
     @property
     def synchronous(self) -> bool:
-        """Whether a launch is over when it returns, and reading what it wrote is free."""
+        """Whether launches complete before they return, so that reading their outputs is free."""
         return self.step_ops.synchronous

@@ -1,4 +1,4 @@
-"""From what a step did to the StepResult that reports it."""
+"""Fills in the StepResult that reports a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from surestep_worker.ledger.positions import PooledTokens
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """Counts per row of the plan. All arrays are [R]."""
+    """What each row of a plan did. All arrays are [R]."""
 
     len_before: IntArray
     n_drafts: IntArray
@@ -27,7 +27,7 @@ class StepOutcome:
 def digest(
     outcome: StepOutcome, ids: IntArray, committed: IntArray, hidden_fingerprint: int
 ) -> int:
-    """64 bits over tokens, counts, slot lengths after the step and final hidden states."""
+    """Hash tokens, counts, slot lengths after the step and final hidden states into 64 bits."""
     hasher = hashlib.blake2b(digest_size=8)
     for array in (outcome.n_drafts, outcome.status, outcome.n_accepted, committed):
         hasher.update(array.tobytes())
@@ -37,7 +37,7 @@ def digest(
 
 
 def fill_rows(result: pb.StepResult, rows: Rows, outcome: StepOutcome, ids: IntArray) -> None:
-    """The row columns, in the plan's order, and the ids that they emit."""
+    """Fill the row columns, in the plan's order, and the emitted ids."""
     result.slot.extend(rows.slot.tolist())
     result.slot_epoch.extend(rows.slot_epoch.tolist())
     result.status.extend(outcome.status.tolist())
@@ -48,8 +48,10 @@ def fill_rows(result: pb.StepResult, rows: Rows, outcome: StepOutcome, ids: IntA
     result.token_ids.extend(ids.tolist())
 
 
-def judge_vectors(outcome: StepOutcome, pooled: PooledTokens, vectors: torch.Tensor) -> None:
-    """Rows whose vectors [K, H] are no numbers have failed."""
+def mark_non_finite_vectors(
+    outcome: StepOutcome, pooled: PooledTokens, vectors: torch.Tensor
+) -> None:
+    """Set the status of rows whose vectors [K, H] are not finite."""
     if not len(vectors):
         return
     finite = vectors.isfinite().all(dim=1).numpy()
@@ -59,7 +61,7 @@ def judge_vectors(outcome: StepOutcome, pooled: PooledTokens, vectors: torch.Ten
 def fill_vectors(
     result: pb.StepResult, outcome: StepOutcome, pooled: PooledTokens, vectors: torch.Tensor
 ) -> None:
-    """Vectors [K, H] of the rows that have not failed."""
+    """Fill in the vectors [K, H] of the rows that have not failed."""
     if not len(vectors):
         return
     ok = outcome.status[pooled.row] == pb.OK
@@ -68,6 +70,6 @@ def fill_vectors(
 
 
 def emitted_ids(tokens: torch.Tensor, n_emitted: IntArray) -> IntArray:
-    """Ids of all rows in order, CSR by n_emitted [R], from the leading parts of tokens [R, K+1]."""
+    """Return the emitted ids, grouped by row: the first n_emitted [R] of tokens [R, K+1]."""
     ids: IntArray = tokens.numpy()[np.arange(tokens.shape[1]) < n_emitted[:, None]]
     return ids

@@ -19,74 +19,74 @@ from .step import StepLauncher
 class Runner:
     """One rank's executor. Not thread-safe: every call comes from the step thread."""
 
-    def __init__(self, context: RankContext, execution: StepLauncher | None = None) -> None:
-        """`execution` is that of another runner, whose epochs are over."""
+    def __init__(self, context: RankContext, launcher: StepLauncher | None = None) -> None:
+        """Use the `launcher` of another runner, whose epochs are over, if it is given."""
         self.context = context
         self._slots = context.slots
-        self._execution = execution or StepLauncher(context, context.step_ops)
+        self._launcher = launcher or StepLauncher(context, context.step_ops)
         self._bounds = _bounds(context)
         self._epoch = 0
         self._step = 0
 
     def with_own_epochs(self) -> Runner:
-        """Another one with epochs of its own, on the same context: for steps before the first."""
-        return Runner(self.context, self._execution)
+        """Return a runner with epochs of its own on the same context, for steps before serving."""
+        return Runner(self.context, self._launcher)
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Do, before the first step, what takes its time once."""
-        self._execution.prepare()
+        """Compile kernels and capture steps, before the first step."""
+        self._launcher.prepare()
 
     def open(self, epoch: int) -> None:
-        """Begin an epoch: every slot is emptied. Raises InvalidRequest for an old epoch."""
+        """Begin an epoch with all slots empty. Raises InvalidRequest for an old epoch."""
         if epoch <= self._epoch:
             raise InvalidRequest(f"epoch {epoch} is not newer than {self._epoch}", param="epoch")
         self._epoch, self._step = epoch, 0
         self._slots.reset()
-        self._execution.open()
+        self._launcher.open()
         if self.context.caches.recurrent is not None:
-            self.context.caches.recurrent.forget()
+            self.context.caches.recurrent.reset()
         for slot in range(self._slots.num_slots):
             self.context.sampling.free(slot)
 
     @property
     def num_late_compilations(self) -> int:
-        """Kernels compiled while serving."""
+        """Return the number of kernels that were compiled while serving."""
         return self.context.compilations.num_late
 
     @property
     def captured(self) -> tuple[int, int]:
-        """Kinds of step that are one launch; and how many steps were not, where there are any."""
-        return self._execution.captured
+        """Return the number of captured kinds of step, and of steps that none of them fitted."""
+        return self._launcher.captured
 
     @property
     def graph_bytes(self) -> int:
-        """Memory of the device that captured steps will take, all of them; known when prepared."""
-        return self._execution.graph_bytes
+        """Return the device memory that all captured steps will take. Known after `prepare`."""
+        return self._launcher.graph_bytes
 
     @property
-    def has_chore(self) -> bool:
-        """Whether steps have wanted something that would make them faster. Any thread may ask."""
-        return self._execution.has_chore
+    def capture_is_due(self) -> bool:
+        """Whether a kind of step should be captured now. Called from any thread."""
+        return self._launcher.capture_is_due
 
     @torch.inference_mode()
-    def do_chore(self) -> None:
-        """Do a part of what makes steps faster, if any is left: between steps, or when idle."""
-        self._execution.do_chore()
+    def capture_next(self) -> None:
+        """Capture one kind of step, if any is left. Call it between steps, or when idle."""
+        self._launcher.capture_next()
 
     @torch.inference_mode()
-    def do_wanted(self) -> None:
-        """Do all that steps have wanted."""
-        self._execution.do_wanted()
+    def capture_missed(self) -> None:
+        """Capture every kind that would have fitted an earlier step."""
+        self._launcher.capture_missed()
 
-    def check_whole(self) -> None:
-        """Raise Unavailable when a rank of the group is gone. Between epochs."""
-        self.context.tp.check_whole()
+    def check_peers(self) -> None:
+        """Raise Unavailable when a rank of the group is gone. Call it between epochs."""
+        self.context.tp.check_peers()
 
     @torch.inference_mode()
     def launch(self, plan: pb.StepPlan) -> Pending:
-        """Begin to execute a plan. Raises LedgerError or InvalidRequest; the epoch is then over."""
-        return self._execution.launch(plan, self._apply(plan))
+        """Begin to execute a plan. Raises LedgerError or InvalidRequest, which end the epoch."""
+        return self._launcher.launch(plan, self._apply(plan))
 
     def step(self, plan: pb.StepPlan) -> pb.StepResult:
         """Execute one plan. Raises as `launch` and Pending.finish do."""
@@ -95,7 +95,7 @@ class Runner:
         return pending.finish()
 
     def _apply(self, plan: pb.StepPlan) -> Rows:
-        """Differences first, in the order the protocol fixes; then the rows are checked."""
+        """Apply a plan's differences, in the protocol's order, and return its rows, checked."""
         if plan.epoch != self._epoch or plan.step != self._step + 1:
             raise InvalidRequest(
                 f"plan {plan.epoch}/{plan.step} does not follow {self._epoch}/{self._step}",
@@ -122,7 +122,7 @@ class Runner:
         return rows
 
     def _restore(self, admission: pb.Admission) -> None:
-        """Recurrent state behind a cached prefix comes from the snapshot of exactly its length."""
+        """Restore the recurrent state of a cached prefix from the snapshot of its exact length."""
         recurrent = self.context.caches.recurrent
         if recurrent is None or not admission.num_cached:
             return

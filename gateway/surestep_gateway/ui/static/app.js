@@ -1,4 +1,4 @@
-// Looks once a second, while somebody looks at the page, and shows what it sees.
+// Looks once a second, while the page is visible, and shows what it sees.
 
 import { hasKey, overview, useKey } from "./api.js";
 import { Chat } from "./chat.js";

@@ -30,7 +30,7 @@ function fill(element, attributes, children) {
 const asNode = (child) => (child instanceof Node ? child : document.createTextNode(child));
 
 /** Make what `shown` contains equal to `nodes`, keeping elements that are there: focus, selection,
- * what is unfolded, and the place where somebody reads survive. */
+ * what is unfolded, and the place where a user reads survive. */
 export function show(shown, ...nodes) {
   const wanted = nodes.flat(Infinity).filter((node) => node).map(asNode);
   wanted.forEach((node, index) => {

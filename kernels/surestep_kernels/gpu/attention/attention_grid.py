@@ -1,8 +1,8 @@
-"""How paged attention is shared out among programs: of no influence on its results.
+"""How the work of paged attention is divided among programs; it has no influence on results.
 
-Of a batch the host knows sizes, but not how long its rows are. So what a launch takes follows from
-these sizes, within bounds that the longest context that a slot has room for does not move; who does
-what is found on the device (attention_work.py).
+The host knows the sizes of a batch, but not how long its rows are. So launches are sized by these
+numbers, within bounds that do not grow with the longest context a slot has room for; the device
+finds out which program does what (attention_work.py).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 SPLIT = 256  # KV positions
 PROGRAMS = 4 * 132  # four for each multiprocessor of an H100, whatever the batch
-MAX_SCRATCH = 256 << 20  # bytes for what splits add up to
+MAX_SCRATCH = 256 << 20  # bytes of the splits' states
 
 
 class Batch(NamedTuple):
-    """What the host knows."""
+    """The sizes of a batch that the host knows."""
 
     tokens: int
     rows: int
-    max_tokens: int  # of a row, or more
-    positions: int  # that a slot has room for
+    max_tokens: int  # upper bound of a row's tokens
+    positions: int  # capacity of a slot
     heads: int
     kv_heads: int
     head_dim: int
@@ -29,21 +29,20 @@ class Batch(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """Shares and lines are of rows that one tile holds, tiles of longer ones."""
+    """Shares and lines are of rows that fit into one tile, tiles of longer rows."""
 
-    shares: int  # for each KV head, into which all splits are shared out
-    tiles: int  # for each KV head: programs without a share, as many as tiles at most
+    shares: int  # per KV head, among which all splits are divided
+    tiles: int  # per KV head: programs without a share, at most one per tile
     has_long: bool  # whether some rows may be longer, or lines too few
     lines: int  # of scratch: a token's sums over a split, of all heads
     merges: int  # tokens at most
 
     def programs_of(self, batch: Batch) -> tuple[int, int]:
-        """Of the launch that attends, and of the one that merges."""
+        """Return the numbers of programs that attend, and that merge."""
         return (self.shares + self.tiles) * batch.kv_heads, self.merges * batch.heads
 
 
 def grid_of(batch: Batch) -> Grid:
-    """See above."""
     tile_tokens = batch.tile // (batch.heads // batch.kv_heads)
     tokens, rows, positions = batch.tokens, batch.rows, batch.positions
     if batch.window:

@@ -1,6 +1,6 @@
 """The parts of paged attention in Triton: a tile of queries, its online softmax, and merging.
 
-See paged_attention.py. Everything that decides the bits of a result is here.
+Everything that decides the bits of a result is here; paged_attention.py describes the whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class Shape(NamedTuple):
-    """What a kernel is compiled for."""
+    """The constants that a kernel is compiled for."""
 
     KV_HEADS: int
     GROUP: int  # query heads for each KV head
@@ -23,17 +23,17 @@ class Shape(NamedTuple):
     BLOCK_M: int  # queries of a tile
     BLOCK_N: int  # positions of a step
     BLOCK_SIZE: int  # positions of a page
-    PAGES: int  # in which the positions of a step lie, at most
+    PAGES: int  # upper bound of the pages that the positions of a step touch
     SPLIT: int
     WINDOW: int
     HAS_SCALES: bool
     HAS_SINKS: bool
     PRECISION: str  # of products
-    WIDEN: bool  # for Triton's interpreter, whose products take no bfloat16
+    WIDEN: bool  # for Triton's interpreter, which cannot multiply bfloat16
 
 
 class Pages(NamedTuple):
-    """Where the positions of one row lie, for one KV head."""
+    """The pages that hold the positions of one row, for one KV head."""
 
     k: Any  # pointer to the head in page 0
     v: Any
@@ -41,19 +41,19 @@ class Pages(NamedTuple):
     num_blocks: Any
 
 
-class Seen(NamedTuple):
-    """Positions that the queries of a tile see."""
+class VisibleRange(NamedTuple):
+    """The positions that the queries of a tile see."""
 
     begin: Any  # first that any of them sees
-    end: Any  # behind the last that any of them sees
-    common: Any  # behind the last that all of them see, if there is no window
+    end: Any  # one past the last that any of them sees
+    common: Any  # one past the last that all of them see, if there is no window
 
 
 class Queries(NamedTuple):
-    """The M queries of a tile, GROUP for each token; behind them the row's last token is repeated.
+    """The M queries of a tile, GROUP for each token, padded with copies of the row's last token.
 
-    Of what is stored at last there are single numbers here: a register of every thread each, where
-    one for each query would be held through all products.
+    What is needed to store the result is held as single numbers here: one register of every thread
+    each, where a number per query would be held through all products.
     """
 
     q: Any  # [M, BLOCK_D]
@@ -63,15 +63,15 @@ class Queries(NamedTuple):
 
 
 @triton.jit
-def see(first, tokens, limit, C: tl.constexpr):
-    """What a tile of `tokens` tokens from position `first` on sees."""
+def visible_range(first, tokens, limit, C: tl.constexpr):
+    """Return the positions seen by a tile of `tokens` tokens that begins at position `first`."""
     begin = tl.maximum(first + 1 - C.WINDOW, 0) if C.WINDOW else 0
-    return Seen(begin, tl.minimum(first + tokens, limit), tl.minimum(first + 1, limit))
+    return VisibleRange(begin, tl.minimum(first + tokens, limit), tl.minimum(first + 1, limit))
 
 
 @triton.jit
 def load_queries(q_ptr, q_stride, row, index, kv_head, C: tl.constexpr):
-    """Those of the tile whose first token is the row's token `index`."""
+    """Load the queries of the tile whose first token is the row's token `index`."""
     member, dims = tl.arange(0, C.BLOCK_M), tl.arange(0, C.BLOCK_D)
     token = index + member // C.GROUP
     token = tl.minimum(token, row.count - 1)
@@ -91,8 +91,8 @@ def _multiply(a, b, acc, C: tl.constexpr):
 
 
 @triton.jit
-def _hide(scores, v, position, last, C: tl.constexpr):
-    """Scores -inf where a query does not see; a value that is not finite reaches those that do."""
+def _mask_scores(scores, v, position, last, C: tl.constexpr):
+    """Set scores to -inf where a query does not see; non-finite values reach only those that do."""
     finite = tl.abs(v.to(tl.float32)) < float("inf")
     broken = tl.max((~finite).to(tl.int32), axis=1)
     scores = tl.where(broken[None, :] > 0, float("nan"), scores)
@@ -103,20 +103,20 @@ def _hide(scores, v, position, last, C: tl.constexpr):
 
 
 @triton.jit
-def nothing(M: tl.constexpr, C: tl.constexpr):
-    """The m, total and acc of no positions."""
-    BLOCK_D: tl.constexpr = C.BLOCK_D  # Triton 3.6 takes no field as it is in a shape
+def empty_state(M: tl.constexpr, C: tl.constexpr):
+    """Return the m, total and acc of no positions."""
+    BLOCK_D: tl.constexpr = C.BLOCK_D  # Triton 3.6 does not accept a field in a shape
     m = tl.full((M,), float("-inf"), tl.float32)
     return m, tl.zeros((M,), tl.float32), tl.zeros((M, BLOCK_D), tl.float32)
 
 
 @triton.jit
 def _find_pages(pages, seen, base, C: tl.constexpr):
-    """The pages i32[N] of the positions from `base` on; those behind the last are none, -1.
+    """Return the pages i32[N] of the positions from `base` on, -1 for positions past the end.
 
-    Each id is read once, by all threads, as a number that no step of the pipeline waits for.
+    Each id is read once, by all threads, as a number that no stage of the pipeline waits for.
     """
-    BLOCK_N: tl.constexpr = C.BLOCK_N  # see nothing()
+    BLOCK_N: tl.constexpr = C.BLOCK_N  # see empty_state()
     PAGES: tl.constexpr = C.PAGES
     first, step = base // C.BLOCK_SIZE, base % C.BLOCK_SIZE + tl.arange(0, BLOCK_N)
     page = tl.full((BLOCK_N,), -1, tl.int32)
@@ -141,8 +141,8 @@ def _attend_blocks(
     C: tl.constexpr,
     MASKED: tl.constexpr,  # whether some query does not see some position
 ):
-    """Online softmax over the blocks of the positions begin..end."""
-    BLOCK_M: tl.constexpr = C.BLOCK_M  # see nothing()
+    """Run the online softmax over the blocks of positions begin..end."""
+    BLOCK_M: tl.constexpr = C.BLOCK_M  # see empty_state()
     BLOCK_N: tl.constexpr = C.BLOCK_N
     q, dims = queries.q, tl.arange(0, C.BLOCK_D)
     for base in range(begin, end, C.BLOCK_N):
@@ -156,7 +156,7 @@ def _attend_blocks(
         v = tl.load(pages.v + at, mask=mask, other=0.0).to(q.dtype)
         scores = _multiply(q, tl.trans(k), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), C)
         if MASKED:
-            scores, v = _hide(scores, v, position, queries.position, C)
+            scores, v = _mask_scores(scores, v, position, queries.position, C)
         top = tl.maximum(m, tl.max(scores, axis=1) * scale)
         origin = tl.where(top == float("-inf"), 0.0, top)
         weights, decay = tl.exp2(scores * scale - origin[:, None]), tl.exp2(m - origin)
@@ -168,10 +168,10 @@ def _attend_blocks(
 
 @triton.jit
 def attend_split(queries, pages, seen, scale, split, C: tl.constexpr):
-    """The m, total and acc of one split."""
+    """Return the m, total and acc of one split."""
     begin = tl.maximum(split * C.SPLIT, seen.begin // C.BLOCK_N * C.BLOCK_N)
     end = tl.minimum(split * C.SPLIT + C.SPLIT, seen.end)
-    m, total, acc = nothing(C.BLOCK_M, C)
+    m, total, acc = empty_state(C.BLOCK_M, C)
     middle = begin
     if not C.WINDOW:
         middle = tl.maximum(tl.minimum(end, seen.common) // C.BLOCK_N * C.BLOCK_N, begin)
@@ -183,7 +183,7 @@ def attend_split(queries, pages, seen, scale, split, C: tl.constexpr):
 
 @triton.jit
 def merge(m, total, acc, next_m, next_total, next_acc):
-    """What two ranges of positions give together; one that is empty changes nothing."""
+    """Merge the states of two ranges of positions; an empty one changes nothing."""
     top = tl.maximum(m, next_m)
     origin = tl.where(top == float("-inf"), 0.0, top)
     decay, next_decay = tl.exp2(m - origin), tl.exp2(next_m - origin)
@@ -193,7 +193,7 @@ def merge(m, total, acc, next_m, next_total, next_acc):
 
 @triton.jit
 def finish(m, total, acc, head, sinks_ptr, scales_ptr, C: tl.constexpr):
-    """The weighted mean of the values, with the sinks of the heads in the denominator."""
+    """Return the weighted mean of the values, with the heads' sinks in the denominator."""
     if C.HAS_SINKS:
         sink = tl.load(sinks_ptr + head) * LOG2_E
         top = tl.maximum(m, sink)

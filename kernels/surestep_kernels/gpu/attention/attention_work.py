@@ -1,8 +1,8 @@
-"""What a program of paged attention does: rows have units of work, which are counted on the device.
+"""The work of each program of paged attention: rows consist of units, counted on the device.
 
-A row of one tile's tokens at most, as a decode row or a window is, has a unit for each split that
-it sees, and lines of scratch for them. Long rows, as prompts are, have a unit for each tile; so has
-a row for which there are no lines left. Units of a kind are numbered from row to row.
+A row that fits into one tile, such as a decode row or a window, has one unit for each split that it
+sees, and lines of scratch for them. Long rows, such as prompts, have a unit for each tile; so has a
+row for which no lines are left. Units of one kind are numbered from row to row.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .attention_tile import Pages, load_queries, see
+from .attention_tile import Pages, load_queries, visible_range
 
-_ROWS = tl.constexpr(256)  # looked at together
+_ROWS = tl.constexpr(256)  # processed together
 
 
 class Rows(NamedTuple):
@@ -23,12 +23,12 @@ class Rows(NamedTuple):
     cu: Any  # i32[R+1]
     start: Any  # i32[R]
     count: Any  # R
-    limit: Any  # positions that a slot has room for
+    limit: Any  # positions: the capacity of a slot
     lines: Any  # of scratch
 
 
 class Row(NamedTuple):
-    """One of them."""
+    """One row of the batch."""
 
     begin: Any  # its first token
     start: Any  # the position of that
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Of a program, which has one KV head."""
+    """The inputs of a program, which has one KV head."""
 
     rows: Any
     pages: Any  # of all slots: the table is i32[S, B]
@@ -47,7 +47,7 @@ class Inputs(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a unit of work is."""
+    """The position of a unit of work."""
 
     row: Any
     unit: Any  # of the row
@@ -56,22 +56,22 @@ class Place(NamedTuple):
 
 @triton.jit
 def load_row(rows, row):
-    """A row of the batch."""
+    """Load a row of the batch."""
     begin, start = tl.load(rows.cu + row), tl.load(rows.start + row)
     return Row(begin, start, tl.load(rows.cu + row + 1) - begin)
 
 
 @triton.jit
 def splits_of(rows, start, count, C: tl.constexpr):
-    """The first split that a row of `count` tokens sees, and how many."""
-    seen = see(start, count, rows.limit, C)
+    """Return the first split that a row of `count` tokens sees, and the number of splits."""
+    seen = visible_range(start, count, rows.limit, C)
     first = seen.begin // C.SPLIT
     return first, tl.maximum(tl.cdiv(seen.end, C.SPLIT) - first, 0)
 
 
 @triton.jit
 def _measure(rows, row, end, line, C: tl.constexpr, LONG: tl.constexpr):
-    """Units of rows, and their lines; `line` is the first of them. Rows from `end` on have none."""
+    """Return the units of rows, and their lines from `line` on. Rows from `end` on have none."""
     TOKENS: tl.constexpr = C.BLOCK_M // C.GROUP
     used = row < end
     start = tl.load(rows.start + row, mask=used, other=0)
@@ -90,7 +90,7 @@ def _measure(rows, row, end, line, C: tl.constexpr, LONG: tl.constexpr):
 
 @triton.jit
 def count_units(rows, C: tl.constexpr, LONG: tl.constexpr):
-    """All of a kind."""
+    """Count the units of one kind."""
     counted, line = 0, 0
     for base in range(0, rows.count, _ROWS):
         row = base + tl.arange(0, _ROWS)
@@ -102,7 +102,7 @@ def count_units(rows, C: tl.constexpr, LONG: tl.constexpr):
 
 @triton.jit
 def find_unit(rows, at, C: tl.constexpr, LONG: tl.constexpr):
-    """The place of unit `at`, which must exist."""
+    """Return the place of unit `at`, which must exist."""
     found, before, first, counted, line = 0, 0, 0, 0, 0
     for base in range(0, rows.count, _ROWS):
         row = base + tl.arange(0, _ROWS)
@@ -118,7 +118,7 @@ def find_unit(rows, at, C: tl.constexpr, LONG: tl.constexpr):
 
 @triton.jit
 def first_line(rows, end, C: tl.constexpr):
-    """Of row `end`: lines of scratch that the rows before it have."""
+    """Return the first scratch line of row `end`: the number of lines of all rows before it."""
     line = 0
     for base in range(0, end, _ROWS):
         row = base + tl.arange(0, _ROWS)
@@ -128,9 +128,9 @@ def first_line(rows, end, C: tl.constexpr):
 
 @triton.jit
 def load_tile(inputs, number, index, C: tl.constexpr):
-    """The queries of a row from its token `index` on, the row's pages, and what these see."""
+    """Return the queries of a row from its token `index` on, their pages and visible range."""
     row, of = load_row(inputs.rows, number), inputs.pages
-    seen = see(
+    seen = visible_range(
         row.start + index,
         tl.minimum(C.BLOCK_M // C.GROUP, row.count - index),
         inputs.rows.limit,

@@ -1,9 +1,10 @@
-"""Flash attention by other packages: flash-attn (2, 3 and 4), and torch's own entry to it.
+"""Flash attention by other packages: flash-attn (2, 3 and 4), and torch's own interface to it.
 
-Adapters only: our arguments under their names. Their packages need a CUDA device, and none of these
-adapters has run on one; tests/kernels calls them with stand-ins of the documented signatures.
+Only adapters: our arguments under their names. The packages need a CUDA device, and none of these
+adapters has run on one; tests/kernels calls them with stand-ins that have the documented
+signatures.
 
-How these packages split the KV positions, and which tiles they take, follows from the batch. So
+How these packages split the KV positions, and which tiles they choose, depends on the batch. So
 none of them is `invariant`.
 """
 
@@ -32,7 +33,7 @@ class Call(NamedTuple):
     """The arguments of one call of paged_attention."""
 
     q: Tensor
-    cache: LayerCache  # [blocks, block_size, Hkv, D], the order of dimensions that all of them want
+    cache: LayerCache  # [blocks, block_size, Hkv, D], the order of dimensions that all of them take
     rows: AttentionRows
     scale: float
     window: int
@@ -40,26 +41,26 @@ class Call(NamedTuple):
 
     @property
     def lengths(self) -> Tensor:
-        """KV positions of each row i32[R]."""
+        """Return the KV positions of each row i32[R]."""
         return self.rows.start + self.rows.cu_rows[1:] - self.rows.cu_rows[:-1]
 
     @property
     def tables(self) -> Tensor:
-        """Pages i32[R, B] of each row: these packages know no slots."""
+        """Return the pages i32[R, B] of each row: these packages have no slots."""
         return self.rows.block_tables[self.rows.slots]
 
     @property
     def max_length(self) -> int:
-        """Most KV positions of a row, or more."""
+        """Return an upper bound of the KV positions of a row."""
         return self.rows.block_tables.shape[1] * self.cache.k.shape[1]
 
     def window_or(self, unlimited: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
-        """Positions seen before and after a token's own."""
+        """Return the numbers of positions seen before and after a token's own."""
         return (self.window - 1, 0) if self.window else unlimited
 
 
 def call_fa2(module: Any, call: Call) -> Tensor:
-    """`flash_attn_varlen_func`, which takes the rows' lengths from cu_seqlens_k."""
+    """Call `flash_attn_varlen_func`, which takes the rows' lengths from cu_seqlens_k."""
     out: Tensor = module.flash_attn_varlen_func(
         *(call.q, call.cache.k, call.cache.v),
         cu_seqlens_q=call.rows.cu_rows,
@@ -75,7 +76,7 @@ def call_fa2(module: Any, call: Call) -> Tensor:
 
 
 def call_fa3(module: Any, call: Call) -> Tensor:
-    """`flash_attn_with_kvcache`, whose queries are ragged by cu_seqlens_q."""
+    """Call `flash_attn_with_kvcache`, whose queries are ragged by cu_seqlens_q."""
     out: Tensor = module.flash_attn_with_kvcache(
         *(call.q, call.cache.k, call.cache.v),
         cache_seqlens=call.lengths,
@@ -90,7 +91,7 @@ def call_fa3(module: Any, call: Call) -> Tensor:
 
 
 def call_fa4(module: Any, call: Call) -> Tensor:
-    """`flash_attn_varlen_func` of flash_attn.cute; how many splits (num_splits 0) is up to it."""
+    """Call `flash_attn_varlen_func` of flash_attn.cute, which chooses the splits (num_splits 0)."""
     out: Tensor
     out, _ = module.flash_attn_varlen_func(
         *(call.q, call.cache.k, call.cache.v),
@@ -109,7 +110,7 @@ def call_fa4(module: Any, call: Call) -> Tensor:
 
 
 def call_torch(module: Any, call: Call) -> Tensor:
-    """`varlen_attn` of torch.nn.attention.varlen, for which (-1, 0) is causal without a window."""
+    """Call `varlen_attn` of torch.nn.attention.varlen; (-1, 0) is causal without a window."""
     out: Tensor = module.varlen_attn(
         *(call.q, call.cache.k, call.cache.v, call.rows.cu_rows, None),
         *(call.rows.max_tokens, call.max_length),
@@ -139,11 +140,11 @@ FA2 = Package("FA2", "flash_attn", range(80, 130), 256, False, call_fa2)
 
 
 def flash_attn(case: AttentionCase) -> AttentionBackend:
-    """The newest generation that is installed and serves the case, or InvalidRequest."""
+    """Return the newest installed generation that supports the case, or raise InvalidRequest."""
     _check("flash_attn", case)
     reasons = []
     for package in (FA4, FA3, FA2):
-        reason = _obstacle(package, case)
+        reason = _why_unsupported(package, case)
         if reason is None:
             module = importlib.import_module(package.module)
             return backend(f"flash_attn ({package.title})", partial(package.call, module))
@@ -152,7 +153,7 @@ def flash_attn(case: AttentionCase) -> AttentionBackend:
 
 
 def torch_varlen(case: AttentionCase) -> AttentionBackend:
-    """torch.nn.attention.varlen, whose block table works with FA3 or FA4 activated in its place."""
+    """Return torch.nn.attention.varlen, whose block table needs FA3 or FA4 activated for it."""
     _check("torch_varlen", case)
     if case.sinks:
         raise refuse("torch_varlen", "it knows no sinks")
@@ -164,7 +165,7 @@ def torch_varlen(case: AttentionCase) -> AttentionBackend:
         raise refuse("torch_varlen", "this torch is too old for block tables")
     reasons = []
     for package in (FA4, FA3):
-        reason = _obstacle(package, case)
+        reason = _why_unsupported(package, case)
         if reason is None:
             activate_flash_attention_impl(package.title)
             return backend(f"torch_varlen ({package.title})", partial(call_torch, varlen))
@@ -183,8 +184,8 @@ def _check(name: str, case: AttentionCase) -> None:
         raise refuse(name, f"head_dim {case.head_dim} is over 256 or no multiple of 8")
 
 
-def _obstacle(package: Package, case: AttentionCase) -> str | None:
-    """Why a package does not serve the case."""
+def _why_unsupported(package: Package, case: AttentionCase) -> str | None:
+    """Return why a package does not support the case, or None."""
     if not _is_installed(package.module):
         return "is not installed"
     if case.capability not in package.capabilities:
@@ -202,7 +203,7 @@ def _is_installed(module: str) -> bool:
 
 
 def backend(name: str, attend: Callable[[Call], Tensor]) -> AttentionBackend:
-    """One of these packages around our own writing of the cache."""
+    """Return a backend of one of these packages and our own writing of the cache."""
     from .store_kv import store_kv
 
     def paged_attention(
@@ -214,11 +215,9 @@ def backend(name: str, attend: Callable[[Call], Tensor]) -> AttentionBackend:
         window: int = 0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See paged_attention_reference."""
         return attend(Call(q, cache, rows, scale, window, sinks))
 
     def store(k: Tensor, v: Tensor, cache: LayerCache, kv_slots: Tensor) -> None:
-        """See store_kv_reference."""
         store_kv(k, v, LayerCache(cache.k.transpose(1, 2), cache.v.transpose(1, 2)), kv_slots)
 
     return AttentionBackend(name, _cache_shape, store, paged_attention)
@@ -227,5 +226,5 @@ def backend(name: str, attend: Callable[[Call], Tensor]) -> AttentionBackend:
 def _cache_shape(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
 ) -> tuple[int, int, int, int]:
-    """See kv_cache.kv_cache_shape: position by position, not head by head."""
+    """Return the shape as kv_cache_shape, but position by position instead of head by head."""
     return (num_blocks, block_size, num_kv_heads, head_dim)

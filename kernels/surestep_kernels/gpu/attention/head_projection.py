@@ -1,7 +1,7 @@
-"""Norms of queries and keys, rotation and the KV store, behind one product, in Triton.
+"""Norms of queries and keys, rotation and the KV store after one product, in Triton.
 
-A program has some heads of a token. It adds up the parts of their projection (splits.py) and writes
-them; then it reads them back, so that nothing of what follows depends on how many parts there were.
+A program has some heads of a token. It adds up the partial sums of their projection (splits.py) and
+writes them; then it reads them back, so that nothing that follows depends on the number of splits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
-from surestep_kernels.gpu.products.splits import Parts, load_total
+from surestep_kernels.gpu.products.splits import PartialSums, load_total
 from surestep_kernels.mixers.head_projection import HeadProjection
 from surestep_kernels.mixers.kv_cache import FP8, LayerCache
 
@@ -23,13 +23,13 @@ _ELEMENTS = 512  # of a program: 16 bytes of each split for a thread
 
 @triton.jit
 def _scale(x, factor, weights, dtype: tl.constexpr):
-    """Rounded before and behind the weights, see rms_norm.py."""
+    """Scale x, rounded before and after the weights (see rms_norm.py)."""
     return ((x * factor[:, None]).to(dtype).to(tl.float32) * weights).to(dtype).to(tl.float32)
 
 
 @triton.jit
 def _weights(q_norm_ptr, k_norm_ptr, is_query, is_key, dim):
-    """Of the norm of each head, [H, D]; 1 where there is none."""
+    """Return the norm weights of each head, [H, D]; 1 where there is no norm."""
     of_q = tl.load(q_norm_ptr + dim + is_query * 0, mask=is_query, other=1.0)
     of_k = tl.load(k_norm_ptr + dim + is_key * 0, mask=is_key, other=1.0)
     return tl.where(is_key, of_k, of_q)
@@ -40,7 +40,7 @@ def _normalise(
     x, partner, q_norm_ptr, k_norm_ptr, is_query, is_key, dim, partner_dim, eps, D: tl.constexpr,
     dtype: tl.constexpr,
 ):  # fmt: skip
-    """Queries and keys among the heads x [H, D]; and what each element turns with, as far."""
+    """Normalise queries and keys among the heads x [H, D], and the partner of each element."""
     factor = 1.0 / tl.sqrt_rn(tl.sum(x * x, axis=1) / D + eps)
     query, key, inside = is_query & (dim < D), is_key & (dim < D), partner_dim < D
     normed = _scale(x, factor, _weights(q_norm_ptr, k_norm_ptr, query, key, dim), dtype)
@@ -50,8 +50,8 @@ def _normalise(
 
 
 @triton.jit
-def _turned(x, partner, positions_ptr, cos_sin_ptr, token, num_positions, half, dim, pair):
-    """See rotary.py."""
+def _rotated(x, partner, positions_ptr, cos_sin_ptr, token, num_positions, half, dim, pair):
+    """Return x rotated as in rotary.py."""
     position = tl.load(positions_ptr + token)
     position = tl.minimum(tl.maximum(position, 0), num_positions - 1)
     angle = cos_sin_ptr + position * 2 * half + pair
@@ -63,7 +63,7 @@ def _turned(x, partner, positions_ptr, cos_sin_ptr, token, num_positions, half, 
 @DependentKernel
 @triton.jit(do_not_specialize=["T"])
 def _project_heads_kernel(
-    out_ptr,  # [T, heads, D]; of keys and values without meaning, unless it is the sum itself
+    out_ptr,  # [T, heads, D]; keys and values are undefined, unless it is the sum itself
     sums_ptr,  # f32[SPLITS, T, heads * D]; or the same as out_ptr, if WHOLE
     bias_ptr,  # [heads * D]; HAS_BIAS only
     q_norm_ptr,  # f32[D]; HAS_NORM only
@@ -97,7 +97,7 @@ def _project_heads_kernel(
         at = token * WIDTH + column
         total = load_total(sums_ptr, bias_ptr, at, column, mask, T, WIDTH, SPLITS, HAS_BIAS)
         tl.store(line + dim, total.to(dtype), mask=mask)
-        tl.debug_barrier()  # a thread reads what others wrote
+        tl.debug_barrier()  # a thread reads what other threads wrote
     x = tl.load(line + dim, mask=mask, other=0.0).to(tl.float32)
     turns = (dim < 2 * half) & (is_query | is_key)
     pair = tl.where(dim < half, dim, dim - half)
@@ -107,7 +107,7 @@ def _project_heads_kernel(
         x, partner = _normalise(
             x, partner, q_norm_ptr, k_norm_ptr, is_query, is_key, dim, partner_dim, eps, D, dtype
         )
-    turned = _turned(x, partner, positions_ptr, cos_sin_ptr, token, num_positions, half, dim, pair)
+    turned = _rotated(x, partner, positions_ptr, cos_sin_ptr, token, num_positions, half, dim, pair)
     x = tl.where(turns, turned.to(dtype).to(tl.float32), x).to(dtype)
     tl.debug_barrier()  # a thread may overwrite what another reads
     tl.store(line + dim, x, mask=mask & is_query)
@@ -122,13 +122,15 @@ def _project_heads_kernel(
     tl.store(v_to, coded, mask=stored & is_value)
 
 
-def project_heads_of_parts(
-    x: Parts, projection: HeadProjection, positions: Tensor, cache: LayerCache, kv_slots: Tensor
+def project_heads_of_partials(
+    x: PartialSums,
+    projection: HeadProjection,
+    positions: Tensor,
+    cache: LayerCache,
+    kv_slots: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """See KernelSet.project_heads; x is the product, whose splits have yet to be added up.
-
-    The cache is as store_kv takes it; slots outside of it are skipped.
-    """
+    """Fuse KernelSet.project_heads with adding up the splits of x. Slots outside the cache are
+    skipped."""
     splits, tokens, _ = x.sums.shape
     heads, others, kv_heads, _ = projection.sizes
     head_dim, norms = projection.head_dim, (projection.q_norm, projection.k_norm)
@@ -148,7 +150,7 @@ def project_heads_of_parts(
     assert cache.v.stride() == cache.k.stride()
     assert cache.k.stride(3) == kv_slots.stride(0) == 1
     assert cache.k.dtype is cache.v.dtype
-    is_fp8, whole = cache.k.dtype is FP8, x.is_whole
+    is_fp8, whole = cache.k.dtype is FP8, x.is_final
     assert is_fp8 or cache.scales is None
     out = x.sums[0] if whole else x.sums.new_empty(tokens, all_heads * head_dim, dtype=x.dtype)
     made = out.view(tokens, all_heads, head_dim)

@@ -7,10 +7,10 @@ group, so that all of them share the loads. Positions are cut into splits at mul
 these into blocks of BLOCK_N: an online softmax (Milakov and Gimelshein, 2018) runs over the blocks
 of a split as in FlashAttention (Dao et al., 2022), and the splits are merged in order of position.
 
-The splits of rows that fill one tile are counted on the device, over all rows, and shared out in
-equal parts among programs whose number the host fixes: so as many work on one long row as on many
-short ones, and none works on what is not there. They leave what each split adds up to, and a second
-kernel does the merging (Flash-Decoding, Dao et al., 2023). Longer rows have a program for each
+The splits of rows that fit into one tile are counted on the device, over all rows, and divided
+equally among programs whose number the host fixes: so as many programs work on one long row as on
+many short ones, and none works on what does not exist. They store the state of each split, and a
+second kernel merges them (Flash-Decoding, Dao et al., 2023). Longer rows have a program for each
 tile, which goes through all splits and merges them itself.
 
 So the arithmetic of a query follows from its position alone: not from its neighbours, its place in
@@ -36,9 +36,9 @@ from .attention_tile import (
     Pages,
     Shape,
     attend_split,
+    empty_state,
     finish,
     merge,
-    nothing,
 )
 from .attention_work import (
     Inputs,
@@ -51,7 +51,7 @@ from .attention_work import (
     splits_of,
 )
 
-_WIDE_TILE = 64  # queries: the least that fills the wide tensor core instruction of sm_90
+_WIDE_TILE = 64  # queries: the fewest that fill the wide tensor core instruction of sm_90
 _FP32_TILE = 16  # fp32 is multiplied without tensor cores
 _UNROLL = 16  # splits whose sums are read together
 
@@ -75,7 +75,7 @@ def _attend_kernel(
     num_rows,
     num_blocks,
     table_width,
-    num_shares,  # for each KV head, into which splits are shared out
+    num_shares,  # per KV head, among which splits are divided
     num_lines,  # of scratch
     q_stride,
     C: tl.constexpr,
@@ -94,16 +94,16 @@ def _attend_kernel(
     if HAS_LONG:
         programs = tl.num_programs(0) // C.KV_HEADS
         tiles = count_units(rows, C, True)
-        # Those without a share begin.
+        # Programs without a share come first.
         for tile in range((program - num_shares + programs) % programs, tiles, programs):
-            # The last tiles of a row see most, and come first.
+            # The last tiles of a row see most, so they come first.
             place = find_unit(rows, tiles - 1 - tile, C, True)
             _attend_tile(out_ptr, scales_ptr, sinks_ptr, inputs, scale, place, C)
 
 
 @triton.jit
 def _attend_share(sums_ptr, stats_ptr, inputs, scale, share, num_shares, C: tl.constexpr):
-    """An equal part of all splits of rows that are not long. Leaves what each adds up to."""
+    """Attend an equal share of all splits of rows that are not long; store each split's state."""
     rows, dims = inputs.rows, tl.arange(0, C.BLOCK_D)[None, :]
     member = tl.arange(0, C.BLOCK_M)
     base = inputs.kv_head.to(tl.int64) * rows.lines
@@ -129,11 +129,11 @@ def _attend_share(sums_ptr, stats_ptr, inputs, scale, share, num_shares, C: tl.c
 
 @triton.jit
 def _attend_tile(out_ptr, scales_ptr, sinks_ptr, inputs, scale, place, C: tl.constexpr):
-    """All splits of a tile."""
+    """Attend all splits of a tile."""
     member, dims = tl.arange(0, C.BLOCK_M), tl.arange(0, C.BLOCK_D)[None, :]
     index = place.unit * (C.BLOCK_M // C.GROUP)
     queries, pages, seen = load_tile(inputs, place.row, index, C)
-    m, total, acc = nothing(C.BLOCK_M, C)
+    m, total, acc = empty_state(C.BLOCK_M, C)
     for split in range(seen.begin // C.SPLIT, tl.cdiv(seen.end, C.SPLIT)):
         part_m, part_total, part = attend_split(queries, pages, seen, scale, split, C)
         m, total, acc = merge(m, total, acc, part_m, part_total, part)
@@ -160,9 +160,9 @@ def _merge_kernel(
     num_lines,
     max_tokens,  # of a row that is not long
     C: tl.constexpr,
-    UNROLL: tl.constexpr,  # splits whose loads are under way together
+    UNROLL: tl.constexpr,  # splits whose loads are in flight together
 ):
-    """A query from its splits: as a long row's program merges them, bit for bit."""
+    """Merge the splits of a query exactly as a long row's program does, bit for bit."""
     wait_for_earlier_kernels()
     rows = Rows(cu_rows_ptr, start_ptr, num_rows, table_width * C.BLOCK_SIZE, num_lines)
     number, index = tl.program_id(0) // max_tokens, tl.program_id(0) % max_tokens
@@ -175,7 +175,7 @@ def _merge_kernel(
         return
     line += index
     dims = tl.arange(0, C.BLOCK_D)[None, :]
-    m, total, acc = nothing(1, C)
+    m, total, acc = empty_state(1, C)
     for base in range(0, splits, UNROLL):
         parts = ()
         for i in tl.static_range(UNROLL):
@@ -186,7 +186,7 @@ def _merge_kernel(
             part_at, part_mask = sums_ptr + at[:, None] * C.D + dims, used[:, None] & (dims < C.D)
             part = tl.load(part_at, mask=part_mask, other=0.0)
             parts += ((part_m, part_total, part),)  # type: ignore[assignment]  # it grows
-        tl.debug_barrier()  # or the compiler moves most loads to where they are wanted
+        tl.debug_barrier()  # or the compiler moves most loads down to their first use
         for i in tl.static_range(UNROLL):
             m, total, acc = merge(m, total, acc, parts[i][0], parts[i][1], parts[i][2])
     out = finish(m, total, acc, head, sinks_ptr, scales_ptr, C)
@@ -203,10 +203,10 @@ def paged_attention(
     window: int = 0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """See paged_attention_reference. q may be a slice of a projection.
+    """Attend as paged_attention_reference does. q may be a slice of a projection.
 
-    Pages that a table names but the cache does not have are zeros, and so is what lies behind the
-    table. Tokens that belong to no row are left as they are.
+    Pages that a table names but the cache does not have count as zeros, and so do those past the
+    end of the table. Outputs of tokens that belong to no row are left as they are.
     """
     _check(q, cache, rows, sinks)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -239,7 +239,7 @@ def paged_attention(
 
 
 def block_m(dtype: torch.dtype, group: int) -> int:
-    """Queries of a tile: whatever the batch, because bits follow from the tile's shape."""
+    """Return the queries of a tile, the same for every batch, since bits follow from its shape."""
     least = _FP32_TILE if dtype is torch.float32 else _WIDE_TILE
     return max(least, 1 << (group - 1).bit_length())
 

@@ -13,7 +13,7 @@ from surestep_kernels.mixers.rotary import Sections
 
 @triton.jit
 def _axes(pair, height, width):
-    """See section_axes."""
+    """Return the axis of each pair, as section_axes."""
     axis = pair % 3
     section = tl.where(axis == 1, height, width)
     return tl.where((axis > 0) & (pair // 3 < section), axis, 0)
@@ -21,7 +21,7 @@ def _axes(pair, height, width):
 
 @triton.jit
 def _rotate(x_ptr, cos, sin, pair, half, heads, head_stride, HEADS: tl.constexpr):
-    """Turn the pairs (i, half + i) of all heads of a token, in place."""
+    """Rotate the pairs (i, half + i) of all heads of a token in place."""
     head = tl.arange(0, HEADS)
     mask = (head < heads)[:, None] & (pair < half)[None, :]
     first_at = x_ptr + head[:, None].to(tl.int64) * head_stride + pair[None, :]
@@ -74,7 +74,7 @@ def _rotary_kernel(
 def rotary(
     q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, sections: Sections | None = None
 ) -> None:
-    """See rotary_reference. q and k may be slices of one projection."""
+    """Rotate q and k, which may be slices of one projection, as rotary_reference does."""
     tokens, q_heads, head_dim = q.shape
     num_positions, turned = cos_sin.shape
     assert q.dtype is k.dtype

@@ -1,4 +1,4 @@
-"""Writing keys and values into the paged cache in Triton.
+"""Writing keys and values to the paged cache in Triton.
 
 It has only run in Triton's interpreter, on the CPU (tests/kernels). It compiles for sm_90, FP8
 included, but has never run on a GPU, nor been measured. One program writes one token.
@@ -17,7 +17,7 @@ from surestep_kernels.mixers.kv_cache import FP8, LayerCache
 
 @triton.jit
 def _encode_fp8(x):
-    """fp32 to E4M3 in u8, to the nearest and halves to even, saturating; NaN stays NaN.
+    """Convert fp32 to E4M3 in u8, to nearest, halves to even, saturating; NaN stays NaN.
 
     In integers, because Triton's interpreter rounds its own conversion wrongly.
     """
@@ -82,9 +82,9 @@ def _store_kv_kernel(
 
 
 def store_kv(k: Tensor, v: Tensor, cache: LayerCache, kv_slots: Tensor) -> None:
-    """See store_kv_reference. k and v may be slices of one projection; slots outside are skipped.
+    """Store k and v, which may be slices of one projection; slots outside of the cache are skipped.
 
-    The cache may be a view whose dimensions stand in another order in memory, D innermost.
+    The cache may be a view with another order of dimensions in memory, D innermost.
     """
     tokens, heads, head_dim = k.shape
     num_blocks, _, block_size, _ = cache.k.shape

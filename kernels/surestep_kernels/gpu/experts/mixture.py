@@ -1,8 +1,9 @@
-"""What stands before and behind routed experts, in one launch each, in Triton.
+"""What comes before and after routed experts, in one launch each, in Triton.
 
-Before them: a program routes a token, others activate parts of the shared expert. Behind them: a
-program adds up a token's experts and the shared one, adds that to the residual and normalises it.
-Both take products as Parts (splits.py). See rms_norm.py for why sums are written and read back.
+Before them, one program routes each token, and others activate parts of the shared expert. After
+them, a program adds up a token's experts and the shared one, adds that to the residual and
+normalises it. Both take products as PartialSums (splits.py). rms_norm.py says why sums are written
+and read back.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import triton.language as tl
 from torch import Tensor
 
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
-from surestep_kernels.gpu.products.splits import Parts, load_total
+from surestep_kernels.gpu.products.splits import PartialSums, load_total
 from surestep_kernels.gpu.rowwise.mul_sigmoid import gated
 from surestep_kernels.gpu.rowwise.rms_norm import (
-    PER_WARP_OF_PARTS,
+    PER_WARP_OF_PARTIALS,
     add_and_normalise,
     tiles_of_rows,
 )
 from surestep_kernels.gpu.rowwise.silu_and_mul import activate
 from surestep_kernels.ops.moe import Mixture, PackedExperts, Router
 
-from .moe import add_experts, run_experts
+from .expert_products import run_experts
+from .moe import add_experts
 from .route import choose_experts
 
 _BLOCK = 256  # columns of the shared expert: those of a warp
@@ -38,8 +40,9 @@ def _route_tokens_kernel(
     experts_ptr,  # i64[T, K]
     gate_ptr,  # [T, 1]
     shared_ptr,  # [T, I]
-    scores_ptr,  # f32[SCORE_SPLITS, T, E + 1], of experts and the gate
-    sums_ptr,  # f32[SPLITS, T, 2 I], or x [1, T, 2 I]
+    scores_ptr,  # f32[SCORE_SPLITS, T, W], of experts and, HAS_SHARED only, the gate
+    bias_ptr,  # [W]; HAS_BIAS only
+    sums_ptr,  # f32[SPLITS, T, 2 I], or x [1, T, 2 I]; HAS_SHARED only
     rows,  # T
     inner,  # I
     E: tl.constexpr,
@@ -48,54 +51,64 @@ def _route_tokens_kernel(
     BLOCK_K: tl.constexpr,
     NORMALIZE: tl.constexpr,
     SCORE_SPLITS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,  # of the shared expert's; 0: there is none
     BLOCK: tl.constexpr,
 ):
     wait_for_earlier_kernels()
     token = tl.program_id(0).to(tl.int64)
-    if tl.program_id(1) > 0:
-        column = (tl.program_id(1) - 1) * BLOCK + tl.arange(0, BLOCK)
-        activate(shared_ptr, sums_ptr, sums_ptr, token, column, rows, inner, SPLITS, False)
-        return
-    at, expert, last = token * (E + 1), tl.arange(0, BLOCK_E), E + tl.arange(0, 1)
-    gate = load_total(
-        scores_ptr, scores_ptr, at + last, last, last <= E, rows, E + 1, SCORE_SPLITS, False
-    )
-    tl.store(gate_ptr + token + last - E, gate.to(gate_ptr.dtype.element_ty))
+    if SPLITS:  # noqa: SIM102 the one is for the compiler
+        if tl.program_id(1) > 0:
+            column = (tl.program_id(1) - 1) * BLOCK + tl.arange(0, BLOCK)
+            activate(shared_ptr, sums_ptr, sums_ptr, token, column, rows, inner, SPLITS, False)
+            return
+    W: tl.constexpr = E + 1 if SPLITS else E
+    at, expert = token * W, tl.arange(0, BLOCK_E)
+    if SPLITS:
+        last = E + tl.arange(0, 1)
+        gate = load_total(
+            scores_ptr, bias_ptr, at + last, last, last <= E, rows, W, SCORE_SPLITS, HAS_BIAS
+        )
+        tl.store(gate_ptr + token + last - E, gate.to(gate_ptr.dtype.element_ty))
     scores = load_total(
-        scores_ptr, scores_ptr, at + expert, expert, expert < E, rows, E + 1, SCORE_SPLITS, False
+        scores_ptr, bias_ptr, at + expert, expert, expert < E, rows, W, SCORE_SPLITS, HAS_BIAS
     )
     scores = tl.where(expert < E, scores, float("-inf"))
     choose_experts(weights_ptr, experts_ptr, scores, token, E, K, BLOCK_K, NORMALIZE)
 
 
-def route_tokens(scores: Parts, shared: Parts, x: Tensor, router: Router) -> Mixture:
-    """See KernelSet.route_tokens; the products of x have yet to be added up."""
-    (splits, tokens, width), experts = shared.sums.shape, scores.sums.shape[2] - 1
-    assert router.top_k <= experts
-    assert router.gate is None
-    assert scores.bias is None
-    assert shared.bias is None
-    assert scores.dtype is torch.float32
+def route_tokens(
+    scores: PartialSums, shared: PartialSums | None, x: Tensor, router: Router
+) -> Mixture:
+    """Fuse KernelSet.route_tokens with adding up the splits of its products."""
+    tokens, outputs = scores.sums.shape[1:]
+    experts, inner = outputs, 0
     new = partial(torch.empty, device=x.device)
     mixture = Mixture(
         x,
         weights=new(tokens, router.top_k),
         experts=new(tokens, router.top_k, dtype=torch.int64),
-        gate=new(tokens, 1, dtype=x.dtype),
-        shared=new(tokens, width // 2, dtype=x.dtype),
     )
+    if shared is not None:
+        assert shared.bias is None
+        experts, inner = outputs - 1, shared.sums.shape[2] // 2
+        gate, made = (new(tokens, width, dtype=x.dtype) for width in (1, inner))
+        mixture = mixture._replace(gate=gate, shared=made)
+    assert router.top_k <= experts
+    assert router.gate is None
+    assert scores.dtype is torch.float32
     if tokens:
-        _route_tokens_kernel[tokens, 1 + triton.cdiv(width // 2, _BLOCK)](
+        _route_tokens_kernel[tokens, 1 + triton.cdiv(inner, _BLOCK)](
             *(mixture.weights, mixture.experts, mixture.gate, mixture.shared),
-            *(scores.sums, shared.sums, tokens, width // 2),
+            *(scores.sums, scores.bias, None if shared is None else shared.sums, tokens, inner),
             E=experts,
             K=router.top_k,
             BLOCK_E=triton.next_power_of_2(experts),
             BLOCK_K=triton.next_power_of_2(router.top_k),
             NORMALIZE=router.normalize,
             SCORE_SPLITS=len(scores.sums),
-            SPLITS=splits,
+            HAS_BIAS=scores.bias is not None,
+            SPLITS=0 if shared is None else len(shared.sums),
             BLOCK=_BLOCK,
             num_warps=1,
         )
@@ -109,8 +122,8 @@ def _mix_experts_kernel(
     residual_ptr,  # [T, H]
     weight_ptr,  # f32[H]
     eps,
-    shared_ptr,  # f32[SPLITS, T, H], or [1, T, H]
-    gate_ptr,  # [T, 1], a token every gate_stride elements
+    shared_ptr,  # f32[SPLITS, T, H], or [1, T, H]; if there is a shared expert
+    gate_ptr,  # [T, 1], a token every gate_stride elements; the same
     gate_stride,
     made_ptr,  # f32[T, TOP_K, H]
     weights_ptr,  # f32[T, TOP_K]
@@ -121,7 +134,7 @@ def _mix_experts_kernel(
     E: tl.constexpr,
     TOP_K: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr,  # 0: there is no shared expert
     BLOCK: tl.constexpr,
 ):
     wait_for_earlier_kernels()
@@ -129,9 +142,12 @@ def _mix_experts_kernel(
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     here = column[None, :]
     mask, at = here < width, row * width + here
-    shared = load_total(shared_ptr, shared_ptr, at, here, mask, rows, width, SPLITS, False)
-    gate = tl.load(gate_ptr + row * gate_stride)
-    total = gated(shared.to(dtype), gate, dtype).to(tl.float32)
+    if SPLITS:
+        shared = load_total(shared_ptr, shared_ptr, at, here, mask, rows, width, SPLITS, False)
+        gate = tl.load(gate_ptr + row * gate_stride)
+        total = gated(shared.to(dtype), gate, dtype).to(tl.float32)
+    else:
+        total = tl.zeros((1, BLOCK), tl.float32)
     total = add_experts(
         total, made_ptr, weights_ptr, experts_ptr, row, here, first, width, E, TOP_K, BLOCK_K
     )
@@ -142,18 +158,22 @@ def _mix_experts_kernel(
 def mix_experts_add_rms_norm(
     mixture: Mixture,
     packed: PackedExperts,
-    shared: Parts,
+    shared: PartialSums | None,
     residual: Tensor,
     weight: Tensor,
     eps: float,
     *,
     fp8_rows: bool = False,
 ) -> Tensor:
-    """See KernelSet; the shared expert's last product has yet to be added up."""
-    (splits, tokens, width), top_k = shared.sums.shape, mixture.experts.shape[1]
-    assert shared.bias is None
+    """Fuse the KernelSet's op with adding up the splits of the shared expert's last product."""
+    (tokens, width), top_k = mixture.x.shape, mixture.experts.shape[1]
+    splits, sums, gate, gate_stride = 0, None, mixture.gate, 0
+    if shared is not None:
+        assert gate is not None
+        assert shared.bias is None
+        assert residual.dtype is shared.dtype is gate.dtype
+        splits, sums, gate_stride = len(shared.sums), shared.sums, gate.stride(0)
     assert residual.is_contiguous()
-    assert residual.dtype is shared.dtype is mixture.gate.dtype
     assert residual.shape == (tokens, width)
     assert weight.dtype is mixture.weights.dtype is torch.float32
     assert weight.is_contiguous()
@@ -162,9 +182,9 @@ def mix_experts_add_rms_norm(
     if tokens == 0:
         return out
     made = run_experts(mixture.x, mixture.experts, packed, fp8_rows=fp8_rows)
-    _, tiles = tiles_of_rows(tokens, width, PER_WARP_OF_PARTS)
+    _, tiles = tiles_of_rows(tokens, width, PER_WARP_OF_PARTIALS)
     _mix_experts_kernel[(tokens,)](
-        *(out, residual, weight, eps, shared.sums, mixture.gate, mixture.gate.stride(0)),
+        *(out, residual, weight, eps, sums, gate, gate_stride),
         *(made, mixture.weights, mixture.experts, tokens, width, packed.first),
         E=len(packed.down),
         TOP_K=top_k,

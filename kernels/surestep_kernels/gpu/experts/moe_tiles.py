@@ -1,4 +1,4 @@
-"""Which tokens each expert has, in tiles of one size, found out on the device."""
+"""The tokens of each expert, in tiles of one size, computed on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEAST_BINS = 128  # of a histogram: one for each thread
 
 
 class ExpertTiles(NamedTuple):
-    """Which pairs each expert has, and who works on them."""
+    """The pairs of each expert, and the tiles they are cut into."""
 
     pairs: Tensor  # i32[E, T] of each expert, ascending
     counts: Tensor  # i32[E]
@@ -41,7 +41,8 @@ def _cut_tiles_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_M: tl.constexpr,  # pairs of a tile
 ):
-    """A program lists the pairs of its expert. It counts all, to know the tiles before its own."""
+    """A program lists the pairs of its expert. It counts all pairs, to know the tiles before its
+    own."""
     wait_for_earlier_kernels()
     expert, every = tl.program_id(0), tl.arange(0, BLOCK_E)
     counts, to = tl.zeros((BLOCK_E,), tl.int32), pairs_ptr + expert.to(tl.int64) * capacity
@@ -58,7 +59,7 @@ def _cut_tiles_kernel(
     tiles = tl.cdiv(counts, BLOCK_M)
     mine = tl.sum(tl.where(every == expert, tiles, 0), axis=0)
     begin = tl.sum(tl.where(every < expert, tiles, 0), axis=0)
-    # The last program says of the tiles that are left that nothing is to be done.
+    # The last program marks the remaining tiles as empty.
     end = tl.where(expert == E - 1, num_tiles, begin + mine)
     for start in range(begin, end, BLOCK_E):
         tile = start + every
@@ -68,7 +69,7 @@ def _cut_tiles_kernel(
 
 
 def cut_tiles(experts: Tensor, first: int, num_experts: int, size: int) -> ExpertTiles:
-    """Tiles of `size` pairs for experts i64[T, k], of which first, first + 1, .. are there."""
+    """Cut experts i64[T, k], of which first, first + 1, .. exist, into tiles of `size` pairs."""
     tokens, top_k = experts.shape
     num_pairs = tokens * top_k
     num_tiles = num_pairs // size + min(num_experts, num_pairs)

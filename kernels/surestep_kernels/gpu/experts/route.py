@@ -1,4 +1,4 @@
-"""Routing of tokens to experts in Triton. A program has one token and picks one maximum a time."""
+"""Routing of tokens to experts in Triton. A program has one token, and picks maxima in turn."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from torch import Tensor
 
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 
+_LEAST = tl.constexpr(-3.4e38)  # what is lower is as good as this
+
 
 @triton.jit
 def choose_experts(
     weights_ptr, experts_ptr, logits, token, E: tl.constexpr, K: tl.constexpr,
     BLOCK_K: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
-    """Store what a token with these logits takes; they are -inf from E on."""
+    """Store the experts and weights of a token with these logits, which are -inf from E on."""
     expert, choice = tl.arange(0, logits.shape[0]), tl.arange(0, BLOCK_K)
-    powers = tl.exp(logits - tl.max(logits, axis=0))
-    total = tl.sum(powers, axis=0)
-    left = powers / total
-    left = tl.where(expert < E, tl.where(left == left, left, 0.0), -1.0)  # no NaN to compare with
+    peak = tl.max(logits, axis=0)
+    total = tl.sum(tl.exp(logits - peak), axis=0)
+    left = tl.where(logits > _LEAST, logits, _LEAST)  # no NaN to compare with
+    left = tl.where(expert < E, left, float("-inf"))
     weights, experts = tl.zeros((BLOCK_K,), tl.float32), tl.zeros((BLOCK_K,), tl.int64)
     for i in range(K):
         greatest = tl.max(left, axis=0)
         best = tl.min(tl.where(left == greatest, expert, logits.shape[0]), axis=0)
         weights = tl.where(choice == i, greatest, weights)
         experts = tl.where(choice == i, best.to(tl.int64), experts)
-        left = tl.where(expert == best, -1.0, left)
-    weights = tl.where(total == total, weights, float("nan"))  # what is no number is not hidden
+        left = tl.where(expert == best, float("-inf"), left)
+    weights = tl.where(choice < K, tl.exp(weights - peak) / total, 0.0)
+    weights = tl.where(total == total, weights, float("nan"))  # NaN is not hidden
     if NORMALIZE:
         weights = weights / tl.sum(weights, axis=0)
     tl.store(weights_ptr + token * K + choice, weights, mask=choice < K)
@@ -54,7 +57,7 @@ def _route_kernel(
 
 
 def route(logits: Tensor, top_k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
-    """See route_reference. The experts of a token differ and exist, whatever its logits."""
+    """Route as route_reference. A token's experts are distinct and exist, whatever its logits."""
     tokens, num_experts = logits.shape
     assert top_k <= num_experts
     assert logits.is_contiguous()

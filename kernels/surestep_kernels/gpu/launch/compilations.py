@@ -1,4 +1,4 @@
-"""Triton's own word on what it compiles."""
+"""Triton's notifications of what it compiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from surestep_kernels.compilations import Compilations
 
 
 def watch_compilations() -> Compilations:
-    """Counts what this process compiles from now on; what an earlier call gave counts no more."""
+    """Count what this process compiles from now on; results of earlier calls stop counting."""
     compilations = Compilations()
 
     def compiled(*, repr: str, **_: Any) -> None:  # noqa: A002  # Triton names it

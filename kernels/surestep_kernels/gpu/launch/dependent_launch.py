@@ -1,34 +1,34 @@
 """Programmatic dependent launch: a kernel starts while the one before it still runs.
 
 A launch with `launch_pdl` (programmatic stream serialization; in a captured graph a programmatic
-edge) may start once every program of the kernel before it has allowed it or has ended. What that
-kernel writes must not be read, nor what it reads be written, before it is complete. One rule is
-enough for that: every kernel begins with `wait_for_earlier_kernels`, before which it touches no
-global memory. tests/kernels/test_gpu_compiles.py finds the wait in front of everything else in the
-machine code.
+edge) may start once every program of the kernel before it has allowed it or has ended. Until that
+kernel is complete, what it writes must not be read, and what it reads must not be written. One rule
+is enough for that: every kernel begins with `wait_for_earlier_kernels`, before which it touches no
+global memory. tests/kernels/test_gpu_compiles.py checks in the machine code that the wait comes
+first.
 
-Why it is enough. Of three kernels A, B, C on a stream, C starts once every program of B has
-allowed it or has ended. B's programs do both behind their own wait only, which returns when A is
-complete and its writes are visible. So A is complete before C starts, two neighbours are all that
-ever overlap, and of these the later one touches nothing until its wait has returned, when the
-earlier one is complete and visible too. By induction it is as if none overlapped.
+Why it is enough: of three kernels A, B, C on a stream, C starts once every program of B has allowed
+it or has ended. B's programs do both only after their own wait, which returns when A is complete
+and its writes are visible. So A is complete before C starts: only two neighbours ever overlap, and
+the later one touches nothing until its wait has returned, when the earlier one is complete and
+visible too. By induction the result is as if none overlapped.
 
-Others' kernels, such as those of torch and cuBLAS, and copies stand in between. They are launched
-without the option, and start when everything before them is complete. They allow nothing while
-they run, so that one of ours behind them waits for their end. Kernels of a library that sets the
-option by itself have to wait for whatever precedes them, as NVIDIA demands of all that set it.
+Kernels of other libraries, such as torch and cuBLAS, and copies run in between. They are launched
+without the option, and start when everything before them is complete. They allow nothing while they
+run, so one of our kernels after them waits for their end. Kernels of a library that sets the option
+itself have to wait for whatever precedes them, as NVIDIA requires of all that set it.
 
-The next kernel is allowed to start right behind the wait. That costs no occupancy: every program
-of this kernel has a place by then, and those of the next take what is left, which could serve
-nobody else. Allowed before the wait, a third kernel could lie waiting there too.
+The next kernel is allowed to start right after the wait. That costs no occupancy: every program of
+this kernel is resident by then, and those of the next take what is left over. If it were allowed
+before the wait, a third kernel could be resident and waiting there too.
 
 Weights are never written while a worker serves: a product could fetch its first tile of them before
-the wait. None does so far: the loop that loads tiles would have to be taken apart, and would have
-to be again in each family of products.
+the wait. None does so far: the loop that loads tiles would have to be restructured, once in each
+family of products.
 
 Sources: CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA,
 "griddepcontrol". Both instructions do nothing in a kernel that was launched without the option, so
-that there is one code for both ways of launching.
+one binary serves both ways of launching.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _launch_options = dict[str, bool]()
 
 @triton.jit
 def wait_for_earlier_kernels():
-    """Return when all earlier kernels are complete and what they wrote is visible.
+    """Return when all earlier kernels are complete and their writes are visible.
 
-    First statement of every kernel. Where GPUs have no dependent launch it is nothing.
+    It is the first statement of every kernel. On GPUs without dependent launch it does nothing.
     """
     if _IS_COMPILED:  # noqa: SIM102  # the interpreter has no target
         if cuda_capability_geq(_LEAST_CAPABILITY):
@@ -65,7 +65,7 @@ def wait_for_earlier_kernels():
 
 
 class DependentKernel:
-    """A Triton kernel that begins with `wait_for_earlier_kernels`; launched as any: kernel[grid]"""
+    """A Triton kernel that begins with `wait_for_earlier_kernels`. Launch it as kernel[grid]."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -74,17 +74,17 @@ class DependentKernel:
         return partial(self.kernel[grid], **_launch_options)
 
 
-def use_dependent_launches(*, wanted: bool) -> None:
-    """Launch the kernels of this process with programmatic dependent launch from now on, or not.
+def use_dependent_launches(*, enabled: bool) -> None:
+    """Enable or disable programmatic dependent launch for the kernels of this process.
 
-    Decided before the first launch, since Triton compiles a kernel again for other options. Raises
-    InvalidRequest where there is a GPU without it.
+    Call it before the first launch, since Triton recompiles a kernel for other options. Raises
+    InvalidRequest if the GPU does not support it.
     """
-    if wanted and torch.cuda.is_available() and not _gpu_has_it():
+    if enabled and torch.cuda.is_available() and not _gpu_has_it():
         name = "programmatic_dependent_launch"
         raise InvalidRequest("this GPU has no programmatic dependent launch", param=name)
     _launch_options.clear()
-    if wanted:
+    if enabled:
         _launch_options["launch_pdl"] = True
 
 

@@ -1,7 +1,7 @@
-"""Which kernels multiply by plain weights: a family of them serves all numbers of rows.
+"""The kernels that multiply by unquantised weights: one family serves all numbers of rows.
 
-Within a family a row's bits do not depend on how many rows there are; between families they do. So
-one is chosen for the life of a worker, and for all ranks of a group.
+Within a family a row's bits do not depend on the number of rows; between families they do. So one
+family is chosen for the life of a worker, and for all ranks of a group.
 """
 
 from __future__ import annotations
@@ -14,40 +14,41 @@ from torch import Tensor
 
 from surestep_kernels.ops.linear import PackedLinear, linear_reference
 
-from .linear import linear_parts
+from .linear import linear_partials
 from .sequential_linear import BORDERS, SERVED, multiply_into, sequential_linear, tile_of
-from .splits import Parts, add_up
+from .splits import PartialSums, sum_partials
 
-PIECE = 256  # rows: cuBLAS gets multiples of it
+PIECE = 256  # rows: cuBLAS is given multiples of it
 MOST_PIECES = 8
-_ALIGNMENT = 256  # bytes; what is aligned otherwise may be multiplied by another kernel
+_ALIGNMENT = 256  # bytes; cuBLAS may use another kernel for other alignments
 Shape = tuple[int, int]  # of a weight: N, K
 
 
 class ProductFamily(StrEnum):
-    """Named as --linear-backend names them."""
+    """Families by their names in --linear-backend."""
 
     SPLITS = "triton"  # plain_linear.py
     SEQUENTIAL = "triton_sequential"  # sequential_linear.py
-    CUBLAS = "torch"  # one that does not keep the promise above
+    CUBLAS = "torch"  # which breaks the promise above
 
 
 class Products:
-    """`linear` of a KernelSet, and `linear_parts`, by the family that a backend names.
+    """`linear` of a KernelSet, and `linear_partials`, by the family that a backend names.
 
-    "auto" is the family of splits until somebody who has asked the card settles on another.
+    "auto" means the family of splits, until `use` selects another one after the GPU has been
+    probed.
     """
 
     def __init__(self, backend: str = "auto", *, fp8_rows: bool = False) -> None:
-        """FP8 weights are multiplied by activations in FP8 (W8A8) with `fp8_rows`."""
-        self.is_open = backend == "auto"  # nobody has named a family
+        """With `fp8_rows`, FP8 weights are multiplied by activations in FP8 (W8A8)."""
+        self.is_open = backend == "auto"  # no family was named
         self.family = ProductFamily.SPLITS if self.is_open else ProductFamily(backend)
         self._fp8_rows = fp8_rows
         self._cublas: Set[Shape] = frozenset()
         self._weights: dict[tuple[object, ...], PackedLinear] = {}
 
-    def meet(self, weights: Iterable[PackedLinear]) -> None:
-        """These will be multiplied by; of each kind that is plain one is kept till `settle`."""
+    def register(self, weights: Iterable[PackedLinear]) -> None:
+        """Register the model's weights; one unquantised weight of each kind is kept until `use`."""
         for packed in weights:
             if self.is_open and packed.scales is None and packed.data.dtype is SERVED:
                 kind = packed.data.shape, packed.data.dtype, packed.bias is None
@@ -55,33 +56,33 @@ class Products:
 
     @property
     def weights(self) -> list[PackedLinear]:
-        """One of each kind that was met, and that families multiply by in their own ways."""
+        """One registered weight of each kind that the families multiply in different ways."""
         return list(self._weights.values())
 
-    def settle(self, family: ProductFamily, cublas: Set[Shape] = frozenset()) -> None:
-        """Before the first product. Many rows times weights of the shapes `cublas` are cuBLAS's,
-        which were found to have the bits of the family."""
+    def use(self, family: ProductFamily, cublas: Set[Shape] = frozenset()) -> None:
+        """Select the family, before the first product. cuBLAS multiplies many rows by weights of
+        the shapes `cublas`, for which it was found to give the family's bits."""
         self.family, self._cublas = family, cublas
         self._weights.clear()
 
     def linear(
         self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
     ) -> Tensor:
-        """See linear_reference."""
-        return add_up(self.parts(x, packed, out_dtype))
+        return sum_partials(self.partials(x, packed, out_dtype))
 
-    def parts(
+    def partials(
         self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
-    ) -> Parts:  # fmt: skip
-        """See linear_parts. Other than SERVED is multiplied by splits in both families."""
+    ) -> PartialSums:  # fmt: skip
+        """Return the product before its last steps. Types other than SERVED use splits in both
+        families."""
         if packed.scales is None and self.family is ProductFamily.CUBLAS:
-            return Parts.whole(linear_reference(x, packed, out_dtype))
+            return PartialSums.whole(linear_reference(x, packed, out_dtype))
         plain = packed.scales is None and x.dtype is SERVED
         if not plain or self.family is ProductFamily.SPLITS:
-            return linear_parts(x, packed, out_dtype, fp8_rows=self._fp8_rows)
+            return linear_partials(x, packed, out_dtype, fp8_rows=self._fp8_rows)
         if len(x) > BORDERS[-1] and out_dtype is None and self._is_checked(x, packed):
-            return Parts.whole(in_pieces(x, packed))
-        return Parts.whole(sequential_linear(x, packed, out_dtype))
+            return PartialSums.whole(in_pieces(x, packed))
+        return PartialSums.whole(sequential_linear(x, packed, out_dtype))
 
     def _is_checked(self, x: Tensor, packed: PackedLinear) -> bool:
         shape = packed.out_features, packed.in_features
@@ -89,9 +90,10 @@ class Products:
 
 
 def in_pieces(x: Tensor, packed: PackedLinear) -> Tensor:
-    """Products of as many rows as were checked, by cuBLAS; the rest by a tile of the family.
+    """Multiply by cuBLAS in pieces of as many rows as were probed, and the rest by a tile of the
+    family.
 
-    cuBLAS chooses its kernel by the number of rows: it gets none that the card was not asked about.
+    cuBLAS chooses its kernel by the number of rows, so it is given only numbers that were probed.
     """
     y = x.new_empty(len(x), packed.out_features)
     whole = len(x) - len(x) % PIECE
@@ -103,5 +105,5 @@ def in_pieces(x: Tensor, packed: PackedLinear) -> Tensor:
 
 
 def is_aligned(x: Tensor) -> bool:
-    """As whole allocations are."""
+    """Return whether x is aligned as whole allocations are."""
     return x.data_ptr() % _ALIGNMENT == 0

@@ -1,4 +1,4 @@
-"""Activations to FP8 codes in Triton, for products with weights of the same kind (W8A8)."""
+"""Activations to FP8 codes in Triton, for products with FP8 weights (W8A8)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from surestep_kernels.ops.fp8_rows import CARRY, FP8_MAX, INFINITY
 
 from .weight_tile import padded_group
 
-_GROUPS = 8  # of a program
+_GROUPS = 8  # per program
 _FP8_MAX, _CARRY = tl.constexpr(FP8_MAX), tl.constexpr(CARRY)
 _INFINITY = tl.constexpr(INFINITY)
 
 
 class Factor(NamedTuple):
-    """x as it is, or as ops.fp8_rows has it, laid out for products with weights."""
+    """x unchanged, or as FP8 codes and scales (ops.fp8_rows), laid out for products."""
 
     codes: Tensor  # [M, K], or float8_e4m3fn[M, groups * padded group], in FP8_ORDER
     scales: Tensor | None  # f32[groups, M]; of FP8 only
@@ -58,7 +58,7 @@ def _quantize_rows_kernel(
 
 
 def quantize_rows(x: Tensor, group_size: int) -> Factor:
-    """x [M, K] in FP8."""
+    """Quantise x [M, K] to FP8."""
     assert x.is_contiguous()
     (rows, columns), padded = x.shape, padded_group(group_size)
     groups = triton.cdiv(columns, group_size)

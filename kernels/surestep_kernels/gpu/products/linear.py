@@ -1,14 +1,16 @@
-"""Matrix products in Triton, for CUDA devices: quantised weights; plain ones are passed on.
+"""Matrix products with quantised weights in Triton, for CUDA devices; others go to plain_linear.py.
 
-A program makes a tile of y, as W x^T (weight_tile.py). Group by group it multiplies the codes by x,
-then applies the scales to the sums in fp32, in registers. The codes of both formats, zero points
-subtracted, fit bf16: with x in bf16 tensor cores multiply them exactly and sum in fp32. With x in
-fp32 nothing is rounded either. x may be FP8 codes itself (fp8_rows.py), if the weight is.
+A program computes a tile of y, as W x^T (weight_tile.py). Group by group it multiplies the codes by
+x, then applies the scales to the sums in fp32, in registers. The codes of all formats, zero points
+subtracted, fit bf16: with x in bf16, tensor cores multiply them exactly and sum in fp32. With x in
+fp32 nothing is rounded either. x may be FP8 codes itself (fp8_rows.py) if the weight is. MXFP4 has
+powers of two as scales, which its numbers absorb in bf16: they are multiplied as unquantised
+weights are, two groups at a time.
 
-The groups are cut into splits (splits.py), each of them the sum of its groups in order. What is
-left to the hardware is the order within a group. So one instruction serves any number of rows,
-m64n64k16 on sm_90: whether that of another width adds alike is not documented. A `widths` of more
-than one width is for devices on which they have been found to. Nothing of this has been measured.
+The groups are cut into splits (splits.py), each of them the sum of its groups in order. Only the
+order within a group is left to the hardware. So one instruction serves any number of rows,
+m64n64k16 on sm_90: whether an instruction of another width adds alike is not documented. Several
+`widths` are for devices on which they were found to add alike. None of this has been measured.
 """
 
 from __future__ import annotations
@@ -21,19 +23,25 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.ops.linear import PackedLinear, WeightFormat
 from surestep_kernels.ops.quantized import QuantizedWeight, pack_quantized_reference
 
 from .fp8_rows import Factor, quantize_rows
-from .plain_linear import plain_parts
-from .splits import Parts, Tiles, add_up, multiply, steps_per_split, store_tile
+from .plain_linear import plain_partials
+from .splits import PartialSums, Tiles, multiply, steps_per_split, store_tile, sum_partials
 from .weight_tile import (
+    FP8,
+    INT4,
+    MXFP4,
+    MXFP4_STEP,
     TILE_ROWS,
     fp8_codes,
     fp8_tile,
     int4_tile,
+    mxfp4_tile,
     pack_codes,
     padded_group,
     places,
@@ -41,16 +49,16 @@ from .weight_tile import (
 
 ONE_WIDTH = (64,)  # rows of x that one instruction multiplies
 ALL_WIDTHS = (16, 32, 64)  # wider ones spill: several sums are live at once
-_PROGRAMS = 132  # multiprocessors: splits make up for tiles that lack
+_PROGRAMS = 132  # multiprocessors: splits make up for missing tiles
 _FP32 = Tiles(16, TILE_ROWS, num_warps=4, num_stages=2, apart=True)  # no matrix instruction
 
 
 @triton.jit
 def group_sums(
     x_ptr, rows, words, zeros, M, K, group, groups,
-    GROUP: tl.constexpr, BLOCK_K: tl.constexpr, INT4: tl.constexpr, ROWS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The codes [ROWS, BLOCK_K] of a group times x^T, before the scales: f32[ROWS, rows]."""
+    """Return the codes [ROWS, BLOCK_K] of a group times x^T, before the scales: f32[ROWS, rows]."""
     k, here = tl.arange(0, BLOCK_K), (rows < M)[:, None]
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     if dtype.primitive_bitwidth == 8:
@@ -60,7 +68,7 @@ def group_sums(
     else:
         at = x_ptr + rows[:, None] * K + group * GROUP + k[None, :]
         x = tl.load(at, mask=here & ((k < GROUP) & (k < K - group * GROUP))[None, :], other=0.0)
-        if INT4:
+        if FORMAT == INT4:
             weight = int4_tile(words, zeros, dtype, ROWS, BLOCK_K)
         else:
             weight = fp8_tile(words, dtype, ROWS, BLOCK_K)
@@ -68,35 +76,50 @@ def group_sums(
 
 
 @triton.jit
+def _add_mxfp4(
+    acc, x_ptr, rows, words, exponents, M, K, step, BLOCK_K: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """Add to acc f32[ROWS, rows] the product of a step's two groups."""
+    k, here = step * BLOCK_K + tl.arange(0, BLOCK_K), (rows < M)[:, None]
+    x = tl.load(x_ptr + rows[:, None] * K + k[None, :], mask=here & (k < K)[None, :], other=0.0)
+    weight = mxfp4_tile(words, exponents.to(tl.int32), x_ptr.dtype.element_ty, ROWS, BLOCK_K)
+    return tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+
+
+@triton.jit
 def quantized_sums(
     x_ptr, x_scales_ptr, words_ptr, scales_ptr, rows, columns, row_blocks, M, N, K,
     first, last, groups, per_split,
-    GROUP: tl.constexpr, BLOCK_K: tl.constexpr, INT4: tl.constexpr, SPLITS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Groups first..last of W x^T: f32[columns, rows]; with SPLITS split by split.
+    """Return groups first..last of W x^T: f32[columns, rows]; with SPLITS, split by split.
 
-    `row_blocks` are those of each word of the tile, whose rows are the weight's `columns` outputs.
+    `row_blocks` are the row blocks of the tile's words, whose rows are the weight's `columns`
+    outputs.
     """
     ROWS: tl.constexpr = columns.shape[0]
-    IN_BLOCK: tl.constexpr = BLOCK_K * (2 if INT4 else 4)  # words of a group
-    _, place = places(ROWS, BLOCK_K, INT4)
+    IN_BLOCK: tl.constexpr = BLOCK_K * (4 if FORMAT == FP8 else 2)  # words of a group
+    _, place = places(ROWS, BLOCK_K, FORMAT)
     at = words_ptr + row_blocks.to(tl.int64) * groups * IN_BLOCK + place
     acc = tl.zeros((ROWS, rows.shape[0]), tl.float32)
     total = tl.zeros((ROWS, rows.shape[0]), tl.float32)
     for group in range(first, last):
         words = tl.load(at + group * IN_BLOCK)
         scales = tl.load(scales_ptr + group * N + columns, mask=columns < N, other=0)
-        zeros = scales & 0xF  # of INT4, whose scales leave these bits
-        if INT4:
-            scales = scales & -16
-        sums = group_sums(
-            x_ptr, rows, words, zeros, M, K, group, groups, GROUP, BLOCK_K, INT4, ROWS
-        )
-        if x_ptr.dtype.element_ty.primitive_bitwidth == 8:  # scales of x are powers of two: exact
-            x_scales = tl.load(x_scales_ptr + group * M + rows, mask=rows < M, other=0.0)
-            sums *= x_scales[None, :]
-        # One rounding, and said so: what a compiler fuses might differ between variants.
-        acc = tl.fma(sums, scales.to(tl.float32, bitcast=True)[:, None], acc)
+        if FORMAT == MXFP4:
+            acc = _add_mxfp4(acc, x_ptr, rows, words, scales, M, K, group, BLOCK_K, ROWS)
+        else:
+            zeros = scales & 0xF  # of INT4, whose scales leave these bits
+            if FORMAT == INT4:
+                scales = scales & -16
+            sums = group_sums(
+                x_ptr, rows, words, zeros, M, K, group, groups, GROUP, BLOCK_K, FORMAT, ROWS
+            )
+            if x_ptr.dtype.element_ty.primitive_bitwidth == 8:  # scales of x: powers of two, exact
+                x_scales = tl.load(x_scales_ptr + group * M + rows, mask=rows < M, other=0.0)
+                sums *= x_scales[None, :]
+            # One explicit rounding: what a compiler fuses might differ between variants.
+            acc = tl.fma(sums, scales.to(tl.float32, bitcast=True)[:, None], acc)
         if SPLITS:  # noqa: SIM102 the one is for the compiler
             if (group + 1) % per_split == 0:
                 total += acc
@@ -111,7 +134,7 @@ def _linear_kernel(
     x_ptr,  # [M, K], or codes [M, groups * BLOCK_K]
     x_scales_ptr,  # f32[groups, M]; of codes only
     words_ptr,  # i32: see weight_tile.py
-    scales_ptr,  # i32[groups, N]: those of pack_quantized
+    scales_ptr,  # [groups, N]: those of pack_quantized
     bias_ptr,  # [N]; HAS_BIAS only
     M,
     N,
@@ -124,13 +147,13 @@ def _linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    INT4: tl.constexpr,
+    FORMAT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
     wait_for_earlier_kernels()
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    block, _ = places(BLOCK_N, BLOCK_K, INT4)
+    block, _ = places(BLOCK_N, BLOCK_K, FORMAT)
     first, last = 0, groups
     if APART:
         first = tl.program_id(2) * per_split
@@ -138,13 +161,17 @@ def _linear_kernel(
     total = quantized_sums(
         x_ptr, x_scales_ptr, words_ptr, scales_ptr, rows, columns,
         tl.program_id(1) * (BLOCK_N // 16) + block, M, N, K, first, last, groups, per_split,
-        GROUP, BLOCK_K, INT4, SPLITS,
+        GROUP, BLOCK_K, FORMAT, SPLITS,
     )  # fmt: skip
     store_tile(out_ptr, tl.trans(total), bias_ptr, rows, columns, M, N, APART, HAS_BIAS)
 
 
 def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> PackedLinear:
-    """Codes as in weight_tile.py; scales i32[groups, N], of INT4 with the zeros in 4 bits."""
+    """Pack codes as in weight_tile.py; scales are i32[groups, N], for INT4 with the zeros in 4
+    bits. MXFP4 has i16[steps, N], the exponents of two groups, which count as one of 64 inputs.
+    """
+    if weight.format is WeightFormat.MXFP4:
+        return _pack_mxfp4(weight, bias)
     int4 = weight.format is WeightFormat.INT4
     scales = weight.scales.view(torch.int32)
     if weight.zeros is not None:
@@ -157,43 +184,50 @@ def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> Packe
     )
 
 
-def linear_parts(
-    x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None, *, fp8_rows: bool = False
-) -> Parts:
-    """See linear_reference; splits have yet to be added up. Quantised weights have scales.
+def _pack_mxfp4(weight: QuantizedWeight, bias: Tensor | None) -> PackedLinear:
+    exponents = functional.pad(weight.scales, (0, weight.scales.shape[1] % 2))
+    return replace(
+        pack_quantized_reference(weight, bias),
+        data=pack_codes(weight.codes, MXFP4_STEP, int4=True),
+        scales=exponents.view(torch.int16).T.contiguous(),
+        group_size=MXFP4_STEP,
+    )
 
-    With `fp8_rows` FP8 weights are multiplied by activations in FP8 (W8A8).
+
+def linear_partials(
+    x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None, *, fp8_rows: bool = False
+) -> PartialSums:
+    """Multiply as linear_reference, but leave the splits to be added up.
+
+    With `fp8_rows`, FP8 weights are multiplied by activations in FP8 (W8A8).
     """
     if packed.scales is None:
-        return plain_parts(x, packed, out_dtype)
+        return plain_partials(x, packed, out_dtype)
     fp8_rows = fp8_rows and packed.format is WeightFormat.FP8
-    return quantized_parts(x, packed, out_dtype, fp8_rows=fp8_rows)
+    return quantized_partials(x, packed, out_dtype, fp8_rows=fp8_rows)
 
 
 def linear(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None, *, fp8_rows: bool = False
 ) -> Tensor:
-    """See linear_reference and linear_parts."""
-    return add_up(linear_parts(x, packed, out_dtype, fp8_rows=fp8_rows))
+    return sum_partials(linear_partials(x, packed, out_dtype, fp8_rows=fp8_rows))
 
 
-class LinearParts(Protocol):
-    """See linear_parts."""
-
+class LinearPartials(Protocol):
     def __call__(
         self, x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
-    ) -> Parts: ...
+    ) -> PartialSums: ...
 
 
-def quantized_parts(
+def quantized_partials(
     x: Tensor,
     packed: PackedLinear,
     out_dtype: torch.dtype | None = None,
     widths: tuple[int, ...] = ONE_WIDTH,
     *,
     fp8_rows: bool = False,
-) -> Parts:
-    """`linear_parts` of a quantised weight. `widths` ascend: see above. W8A8 with `fp8_rows`."""
+) -> PartialSums:
+    """Return the product with a quantised weight. `widths` ascend; W8A8 with `fp8_rows`."""
     assert packed.scales is not None
     assert x.is_contiguous()
     assert x.shape[1] == packed.in_features
@@ -206,7 +240,7 @@ def quantized_parts(
 
 
 def groups_per_split(packed: PackedLinear) -> int:
-    """Groups whose sums are added up before they meet those of others: see splits.py."""
+    """Return the number of groups in a split (see splits.py)."""
     groups = triton.cdiv(packed.in_features, packed.group_size)
     return steps_per_split(groups, packed.out_features, TILE_ROWS)
 
@@ -214,7 +248,7 @@ def groups_per_split(packed: PackedLinear) -> int:
 def choose_tiles(
     rows: int, packed: PackedLinear, dtype: torch.dtype, widths: tuple[int, ...]
 ) -> Tiles:
-    """Tiles of `rows` rows of x: more inputs to a program, or more programs."""
+    """Choose tiles for `rows` rows of x: more inputs per program, or more programs."""
     if dtype is torch.float32:
         return _FP32
     width = next((width for width in widths if width >= rows), widths[-1])
@@ -246,7 +280,7 @@ def _launch(
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.columns,
         BLOCK_K=padded_group(packed.group_size),
-        INT4=packed.format is WeightFormat.INT4,
+        FORMAT=int(packed.format),
         HAS_BIAS=bias is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,

@@ -1,16 +1,16 @@
-"""Matrix products with plain weights in Triton, for CUDA devices.
+"""Matrix products with unquantised weights in Triton, for CUDA devices.
 
 cuBLAS picks its kernel by the number of rows, and with it the order in which products are added:
 the last bits of a row would depend on its neighbours, and a window of drafts might choose another
-token than the same tokens one by one. Here the order along K follows from the weight alone, as
-splits.py says, and tiles differ between few rows and many in what they hold, not in how they add.
+token than the same tokens one by one. Here the order along K follows from the weight alone
+(splits.py), and the tiles for few rows and for many differ in what they hold, not in how they add.
 
 That includes the matrix instruction. On sm_90 tiles of fewer than 64 rows compile to mma, others to
-wgmma, and whether these two round alike is not documented. So tiles have 64 rows at least, and as
-many columns whatever their rows: all compile to wgmma m64n128k16. A step that decodes one row
-multiplies 63 of padding, which are not read; it should be bound by reading the weight all the same.
-Nothing of this has been measured. Where a card is found to round alike in all of its instructions,
-sequential_linear.py serves instead: see products.py.
+wgmma, and whether these two round alike is not documented. So tiles have at least 64 rows, and the
+same number of columns whatever their rows: all compile to wgmma m64n128k16. A step that decodes one
+row multiplies 63 rows of padding, which are not read; it should still be bound by reading the
+weight. None of this has been measured. If a GPU is found to round alike in all of its instructions,
+sequential_linear.py is used instead (families.py).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torch import Tensor
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.ops.linear import PackedLinear
 
-from .splits import Parts, Tiles, add_up, multiply, steps_per_split, store_tile
+from .splits import PartialSums, Tiles, multiply, steps_per_split, store_tile, sum_partials
 
 _BLOCK_K, _COLUMNS = 64, 128
 FEW_ROWS = 256  # at most
-_PROGRAMS = 132  # that have a multiprocessor each: more of them need no splits apart
+_PROGRAMS = 132  # one per multiprocessor: if there are more, splits need not be apart
 _FEW = Tiles(64, _COLUMNS, num_warps=4, num_stages=4, apart=True)
 _MANY = Tiles(128, _COLUMNS, num_warps=8, num_stages=3, apart=False)
 _FP32 = Tiles(16, 64, num_warps=4, num_stages=2, apart=True)  # no matrix instruction to keep
@@ -40,10 +40,10 @@ def plain_sums(
     x_ptr, w_ptr, rows, columns, M, N, K, first, last, BLOCK_K: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr = False,
 ):  # fmt: skip
-    """The part of x [M, K] times w [N, K] that steps first..last of BLOCK_K make up.
+    """Return the part of x [M, K] times w [N, K] from steps first..last of BLOCK_K.
 
-    f32[rows, columns]; with WEIGHT_FIRST f32[columns, rows], from instructions of which the weight
-    is the first operand.
+    f32[rows, columns]; with WEIGHT_FIRST f32[columns, rows], from instructions whose first operand
+    is the weight.
     """
     x_at, w_at = x_ptr + rows[:, None] * K, w_ptr + columns[:, None] * K
     x_mask, w_mask = (rows < M)[:, None], (columns < N)[:, None]
@@ -64,9 +64,9 @@ def plain_sums(
 
 @triton.jit
 def _all_splits(x_ptr, w_ptr, rows, columns, M, N, K, per_split, BLOCK_K: tl.constexpr):
-    """The sum of all splits' sums: one loop, whose loads of a split begin while another is added.
+    """Return the total of all splits' sums in one loop, which loads a split while adding another.
 
-    It ends with a split that is not whole, or with zero, which changes no bit.
+    It ends with a partial split, or with zero, which changes no bit.
     """
     x_at, w_at = x_ptr + rows[:, None] * K, w_ptr + columns[:, None] * K
     x_mask, w_mask = (rows < M)[:, None], (columns < N)[:, None]
@@ -83,7 +83,7 @@ def _all_splits(x_ptr, w_ptr, rows, columns, M, N, K, per_split, BLOCK_K: tl.con
     return total + acc
 
 
-# The steps of a split are no constant: a border that the compiler knows would let it start a sum
+# The steps of a split are not a constant: if the compiler knew the border, it could start a sum
 # from the total where it has to start from zero.
 @DependentKernel
 @triton.jit(do_not_specialize=["M", "per_split"])
@@ -117,14 +117,14 @@ def _plain_linear_kernel(
 def plain_linear(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
 ) -> Tensor:  # fmt: skip
-    """See linear_reference; but a wider out_dtype takes the product as it is, not rounded."""
-    return add_up(plain_parts(x, packed, out_dtype))
+    """Multiply as linear_reference, but a wider out_dtype takes the product unrounded."""
+    return sum_partials(plain_partials(x, packed, out_dtype))
 
 
-def plain_parts(
+def plain_partials(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
-) -> Parts:  # fmt: skip
-    """The same, before its splits are added up."""
+) -> PartialSums:  # fmt: skip
+    """Return plain_linear before its splits are added up."""
     assert packed.scales is None
     assert x.dtype is packed.data.dtype
     assert x.is_contiguous()
@@ -136,7 +136,7 @@ def plain_parts(
 
 
 def _per_split(packed: PackedLinear) -> int:
-    """Steps of a split."""
+    """Return the number of steps in a split."""
     steps = triton.cdiv(packed.in_features, _BLOCK_K)
     return steps_per_split(steps, packed.out_features, _COLUMNS)
 
@@ -160,10 +160,12 @@ def _launch(
 
 
 def _tiles(x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None) -> Tiles:
-    """Wide results are logits, of more rows than any step has that is run to compile kernels.
+    """Choose tiles. Wide results are logits, of more rows than any step that is run to compile
+    kernels.
 
-    So they have one kind of tiles. Splits are apart where tiles alone are too few programs: sums
-    that lie apart are written and read again, 4 bytes of each split for each element of y.
+    So they have one kind of tiles. Splits are apart where the tiles alone are too few programs:
+    sums that are stored apart are written and read again, 4 bytes of each split for each element of
+    y.
     """
     few = len(x) <= FEW_ROWS
     if x.dtype is torch.float32:

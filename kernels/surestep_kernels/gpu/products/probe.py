@@ -1,15 +1,15 @@
-"""Asks a card which products have equal bits; what it says decides the family that serves.
+"""Probe which products of a GPU have equal bits; the result decides the family that is used.
 
 All tiles of sequential_linear.py are compared with one of them, at one row, two, one tile, one tile
-and a row, and many; first rows and last, so that a row has other neighbours and another place. Then
-the tiles that rows would get, at every border between them. Then cuBLAS, at every number of rows it
-would be given.
+and a row, and many; first rows and last ones, so that a row has other neighbours and another place.
+Then the tiles that rows would get, at every border between them. Then cuBLAS, at every number of
+rows it would be given.
 
 The weights are the model's own, multiplied by ordinary numbers. Results have 16 bits, which hides
-most of what differs in sums of 32. So there are also weights whose columns come twice, for inputs
-whose second half is the negated first: exactly computed, y is zero; what comes out is nothing but
-the roundings of the sum. These are drawn from numbers of one size, of sizes 2**80 apart and of
-those that have denormal products alone.
+most differences between sums of 32 bits. So there are also weights whose columns are repeated, for
+inputs whose second half is the negated first: computed exactly, y is zero, so what remains are the
+roundings of the sum. Their elements are of one size, of sizes up to 2**80 apart, or such that all
+products are denormal.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from .families import MOST_PIECES, PIECE
 from .probe_results import Identity, ProbeResult, Shape, sources_digest
 from .sequential_linear import BORDERS, SERVED, TILES, Tile, multiply_into, sequential_linear
 
-_ROWS = BORDERS[-1] + 44  # beyond the last border, in no whole tiles
-_MOST_COLUMNS = 16384  # of a weight, for tiles: they do not know of other columns
+_ROWS = BORDERS[-1] + 44  # beyond the last border, not a multiple of any tile
+_MOST_COLUMNS = 16384  # of a weight, for tiles, whose columns are independent
 _MOST_BYTES = 256 << 20  # of a weight, for cuBLAS, which must see all of it
 _SHAPE = 96, 1040  # of the weights that are not the model's: a tail in every tile
 _SEED_X, _SEED_WEIGHT, _SEED_WHOLE = 7, 8, 9
@@ -48,7 +48,7 @@ _PAIRS = (  # of weights and inputs
 )
 
 
-class Trial(NamedTuple):
+class ProbeCase(NamedTuple):
     """A product to compare."""
 
     name: str
@@ -59,12 +59,12 @@ class Trial(NamedTuple):
 def probe(
     weights: Sequence[PackedLinear], device: torch.device, go_on: Callable[[], bool]
 ) -> ProbeResult:
-    """Compare; `go_on` is asked between comparisons and ends them all when it says no."""
-    for trial in trials(weights, device):
+    """Compare all products; `go_on` is called between comparisons and may end the probe."""
+    for case in probe_cases(weights, device):
         if not go_on():
             return ProbeResult("", finished=False)
-        if unequal := differences(trial):
-            return ProbeResult(f"{trial.name}: {unequal[0]}")
+        if unequal := differences(case):
+            return ProbeResult(f"{case.name}: {unequal[0]}")
     cublas = set[Shape]()
     for packed in weights:
         if not go_on():
@@ -75,7 +75,7 @@ def probe(
 
 
 def identity(weights: Sequence[PackedLinear], device: torch.device) -> Identity:
-    """All that the answer may depend on."""
+    """Return everything that the result may depend on."""
     on_gpu = device.type == "cuda"
     folder = Path(__file__).parent
     names = "probe", "families", "sequential_linear", "plain_linear", "splits"  # what multiplies
@@ -92,29 +92,29 @@ def identity(weights: Sequence[PackedLinear], device: torch.device) -> Identity:
     }
 
 
-def trials(
+def probe_cases(
     weights: Sequence[PackedLinear], device: torch.device, rows: int = _ROWS
-) -> Iterator[Trial]:
-    """What is alike for all models comes first: a card that fails does so at once."""
+) -> Iterator[ProbeCase]:
+    """Yield the cases, those common to all models first, so that a GPU fails at once."""
     drawn = _drawn(_SHAPE, _SEED_WEIGHT, device)
     for name, other in _PAIRS:
         weight = _twice(NUMBERS[name](drawn).to(SERVED))
         x = _inputs(rows, _SHAPE[1], device, NUMBERS[other])
-        trial = f"{name} weights by {other} numbers"
-        yield Trial(trial, _cancelling(x), pack_linear_reference(weight))
+        case = f"{name} weights by {other} numbers"
+        yield ProbeCase(case, _cancelling(x), pack_linear_reference(weight))
     for packed in weights:
         kept = packed.data[:_MOST_COLUMNS]
         bias = None if packed.bias is None else packed.bias[: len(kept)]
         x = _inputs(rows, packed.in_features, device)
-        trial = "weight of {} by {}".format(*packed.data.shape)
-        yield Trial(trial, x, pack_linear_reference(kept, bias))
+        case = "weight of {} by {}".format(*packed.data.shape)
+        yield ProbeCase(case, x, pack_linear_reference(kept, bias))
         twice = pack_linear_reference(_twice(kept))
-        yield Trial(f"{trial}, its columns twice", _cancelling(x), twice)
+        yield ProbeCase(f"{case}, its columns twice", _cancelling(x), twice)
 
 
-def differences(trial: Trial, tiles: Sequence[Tile] | None = None) -> list[str]:
-    """What does not have the bits of the last tile at all rows."""
-    x, packed = trial.x, trial.packed
+def differences(case: ProbeCase, tiles: Sequence[Tile] | None = None) -> list[str]:
+    """Return the cases whose bits differ from those of the last tile at all rows."""
+    x, packed = case.x, case.packed
     tiles = TILES if tiles is None else tiles
     want = _product(x, packed, tiles[-1])
     differs = {}
@@ -127,12 +127,12 @@ def differences(trial: Trial, tiles: Sequence[Tile] | None = None) -> list[str]:
         for count in (border, border + 1):
             got = sequential_linear(x[:count], packed)
             differs[f"{count} rows"] = _differ(got, want[:count])
-    found = torch.stack(list(differs.values())).tolist()  # waits for the card once
+    found = torch.stack(list(differs.values())).tolist()  # waits for the GPU once
     return [name for name, is_other in zip(differs, found, strict=True) if is_other]
 
 
 def cublas_agrees(packed: PackedLinear) -> bool:
-    """Whether it has the bits of the family, at all numbers of rows that it would be given."""
+    """Return whether cuBLAS gives the family's bits at all numbers of rows it would be given."""
     if packed.bias is not None or packed.data.nbytes > _MOST_BYTES:
         return False
     rows = [PIECE * pieces for pieces in range(1, MOST_PIECES + 1)]
@@ -154,7 +154,7 @@ def _product(x: Tensor, packed: PackedLinear, tile: Tile) -> Tensor:
 
 
 def _differ(a: Tensor, b: Tensor) -> Tensor:
-    """Whether a bit does, on the device."""
+    """Return whether any bit differs, as a tensor on the device."""
     return (a.view(torch.int16) != b.view(torch.int16)).any()
 
 
@@ -165,7 +165,7 @@ def _inputs(
 
 
 def _twice(weight: Tensor) -> Tensor:
-    """Its first half of columns [N, K / 2], and these again; an odd one in the middle is zero."""
+    """Return the first half of columns [N, K / 2] twice; an odd one in the middle is zero."""
     half = weight.shape[1] // 2
     doubled = torch.zeros_like(weight)
     doubled[:, :half] = weight[:, :half]
@@ -174,19 +174,19 @@ def _twice(weight: Tensor) -> Tensor:
 
 
 def _cancelling(x: Tensor) -> Tensor:
-    """What gives zero with `_twice` of any weight, but for roundings."""
+    """Return inputs whose product with `_twice` of any weight is zero, except for rounding."""
     doubled = _twice(x)
     doubled[:, x.shape[1] - x.shape[1] // 2 :] *= -1
     return doubled
 
 
 def _drawn(shape: tuple[int, int], seed: int, device: torch.device) -> Tensor:
-    """Normally distributed, always the same ones."""
+    """Return normally distributed numbers, always the same ones."""
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randn(shape, generator=generator, device=device)
 
 
 def _whole(like: Tensor, low: int, high: int) -> Tensor:
-    """Numbers from `low` to below `high`, always the same ones."""
+    """Return whole numbers from `low` to below `high`, always the same ones."""
     generator = torch.Generator(like.device).manual_seed(_SEED_WHOLE)
     return torch.randint(low, high, like.shape, generator=generator, device=like.device)

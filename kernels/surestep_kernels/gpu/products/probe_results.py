@@ -1,7 +1,7 @@
-"""What a card was found to compute, kept on disk by everything that may change it.
+"""Results of probes of a GPU, kept on disk under everything that they depend on.
 
-A file that is not what `keep` has written for the very same card, software and weights counts as
-none: it is asked again then.
+A file counts only if `save_result` wrote it for the very same GPU, software and weights; otherwise
+the GPU is probed again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from surestep_common.config import cache_dir
 
 logger = logging.getLogger(__name__)
 
-Identity = dict[str, Any]  # of the card, the software and the question; JSON
+Identity = dict[str, Any]  # of the GPU, the software and the weights; JSON
 Shape = tuple[int, int]  # of a weight: N, K
 
 
 class ProbeResult(NamedTuple):
-    """Of probe.py."""
+    """The result of a probe (probe.py)."""
 
     unequal: str  # the first comparison whose bits differ; empty = none
     cublas: frozenset[Shape] = frozenset()  # weights whose products it computes to the same bits
-    finished: bool = True  # all was compared, or something differs
+    finished: bool = True  # everything was compared, or something differs
 
     @property
     def equal(self) -> bool:
@@ -37,13 +37,13 @@ class ProbeResult(NamedTuple):
 
 
 def digest_of(identity: Identity) -> str:
-    """The same for equal identities alone."""
+    """Return a digest that only equal identities share."""
     text = json.dumps(identity, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def sources_digest(paths: Iterable[Path]) -> str:
-    """Of the code that was asked."""
+    """Return a digest of the code that was probed."""
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.name.encode() + path.read_bytes())
@@ -51,12 +51,12 @@ def sources_digest(paths: Iterable[Path]) -> str:
 
 
 def default_folder() -> Path:
-    """Where results are kept between runs."""
+    """Return the folder in which results are kept between runs."""
     return cache_dir() / "products"
 
 
-def kept(identity: Identity, folder: Path) -> ProbeResult | None:
-    """The result of an earlier run; None if there is none."""
+def load_result(identity: Identity, folder: Path) -> ProbeResult | None:
+    """Return the result of an earlier run, or None."""
     try:
         content = json.loads(_path(identity, folder).read_bytes())
         if content["identity"] != identity:
@@ -70,8 +70,8 @@ def kept(identity: Identity, folder: Path) -> ProbeResult | None:
         return None
 
 
-def keep(result: ProbeResult, identity: Identity, folder: Path) -> None:
-    """For later runs; ranks that write at once write the same. What cannot be kept is logged."""
+def save_result(result: ProbeResult, identity: Identity, folder: Path) -> None:
+    """Save a result for later runs; ranks that write at once write the same. Log failures."""
     if not result.finished:
         return
     content = {"identity": identity, "unequal": result.unequal, "cublas": sorted(result.cublas)}
@@ -87,7 +87,7 @@ def keep(result: ProbeResult, identity: Identity, folder: Path) -> None:
                 Path(fresh).unlink()
             raise
     except OSError as error:
-        logger.warning("what the card computes cannot be kept in %s: %s", folder, error)
+        logger.warning("probe results cannot be kept in %s: %s", folder, error)
 
 
 def _path(identity: Identity, folder: Path) -> Path:

@@ -1,18 +1,19 @@
-"""Matrix products with plain weights whose tiles follow the number of rows, in Triton.
+"""Matrix products with unquantised weights whose tiles follow the number of rows, in Triton.
 
 Every element of y is one fp32 sum over k = 0, 16, 32, .. in that order, as the matrix instructions
 of one tile after the other add to it: K is never split. So the bits of a row can depend on its tile
-in one way alone, that mma.sync and wgmma, or wgmma of different widths, round differently. The
-hardware's manual does not say; probe.py asks the card, and without its word plain_linear.py serves.
+in one way only: mma.sync and wgmma, or wgmma of different widths, may round differently. The
+hardware's manual does not say; probe.py tests the GPU, and unless they agree plain_linear.py is
+used.
 
-How fast it may be on an H200, which is a model and not measured. Few rows, N = 2048: 128 programs,
-one for each multiprocessor but four, read 16 rows of the weight in steps of 256, which is 8 KB. Of
-5 buffers 4 are on their way: 4 MB in all, where 4.8 TB/s for 0.7 us are 3.4 MB. But a sum is a
-chain of K / 16 instructions that wait for each other, some 33 cycles at 1.75 GHz: 2.4 us for
-K = 2048, where bytes take 2.0; so 80 %. From N = 4096 on a multiprocessor has several chains, and
-bytes decide. A wide weight is the side of which wgmma takes 64 rows: 16 KB a step, 4 of them on
-their way, two programs on a multiprocessor. Many rows, N >= 8192: tiles of 128 x 256 do 85 FLOP for
-each byte that comes from L2, whose 6 TB/s or so then allow half of the card's arithmetic.
+How fast it may be on an H200, by a model and not measured: few rows, N = 2048: 128 programs, one
+for each multiprocessor but four, read 16 rows of the weight in steps of 256, which is 8 KB. Of 5
+buffers 4 are in flight: 4 MB in all, where 4.8 TB/s for 0.7 us are 3.4 MB. But a sum is a chain of
+K / 16 instructions that wait for each other, some 33 cycles at 1.75 GHz: 2.4 us for K = 2048, where
+the bytes take 2.0; so 80 %. From N = 4096 on a multiprocessor has several chains, and the bytes
+decide. A wide weight is the operand of which wgmma takes 64 rows: 16 KB a step, 4 of them in
+flight, two programs on a multiprocessor. Many rows, N >= 8192: tiles of 128 x 256 do 85 FLOP for
+each byte from L2, whose 6 TB/s or so then allow half of the GPU's arithmetic.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .plain_linear import plain_sums
 from .splits import store_tile
 
 SERVED = torch.bfloat16
-_WIDE = 8192  # columns from which on 64 of them for each program are enough programs
+_WIDE = 8192  # columns from which 64 per program still give enough programs
 
 
 class Tile(NamedTuple):
@@ -40,7 +41,7 @@ class Tile(NamedTuple):
     rows: int
     columns: int
     depth: int  # of K, in a stage
-    weight_first: bool  # the weight is the side of which instructions take 16 or 64 rows
+    weight_first: bool  # the weight is the operand of which instructions take 16 or 64 rows
     num_warps: int
     num_stages: int
 
@@ -95,7 +96,7 @@ def _sequential_linear_kernel(
 def sequential_linear(
     x: Tensor, packed: PackedLinear, out_dtype: torch.dtype | None = None
 ) -> Tensor:  # fmt: skip
-    """See plain_linear. Of SERVED alone, which matrix instructions take as it is."""
+    """Multiply as plain_linear, for SERVED only, which matrix instructions take unchanged."""
     y = x.new_empty(len(x), packed.out_features, dtype=out_dtype or x.dtype)
     multiply_into(y, x, packed, tile_of(len(x), packed, out_dtype))
     return y
@@ -124,10 +125,10 @@ def multiply_into(y: Tensor, x: Tensor, packed: PackedLinear, tile: Tile) -> Non
 
 
 def tile_of(rows: int, packed: PackedLinear, out_dtype: torch.dtype | None = None) -> Tile:
-    """By the number of rows, and whether the weight is wide.
+    """Choose a tile by the number of rows, and by whether the weight is wide.
 
-    Wide results are logits, of more rows than any step has that is run to compile kernels; theirs
-    is one tile.
+    Wide results are logits, of more rows than any step that is run to compile kernels; they have
+    one tile.
     """
     if out_dtype is torch.float32:
         return _LOGITS

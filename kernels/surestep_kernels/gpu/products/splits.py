@@ -1,11 +1,13 @@
-"""What products of x [M, K] have in common: K is cut into splits by the weight's shape alone.
+"""Split-K, which all products of x [M, K] share: the weight's shape alone decides the splits of K.
 
-With few rows every split is a program of its own, or too few programs would read the weight, and a
-second kernel adds their sums; with many rows one program takes all splits, one after the other.
-Either way y is the sum of the splits in order, so that a row does not depend on how many there are.
+With few rows every split is a program of its own, since otherwise too few programs would read the
+weight, and a second kernel adds their sums; with many rows one program computes all splits, one
+after the other. Either way y is the sum of the splits in order, so that a row does not depend on
+the number of rows.
 
-The second kernel also does what follows the product in a layer, for one more would cost more than
-its work: it takes the product as Parts. See rms_norm.py, silu_and_mul.py and head_projection.py.
+The second kernel also computes what follows the product in a layer, since one more launch would
+cost more than its work: it takes the product as PartialSums (rms_norm.py, silu_and_mul.py,
+head_projection.py).
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from torch import Tensor
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.ops.linear import PackedLinear
 
-_WANTED_PROGRAMS = 256  # splits make up for those that columns lack
+_TARGET_PROGRAMS = 256  # splits add programs where there are few columns
 _MIN_SPLIT = 2  # steps
-_SUM_BLOCK = 128  # columns of a warp: 16 bytes of each split for a thread
+_SUM_BLOCK = 128  # columns of a warp: 16 bytes of each split per thread
 
 
 class Tiles(NamedTuple):
@@ -36,21 +38,21 @@ class Tiles(NamedTuple):
     apart: bool  # whether each split is a program of its own
 
 
-class Parts(NamedTuple):
-    """A product y [M, N] before its last steps: the sums of its splits are added in order, then the
-    bias, and that is rounded to y's dtype."""
+class PartialSums(NamedTuple):
+    """A product y [M, N] before its last steps: add the sums of its splits in order, then the bias,
+    and round to y's dtype."""
 
     sums: Tensor  # f32[splits, M, N]; or y [1, M, N] itself, bias and all
     bias: Tensor | None  # [N]
     dtype: torch.dtype  # of y
 
     @classmethod
-    def whole(cls, y: Tensor) -> Parts:
-        """Nothing is left to do."""
+    def whole(cls, y: Tensor) -> PartialSums:
+        """Wrap a y for which nothing is left to do."""
         return cls(y.unsqueeze(0), None, y.dtype)
 
     @property
-    def is_whole(self) -> bool:
+    def is_final(self) -> bool:
         """Whether the first sum is y."""
         return len(self.sums) == 1 and self.bias is None and self.sums.dtype is self.dtype
 
@@ -60,11 +62,12 @@ Launch = Callable[[Tensor, Tensor | None, Tiles], None]
 
 
 def steps_per_split(steps: int, out_features: int, columns: int) -> int:
-    """Steps along K that are added up before they meet those of other splits.
+    """Return the steps along K that are summed before they are added to those of other splits.
 
-    `columns` is not that of the tiles, which may change with the rows, but a number of the kernel.
+    `columns` is not that of the tiles, which may change with the rows, but a constant of the
+    kernel.
     """
-    wanted = triton.cdiv(_WANTED_PROGRAMS, triton.cdiv(out_features, columns))
+    wanted = triton.cdiv(_TARGET_PROGRAMS, triton.cdiv(out_features, columns))
     per_split: int = triton.cdiv(steps, min(wanted, max(1, steps // _MIN_SPLIT)))
     return per_split
 
@@ -76,30 +79,30 @@ def multiply(
     tiles: Tiles,
     splits: int,
     launch: Launch,
-) -> Parts:
-    """x times the weight, by `launch`; add_up() makes a tensor of it."""
+) -> PartialSums:
+    """Multiply x by the weight with `launch`; sum_partials() turns the result into a tensor."""
     dtype, shape = out_dtype or x.dtype, (len(x), packed.out_features)
     if tiles.apart and splits > 1:
         sums = x.new_empty(splits, *shape, dtype=torch.float32)
         if len(x):
             launch(sums, None, tiles)
-        return Parts(sums, packed.bias, dtype)
+        return PartialSums(sums, packed.bias, dtype)
     y = x.new_empty(shape, dtype=dtype)
     if len(x):
         launch(y, packed.bias, tiles._replace(apart=False))
-    return Parts.whole(y)
+    return PartialSums.whole(y)
 
 
-def add_up(parts: Parts) -> Tensor:
-    """y [M, N]."""
-    if parts.is_whole:
-        return parts.sums[0]
-    splits, rows, columns = parts.sums.shape
-    y = parts.sums.new_empty(rows, columns, dtype=parts.dtype)
+def sum_partials(partials: PartialSums) -> Tensor:
+    """Return y [M, N]."""
+    if partials.is_final:
+        return partials.sums[0]
+    splits, rows, columns = partials.sums.shape
+    y = partials.sums.new_empty(rows, columns, dtype=partials.dtype)
     if rows:
         grid = rows, triton.cdiv(columns, _SUM_BLOCK)
-        options = {"SPLITS": splits, "HAS_BIAS": parts.bias is not None, "BLOCK": _SUM_BLOCK}
-        _sum_splits_kernel[grid](y, *parts[:2], rows, columns, num_warps=1, **options)
+        options = {"SPLITS": splits, "HAS_BIAS": partials.bias is not None, "BLOCK": _SUM_BLOCK}
+        _sum_splits_kernel[grid](y, *partials[:2], rows, columns, num_warps=1, **options)
     return y
 
 
@@ -122,10 +125,11 @@ def store_tile(
 def load_total(
     sums_ptr, bias_ptr, at, column, mask, M, N, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr
 ):
-    """Elements of a product [M, N] in f32, not yet rounded.
+    """Load elements of a product [M, N] in f32, not yet rounded.
 
-    `at` (i64, where in a split) and `mask` have the shape of the result, `column` that or one that
-    is broadcast to it. No load waits for a sum: the loop is no loop of the compiled kernel.
+    `at` (i64, offset within a split) and `mask` have the shape of the result, `column` the same or
+    one that is broadcast to it. No load waits for a sum: the loop is unrolled in the compiled
+    kernel.
     """
     total = tl.load(sums_ptr + at, mask=mask, other=0.0).to(tl.float32)
     for split in tl.static_range(1, SPLITS):
@@ -137,7 +141,7 @@ def load_total(
 
 
 @DependentKernel
-@triton.jit(do_not_specialize=["M"])  # which has to stay a tensor if it is 1
+@triton.jit(do_not_specialize=["M"])  # M has to stay a tensor if it is 1
 def _sum_splits_kernel(
     out_ptr,  # [M, N]
     sums_ptr,  # f32[SPLITS, M, N]

@@ -1,11 +1,12 @@
 """The causal convolution of a gated delta layer.
 
-What a row reads is one stream of lines: the inputs that its slot holds, up to the last pending one,
-then its tokens. A token's output, a snapshot and the slot's new inputs are all lines of the stream
-one behind the other; they differ in where they begin.
+A row reads one stream of lines: the inputs that its slot holds, up to the last pending one, then
+its tokens. A token's output, a snapshot and the slot's new inputs are all consecutive lines of the
+stream; they differ only in where they begin.
 
-A slot's inputs are read and overwritten. Where one program has all tokens of a row it does both, a
-barrier in between; of longer rows a second launch writes the slot when every output is there.
+A slot's inputs are read and overwritten. Where one program has all tokens of a row it does both,
+with a barrier in between; for longer rows a second launch writes the slot when every output is
+done.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BLOCK_T, _BLOCK_C = 16, 128
 
 @triton.jit
 def _lines(inputs, tokens, x_stride, held, count, begin, at, columns, C):
-    """Lines `at` [L] of the stream, [L, columns]: `held` of the slot, then `count` tokens.
+    """Return lines `at` [L] of the stream, [L, columns]: `held` of the slot, then `count` tokens.
 
     Lines before `begin` are zero.
     """
@@ -40,7 +41,7 @@ def _lines(inputs, tokens, x_stride, held, count, begin, at, columns, C):
 
 @triton.jit
 def _silu(x, dtype: tl.constexpr):
-    """Of x rounded to dtype."""
+    """Return silu of x rounded to dtype."""
     rounded = x.to(dtype).to(tl.float32)
     return (rounded / (1.0 + tl.exp(-rounded))).to(dtype)
 
@@ -110,7 +111,7 @@ def _causal_conv_kernel(
 
 
 def causal_conv(x: Tensor, weight: Tensor, conv: ConvState, rows: RecurrentRows) -> Tensor:
-    """See causal_conv_reference. x may be a slice of a projection."""
+    """Convolve x, which may be a slice of a projection."""
     taps, (num_slots, lines, channels) = len(weight), conv.inputs.shape
     *columns, _, _ = rows  # all but `chunked` and `max_tokens`
     assert x.shape[1] == channels

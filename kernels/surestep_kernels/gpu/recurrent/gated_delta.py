@@ -1,9 +1,10 @@
-"""The gated delta rule in Triton, token by token; for the whole chunks of prompts see the chunks.
+"""The gated delta rule in Triton, token by token (gated_delta_chunks.py has whole chunks of
+prompts).
 
-One program has some columns of one head's state in registers: it folds the row's pending records,
-then runs its tokens, those behind whole chunks. A column depends on no other, and the state is
-updated in one and the same way everywhere, so that a token is the same whether it was drafted,
-folded, behind the last whole chunk of a prompt, or computed again after it had been emitted.
+One program holds some columns of one head's state in registers: it folds the row's pending records,
+then runs its tokens, those after whole chunks. A column depends on no other, and the state is
+updated in the same way everywhere, so that a token is the same whether it was drafted, folded,
+after the last whole chunk of a prompt, or computed again after it had been emitted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _BLOCK_V = 32  # columns of a program: 128 bytes of every line of the state
 
 @triton.jit
 def _fold(state, key, delta, decay):
-    """The update: a product and a fused sum, so that no compiler rounds it in two ways."""
+    """Update the state: a product and an explicitly fused sum, so that all compilers round it
+    alike."""
     keys, deltas = tl.broadcast(key[:, None], delta[None, :])
     return tl.fma(keys, deltas, state * decay)
 
@@ -61,7 +63,7 @@ def _run_tokens(
     window, copy_at, copy_to, head, i, j,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, RECORDS: tl.constexpr,
 ):  # fmt: skip
-    """The state behind tokens first..first+count; outputs and a window's deltas are stored."""
+    """Return the state after tokens first..first+count; store outputs and a window's deltas."""
     for t in range(count):
         at = first + t
         k_at, v_at = (at * HK + head // (HV // HK)) * DK + i, (at * HV + head) * DV + j
@@ -134,7 +136,7 @@ def _gated_delta_kernel(
     state = _fold_records(
         state, keys, decays, deltas, pending, copy_at, copy_to, i, j, HK, HV, DK, DV
     )  # fmt: skip
-    tl.debug_barrier()  # from here on threads may overwrite what others had to read
+    tl.debug_barrier()  # from here on threads may overwrite what other threads had to read
     if window:
         tl.store(state_at, state, mask=mask)
     state = _run_tokens(
@@ -153,7 +155,7 @@ def gated_delta(
     delta: DeltaState,
     rows: RecurrentRows,
 ) -> Tensor:
-    """See gated_delta_reference. beta_and_decay may be a slice of a projection."""
+    """Run the rule as gated_delta_reference; beta_and_decay may be a slice of a projection."""
     num_slots, v_heads, k_dim, v_dim = delta.state.shape
     _, records, k_heads, _ = delta.keys.shape
     inputs = qkv, beta_and_decay, a_log, dt_bias

@@ -1,16 +1,16 @@
 """The gated delta rule over whole chunks of prompts in Triton (Yang et al., 2024).
 
-With decays multiplied up from the first token of a chunk to g_1..g_C, a state S in front of it and
-d_i what token i adds,
+With decays multiplied up from the first token of a chunk to g_1..g_C, a state S before it and d_i
+what token i adds,
 
     (I + A) d = beta (v - g K S)      A_ij = beta_i g_i / g_j (k_i . k_j) for j < i, 0 otherwise
     o = g Q S + B d                   B_ij = g_i / g_j (q_i . k_j) for j <= i, 0 otherwise
     S becomes g_C S + (g_C / g K)^T d
 
-A launch makes (I + A)^-1 beta and B of all chunks at once; another goes from chunk to chunk and has
-nothing but products left to do. Sums are f32, but have another order than token by token, and
-products are TF32: enough for models in bf16, not in f32. So a chunk is whole or is none, and where
-it begins is a matter of the sequence: see RecurrentRows.
+One launch computes (I + A)^-1 beta and B of all chunks at once; another goes from chunk to chunk
+with only products left to do. Sums are f32, but in another order than token by token, and products
+are TF32: enough for models in bf16, not in f32. So only whole chunks are computed in this way, and
+the sequence decides where they begin (see RecurrentRows).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BLOCK_V = 32
 
 @triton.jit
 def _inverse(a, CHUNK: tl.constexpr):
-    """(I + a)^-1 for a strictly lower triangular [CHUNK, CHUNK], line by line."""
+    """Return (I + a)^-1 for a strictly lower triangular [CHUNK, CHUNK], line by line."""
     i = tl.arange(0, CHUNK)
     inverse = (i[:, None] == i[None, :]).to(tl.float32)
     for line in range(1, CHUNK):
@@ -87,7 +87,7 @@ def _run_chunk(
     head, i, j, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The state behind tokens first..first+CHUNK; outputs are stored."""
+    """Return the state after tokens first..first+CHUNK; store outputs."""
     t = tl.arange(0, CHUNK)
     at = first + t
     k_at = (at * HK + head // (HV // HK))[:, None] * DK + i[None, :]
@@ -167,7 +167,7 @@ def _run_chunks_kernel(
 def run_chunks(
     out: Tensor, qkv: Tensor, prepared: Prepared, delta: DeltaState, rows: RecurrentRows
 ) -> None:
-    """Outputs of the leading `rows.chunked` tokens of rows, whose states advance over them."""
+    """Compute outputs of the leading `rows.chunked` tokens of rows; advance their states."""
     num_slots, v_heads, k_dim, v_dim = delta.state.shape
     sizes = {
         "HK": delta.keys.shape[2],

@@ -1,7 +1,7 @@
-"""What a gated delta layer's kernels read, prepared once for all programs of a row.
+"""The inputs of a gated delta layer's kernels, prepared once for all programs of a row.
 
-Programs of one head at a time would each normalise the same queries and keys; and records shared by
-heads could not be overwritten by one program while another still folds them. So a launch of its own
+Programs of one head each would all normalise the same queries and keys; and records shared by heads
+could not be overwritten by one program while another still folds them. So a separate launch
 normalises, computes the weights of the update, copies the records to fold and writes the new ones.
 """
 
@@ -35,7 +35,7 @@ class Prepared(NamedTuple):
 
 @triton.jit
 def _normalised(x):
-    """Rows [T, D] to length 1."""
+    """Normalise rows [T, D] to length 1."""
     return x * (1.0 / tl.sqrt_rn(tl.sum(x * x, axis=1) + 1e-6))[:, None]
 
 

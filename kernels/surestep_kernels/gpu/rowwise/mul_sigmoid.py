@@ -13,7 +13,7 @@ _BLOCK = 1024
 
 @triton.jit
 def gated(x, gate, dtype: tl.constexpr):
-    """x times the sigmoid of a gate, both of them as dtype holds them; so is the result."""
+    """Return x times the sigmoid of the gate, with operands and result rounded to dtype."""
     factor = (1.0 / (1.0 + tl.exp(-gate.to(tl.float32)))).to(dtype).to(tl.float32)
     return (x.to(tl.float32) * factor).to(dtype)
 
@@ -39,7 +39,7 @@ def _mul_sigmoid_kernel(
 
 
 def mul_sigmoid(x: Tensor, gate: Tensor) -> None:
-    """See mul_sigmoid_reference. gate may be a slice of a projection."""
+    """Gate x in place; gate may be a slice of a projection."""
     (tokens, width), gate_width = x.shape, gate.shape[1]
     assert x.is_contiguous()
     assert gate.shape == (tokens, gate_width)

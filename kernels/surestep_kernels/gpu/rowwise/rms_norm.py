@@ -1,10 +1,11 @@
 """Root-mean-square normalisation in Triton.
 
-A program takes as many rows as fill a block, and each of them whole. The block follows from the
-width alone, so that the sum of a row has the same order whatever the number of rows.
+A program processes as many whole rows as fill a block. The block follows from the width alone, so
+that the sum of a row has the same order whatever the number of rows.
 
-The kernel that adds to the residual takes x as a product's parts (splits.py). How many these are
-decides which thread holds what, so it reads back what it has written before it sums up squares.
+The kernel that adds to the residual takes x as the partial sums of a product (splits.py). Their
+number decides which thread holds which elements, so the kernel reads back what it has written
+before it sums the squares.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import triton.language as tl
 from torch import Tensor
 
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
-from surestep_kernels.gpu.products.splits import Parts, load_total
+from surestep_kernels.gpu.products.splits import PartialSums, load_total
 
 _ELEMENTS = 2048  # of a block of narrow rows
 _PER_WARP = 512  # elements
-PER_WARP_OF_PARTS = 128  # 16 bytes of each split for a thread
+PER_WARP_OF_PARTIALS = 128  # 16 bytes of each split for a thread
 
 
 @triton.jit
 def _normalise(wide, weight, eps, width, dtype: tl.constexpr):
-    """Rows [R, H] in fp32, H masked with zeros, to rows in fp32 that dtype has rounded once."""
+    """Normalise rows [R, H] in fp32, H masked with zeros; the result is rounded once to dtype."""
     mean = tl.sum(wide * wide, axis=1) / width
     normed = wide * (1.0 / tl.sqrt_rn(mean + eps))[:, None]
     return normed.to(dtype).to(tl.float32) * weight[None, :]
@@ -59,7 +60,7 @@ def _rms_norm_kernel(
 
 @triton.jit
 def add_and_normalise(out_ptr, residual_ptr, weight_ptr, x, at, column, mask, eps, width):
-    """Add whole rows x [R, H], rounded, to those of the residual that lie `at` these elements."""
+    """Add whole rows x [R, H], rounded, to the residual's elements `at`, and normalise them."""
     dtype: tl.constexpr = residual_ptr.dtype.element_ty
     residual = tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(residual_ptr + at, (residual + x.to(tl.float32)).to(dtype), mask=mask)
@@ -96,7 +97,7 @@ def _add_rms_norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See rms_norm_reference. x may be a slice: only its last dimension must lie side by side."""
+    """Normalise x, which may be a slice: only its last dimension must be contiguous."""
     assert x.dim() in (2, 3)
     _check_weight(weight, x.shape[-1])
     by_head = x if x.dim() == 3 else x.unsqueeze(1)
@@ -113,21 +114,22 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See add_rms_norm_reference."""
     assert x.is_contiguous()
     assert x.dtype is residual.dtype
-    return add_rms_norm_of_parts(Parts.whole(x), residual, weight, eps)
+    return add_rms_norm_of_partials(PartialSums.whole(x), residual, weight, eps)
 
 
-def add_rms_norm_of_parts(x: Parts, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See add_rms_norm_reference; x is a product whose splits have yet to be added up."""
+def add_rms_norm_of_partials(
+    x: PartialSums, residual: Tensor, weight: Tensor, eps: float
+) -> Tensor:
+    """Fuse add_rms_norm_reference with adding up the splits of the product x."""
     splits, rows, width = x.sums.shape
     assert residual.is_contiguous()
     assert residual.dtype is x.dtype
     assert residual.shape == (rows, width)
     _check_weight(weight, width)
     out = torch.empty_like(residual)
-    grid, tiles = tiles_of_rows(rows, width, PER_WARP_OF_PARTS)
+    grid, tiles = tiles_of_rows(rows, width, PER_WARP_OF_PARTIALS)
     options = {"SPLITS": splits, "HAS_BIAS": x.bias is not None, "enable_fp_fusion": False}
     if rows:
         arguments = out, *x[:2], residual, weight, eps, rows, width
@@ -142,7 +144,7 @@ def _check_weight(weight: Tensor, width: int) -> None:
 
 
 def tiles_of_rows(rows: int, width: int, per_warp: int) -> tuple[tuple[int], dict[str, int]]:
-    """Grid and block of a launch; only the grid depends on the number of rows."""
+    """Return grid and block of a launch; only the grid depends on the number of rows."""
     block = triton.next_power_of_2(width)
     per_program = max(1, _ELEMENTS // block)
     warps = min(16, max(4, block * per_program // per_warp))

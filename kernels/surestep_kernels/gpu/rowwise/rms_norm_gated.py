@@ -1,4 +1,4 @@
-"""The gated normalisation behind a gated delta layer, in Triton. A program has one head."""
+"""The gated norm behind a gated delta layer, in Triton. A program has one head."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _rms_norm_gated_kernel(
 
 
 def rms_norm_gated(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See rms_norm_gated_reference. gate may be a slice of a projection."""
+    """Normalise and gate x; gate may be a slice of a projection."""
     tokens, heads, width = x.shape
     assert x.is_contiguous()
     assert weight.is_contiguous()

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
-from surestep_kernels.gpu.products.splits import Parts, load_total
+from surestep_kernels.gpu.products.splits import PartialSums, load_total
 
 _BLOCK = 1024
 _BLOCK_OF_SPLITS = 256  # columns: a program reads them twice from every split
@@ -18,7 +18,7 @@ def activate(
     out_ptr, sums_ptr, bias_ptr, row, column, rows, inner, SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Columns of a row; see _silu_and_mul_kernel."""
+    """Compute some columns of a row of silu_and_mul."""
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     at, mask, width = row * 2 * inner + column, column < inner, 2 * inner
     gate = load_total(sums_ptr, bias_ptr, at, column, mask, rows, width, SPLITS, HAS_BIAS)
@@ -50,17 +50,16 @@ def _silu_and_mul_kernel(
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """See silu_and_mul_reference."""
     assert x.is_contiguous()
-    return silu_and_mul_of_parts(Parts.whole(x))
+    return silu_and_mul_of_partials(PartialSums.whole(x))
 
 
-def silu_and_mul_of_parts(x: Parts) -> Tensor:
-    """See silu_and_mul_reference; x is a product whose splits have yet to be added up."""
+def silu_and_mul_of_partials(x: PartialSums) -> Tensor:
+    """Fuse silu_and_mul_reference with adding up the splits of the product x."""
     splits, rows, width = x.sums.shape
     assert width % 2 == 0
     out = x.sums.new_empty(rows, width // 2, dtype=x.dtype)
-    block = _BLOCK if x.is_whole else _BLOCK_OF_SPLITS
+    block = _BLOCK if x.is_final else _BLOCK_OF_SPLITS
     grid = rows, triton.cdiv(width // 2, block)
     options = {"SPLITS": splits, "HAS_BIAS": x.bias is not None, "BLOCK": block}
     if out.numel():

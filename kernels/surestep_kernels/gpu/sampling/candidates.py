@@ -1,6 +1,6 @@
-"""Candidates of rows that restrict what they draw from: which groups have some, and lists of them.
+"""Candidates of rows that restrict what they draw from: the groups that have some, and their lists.
 
-See nucleus.py for what they are for.
+nucleus.py describes what they are for.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from surestep_kernels.step.choose import DrawParams
 from .rest import weight_of, weight_scale
 from .vocab import GROUPS, LANES, LINES, RUN, RUNS, gap_bits, id_bits_of, ids_of_group, key_of
 
-CAPACITY = 4096  # candidates that the list of a row has room for
-WANTED = 2048  # groups at most whose best token is to be a candidate
-FEWEST = 64  # and at least: a program gathers as many at once
-PROGRAMS = 1056  # that take parts of rows in turn: 8 for each of 132 multiprocessors
+CAPACITY = 4096  # capacity of a row's list
+WANTED = 2048  # at most this many groups whose best token is to be a candidate
+FEWEST = 64  # and at least this many: a program gathers as many at once
+PROGRAMS = 1056  # that take parts of rows in turn: 8 per multiprocessor of 132
 PART_WARPS = 8  # of these: 8 tokens of a tile for each thread, whose keys are i64
 _TILE: tl.constexpr = tl.constexpr(LANES * LINES)
 _GROUPS: tl.constexpr = tl.constexpr(GROUPS)
@@ -31,24 +31,26 @@ _LAST_FINITE: tl.constexpr = tl.constexpr(0x7F7FFFFF)
 _BEYOND: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
 
-class Lists(NamedTuple):
-    """Which rows are drawn how, and candidates; made by the kernels of a step from nothing."""
+class CandidateLists(NamedTuple):
+    """How each row is drawn, and its candidates; filled by the kernels of a step."""
 
     counts: Tensor  # i32[2] rows that restrict what they draw from; rows to be drawn whole
     restricted: Tensor  # i32[N]
     whole: Tensor  # i32[N]
     limit: Tensor  # i64[N] key of the last token that may be drawn
     near: Tensor  # i32[N] bits of the gap up to which tokens are candidates
-    listed: Tensor  # i32[N] how many there are, in the list or not
+    listed: Tensor  # i32[N] number of candidates, in the list or not
     keys: Tensor  # i64[N, CAPACITY]
     chosen: Tensor  # i32[N] how many groups have candidates
     groups: Tensor  # i32[N, parts * GROUPS] which ones
     rest: Tensor  # f32[N] weight of the other groups
-    rests: Tensor  # f32[N, parts] weight of tokens in groups with candidates that are none
+    rests: Tensor  # f32[N, parts] weight of the other tokens in groups with candidates
 
     @classmethod
-    def for_rows(cls, rows: int, parts: int, *, truncated: bool, device: torch.device) -> Lists:
-        """Without values."""
+    def for_rows(
+        cls, rows: int, parts: int, *, truncated: bool, device: torch.device
+    ) -> CandidateLists:
+        """Return uninitialised lists."""
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -71,7 +73,7 @@ class Lists(NamedTuple):
 
 @triton.jit
 def last_gap(max_gap_ptr, window):
-    """Bits of the greatest gap that min_p admits; what is infinitely far is never drawn."""
+    """Return the bits of the greatest gap that min_p admits; infinite gaps are never drawn."""
     return tl.minimum(tl.load(max_gap_ptr + window).to(tl.int32, bitcast=True), _LAST_FINITE)
 
 
@@ -81,7 +83,7 @@ def choose_groups(
     near_ptr, chosen_ptr, groups_ptr, rest_ptr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of a row with `count` groups: how far candidates go, and which groups have some."""
+    """Choose how far candidates go in a row with `count` groups, and the groups that have some."""
     group = tl.arange(0, BLOCK)
     inside = group < count
     z = tl.load(best_ptr + group, mask=inside, other=float("-inf"))
@@ -94,12 +96,12 @@ def choose_groups(
         weight = tl.exp2((z - peak) * weight_scale(temperature))
         weights = weight * of_group
         least = tl.minimum(_FEWEST, wanted)
-        # More than is wanted, so that little is left to be estimated. What min_p leaves of the
-        # tokens is not known yet: where it restricts too, the list is to have all of them.
+        # More than needed, so that little is left to be estimated. What min_p keeps of the tokens
+        # is not known yet: where it restricts too, the list must contain all of them.
         share = tl.where(max_gap < _LAST_FINITE, float("inf"), top_p * 0.25 + 0.75)
         target = tl.sum(weights) * share
     found = least * 0
-    for i in range(20):  # the other 11 bits would make hardly a difference
+    for i in range(20):  # the other 11 bits would hardly make a difference
         candidate = found | (1 << (30 - i))
         closer = bits < candidate
         groups = tl.sum(closer.to(tl.int32))
@@ -121,7 +123,7 @@ def _gather_part(
     row_ptr, keys_ptr, listed_ptr, groups_ptr, part, chosen, parts, V,
     peak, temperature, near_bits, max_gap, id_bits, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """List the candidates of GROUPS of the groups that have some; the weight of the others."""
+    """List the candidates of GROUPS of the chosen groups; return the weight of their others."""
     weight = tl.zeros((), tl.float32)
     at, place = part * _GROUPS + tl.arange(0, _GROUPS), tl.arange(0, _PLACES)
     group = tl.load(groups_ptr + at, mask=at < chosen, other=0)
@@ -149,7 +151,7 @@ def _gather_kernel(
     z_ptr,  # f32[N, V]
     peak_ptr, window_ptr,  # f32[N], i32[N]
     temperature_ptr, max_gap_ptr,  # f32[V]
-    counts_ptr, restricted_ptr, near_ptr, listed_ptr, keys_ptr,  # see Lists
+    counts_ptr, restricted_ptr, near_ptr, listed_ptr, keys_ptr,  # see CandidateLists
     chosen_ptr, groups_ptr, rests_ptr,
     V, parts, id_bits,
     CAPACITY: tl.constexpr,
@@ -170,7 +172,9 @@ def _gather_kernel(
             tl.store(rests_ptr + row * parts + part, weight)
 
 
-def gather(z: Tensor, peak: Tensor, window: Tensor, params: DrawParams, lists: Lists) -> None:
+def gather(
+    z: Tensor, peak: Tensor, window: Tensor, params: DrawParams, lists: CandidateLists
+) -> None:
     """List the candidates of the restricted rows of z f32[N, V], whose groups are chosen."""
     (rows, vocab), parts = z.shape, lists.rests.shape[1]
     _gather_kernel[(min(rows * parts, PROGRAMS),)](

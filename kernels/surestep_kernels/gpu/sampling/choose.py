@@ -1,8 +1,8 @@
 """From logits to one token per position.
 
-Rows are long and few, so a pass over the vocabulary is shared out among programs, each of which
-leaves a partial result. Order and rounding are those of the reference: noise bit for bit, one
-division per token, the lowest id of equals.
+Rows are long and few, so a pass over the vocabulary is divided among programs, each of which leaves
+a partial result. Order and rounding are those of the reference: noise bit for bit, one division per
+token, the lowest id among equals.
 
     peak     all rows        their maxima, by part, and by group where rows are restricted
     collect  all rows        which rows draw, and how; groups with candidates of restricted ones
@@ -11,7 +11,7 @@ division per token, the lowest id of equals.
     draw     the other rows that draw, and restricted ones that no list could settle
     finish   all rows
 
-Rows that are greedy are in no list, and cost nothing behind `collect`.
+Greedy rows are in no list, and cost nothing after `collect`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_f
 from surestep_kernels.step.choose import SATURATED, Chosen, DrawParams, RowStatus
 
 from . import candidates
-from .candidates import Lists, choose_groups, last_gap
+from .candidates import CandidateLists, choose_groups, last_gap
 from .gumbel import gumbel, row_key
 from .nucleus import draw_restricted
 from .rest import weigh, weighs_all, weight_scale
@@ -109,7 +109,7 @@ def _collect_kernel(
     best_ptr, weight_ptr,  # f32[N, parts * GROUPS]; CUTS only
     peak_ptr, greedy_ptr, window_ptr,  # f32[N], i32[N]
     temperature_ptr, max_gap_ptr, top_k_ptr, top_p_ptr,  # [V]
-    counts_ptr, restricted_ptr, whole_ptr, limit_ptr,  # see Lists
+    counts_ptr, restricted_ptr, whole_ptr, limit_ptr,  # see CandidateLists
     near_ptr, listed_ptr, chosen_ptr, groups_ptr, rest_ptr,
     V, parts, wanted,
     DRAWS: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
@@ -117,7 +117,7 @@ def _collect_kernel(
     wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     value, best_id = best_of_parts(value_ptr, id_ptr, row, parts, BLOCK)
-    peak = value + 0.0  # of zeros the positive one
+    peak = value + 0.0  # turns -0 into 0
     tl.store(peak_ptr + row, peak)
     tl.store(greedy_ptr + row, best_id)
     if DRAWS:
@@ -150,7 +150,7 @@ def _draw_kernel(
     peak_ptr,  # f32[N]
     window_ptr, length_ptr,  # i32[N]
     temperature_ptr, seed_low_ptr, seed_high_ptr,  # [V]
-    counts_ptr, whole_ptr, limit_ptr,  # see Lists
+    counts_ptr, whole_ptr, limit_ptr,  # see CandidateLists
     value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
     V, parts, id_bits,
 ):  # fmt: skip
@@ -211,7 +211,6 @@ def choose(
     random: bool,
     truncated: bool,
 ) -> Chosen:
-    """See choose_reference."""
     assert z.dtype is torch.float32
     assert z.is_contiguous()
     rows, vocab = z.shape
@@ -223,7 +222,7 @@ def choose(
         torch.empty(shape, dtype=torch.int32, device=z.device)
         for shape in ((rows, parts), rows, rows, rows)
     )
-    lists = Lists.for_rows(rows, parts, truncated=cuts, device=z.device)
+    lists = CandidateLists.for_rows(rows, parts, truncated=cuts, device=z.device)
     _peak_kernel[rows, parts](
         z, window, params.temperature, params.top_k, params.top_p,
         value, part_ids, best, weight, lists.counts, vocab, parts, CUTS=cuts,

@@ -15,8 +15,8 @@ def _mix64(x):
 
 @triton.jit
 def row_key(seed_low, seed_high, position):
-    """The two halves of a row's key, u32[1] each."""
-    # Of one element, not a scalar: the interpreter warns of scalars that wrap around.
+    """Return the two halves of a row's key, u32[1] each."""
+    # One element instead of a scalar: the interpreter warns of scalars that wrap around.
     low = seed_low.to(tl.uint32, bitcast=True).to(tl.uint64) + tl.zeros((1,), tl.uint64)
     high = seed_high.to(tl.uint32, bitcast=True).to(tl.uint64) + tl.zeros((1,), tl.uint64)
     where = position.to(tl.uint64) + tl.zeros((1,), tl.uint64)
@@ -27,7 +27,7 @@ def row_key(seed_low, seed_high, position):
 
 @triton.jit
 def gumbel(ids, k0, k1):
-    """Noise f32 of token ids i32[B] in the row with the key (k0, k1)."""
+    """Return noise f32 of token ids i32[B] in the row with the key (k0, k1)."""
     x = ids.to(tl.uint32) + 0x9E3779B9
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B

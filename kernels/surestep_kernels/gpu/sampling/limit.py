@@ -1,8 +1,9 @@
-"""The last token that top_k and top_p leave: among listed candidates, or in a row itself.
+"""The last token that top_k and top_p keep: among listed candidates, or in a whole row.
 
-With less than k tokens in front, or less than the mass that is wanted, every token up to some key
-is kept. The key's bits are found from the highest to the lowest, two at a time, with a sum over all
-tokens for each of three guesses: over the registers that hold a list, or over a row in memory.
+Each rule keeps a token by what is in front of it, fewer than k tokens or less than the target mass,
+so every token up to some key is kept. The key's bits are found from the highest to the lowest, two
+at a time, with a sum over all tokens for each of three guesses: over the registers that hold a
+list, or over a row in memory.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .mass import mass_of, mass_wanted
+from .mass import mass_of, target_mass
 from .vocab import gap_bits, key_of
 
 _NEVER: tl.constexpr = tl.constexpr(9223372036854775807)
@@ -21,7 +22,7 @@ def _in_front(
     keys, measures, row_ptr, V, peak, temperature, id_bits, a, b, c,
     LISTED: tl.constexpr, WEIGHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of the tokens in front of each of three keys, the sum of measures i64: 1 or the mass."""
+    """Return the sum of measures i64 (1 or the mass) of the tokens before each of three keys."""
     if LISTED and not WEIGHED:  # lists are short: three counts are added up as one number
         one = (keys < a).to(tl.int64) + ((keys < b).to(tl.int64) << 20)
         counts = tl.sum(one + ((keys < c).to(tl.int64) << 40), axis=0)
@@ -51,7 +52,7 @@ def _last_before(
     keys, measures, row_ptr, V, peak, temperature, id_bits, target, bound,
     LISTED: tl.constexpr, WEIGHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The greatest key up to `bound` with less than `target` in front of it."""
+    """Return the greatest key up to `bound` with less than `target` in front of it."""
     found = bound * 0
     steps = (32 + id_bits) // 2
     for i in range(steps):
@@ -74,10 +75,10 @@ def listed_limit(
     keys, masses, row_ptr, V, peak, temperature, id_bits, bound, top_k, top_p, least, most,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Key of the last token that top_k and top_p leave of those up to `bound`, which is listed.
+    """Return the key of the last listed token up to `bound` that top_k and top_p keep.
 
-    Where top_k is off, the mass that top_p measures by lies between `least` and `most`: should they
-    disagree about the end, it is added up, which takes a look at the whole row.
+    Where top_k is off, the total mass for top_p lies between `least` and `most`: if they disagree
+    about the limit, the exact mass is summed, which reads the whole row.
     """
     limit = bound
     if top_k < V:
@@ -91,11 +92,11 @@ def listed_limit(
         reach, unsure = limit, True
         while unsure:
             limit = _last_before(
-                keys, masses, row_ptr, V, peak, temperature, id_bits, mass_wanted(top_p, least),
+                keys, masses, row_ptr, V, peak, temperature, id_bits, target_mass(top_p, least),
                 reach, True, True, BLOCK,
             )  # fmt: skip
             through = tl.sum(tl.where(keys <= limit, masses, 0), axis=0)
-            unsure = (least < most) & (through < mass_wanted(top_p, most))
+            unsure = (least < most) & (through < target_mass(top_p, most))
             if unsure:
                 least, _, _ = _in_front(
                     keys, masses, row_ptr, V, peak, temperature, id_bits, reach + 1, reach, reach,
@@ -109,7 +110,7 @@ def listed_limit(
 def whole_limit(
     row_ptr, V, peak, temperature, id_bits, bound, top_k, top_p, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Key of the last token that top_k and top_p leave of those up to `bound`, in a whole row."""
+    """Return the key of the last token up to `bound` that top_k and top_p keep in a whole row."""
     limit = bound
     if top_k < V:
         limit = _last_before(
@@ -122,7 +123,7 @@ def whole_limit(
             False, True, BLOCK,
         )  # fmt: skip
         limit = _last_before(
-            bound, bound, row_ptr, V, peak, temperature, id_bits, mass_wanted(top_p, total), limit,
+            bound, bound, row_ptr, V, peak, temperature, id_bits, target_mass(top_p, total), limit,
             False, True, BLOCK,
         )  # fmt: skip
     return limit

@@ -1,4 +1,4 @@
-"""The mass of step.mass: the same operations, to be launched without fusing them."""
+"""The mass of step.mass: the same operations; launch without fusing them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ALL: tl.constexpr = tl.constexpr(float(ALL))
 
 @triton.jit
 def mass_of(bits):
-    """Mass i64 of tokens whose gaps have these bits; none of what is farther than any gap."""
+    """Return the mass i64 of tokens whose gaps have these bits; 0 beyond the farthest gap."""
     gap = tl.minimum(bits, _FARTHEST_BITS).to(tl.float32, bitcast=True)
     rounded = gap * _LOG2_E + _ROUNDS
     n = rounded - _ROUNDS
@@ -47,7 +47,7 @@ def mass_of(bits):
 
 
 @triton.jit
-def mass_wanted(top_p, total):
-    """A token is in the nucleus when the mass in front of it is below this."""
-    wanted = tl.ceil(top_p.to(tl.float64) * total.to(tl.float64))
-    return tl.minimum(wanted, _ALL).to(tl.int64)
+def target_mass(top_p, total):
+    """Return the mass below which the mass in front of a token of the nucleus must be."""
+    target = tl.ceil(top_p.to(tl.float64) * total.to(tl.float64))
+    return tl.minimum(target, _ALL).to(tl.int64)

@@ -1,23 +1,23 @@
 """Draws from a part of the vocabulary, without sorting it: min_p, top_k and top_p as one limit.
 
-Every rule keeps a leading part of the order "smallest gap first, then lowest id", so that what is
-left is all tokens up to some key. Few tokens can be near the limit, so most rows are settled by a
-list of them:
+Every rule keeps a leading part of the order "smallest gap first, then lowest id", so that what
+remains is all tokens up to some key. Few tokens can be near the limit, so most rows are settled by
+a list of them:
 
-1. The pass for the maximum leaves the best token of each of 4096 groups, and of rows where top_p
-   measures by all tokens the weight of each group, see rest.py.
-2. `choose_groups`: the best ones say how far candidates go. For top_k, k groups have a token within
-   that gap; for top_p, best tokens within it weigh more than is wanted; for anybody, WANTED groups
-   are enough. The groups with a candidate are noted.
-3. `_gather_kernel`, programs for groups that were noted: candidates go to the list. What else they
-   have is weighed.
+1. The pass for the maximum leaves the best token of each of 4096 groups, and the weight of each
+   group in rows where top_p measures by all tokens (rest.py).
+2. `choose_groups` finds how far candidates go. For top_k, k groups have a token within that gap;
+   for top_p, the best tokens within it weigh more than the target; in any case, WANTED groups are
+   enough. The groups with a candidate are recorded.
+3. `_gather_kernel`, programs for the recorded groups: lists their candidates and weighs their other
+   tokens.
 4. `_settle_kernel`, a program per row: finds the limit in the list, two bits of it at a time, and
-   draws. Where what is not listed could move the limit, it is measured exactly. Where the list
+   draws. Where unlisted tokens could move the limit, they are measured exactly. If the list
    overflows, or does not reach the limit, the program searches the row itself, and the pass that
    draws from whole rows draws from this one.
 
-Positions in the list depend on who comes first. Nothing else does: counts and masses are whole
-numbers, weights never decide, and the draw is a maximum.
+The order of the list varies from run to run. Results do not depend on it: counts and masses are
+whole numbers, weights never decide, and the draw is a maximum.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from torch import Tensor
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 from surestep_kernels.step.choose import DrawParams
 
-from .candidates import Lists, gather, last_gap
+from .candidates import CandidateLists, gather, last_gap
 from .gumbel import gumbel, row_key
 from .limit import listed_limit, whole_limit
-from .mass import mass_of, mass_wanted
+from .mass import mass_of, target_mass
 from .rest import bounds, weighs_all
 from .vocab import GROUPS, append, best_of, id_bits_of
 
-SHORT = 512  # candidates of most lists, which are searched in an eighth of the registers
-ROW_BLOCK = 4096  # tokens that a program looks at together which searches a whole row
+SHORT = 512  # candidates of most lists, which need an eighth of the registers
+ROW_BLOCK = 4096  # tokens that a program processes at once when it searches a whole row
 _ROW_WARPS = 16
 _GROUPS: tl.constexpr = tl.constexpr(GROUPS)
 _NEVER: tl.constexpr = tl.constexpr(9223372036854775807)
@@ -47,7 +47,7 @@ _BEYOND: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def last_key(max_gap, id_bits):
-    """Of all tokens that min_p admits."""
+    """Return the last key that min_p admits."""
     return ((max_gap.to(tl.int64) + 1) << id_bits) - 1
 
 
@@ -59,9 +59,9 @@ def _settle_list(
     V, parts, id_bits, listed,
     SIZE: tl.constexpr, CAPACITY: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Draw from a list of SIZE candidates or less, if it has all that may be drawn.
+    """Draw from a list of up to SIZE candidates, if it contains everything that may be drawn.
 
-    Returns whether it has, and the key of the last one.
+    Returns whether it does, and the key of the last one.
     """
     window, peak = tl.load(window_ptr + row), tl.load(peak_ptr + row)
     top_k, top_p = tl.load(top_k_ptr + window), tl.load(top_p_ptr + window)
@@ -73,16 +73,16 @@ def _settle_list(
     masses = mass_of(tl.where(place < listed, bits, _LAST_FINITE))
     complete = max_gap <= tl.load(near_ptr + row)
     enough = (top_k < V) & (listed >= top_k)
-    least, most = bound * 0, bound * 0  # of what top_p measures by
+    least, most = bound * 0, bound * 0  # of the total mass for top_p
     if weighs_all(top_k_ptr, top_p_ptr, window, V):
         here = (part < parts) & (part * _GROUPS < tl.load(chosen_ptr + row))
         rests = tl.load(rests_ptr + row * parts + part, mask=here, other=0.0)
         least, most = bounds(tl.load(rest_ptr + row) + tl.sum(rests), V)
         mass = tl.sum(masses, axis=0)
-        # Of groups without a candidate, it is not known what min_p leaves.
+        # What min_p keeps of groups without a candidate is not known.
         least = mass + tl.where(max_gap < _LAST_FINITE, 0, least)
         most += mass
-        enough = mass >= mass_wanted(top_p, most)
+        enough = mass >= target_mass(top_p, most)
     limit, settled = bound, complete | enough
     if settled:
         limit = listed_limit(
@@ -108,7 +108,7 @@ def _settle_kernel(
     z_ptr,  # f32[N, V]
     peak_ptr, window_ptr, length_ptr,  # f32[N], i32[N]
     temperature_ptr, seed_low_ptr, seed_high_ptr, max_gap_ptr, top_k_ptr, top_p_ptr,  # [V]
-    counts_ptr, restricted_ptr, whole_ptr, limit_ptr,  # see Lists
+    counts_ptr, restricted_ptr, whole_ptr, limit_ptr,  # see CandidateLists
     near_ptr, listed_ptr, keys_ptr, chosen_ptr, rest_ptr, rests_ptr,
     value_ptr, id_ptr,  # f32[N, parts], i32[N, parts]
     V, parts, id_bits,
@@ -144,12 +144,12 @@ def _settle_kernel(
 
 
 def draw_restricted(
-    z: Tensor, peak: Tensor, window: Tensor, length: Tensor, params: DrawParams, lists: Lists,
-    value: Tensor, ids: Tensor,
+    z: Tensor, peak: Tensor, window: Tensor, length: Tensor, params: DrawParams,
+    lists: CandidateLists, value: Tensor, ids: Tensor,
 ) -> None:  # fmt: skip
     """Draw for the restricted rows of z f32[N, V], or find the limit of what is drawn from them.
 
-    Of rows that are settled, value f32[N, parts] and ids i32[N, parts] hold the drawn token after.
+    For settled rows, value f32[N, parts] and ids i32[N, parts] hold the drawn token afterwards.
     """
     (rows, vocab), parts = z.shape, value.shape[1]
     id_bits = id_bits_of(vocab)

@@ -1,14 +1,14 @@
-"""How programs share out a row of logits, and by what its tokens are compared."""
+"""How programs divide a row of logits among them, and how its tokens are ordered."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-LANES = 64  # tokens behind each other that a program reads together
-LINES = 32  # times that it does so at once
+LANES = 64  # consecutive tokens that a program reads together
+LINES = 32  # lines that it reads at once
 MAX_PARTS = 64  # programs that share a row
-RUN = 8  # tokens behind each other in a group: a sector of memory
+RUN = 8  # consecutive tokens in a group: a sector of memory
 RUNS = 4  # of them that a group has at once
 GROUPS = LANES * LINES // (RUN * RUNS)  # of a part
 _LANES: tl.constexpr = tl.constexpr(LANES)
@@ -21,27 +21,28 @@ _NO_ID: tl.constexpr = tl.constexpr(2147483647)
 
 
 def parts_of(vocab: int) -> int:
-    """How many programs share a row. Lane l of part p has the tokens p * LANES + l and so on in
-    steps of parts * LANES, so that tokens which stand together, as common ones do, are spread."""
+    """Return how many programs share a row. Lane l of part p has the tokens p * LANES + l and so on
+    in steps of parts * LANES, so that neighbouring tokens, among which the common ones are, are
+    spread."""
     return min(-(-vocab // LANES), MAX_PARTS)
 
 
 def id_bits_of(vocab: int) -> int:
-    """How many bits ids take in a key."""
+    """Return how many bits ids take in a key."""
     return max(1, (vocab - 1).bit_length())
 
 
 @triton.jit
 def ids_of(first, part, parts):
-    """Token ids i32[LINES * LANES] that a part has from `first` on."""
+    """Return the token ids i32[LINES * LANES] of a part from `first` on."""
     place = tl.arange(0, _LINES * _LANES)
     return first + part * _LANES + place % _LANES + (place // _LANES) * (parts * _LANES)
 
 
 @triton.jit
 def ids_of_group(first, group, place, parts):
-    """Token ids that groups have from `first` on at places below RUN * RUNS, of which one warp of
-    a program for their part has all: its runs lie `parts * LANES` apart."""
+    """Return the token ids of groups from `first` on at places below RUN * RUNS, of which one warp
+    of a program for their part has all: its runs lie `parts * LANES` apart."""
     part, at = group // _GROUPS, group % _GROUPS
     column = part * _LANES + at % _ABREAST * _RUN + place % _RUN
     line = at // _ABREAST * _RUNS + place // _RUN
@@ -50,26 +51,27 @@ def ids_of_group(first, group, place, parts):
 
 @triton.jit
 def is_finite(x):
-    """Whether a row has a greatest logit to draw from."""
+    """Return whether a row has a finite greatest logit."""
     return (x > float("-inf")) & (x < float("inf"))
 
 
 @triton.jit
 def gap_bits(z, peak, temperature):
-    """Gaps to the peak, which is not -0, as bits: they are not negative, and order like these."""
+    """Return the gaps to the peak, which is not -0, as bits: not negative, and ordered like the
+    gaps."""
     gap = tl.div_rn(peak - z, tl.zeros_like(z) + temperature)
     return gap.to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def key_of(bits, ids, id_bits):
-    """The order of tokens in one i64: the smallest gap first, then the lowest id."""
+    """Encode the order of tokens in one i64: the smallest gap first, then the lowest id."""
     return (bits.to(tl.int64) << id_bits) | ids.to(tl.int64)
 
 
 @triton.jit
 def best_of(values, ids):
-    """The greatest of all, NaN if there is any, and its lowest id."""
+    """Return the greatest value, NaN if there is any, and its lowest id."""
     top = tl.max(tl.where(values == values, values, float("-inf")))
     best_id = tl.min(tl.where(values == top, ids, _NO_ID))
     nan = tl.max((values != values).to(tl.int32)) > 0
@@ -78,14 +80,14 @@ def best_of(values, ids):
 
 @triton.jit
 def better(best, best_id, value, ids):
-    """Element by element the greater value; NaN is kept, and ids that come first among equals."""
+    """Return element by element the greater value; NaN is kept, and the lower id among equals."""
     wins = ((value > best) | (value != value)) & (best == best)
     return tl.where(wins, value, best), tl.where(wins, ids, best_id)
 
 
 @triton.jit
 def best_of_parts(value_ptr, id_ptr, row, parts, BLOCK: tl.constexpr):
-    """The best of a row: value, NaN if there is any, and id."""
+    """Return the best value of a row, NaN if there is any, and its id."""
     part = tl.arange(0, BLOCK)
     at, mask = row * parts + part, part < parts
     value = tl.load(value_ptr + at, mask=mask, other=float("-inf"))
@@ -94,6 +96,6 @@ def best_of_parts(value_ptr, id_ptr, row, parts, BLOCK: tl.constexpr):
 
 @triton.jit
 def append(rows_ptr, count_ptr, row):
-    """To a list of rows, whose order is nobody's business."""
+    """Append to a list of rows in any order."""
     at = tl.atomic_add(count_ptr, 1, sem="relaxed")
     tl.store(rows_ptr + at, row.to(tl.int32))

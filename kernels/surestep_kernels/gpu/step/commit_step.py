@@ -1,4 +1,4 @@
-"""Accept iff equal, and the advance of the slots."""
+"""Acceptance of drafts, and the advance of the slots, in Triton."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FACTS: tl.constexpr = tl.constexpr(len(Report._fields) - 1)
 
 @triton.jit
 def _is_stop(tokens, window, cu_ptr, ids_ptr):
-    """Which of tokens [K+1] are stop ids of the window; -1 is a row without one."""
+    """Return which of tokens [K+1] are stop ids of the window; -1 is a row without one."""
     stop, has = tokens < 0, window >= 0
     begin = tl.load(cu_ptr + window, mask=has, other=0)
     end = tl.load(cu_ptr + window + 1, mask=has, other=0)
@@ -28,12 +28,12 @@ def _is_stop(tokens, window, cu_ptr, ids_ptr):
 
 
 @triton.jit
-def _judge(
+def _accept_window(
     row, window, n_drafts, K,
     draft_ids_ptr, chosen_ptr, status_ptr, cu_windows_ptr, cu_stops_ptr, stop_ids_ptr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Tokens [K+1] of a window, how many are emitted and accepted, and the status of the first."""
+    """Return tokens [K+1] of a window, the emitted and accepted counts, and the first status."""
     w, column = tl.maximum(window, 0).to(tl.int64), tl.arange(0, BLOCK)
     has = window + tl.zeros_like(column) >= 0  # [K+1], all alike
     inside = has & (column <= n_drafts) & (column <= K)
@@ -43,7 +43,7 @@ def _judge(
     drafted = has & (column < n_drafts) & (column < K)
     drafts = tl.load(draft_ids_ptr + row * K + column, mask=drafted, other=-1)
     equal, stop = drafted & (tokens == drafts), _is_stop(tokens, window, cu_stops_ptr, stop_ids_ptr)
-    # A window ends behind a choice that differs or stops, and in front of a bad one.
+    # A window ends after a choice that differs or stops, and before a bad one.
     bad = (inside & (status == _OK)) == 0
     ends = (equal & (stop == 0)) == 0
     first_bad = tl.min(tl.where(bad, column, BLOCK), axis=0)
@@ -70,7 +70,7 @@ def _commit_kernel(
     cu_windows_ptr, cu_stops_ptr,  # i32[V+1]
     stop_ids_ptr,  # i32[..]
     tokens_ptr,  # i32[S, W]
-    committed_ptr, known_ptr, folded_ptr, upto_ptr,  # i32[S]
+    committed_ptr, known_ptr, folded_ptr, drafter_len_ptr,  # i32[S]
     report_ptr,  # i32[R, _FACTS + K + 1]
     S, W, K,
     BLOCK: tl.constexpr,
@@ -82,7 +82,7 @@ def _commit_kernel(
     n_drafts = tl.load(counts_ptr + row)
     real = slot < S - 1
     window = tl.where(real, tl.load(window_ptr + row), -1)
-    tokens, n_emitted, n_accepted, status = _judge(
+    tokens, n_emitted, n_accepted, status = _accept_window(
         row, window, n_drafts, K, draft_ids_ptr, chosen_ptr, status_ptr,
         cu_windows_ptr, cu_stops_ptr, stop_ids_ptr, BLOCK,
     )  # fmt: skip
@@ -91,7 +91,7 @@ def _commit_kernel(
     count = tl.load(cu_rows_ptr + row + 1) - tl.load(cu_rows_ptr + row)
     consumed = tl.where(status == _OK, tl.where(advances > 0, count, n_emitted), 0)
     folded = start + count * advances
-    upto = tl.minimum(start, tl.load(upto_ptr + slot) + tl.load(catch_up_ptr + row))
+    upto = tl.minimum(start, tl.load(drafter_len_ptr + slot) + tl.load(catch_up_ptr + row))
     column = tl.arange(0, BLOCK)
     place = known + column
     written = (column < n_emitted) & (place >= 0) & (place < W)
@@ -99,7 +99,7 @@ def _commit_kernel(
     tl.store(committed_ptr + slot, start + consumed)
     tl.store(known_ptr + slot, known + n_emitted)
     tl.store(folded_ptr + slot, folded)
-    tl.store(upto_ptr + slot, upto)
+    tl.store(drafter_len_ptr + slot, upto)
     line = report_ptr + row * (_FACTS + K + 1)
     tl.store(line, start)
     tl.store(line + 1, n_drafts)
@@ -114,7 +114,6 @@ def _commit_kernel(
 def commit_step(
     rows: StepRows, drafts: DraftIds, chosen: Chosen, stops: StopIds, state: SlotState
 ) -> Tensor:
-    """See commit_step_reference."""
     num_rows, num_drafts = drafts.ids.shape
     lines, width = state.tokens.shape
     shape = num_rows, report_width(num_drafts)

@@ -1,4 +1,4 @@
-"""The sum of the bits of a step's hidden states, in one launch: whole numbers, so in any order."""
+"""The sum of the bits of a step's hidden states, in one launch; whole numbers add in any order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def _fingerprint_kernel(
 
 
 def fingerprint(hidden: Tensor, rows: StepRows, valid: Tensor) -> Tensor:
-    """See fingerprint_reference."""
     assert hidden.is_contiguous()
     total = torch.zeros(1, dtype=torch.int64, device=hidden.device)
     if hidden.numel():

@@ -1,7 +1,7 @@
 """From slots and geometry to the inputs of one forward pass.
 
-Three launches, each of which needs what the one before wrote: the rows (whose drafts go into the
-token table), the tokens, the sampled positions.
+Three launches, each of which needs what the one before wrote: the rows (whose drafts are written to
+the token table), the tokens, the sampled positions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BAD: tl.constexpr = tl.constexpr(OUT_OF_BOUNDS)
 
 @triton.jit
 def _safe_slot(slot, lines):
-    """The slot, or the NULL slot for one that does not exist; and whether it exists."""
+    """Return the slot, or the NULL slot for one that does not exist; and whether it exists."""
     exists = (slot >= 0) & (slot < lines)
     return tl.where(exists, slot, lines - 1).to(tl.int64), exists
 
@@ -37,7 +37,7 @@ def _rows_kernel(
     slot_ptr,  # i32[R]
     cu_ptr,  # i32[R+1]
     advances_ptr,  # i32[R]
-    armed_ptr,  # i32[R]
+    snapshot_len_ptr,  # i32[R]
     draft_ids_ptr,  # i32[R, K]
     counts_ptr,  # i32[R]
     tokens_ptr,  # i32[S, W]
@@ -61,16 +61,16 @@ def _rows_kernel(
     if not exists:
         tl.atomic_or(error_ptr, _BAD)
     start, known = tl.load(committed_ptr + slot), tl.load(known_ptr + slot)
-    held, armed = tl.load(folded_ptr + slot), tl.load(armed_ptr + row)
+    held, snapshot_len = tl.load(folded_ptr + slot), tl.load(snapshot_len_ptr + row)
     n_drafts, advances = tl.load(counts_ptr + row), tl.load(advances_ptr + row)
     count = (tl.load(cu_ptr + row + 1) - tl.load(cu_ptr + row)) * advances
     valid = tl.where(advances > 0, count, n_drafts + 1)
-    taken = (held < armed) & (armed <= start + count)
+    taken = (held < snapshot_len) & (snapshot_len <= start + count)
     tl.store(start_ptr + row, start)
     tl.store(valid_ptr + row, tl.where(slot < S - 1, valid, 0))
     tl.store(out_slots_ptr + row, slot)
     tl.store(pending_ptr + row, start - held)
-    tl.store(after_ptr + row, tl.where(taken, armed - held, 0))
+    tl.store(after_ptr + row, tl.where(taken, snapshot_len - held, 0))
     draft = tl.arange(0, BLOCK_K)
     place = known + draft
     used = (draft < K) & (draft < n_drafts) & (place >= 0) & (place < W)
@@ -106,7 +106,6 @@ def gather_step(
     block_size: int,
     num_blocks: int,
 ) -> StepInputs:
-    """See gather_step_reference."""
     num_rows, num_positions = len(rows.slot), len(rows.position_row)
     lines, width = state.tokens.shape
     num_drafts = drafts.ids.shape[1]

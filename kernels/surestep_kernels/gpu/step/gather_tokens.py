@@ -1,4 +1,4 @@
-"""Runs of tokens out of the slots."""
+"""Runs of tokens read from the slots, in Triton."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NULL: tl.constexpr = tl.constexpr(NULL_BLOCK)
 
 
 @DependentKernel
-@triton.jit(do_not_specialize=["T"])  # varies: every step would compile for some
+@triton.jit(do_not_specialize=["T"])  # varies from step to step: specialising on it would recompile
 def _tokens_kernel(
     token_row_ptr,  # i32[T]
     cu_ptr,  # i32[R+1]
@@ -64,7 +64,6 @@ def gather_tokens(
     block_size: int,
     num_blocks: int,
 ) -> TokenInputs:
-    """See gather_tokens_reference."""
     num_tokens = len(runs.token_row)
     width, pages = state.tokens.shape[1], state.block_tables.shape[1]
     inputs = TokenInputs._make(torch.empty_like(runs.token_row, dtype=torch.int64) for _ in "123")

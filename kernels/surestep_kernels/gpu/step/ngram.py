@@ -1,9 +1,10 @@
-"""Prompt lookup in Triton: every place of a row is tried at once, then the best one is read from.
+"""Prompt lookup in Triton: every place of a row is tried at once, then drafts are read from the
+best.
 
 The first kernel leaves the best place of each block of a row as a key: the length of the match in
 the high half, its last index plus one in the low half, 0 without a match. The greatest key of a row
 is the most recent of the longest matches. The grid covers the whole token table, because the host
-does not know the lengths; blocks behind the end of a row read nothing.
+does not know the lengths; blocks past the end of a row read nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _BLOCK = 1024  # places that one program tries
 
 @triton.jit
 def _line(tokens_ptr, slots_ptr, lengths_ptr, row, num_slots, width):
-    """The tokens of a row, and how many of them are known; none in a slot that is out of bounds."""
+    """Return the tokens of a row, and how many are known; none in a slot that is out of bounds."""
     slot = tl.load(slots_ptr + row).to(tl.int64)
     length = tl.minimum(tl.load(lengths_ptr + row).to(tl.int64), width)
     inside = (slot >= 0) & (slot < num_slots)
@@ -79,7 +80,7 @@ def _propose_kernel(
     line, length = _line(tokens_ptr, slots_ptr, lengths_ptr, row, num_slots, width)
     block, ahead = tl.arange(0, BLOCKS), tl.arange(0, DRAFTS)
     key = tl.max(tl.load(keys_ptr + row * blocks + block, mask=block < blocks, other=0), axis=0)
-    follows = key & 0xFFFFFFFF  # index behind the match
+    follows = key & 0xFFFFFFFF  # index after the match
     cap = tl.minimum(tl.load(max_drafts_ptr + row).to(tl.int64), num_drafts)
     count = tl.where(key > 0, cap, 0)
     at = follows + ahead % tl.maximum(length - follows, 1)
@@ -98,7 +99,6 @@ def ngram(
     max_n: int,
     min_n: int,
 ) -> NgramDrafts:
-    """See ngram_reference."""
     rows, (num_slots, width) = len(slots), tokens.shape
     assert 1 <= min_n <= max_n
     assert num_drafts >= 1

@@ -1,4 +1,4 @@
-"""Biases, penalties and what is forbidden, in the logits of those positions that ask for it."""
+"""Biases, penalties and forbidden tokens, at the positions whose requests specify them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SATURATED: tl.constexpr = tl.constexpr(SATURATED)
 
 @triton.jit
 def _unless_unusable(new, old):
-    """NaN where the old logit was NaN or +inf, whatever was asked for; else finite or -inf."""
+    """Return NaN where the old logit was NaN or +inf; else the new one, finite or -inf."""
     usable = (old == old) & (old != float("inf"))
     return tl.where(usable, tl.minimum(new, _SATURATED), float("nan"))
 
@@ -121,7 +121,6 @@ def _forbid_kernel(
 
 
 def shape_logits(z: Tensor, positions: Positions, shaping: Shaping) -> None:
-    """See shape_logits_reference."""
     assert z.dtype is torch.float32
     assert z.is_contiguous()
     if shaping.biases is not None:

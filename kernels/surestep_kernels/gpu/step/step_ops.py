@@ -1,4 +1,4 @@
-"""The ops that keep a step on a GPU."""
+"""The table of ops that keep a step on a GPU."""
 
 from __future__ import annotations
 

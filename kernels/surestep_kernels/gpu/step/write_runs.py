@@ -1,4 +1,4 @@
-"""Differences of a plan to the slots."""
+"""Write differences of a plan into the slots, in Triton."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _write_runs_kernel(
 
 
 def write_runs(memory: Tensor, runs: Runs) -> None:
-    """See write_runs_reference. Words outside of the memory are dropped."""
+    """Write the runs; words outside of the memory are dropped."""
     assert memory.is_contiguous()
     grid = len(runs.to), triton.cdiv(runs.longest, _BLOCK)
     _write_runs_kernel[grid](memory, runs.to, runs.cu, runs.words, memory.numel(), BLOCK=_BLOCK)

@@ -18,9 +18,9 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.host.host_memory import OutOfMemory
 from surestep_worker.startup.build import assemble
 from surestep_worker.startup.built import Built
-from surestep_worker.startup.cache_budget import LEAST, CacheBudget, CacheSizes
+from surestep_worker.startup.cache_budget import MIN_CACHE_SIZES, CacheBudget, CacheSizes
 from surestep_worker.startup.gpu_memory import PAGE
-from surestep_worker.startup.gpu_room import GpuRoom
+from surestep_worker.startup.gpu_memory_profiler import GpuMemoryProfiler
 from surestep_worker.startup.largest_steps import run_largest_steps
 
 MIB = 1 << 20
@@ -51,8 +51,8 @@ class Bench:
         budget = CacheBudget(settings, self.tp, left)
         return budget.sizes(self.model, self.kernels, length, drafts)
 
-    def measure(self, room: GpuRoom, settings: WorkerSettings) -> int:
-        return room.measure(lambda: self.assemble(settings, LEAST).runner, self.tp)
+    def measure(self, profiler: GpuMemoryProfiler, settings: WorkerSettings) -> int:
+        return profiler.measure(lambda: self.assemble(settings, MIN_CACHE_SIZES).runner, self.tp)
 
 
 @pytest.fixture(params=MAKE)
@@ -71,9 +71,9 @@ def test_a_rank_that_serves_the_largest_steps_stays_within_its_part(bench: Bench
     """Beside others; and next to nothing of its part is left over."""
     settings = bench.settings(gpu_memory_utilization=0.5)
     with CountedCard(total=200 * MIB, others=60 * MIB) as card:
-        room = GpuRoom(card, settings)
+        profiler = GpuMemoryProfiler(card, settings)
         before = card.live
-        left = bench.measure(room, settings)
+        left = bench.measure(profiler, settings)
         assert card.live == before, "what was assembled to measure is still there"
         sizes = bench.sizes(settings, left)
         built = bench.assemble(settings, sizes)
@@ -81,7 +81,7 @@ def test_a_rank_that_serves_the_largest_steps_stays_within_its_part(bench: Bench
         run_largest_steps(built.runner)
         kv, recurrent = built.runner.context.caches.kv, built.runner.context.caches.recurrent
         snapshots = recurrent.num_snapshots * recurrent.spec.snapshot_bytes if recurrent else 0
-        memory = room.report(built.facts.kv_cache_bytes + snapshots)
+        memory = profiler.report(built.facts.kv_cache_bytes + snapshots)
         tensors = 2 * kv.spec.num_layers + 1 + (2 * recurrent.spec.num_layers if recurrent else 0)
         limit, rounding = memory.limit, tensors * PAGE
         assert limit == 100 * MIB
@@ -96,11 +96,11 @@ def test_a_rank_that_serves_the_largest_steps_stays_within_its_part(bench: Bench
 def test_where_nothing_is_left_the_error_names_the_numbers(bench: Bench) -> None:
     settings = bench.settings(gpu_memory_utilization=0.5)
     with CountedCard(total=2 * MIB) as card:
-        room = GpuRoom(card, settings)
+        profiler = GpuMemoryProfiler(card, settings)
         with pytest.raises(
             OutOfMemory, match=r"0\.5: nothing of 0\.00 GiB is left for KV"
         ) as caught:
-            bench.measure(room, settings)
+            bench.measure(profiler, settings)
     assert "weights 0.00 GiB, states 0.00 GiB, graphs" in str(caught.value)
     assert "raise it, lower --max-num-batched-tokens" in str(caught.value)
 
@@ -112,14 +112,14 @@ def test_torchs_own_error_becomes_one_that_says_what_to_lower(bench: Bench) -> N
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB. GPU 0 ...")
 
     with pytest.raises(OutOfMemory, match=r"no room .*: CUDA out of memory; lower --max-num-b"):
-        GpuRoom(card, settings).measure(assemble_in_vain, bench.tp)
+        GpuMemoryProfiler(card, settings).measure(assemble_in_vain, bench.tp)
 
 
 def test_a_part_that_is_not_free_is_refused_before_anything_is_loaded(bench: Bench) -> None:
     settings = bench.settings(gpu_memory_utilization=0.9)
     with pytest.raises(OutOfMemory, match=r"other processes hold the rest"):
-        GpuRoom(CountedCard(total=100 * MIB, others=40 * MIB), settings)
-    GpuRoom(CountedCard(total=100 * MIB, others=40 * MIB), bench.settings())
+        GpuMemoryProfiler(CountedCard(total=100 * MIB, others=40 * MIB), settings)
+    GpuMemoryProfiler(CountedCard(total=100 * MIB, others=40 * MIB), bench.settings())
 
 
 class Returning(CountedCard):
@@ -127,11 +127,11 @@ class Returning(CountedCard):
 
     looks = 0
 
-    def look(self) -> Any:
+    def snapshot(self) -> Any:
         self.looks += 1
         if self.looks == 3:
             self.others = 0
-        return super().look()
+        return super().snapshot()
 
 
 def test_a_successor_waits_for_the_memory_of_the_one_before(bench: Bench) -> None:
@@ -139,7 +139,7 @@ def test_a_successor_waits_for_the_memory_of_the_one_before(bench: Bench) -> Non
     settings = bench.settings(gpu_memory_utilization=0.9)
     known = pb.DeviceMemory(total=100 * MIB, limit=90 * MIB, weights=20 * MIB, caches=60 * MIB)
     card = Returning(total=100 * MIB, others=90 * MIB)
-    GpuRoom(card, settings, known=known)
+    GpuMemoryProfiler(card, settings, known=known)
     assert card.looks == 3
 
 
@@ -147,10 +147,10 @@ def test_a_successor_does_not_wait_for_ever(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Others have taken it: with what there is the next one measures again."""
-    monkeypatch.setattr("surestep_worker.startup.gpu_room._RETURN_S", 0.2)
+    monkeypatch.setattr("surestep_worker.startup.gpu_memory_profiler._RECLAIM_S", 0.2)
     known = pb.DeviceMemory(total=100 * MIB, limit=90 * MIB, weights=80 * MIB)
     settings = bench.settings()
     with CountedCard(total=100 * MIB, others=60 * MIB) as card:
-        room = GpuRoom(card, settings, known=known)
+        profiler = GpuMemoryProfiler(card, settings, known=known)
         assert "going on with 0.04 GiB of the GPU, not 0.08 GiB" in caplog.text
-        assert 0 < bench.measure(room, settings) <= 30 * MIB
+        assert 0 < bench.measure(profiler, settings) <= 30 * MIB

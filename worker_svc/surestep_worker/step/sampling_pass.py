@@ -1,7 +1,7 @@
-"""The end of a step: logits, choice, commit, and what is reported of it.
+"""The end of a step: logits, choice, commit, and what is reported to the host.
 
-Which kernels that takes depends on what the requests ask for. For those who ask for tokens alone it
-is the same in every step, and stands in the graph of the whole step.
+Which kernels run depends on the sampling parameters. Steps that only choose tokens from the logits
+as they are all run the same ones, which the graph of a whole step holds.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .phases import Phases
 from .rank_context import RankContext
 
 
-class Asked(NamedTuple):
-    """What decides which kernels run; everything else is on the device."""
+class SamplingShape(NamedTuple):
+    """What decides which kernels sample; everything else is on the device."""
 
     random: bool  # some window draws
     truncated: bool  # and restricts what it draws from
-    width: int = 0  # most alternatives of a position that is scored
+    max_num_logprobs: int = 0  # most alternatives of any scored position
 
 
-PLAIN = Asked(random=True, truncated=False)
+PLAIN = SamplingShape(random=True, truncated=False)
 
 
-class Settling:
-    """Runs it. Not thread-safe: every call comes from the step thread."""
+class SamplingPass:
+    """Queues it on the device. Not thread-safe: every call comes from the step thread."""
 
     def __init__(
         self, context: RankContext, ops: StepOps, state: SlotState, phases: Phases
@@ -45,28 +45,28 @@ class Settling:
         self._context, self._ops, self._state, self._phases = context, ops, state, phases
 
     def __call__(
-        self, columns: StepColumns, outputs: PassOutputs, extras: Extras, asked: Asked
+        self, columns: StepColumns, outputs: PassOutputs, extras: Extras, shape: SamplingShape
     ) -> Packed:
-        """Queue it on the device."""
+        """Queue the end of a step; return what the host reads."""
         num_pooled = len(extras.pooled.slot) if extras.pooled is not None else 0
         scored, pooled = outputs.hidden.split((len(outputs.hidden) - num_pooled, num_pooled))
         logits = self._context.model.logits(scored).float() if len(scored) else scored
         vectors = self._pool(extras.pooled, pooled)
         self._phases.enter(pb.SAMPLING)
-        kept = extras.scored is not None and extras.shaping != Shaping()  # in place
-        raw = logits.clone() if kept else logits
-        chosen = self._choose(columns, outputs, logits, extras.shaping, asked)
+        keep = extras.scored is not None and extras.shaping != Shaping()  # shaping is in place
+        raw = logits.clone() if keep else logits
+        chosen = self._choose(columns, outputs, logits, extras.shaping, shape)
         report = self._ops.commit_step(
             outputs.rows, outputs.drafts, chosen, columns.stops, self._state
         )
         scores = () if extras.scored is None else score_positions(
-            raw, chosen.ids, extras.scored, asked.width
+            raw, chosen.ids, extras.scored, shape.max_num_logprobs
         )  # fmt: skip
         bits = self._ops.fingerprint(outputs.hidden, outputs.rows, outputs.inputs.valid)
         return Packed.of([report, outputs.error, bits, outputs.non_finite, vectors, *scores])
 
     def _pool(self, columns: PooledColumns | None, hidden: Tensor) -> Tensor:
-        """Vectors f32[K, H] of the rows that complete one."""
+        """Return the vectors f32[K, H] of the rows that complete one."""
         if columns is None:
             return torch.empty(0, 0, device=hidden.device)
         slot, row_slot, num_tokens = (column.long() for column in columns)
@@ -79,9 +79,9 @@ class Settling:
         outputs: PassOutputs,
         logits: Tensor,
         shaping: Shaping,
-        asked: Asked,
+        shape: SamplingShape,
     ) -> Chosen:
-        """Rank 0 decides for all."""
+        """Choose the token of every position. All ranks get the choice of rank 0."""
         window, inputs = columns.position_window, outputs.inputs
         z = logits[: len(window)]
         if not len(window):
@@ -93,6 +93,6 @@ class Settling:
             self._ops.shape_logits(z, where, shaping)
         chosen = self._ops.choose(
             z, window, inputs.lengths, columns.draw,
-            random=asked.random, truncated=asked.truncated,
+            random=shape.random, truncated=shape.truncated,
         )  # fmt: skip
         return Chosen._make(self._context.tp.broadcast(column) for column in chosen)

@@ -1,0 +1,177 @@
+"""Harmony, the format of gpt-oss: messages with a header and a channel, between special tokens.
+
+    <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...
+
+Reasoning is in the channel `analysis`. A message to a function is a call, in any channel; every
+other message is content. The special tokens are told from text that is spelled like them: they come
+through `mark`, and text through `push`.
+
+A header ends with `<|message|>`. What began like one and does not end so, because the model
+left a token out or writes no Harmony at all, is text. Format: github.com/openai/harmony.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from typing import ClassVar
+
+from .events import Content, Event, Reasoning, ToolArguments, ToolCallEnd, ToolCallStart
+from .harmony_header import CHANNEL, CONSTRAIN, NAMESPACE, START, Header, read_header
+
+MAX_HEADER = 1024  # characters; more are text
+_MAX_DOUBTFUL = 32  # characters of a header that have no place in one: more are text
+_MOST_DOUBTFUL_WORDS = 2  # that `<|message|>` makes a channel's name and a content type
+_MESSAGE = "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_BUILT_IN = frozenset({"assistant", "user", "python", "browser", "container"})  # no functions
+
+_Kind = type[Reasoning] | type[Content] | type[ToolArguments]
+
+
+class HarmonyParser:
+    """Parses the reasoning, the content and the calls of one output."""
+
+    markers: ClassVar[tuple[str, ...]] = ()
+    ends_output: ClassVar[tuple[str, ...]] = _ENDS[1:]
+    structure: ClassVar[tuple[str, ...]] = (START, CHANNEL, CONSTRAIN, _MESSAGE, *_ENDS)
+
+    def __init__(self, prompt: str, tools: Container[str] = ()) -> None:
+        """Start where `prompt` ends. Messages to functions are calls if there are `tools`."""
+        self._tools = tools
+        self._header: str | None = ""  # None: the text of a message is next
+        self._kind: _Kind | None = None  # of the open message
+        self._index = -1  # of the latest call
+        self._wrote = False  # the open message has text
+        self._written: set[_Kind] = set()  # kinds of messages that have text
+        self._read_prompt(prompt)
+
+    @property
+    def in_header(self) -> bool:
+        """Whether the text that comes next belongs to a header."""
+        return self._header is not None
+
+    @property
+    def reasoning(self) -> bool:
+        return self._header is None and self._kind is Reasoning
+
+    def push(self, text: str) -> list[Event]:
+        if self._header is None:
+            return self._write(text)
+        room = MAX_HEADER - len(self._header)
+        self._header += text[:room]
+        doubtful = len(self._header) == MAX_HEADER or (
+            len(read_header(self._header).rest) > _MAX_DOUBTFUL
+        )
+        return self._give_up() + self._write(text[room:]) if doubtful else []
+
+    def mark(self, token: str) -> list[Event]:
+        """Return the events that a special token of `structure` decides."""
+        if token in _ENDS:
+            return self._give_up() + self._close()
+        if token == START or (token == CHANNEL and not _lacks_channel(self._header)):
+            events = self._give_up()
+            self._header = token
+            return events
+        if token == _MESSAGE and self._header is not None:
+            return self._open(self._header)
+        return self.push(token)
+
+    def finish(self) -> list[Event]:
+        header, self._header = self._header, None
+        events = self._show(header) if header and read_header(header).rest else []
+        if self._kind is ToolArguments:
+            events.append(ToolCallEnd(self._index))
+        return events
+
+    def _read_prompt(self, prompt: str) -> None:
+        _, start, last = prompt.rpartition(START)
+        for part in re.split(f"({'|'.join(map(re.escape, self.structure))})", start + last):
+            (self.mark if part in self.structure else self.push)(part)
+        if self._header and read_header(self._header).rest:  # not Harmony, and no text of the model
+            self._header = ""
+        self._written.clear()
+
+    def _open(self, header: str) -> list[Event]:
+        """Begin the message that a complete header announces."""
+        events = self._close() if self._kind is not None else []
+        parsed = read_header(header)
+        self._header, self._wrote = None, False
+        name = self._function(parsed)
+        if name is not None:
+            self._kind = ToolArguments
+            self._index += 1
+            events.append(ToolCallStart(self._index, name))
+        else:
+            self._kind = _kind_of(parsed)
+        if _holds_text(header) or len(parsed.rest.split()) > _MOST_DOUBTFUL_WORDS:
+            events += self._write(parsed.rest)
+        return events
+
+    def _give_up(self) -> list[Event]:
+        """Take for text what was read of a header."""
+        header, self._header = self._header, None
+        return self._show(header) if header else []
+
+    def _show(self, header: str) -> list[Event]:
+        if self._kind is not None:  # a marker within a message, and no end of it
+            return self._write(header)
+        parsed = read_header(header)
+        text = header if len(header) == MAX_HEADER else parsed.rest
+        if not text:
+            return []
+        self._kind, self._wrote = _kind_of(parsed), False
+        return self._write(text)
+
+    def _write(self, text: str) -> list[Event]:
+        """Return the text of the open message, on a new line behind one of the same kind."""
+        if not text:
+            return []
+        if self._kind is None:
+            self._kind, self._wrote = Content, False
+        if self._kind is ToolArguments:
+            self._wrote = True
+            return [ToolArguments(self._index, text)]
+        if not self._wrote and self._kind in self._written:
+            text = "\n" + text
+        self._wrote = True
+        self._written.add(self._kind)
+        return [Reasoning(text) if self._kind is Reasoning else Content(text)]
+
+    def _close(self) -> list[Event]:
+        """End the open message, if there is one; a header is next."""
+        events: list[Event] = []
+        if self._kind is ToolArguments:
+            if not self._wrote:
+                events.append(ToolArguments(self._index, "{}"))  # clients read JSON
+            events.append(ToolCallEnd(self._index))
+        self._header, self._kind = "", None
+        return events
+
+    def _function(self, header: Header) -> str | None:
+        """Return the function that a message is addressed to."""
+        recipient = header.recipient
+        if recipient is None or not self._tools or not recipient.isprintable():
+            return None
+        name = recipient.removeprefix(NAMESPACE)
+        if name == recipient and recipient not in self._tools:
+            built_in = recipient.partition(".")[0] in _BUILT_IN
+            return None if built_in else recipient
+        return name or None
+
+
+def _lacks_channel(header: str | None) -> bool:
+    """Return whether a channel may follow what was read of a header."""
+    return header is not None and CHANNEL not in header and not _holds_text(header)
+
+
+def _holds_text(header: str) -> bool:
+    """Return whether there are words before a channel that name neither speaker nor recipient."""
+    parsed = read_header(header)
+    unknown_speaker = header == START + parsed.rest
+    named = CHANNEL in header or parsed.recipient is not None or unknown_speaker
+    return bool(parsed.rest) and not named
+
+
+def _kind_of(header: Header) -> _Kind:
+    return Reasoning if header.channel == "analysis" else Content

@@ -1,0 +1,61 @@
+"""How the published gpt-oss checkpoints store weights in MXFP4."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from surestep_common.errors import InvalidRequest
+from surestep_kernels import QuantizedWeight
+from surestep_kernels.ops.quantized import E8M0_NAN, MXFP4_GROUP
+
+from .schemes import Quantization, Read, Share, Stored, Types
+
+_BLOCK_BYTES = MXFP4_GROUP // 2
+_NAMES = "blocks", "scales"
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4(Quantization):
+    """E2M1 weights, a power of two for every 32 inputs (OCP Microscaling Formats 1.0).
+
+    A byte holds two neighbouring inputs, the first in its low half.
+    """
+
+    def holds(self, module: str, types: Types) -> bool:
+        """Either tensor; plain modules have none of these."""
+        return any(f"{module}_{name}" in types for name in _NAMES)
+
+    def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
+        """Blocks must be full."""
+        if columns % MXFP4_GROUP:
+            raise InvalidRequest(
+                f"{module}: MXFP4 cannot store {columns} inputs, which are not a multiple of"
+                f" {MXFP4_GROUP}",
+                param="model",
+            )
+        blocks = columns // MXFP4_GROUP
+        return {
+            f"{module}_blocks": Stored((rows, blocks, _BLOCK_BYTES), ("U8",)),
+            f"{module}_scales": Stored((rows, blocks), ("U8",)),
+        }
+
+    def read(self, share: Share, read: Read) -> QuantizedWeight:
+        """See Quantization. Shares are whole blocks of inputs."""
+        module, rows, columns = share.module, share.rows, share.columns
+        if columns.start % MXFP4_GROUP or columns.stop % MXFP4_GROUP:
+            raise InvalidRequest(
+                f"{module}: inputs {columns.start} to {columns.stop} of {share.inputs} cut blocks"
+                f" of {MXFP4_GROUP}",
+                param="tensor_parallel_size",
+            )
+        place = (
+            slice(rows.start, rows.stop),
+            slice(columns.start // MXFP4_GROUP, columns.stop // MXFP4_GROUP),
+        )
+        scales = read(f"{module}_scales", *place).contiguous()
+        if (scales == E8M0_NAN).any():
+            raise InvalidRequest(f"{module}_scales holds NaN", param="model")
+        blocks = read(f"{module}_blocks", *place)
+        codes = torch.stack((blocks & 0xF, blocks >> 4), dim=-1).view(len(rows), len(columns))
+        return QuantizedWeight(codes, scales, None, MXFP4_GROUP)
