@@ -145,7 +145,7 @@ def test_sequences_longer_than_the_positions_are_refused(tmp_path: Path) -> None
 
 MISTRAL = {"architectures": ["MistralForCausalLM"]}
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "max_window_layers": 1}
-SWITCHED = QWEN2 | {"use_sliding_window": True}
+SWITCHED: dict[str, Any] = QWEN2 | {"use_sliding_window": True}
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_which_layers_have_a_window(
 )
 def test_layer_types_that_are_not_served(tmp_path: Path, types: list[str], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        read(tmp_path, **SWITCHED, sliding_window=7, layer_types=types)
+        read(tmp_path, **{**SWITCHED, "sliding_window": 7, "layer_types": types})
 
 
 @pytest.mark.parametrize(
