@@ -7,6 +7,7 @@ import torch
 from support.parity.bench import (
     ParityBench,
     make_eagle3,
+    make_eagle3_gpt_oss,
     make_eagle3_hybrid,
     make_gpt_oss,
     make_hybrid,
@@ -35,6 +36,12 @@ def eagle3_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
 def eagle3_hybrid_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
     """The same for a hybrid with an EAGLE-3 head of random weights. Read only."""
     return ParityBench(tmp_path_factory.mktemp("eagle3_hybrid"), make_eagle3_hybrid)
+
+
+@pytest.fixture(scope="session")
+def eagle3_gpt_oss_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    """The same for gpt-oss with an EAGLE-3 head of random weights. Read only."""
+    return ParityBench(tmp_path_factory.mktemp("eagle3_gpt_oss"), make_eagle3_gpt_oss)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from support.parity.bench import (
@@ -22,6 +23,7 @@ from support.parity.local_engine import LocalEngine, one_rank
 from support.processes.ports import free_address
 from support.ranks.pair import RankSetup, two_ranks
 from surestep_proto import sampling_pb2 as pb
+from surestep_scheduler.cache.prefix import PrefixChain
 from surestep_scheduler.core.sequence import Request
 from surestep_worker.distributed.tensor_parallel import TensorParallel
 
@@ -44,20 +46,24 @@ def test_drafts_change_nothing(eagle3_bench: ParityBench, k: int, depth: int) ->
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
-@pytest.mark.rotates(3, always=("3",))
-def test_drafts_change_nothing_of_a_hybrid(eagle3_hybrid_bench: ParityBench, k: int) -> None:
-    for depth in range(3):
-        where = WHERE[(depth + k) % len(WHERE)]
-        conditions = Conditions(shuffle_seed=1 + depth, poison=True)
-        answers = eagle3_hybrid_bench.run(
-            where, drafter="eagle3", k=k, depth=depth, conditions=conditions
-        )
-        for name, expected in eagle3_hybrid_bench.expected.items():
-            assert answers[name].token_ids == expected.token_ids, f"{name} {where} at {depth}"
-        assert total(answers, "num_drafts") > 0
+@pytest.mark.parametrize("depth", range(3))
+@pytest.mark.parametrize("bench_name", ["eagle3_hybrid_bench", "eagle3_gpt_oss_bench"])
+@pytest.mark.rotates(6, always=("-1-3",))
+def test_drafts_change_nothing_of_other_models(
+    request: pytest.FixtureRequest, bench_name: str, depth: int, k: int
+) -> None:
+    bench: ParityBench = request.getfixturevalue(bench_name)
+    where = WHERE[(depth + k) % len(WHERE)]
+    conditions = Conditions(shuffle_seed=1 + depth, poison=True)
+    answers = bench.run(where, drafter="eagle3", k=k, depth=depth, conditions=conditions)
+    for name, expected in bench.expected.items():
+        assert answers[name].token_ids == expected.token_ids, f"{name} {where}"
+    assert total(answers, "num_drafts") > 0
 
 
-@pytest.mark.parametrize("bench_name", ["eagle3_bench", "eagle3_hybrid_bench"])
+@pytest.mark.parametrize(
+    "bench_name", ["eagle3_bench", "eagle3_hybrid_bench", "eagle3_gpt_oss_bench"]
+)
 def test_two_ranks_equal_one(request: pytest.FixtureRequest, bench_name: str) -> None:
     bench: ParityBench = request.getfixturevalue(bench_name)
     where = NEIGHBOURS["near max_model_len"]
@@ -77,26 +83,45 @@ def ask(engine: LocalEngine, name: str, prompt: list[int], temperature: float = 
     return engine.run([made])[name].token_ids
 
 
+def served(bench: ParityBench, cut: int, *, caching: bool) -> tuple[list[list[int]], int, int]:
+    """A prompt, one that leaves it after `cut` tokens, then both again: answers, drafts, accepted."""
+    tp, rng = TensorParallel(), random.Random(8)
+    first, other = rng.choices(range(3, VOCAB), k=41), rng.choices(range(3, VOCAB), k=20)
+    built = build_runner(load(bench.folder, tp), tp, CACHED, "eagle3", 3)
+    engine = LocalEngine(
+        one_rank(built.runner),
+        built.facts,
+        max_num_batched_tokens=CACHED.step_tokens,
+        enable_prefix_caching=caching,
+    )
+    prompts = [first, [*first[:cut], *other], first, [*first, *other]]
+    texts = [ask(engine, f"{turn}", prompt) for turn, prompt in enumerate(prompts)]
+    counters = engine.state.counters
+    assert (counters.prefix_cache_hits >= 5 * BLOCK_SIZE) == caching
+    return texts, counters.draft_tokens, counters.accepted_tokens
+
+
 @pytest.mark.parametrize("cut", range(2 * BLOCK_SIZE, 3 * BLOCK_SIZE + 1))
 def test_a_cached_prefix_changes_neither_tokens_nor_acceptance(
     eagle3_bench: ParityBench, cut: int
 ) -> None:
-    """A prompt that leaves another at every offset from a block's border, then both again."""
-    tp, rng = TensorParallel(), random.Random(8)
-    first, other = rng.choices(range(3, VOCAB), k=41), rng.choices(range(3, VOCAB), k=20)
-    prompts = [first, [*first[:cut], *other], first, [*first, *other]]
-    counts = []
-    for caching in (True, False):
-        built = build_runner(load(eagle3_bench.folder, tp), tp, CACHED, "eagle3", 3)
-        engine = LocalEngine(
-            one_rank(built.runner),
-            built.facts,
-            max_num_batched_tokens=CACHED.step_tokens,
-            enable_prefix_caching=caching,
-        )
-        texts = [ask(engine, f"{turn}", prompt) for turn, prompt in enumerate(prompts)]
-        counters = engine.state.counters
-        counts.append((texts, counters.draft_tokens, counters.accepted_tokens))
-        assert (counters.prefix_cache_hits >= 5 * BLOCK_SIZE) == caching
-    assert counts[0] == counts[1]
-    assert counts[0][2] > 0
+    """Prefixes are left at every offset from a block's border."""
+    cached = served(eagle3_bench, cut, caching=True)
+    assert cached == served(eagle3_bench, cut, caching=False)
+    assert cached[2] > 0
+
+
+def test_keys_that_do_not_name_the_next_token_cost_acceptance(
+    eagle3_bench: ParityBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a block's border one prompt would find the other's row."""
+    texts, _, accepted = served(eagle3_bench, 2 * BLOCK_SIZE, caching=True)
+    begin = PrefixChain.__init__
+
+    def blind(self: PrefixChain, *args: Any, names_next: bool = False) -> None:
+        begin(self, *args)
+
+    monkeypatch.setattr(PrefixChain, "__init__", blind)
+    broken = served(eagle3_bench, 2 * BLOCK_SIZE, caching=True)
+    assert broken[0] == texts
+    assert broken[2] < accepted

@@ -52,7 +52,7 @@ def ids_of_the_draft_vocabulary(patch: pytest.MonkeyPatch, model: Model) -> None
 
 def cached_rows_that_nobody_made(patch: pytest.MonkeyPatch, model: Model) -> None:
     """Every cached block counts as one with the drafter's rows."""
-    patch.setattr(BlockPool, "take_drafted", lambda self, blocks, behind: (len(blocks), False))
+    patch.setattr(BlockPool, "num_drafted", lambda self, blocks: len(blocks))
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.checkpoints.eagle3 import make_reference, save_head
+from support.checkpoints.gpt_oss import make_tiny_gpt_oss
+from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.bench import HEAD, Neighbours, build_runner, load
 from support.parity.proposals import proposals
@@ -17,7 +20,8 @@ from transformers import AutoModelForCausalLM
 
 K, VOCAB = 4, 160
 WHERE = Neighbours(num_slots=4, step_tokens=24, max_model_len=160)
-IDS = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(4))[:96].sort().values
+RANDOM = torch.Generator().manual_seed(4)
+IDS = torch.randperm(VOCAB, generator=RANDOM)[:96].sort().values
 
 # How the head is made, and how it is saved.
 HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -32,6 +36,11 @@ HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"kind": "qwen3", "fc_norm": True, "norm_output": True},
         {"form": "speculators", "layer_ids": (0, 2, 3)},
     ),
+    "a window of five rows": ({"window": 5}, {"form": "safeailab"}),
+    "an embedding of its own": (
+        {"norm_before_fc": True},
+        {"form": "specforge", "embedding": torch.randn(VOCAB, 64, generator=RANDOM)},
+    ),
     "two layers, four states": (
         {"num_captured": 4, "layer": {"num_hidden_layers": 2}},
         {"form": "modelopt", "layer_ids": (1, 2, 3, 5)},
@@ -39,33 +48,50 @@ HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@torch.no_grad()
+# Makes a model of 160 tokens.
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "dense": lambda folder: make_tiny_checkpoint(folder, vocab=VOCAB, layers=5),
+    "Qwen3": lambda folder: make_tiny_checkpoint(folder, "qwen3", vocab=VOCAB, layers=5),
+    "hybrid": lambda folder: make_tiny_hybrid(folder, vocab=VOCAB, mtp=False),
+    "hybrid of experts": lambda folder: make_tiny_hybrid(
+        folder, "qwen3_5_moe", vocab=VOCAB, mtp=False
+    ),
+    "gpt-oss": lambda folder: make_tiny_gpt_oss(folder, vocab=VOCAB),
+}
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_drafts_are_those_of_the_definition(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    compare("dense", name, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name != "dense"])
+def test_whatever_the_model(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(model, "SafeAILab, fewer tokens", tmp_path, monkeypatch)
+
+
+@torch.no_grad()
+def compare(model: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, saved = HEADS[name]
-    folder = make_tiny_checkpoint(tmp_path, vocab=VOCAB, layers=5)
+    MODELS[model](folder)
     reference = make_reference(folder, **made)
     layers = saved.get("layer_ids", (1, 2, 4))
-    target: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    target: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, experts_implementation="eager"
+    )
     if saved.get("form") == "modelopt":  # which is saved without it
         reference.lm_head.weight.data[:] = target.lm_head.weight
     save_head(folder / HEAD, reference, **{"layer_ids": layers, **saved})
     tp = TensorParallel()
     proposed, _ = proposals(build_runner(load(folder, tp), tp, WHERE, "eagle3", K), monkeypatch)
     assert len(proposed) > 40
-    embedding, wrong = target.get_input_embeddings().weight.detach(), 0
+    embedding = saved.get("embedding", target.get_input_embeddings().weight)
+    wrong = 0
     for known, drafts in proposed:
         captured = captured_states(target, torch.tensor([known[:-1]]), layers)
-        wrong += (
-            reference.draft(
-                torch.tensor(known),
-                [state[0] for state in captured],
-                len(drafts),
-                embedding,
-                saved.get("token_ids"),
-            )
-            != drafts
-        )
+        states, ids = [state[0] for state in captured], saved.get("token_ids")
+        told = torch.tensor(known), states, len(drafts), embedding, ids
+        wrong += reference.draft(*told) != drafts
     assert wrong <= len(proposed) // 50  # near ties between float32 computed in two ways

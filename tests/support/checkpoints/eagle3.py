@@ -45,6 +45,7 @@ def make_reference(
     seed: int = 3,
     scale: float = 0.2,
     layer: dict[str, Any] | None = None,
+    window: int | None = None,
     **flags: bool,
 ) -> Eagle3Reference:
     """A head of random weights for the model in a folder; norms are random, too."""
@@ -57,6 +58,7 @@ def make_reference(
         num_captured,
         kind=kind,
         draft_vocab=draft_vocab or config["vocab_size"],
+        window=window,
         **flags,
     )
     with torch.no_grad():
@@ -117,7 +119,11 @@ def _layer(head: Eagle3Reference) -> dict[str, Any]:
         *("rms_norm_eps", "hidden_act", "attention_bias"),
     )
     values = {key: getattr(config, key) for key in keys}
-    return values | {"rope_theta": config.rope_parameters["rope_theta"]}
+    windows = {} if head.window is None else {
+        "sliding_window": head.window,
+        "layer_types": ["sliding_attention"] * config.num_hidden_layers,
+    }  # fmt: skip
+    return values | windows | {"rope_theta": config.rope_parameters["rope_theta"]}
 
 
 def _flat(head: Eagle3Reference) -> dict[str, Any]:

@@ -90,8 +90,18 @@ def make_eagle3(folder: Path) -> None:
 def make_eagle3_hybrid(folder: Path) -> None:
     """A hybrid, and a head of random weights that drafts 150 of its tokens."""
     make_tiny_hybrid(folder, vocab=VOCAB, mtp=False, eos_token_ids=(EOS,), seed=7)
+    _add_random_head(folder)
+
+
+def make_eagle3_gpt_oss(folder: Path) -> None:
+    """The checkpoint of the gpt-oss matrix, and a head of random weights with a window."""
+    make_gpt_oss(folder)
+    _add_random_head(folder, window=5)
+
+
+def _add_random_head(folder: Path, window: int | None = None) -> None:
     ids = torch.arange(10, VOCAB)
-    head = make_reference(folder, draft_vocab=len(ids))
+    head = make_reference(folder, draft_vocab=len(ids), window=window)
     save_head(folder / HEAD, head, form="speculators", token_ids=ids, layer_ids=(1, 2, 4))
 
 

@@ -12,11 +12,9 @@ Source: Li et al., 2025 (arXiv 2503.01840), and the heads as SafeAILab and specu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import (
@@ -40,12 +38,15 @@ class Eagle3Reference(nn.Module):
         *,
         kind: str = "llama",
         draft_vocab: int,
+        window: int | None = None,
         **flags: bool,
     ) -> None:
-        """`config` are fields of transformers' configuration of a layer."""
+        """`config` are fields of transformers' configuration of a layer; with a `window` a row sees
+        that many, itself included."""
         super().__init__()
         made = {"llama": LlamaConfig, "qwen3": Qwen3Config}[kind](**config)
         made._attn_implementation = "eager"
+        self.window = window
         self.config, self.flags = made, {name: flags.get(name, False) for name in FLAGS}
         width, eps, read = made.hidden_size, made.rms_norm_eps, num_captured * model_width
         decoder = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}[kind]
@@ -83,7 +84,9 @@ class Eagle3Reference(nn.Module):
         residual = h if self.flags["norm_before_residual"] else f
         positions = torch.arange(length)[None]
         turned = self.rotary(f, positions)
-        mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
+        apart = positions.T - positions
+        hidden = (apart < 0) | (apart >= (self.window or length))
+        mask = torch.zeros(length, length).masked_fill(hidden, -torch.inf)[None, None]
         x = torch.cat((e, h), dim=-1)
         for i, layer in enumerate(cast(Any, self.layers)):
             x = x if i == 0 else layer.input_layernorm(residual)
@@ -138,16 +141,3 @@ def captured_states(model: Any, tokens: Tensor, layers: Sequence[int]) -> list[T
         for hook in hooks:
             hook.remove()
     return [streams[j] for j in layers]
-
-
-def load_weights(reference: Eagle3Reference, folder: Path) -> dict[str, Tensor]:
-    """Fill it with a published checkpoint; return the tensors it has no parameter for."""
-    tensors = {
-        name.replace("midlayer.", "layers.0."): tensor.float()
-        if tensor.is_floating_point()
-        else tensor
-        for name, tensor in load_file(folder / "model.safetensors").items()
-    }
-    missing, rest = reference.load_state_dict(tensors, strict=False)
-    assert not [name for name in missing if "inv_freq" not in name], missing
-    return {name: tensors[name] for name in rest}

@@ -17,7 +17,14 @@ from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 
 from .llama import LlamaConfig
-from .model_config import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, ModelConfig, architecture_of
+from .model_config import (
+    MAX_LAYERS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    SLIDING_ATTENTION,
+    ModelConfig,
+    architecture_of,
+)
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _TRT_LAYER_IDS = "eagle3_layers_to_capture"  # of TensorRT-LLM
@@ -146,6 +153,7 @@ def _as_decoder(files: ConfigFiles, layer: Fields, model: ModelConfig) -> dict[s
         architecture = architecture_of(files.config)
         named = _ARCHITECTURES.get(architecture, architecture)
     layers = layer.size("num_hidden_layers", MAX_LAYERS, default=1)
+    kinds = layer.texts("layer_types")[:layers]
     return {
         "vocab_size": model.vocab_size,
         "max_position_embeddings": model.max_position,
@@ -153,6 +161,10 @@ def _as_decoder(files: ConfigFiles, layer: Fields, model: ModelConfig) -> dict[s
         **{key: value for key, value in raw.items() if value is not None},
         "architectures": [named],
         "num_hidden_layers": layers,
+        # As `layer_types` say, whatever the switch of the model's own family says; where they are
+        # those of the model, the first ones count.
+        "layer_types": list(kinds),
+        "use_sliding_window": SLIDING_ATTENTION in kinds,
     }
 
 

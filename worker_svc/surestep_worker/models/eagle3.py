@@ -18,6 +18,7 @@ from surestep_worker.cache.kv_cache import KVHeads
 from surestep_worker.checkpoint.parameters import Parameter, TensorSource
 from surestep_worker.configs.eagle3 import Eagle3Config
 from surestep_worker.configs.llama import LlamaConfig
+from surestep_worker.configs.model_config import SLIDING_ATTENTION
 from surestep_worker.layers.attention import Attention, attention_table
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
@@ -115,7 +116,8 @@ class Eagle3Head:
         self._fc = take_linear(weights, "fc", context.kernels)
         self._hidden_norm = take_norm(context, "0.hidden_norm")
         self._layers = [
-            _layer(f"{i}.", context, first_cache_layer + i) for i in range(decoder.num_layers)
+            _layer(f"{i}.", context, kind, first_cache_layer + i)
+            for i, kind in enumerate(decoder.layer_types)
         ]
         self._norm = take_norm(context, "norm")
         self._next_norms = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
@@ -159,8 +161,11 @@ class Eagle3Head:
         return logits if scale == 1.0 else logits * scale
 
 
-def _layer(to: str, context: LayerContext[LlamaConfig], cache_layer: int) -> DecoderLayer:
-    mixer = Attention(f"{to}mixer.", context, cache_layer)
+def _layer(
+    to: str, context: LayerContext[LlamaConfig], kind: str, cache_layer: int
+) -> DecoderLayer:
+    window = context.config.sliding_window if kind == SLIDING_ATTENTION else None
+    mixer = Attention(f"{to}mixer.", context, cache_layer, window=window or 0)
     return DecoderLayer(to, context, mixer, GatedMlp(f"{to}mlp.", context))
 
 
