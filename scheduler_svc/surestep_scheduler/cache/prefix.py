@@ -6,8 +6,8 @@ A key therefore names the whole prefix up to and including its block. The salt k
 Where what is computed of a token depends on more than the tokens before it, the key names that too:
 how many leading tokens went in chunks, in the keys of blocks that reach beyond them. And where a
 drafter's row of a position, which lies in the block too, is made of the token behind it, the key
-of a block names the first token behind the block: a row of its last position is right for whoever
-finds it.
+of a block names the first token behind the block: the row of its last position is right for every
+request that finds it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def filled_in(given: Mapping[str, Any]) -> dict[str, Any]:
 def _config(model: str) -> Mapping[str, Any]:
     try:
         return read_json(Path(model) / "config.json")
-    except InvalidRequest:  # whoever loads it will say so
+    except InvalidRequest:  # loading it will say why
         return {}
 
 

@@ -66,13 +66,7 @@ def build_runner(
         source.generation, settings.generation_config, settings.override_generation_config or {}
     )
     kernels = choose_kernels(settings, source)
-    tp = TensorParallel.connect(
-        settings.rank,
-        settings.tensor_parallel_size,
-        settings.tp_master,
-        settings.device,
-        _TP_TIMEOUT_S,
-    )
+    tp = _connect(settings)
     check_alike(source, tp)
     known = pb.WorkerInfo.FromString(profile_result) if _all_have(profile_result, tp) else None
     model = _load(settings, source, tp, kernels, heartbeat)
@@ -106,6 +100,17 @@ def build_runner(
     log_facts(built.facts)
     kernels.compilations.serve()
     return built._replace(checkpoint=source.fingerprint)
+
+
+def _connect(settings: WorkerSettings) -> TensorParallel:
+    """Join the other ranks."""
+    return TensorParallel.connect(
+        settings.rank,
+        settings.tensor_parallel_size,
+        settings.tp_master,
+        settings.device,
+        _TP_TIMEOUT_S,
+    )
 
 
 def _load(
