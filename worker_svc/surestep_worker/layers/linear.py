@@ -44,7 +44,7 @@ class Sharding:
         return ShardSlice(count * unit, slice(first * unit, (first + kept) * unit))
 
     def even_part(self, count: int, unit: int = 1) -> ShardSlice:
-        """Return this rank's share of `count` things of `unit` elements; shares differ by one thing."""
+        """Return this rank's share of `count` things of `unit` elements, as even as they go."""
         rank, size = self.tp.rank, self.tp.size
         first, end = rank * count // size, (rank + 1) * count // size
         return ShardSlice(count * unit, slice(first * unit, end * unit))

@@ -136,7 +136,7 @@ class _Stacked(NamedTuple):
     input_major: bool  # [E, K, N], which plain weights are; quantised ones are [E, N, K]
 
     def weight(self, expert: int, keep: slice, dim: int) -> Parameter:
-        """Return the parameter of the outputs (dim 0) or inputs (dim 1) that are kept of an expert."""
+        """Return the parameter of what is kept of an expert: outputs (dim 0) or inputs (dim 1)."""
         shape = [self.outputs, self.inputs]
         if self.input_major:
             shape, dim = shape[::-1], 1 - dim
