@@ -70,6 +70,7 @@ _PUBLISHED = {
     "Llama-3.1-8B": Sizes(16.1e9, 32, 8, 128, 0, _BF16, None),
     "Qwen3-8B": Sizes(16.4e9, 36, 8, 128, 0, _BF16, None),
     "Qwen3-32B": Sizes(65.5e9, 64, 8, 128, 0, _BF16, None),
+    "gpt-oss-120b": Sizes(65.2e9, 36, 8, 64, 0, _BF16, None),  # experts in MXFP4
     "Qwen3-Next-80B-A3B": Sizes(159e9, 12, 2, 256, 2048, _BF16, delta(36, 16, 32)),
 }
 

@@ -89,13 +89,14 @@ async def test_a_conversation(tmp_path: Path, chunk: int) -> None:
             for choice in (whole, streamed):
                 assert choice.finish_reason == "tool_calls"
                 assert not choice.message.content
-                assert choice.message.reasoning_content == f"thought {number}"
-                (tool_call,) = choice.message.tool_calls or ()
+                reasoning: Any = choice.message
+                assert reasoning.reasoning_content == f"thought {number}"
+                [tool_call] = choice.message.tool_calls or []
                 assert tool_call.type == "function"
                 given = Weather.model_validate_json(tool_call.function.arguments)
                 assert given == Weather(city=city, days=2)
             message = whole.message
-            (one,) = message.tool_calls or ()
+            [one] = message.tool_calls or []
             asked["messages"] += [message, {"role": "tool", "tool_call_id": one.id, "content": "3"}]
         assert "thought 0" in prompt()
         assert "thought 1" not in prompt()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.parity.bench import ParityBench, make_hybrid
+from support.parity.bench import ParityBench, make_gpt_oss, make_hybrid
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +17,12 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
 def hybrid_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
     """The same for a hybrid with an MTP head. Read only."""
     return ParityBench(tmp_path_factory.mktemp("hybrid_parity"), make_hybrid)
+
+
+@pytest.fixture(scope="session")
+def gpt_oss_bench(tmp_path_factory: pytest.TempPathFactory) -> ParityBench:
+    """The same for gpt-oss, with windows much shorter than the requests. Read only."""
+    return ParityBench(tmp_path_factory.mktemp("gpt_oss_parity"), make_gpt_oss)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
 from surestep_common.errors import InvalidRequest
@@ -40,6 +41,7 @@ NASTY = st.one_of(
     st.floats(allow_nan=True, allow_infinity=True),
     st.text(max_size=5),
     st.sampled_from(["LlamaForCausalLM", "Qwen3NextForCausalLM", "linear", "llama3", "fp8", "awq"]),
+    st.sampled_from(["GptOssForCausalLM", "yarn", "mxfp4", "sliding_attention"]),
 )
 VALUES = st.recursive(
     NASTY,
@@ -62,6 +64,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         make_tiny_checkpoint(folder / "llama", hidden=32, layers=1),
         make_tiny_hybrid(folder / "hybrid", "qwen3_5"),
         make_tiny_hybrid(folder / "moe", "qwen3_next"),
+        make_tiny_gpt_oss(folder / "gpt-oss"),
     ]
     return [json.loads((path / "config.json").read_text()) for path in made]
 

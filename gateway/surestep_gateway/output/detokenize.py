@@ -120,6 +120,10 @@ class TextAssembler:
         """Whether the output calls a tool."""
         return self._parser.called
 
+    @property
+    def _in_header(self) -> bool:
+        return bool(self._structure) and self._parser.in_header
+
     def push(self, token_ids: Sequence[int], *, ended: bool, stop_token: bool) -> Piece:
         """Add committed tokens: with `ended` the last ones, with `stop_token` a stop id last."""
         events: list[Event] = []
@@ -134,11 +138,11 @@ class TextAssembler:
     def _push_one(self, token_id: int, events: list[Event], *, hidden: bool) -> str | None:
         """Return the stop string that the token completes."""
         self._num_tokens += 1
-        if (mark := self._structure.get(token_id)) is not None:
-            return self._push_mark(mark, events)
+        if token_id in self._structure:
+            return self._push_mark(self._structure[token_id], events)
         text = "" if hidden else self._detokenizer.push(token_id)
-        searched = self._num_tokens > self._min_tokens and not self._parser.in_header
-        checked = self._scanner.push(text) if searched else text
+        unsearched = self._num_tokens <= self._min_tokens or self._in_header
+        checked = text if unsearched else self._scanner.push(text)
         before = self._parser.reasoning
         stop = self._parse(checked, events)
         self._num_reasoning += before and self._parser.reasoning
@@ -159,7 +163,7 @@ class TextAssembler:
     def _end_text(self, events: list[Event]) -> str | None:
         """Pass on what was held back. Return the stop string that the end completes."""
         rest = self._detokenizer.flush()
-        stop = self._parse(rest if self._parser.in_header else self._scanner.push(rest), events)
+        stop = self._parse(rest if self._in_header else self._scanner.push(rest), events)
         if stop is None:
             events += self._parser.push(self._scanner.flush())
         return stop

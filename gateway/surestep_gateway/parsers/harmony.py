@@ -69,7 +69,7 @@ class HarmonyParser:
         """Return the events that a special token of `structure` decides."""
         if token in _ENDS:
             return self._give_up() + self._close()
-        if token == START or (token == CHANNEL and CHANNEL in (self._header or CHANNEL)):
+        if token == START or (token == CHANNEL and not _lacks_channel(self._header)):
             events = self._give_up()
             self._header = token
             return events
@@ -104,7 +104,7 @@ class HarmonyParser:
             events.append(ToolCallStart(self._index, name))
         else:
             self._kind = _kind_of(parsed)
-        if len(parsed.rest.split()) > _MOST_DOUBTFUL_WORDS:
+        if _holds_text(header) or len(parsed.rest.split()) > _MOST_DOUBTFUL_WORDS:
             events += self._write(parsed.rest)
         return events
 
@@ -151,13 +151,26 @@ class HarmonyParser:
     def _function(self, header: Header) -> str | None:
         """Return the function that a message is addressed to."""
         recipient = header.recipient
-        if recipient is None or not self._tools:
+        if recipient is None or not self._tools or not recipient.isprintable():
             return None
         name = recipient.removeprefix(NAMESPACE)
         if name == recipient and recipient not in self._tools:
             built_in = recipient.partition(".")[0] in _BUILT_IN
             return None if built_in else recipient
         return name or None
+
+
+def _lacks_channel(header: str | None) -> bool:
+    """Return whether a channel may follow what was read of a header."""
+    return header is not None and CHANNEL not in header and not _holds_text(header)
+
+
+def _holds_text(header: str) -> bool:
+    """Return whether there are words before a channel that name neither speaker nor recipient."""
+    parsed = read_header(header)
+    unknown_speaker = header == START + parsed.rest
+    named = CHANNEL in header or parsed.recipient is not None or unknown_speaker
+    return bool(parsed.rest) and not named
 
 
 def _kind_of(header: Header) -> _Kind:

@@ -52,7 +52,7 @@ class OutputParser:
 
     def _with_calls(self, events: list[Event]) -> list[Event]:
         if self._tools is None:
-            return self._allowed(events)
+            return events if self._structured is None else self._allowed(events)
         found: list[Event] = []
         for event in events:
             found += self._tools.push(event.text) if isinstance(event, Content) else [event]

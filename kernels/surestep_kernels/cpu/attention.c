@@ -6,8 +6,12 @@
  * queries only share the loads. Its result is therefore bit for bit the same as a decode row,
  * in a window of drafts and in a prefill chunk. A position that a query does not see is never
  * multiplied, not even by zero: it may hold anything.
+ *
+ * A query begins with the sink of its head, if it has one, as if that were a position whose value
+ * is zero: it is in the softmax once, however many spans follow.
  */
 #include <assert.h>
+#include <limits.h>
 #include <stdlib.h>
 
 #include "pool.h"
@@ -28,8 +32,10 @@ typedef struct {
     const int32_t *block_tables;
     const int64_t *slots; /* of each row: its line of the block tables */
     const int32_t *cu_rows, *start;
+    const float *sinks; /* of each query head, or NULL */
     const int32_t (*tiles)[2]; /* row, first token of the tile within the row */
     long table_width, q_stride, kv_heads, group, head_dim, block_size, tile_tokens;
+    long window; /* positions that a query sees, its own included */
     float scale;
     int dtype;
 } attention_job;
@@ -90,28 +96,30 @@ INLINE void score(query_tile *t, int first, const int queries, const int vectors
 }
 
 /* scores -> weights e^(score - max); updates the running max and sum of query i. */
-static __attribute__((noinline)) void soften(query_tile *t, int i, long n)
+static __attribute__((noinline)) void soften(query_tile *t, int i, long from, long n)
 {
     float *scores = t->scores[i];
+    const long begin = from / 8 * 8;
+    for (long p = begin; p < from; p++) scores[p] = -INFINITY;
     for (long p = n; p % 8; p++) scores[p] = -INFINITY;
-    f8 peak = load8(scores, 0, F32);
-    for (long p = 8; p < n; p += 8) peak = max8(load8(scores, p, F32), peak);
+    f8 peak = load8(scores, begin, F32);
+    for (long p = begin + 8; p < n; p += 8) peak = max8(load8(scores, p, F32), peak);
     float top = max_lanes(peak), before = t->max[i];
     top = top > before ? top : before;
     f8 correction = exp8(splat8(before - top));
     t->max[i] = top;
     t->correction[i] = correction[0];
     t->sum[i] *= correction;
-    for (long p = 0; p < n; p += 8) {
+    for (long p = begin; p < n; p += 8) {
         f8 weight = exp8(load8(scores, p, F32) - top);
         t->sum[i] += weight;
         store8(scores, p, weight, F32);
     }
 }
 
-/* acc = acc * correction + weights V over n positions, for `vectors` * 8 dims from d. */
-INLINE void add_values(query_tile *t, int first, const int queries, const int vectors, long d, long n,
-                       const int dtype)
+/* acc = acc * correction + weights V over the positions from..n, for `vectors` * 8 dims from d. */
+INLINE void add_values(query_tile *t, int first, const int queries, const int vectors, long d,
+                       long from, long n, const int dtype)
 {
     f8 acc[TILE_QUERIES][4];
 #pragma GCC unroll 8
@@ -119,11 +127,11 @@ INLINE void add_values(query_tile *t, int first, const int queries, const int ve
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
             acc[i][v] = load8(t->acc[first + i], d + v * 8, F32) * t->correction[first + i];
-    for (long p = 0; p < n; p++) {
-        long from = t->values[p / GROUP] + p % GROUP * t->j->head_dim + d;
+    for (long p = from; p < n; p++) {
+        long at = t->values[p / GROUP] + p % GROUP * t->j->head_dim + d;
         f8 value[4];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) value[v] = load8(t->j->v_cache, from + v * 8, dtype);
+        for (int v = 0; v < vectors; v++) value[v] = load8(t->j->v_cache, at + v * 8, dtype);
 #pragma GCC unroll 8
         for (int i = 0; i < queries; i++) {
             f8 weight = splat8(t->scores[first + i][p]);
@@ -137,41 +145,56 @@ INLINE void add_values(query_tile *t, int first, const int queries, const int ve
         for (int v = 0; v < vectors; v++) store8(t->acc[first + i], d + v * 8, acc[i][v], F32);
 }
 
-/* One span for `queries` queries that all see its first n positions. */
-INLINE void attend_span(query_tile *t, int first, const int queries, long n, const int dtype)
+/* One span for `queries` queries that all see its positions from..n. */
+INLINE void attend_span(query_tile *t, int first, const int queries, long from, long n, const int dtype)
 {
     const int vectors = queries <= WIDE_QUERIES ? 4 : 2;
     long groups = (n + GROUP - 1) / GROUP, d = 0;
-    for (long g = 0; g < groups; g += vectors) score(t, first, queries, vectors, g, groups, dtype);
-    for (int i = first; i < first + queries; i++) soften(t, i, n);
+    for (long g = from / (GROUP * vectors) * vectors; g < groups; g += vectors)
+        score(t, first, queries, vectors, g, groups, dtype);
+    for (int i = first; i < first + queries; i++) soften(t, i, from, n);
     for (; d + vectors * 8 <= t->j->head_dim; d += vectors * 8)
-        add_values(t, first, queries, vectors, d, n, dtype);
-    for (; d < t->j->head_dim; d += 8) add_values(t, first, queries, 1, d, n, dtype);
+        add_values(t, first, queries, vectors, d, from, n, dtype);
+    for (; d < t->j->head_dim; d += 8) add_values(t, first, queries, 1, d, from, n, dtype);
 }
 
-static void attend(query_tile *t, int first, int queries, long n)
+static void attend(query_tile *t, int first, int queries, long from, long n)
 {
 #define ATTEND(count) \
     case count: \
-        if (t->j->dtype == BF16) attend_span(t, first, count, n, BF16); \
-        else attend_span(t, first, count, n, F32); \
+        if (t->j->dtype == BF16) attend_span(t, first, count, from, n, BF16); \
+        else attend_span(t, first, count, from, n, F32); \
         break;
     switch (queries) { ATTEND(1) ATTEND(2) ATTEND(3) ATTEND(4) ATTEND(5) ATTEND(6) }
 #undef ATTEND
 }
 
-/* Queries from..to in pieces that fit the registers. */
-static void attend_all(query_tile *t, int from, int to, long n)
+/* The queries of some tokens, in pieces that fit the registers. */
+static void attend_tokens(query_tile *t, long first, long last, long from, long n)
 {
-    for (int i = from; i < to; i += TILE_QUERIES)
-        attend(t, i, to - i < TILE_QUERIES ? to - i : TILE_QUERIES, n);
+    const int end = (int)(last * t->j->group);
+    for (int i = (int)(first * t->j->group); i < end; i += TILE_QUERIES)
+        attend(t, i, end - i < TILE_QUERIES ? end - i : TILE_QUERIES, from, n);
 }
+
+INLINE long clamp(long x, long least, long most) { return x < least ? least : x > most ? most : x; }
+
+/* What tokens first..last of the tile, each by itself, see of a span; token 0 sees `seen` positions
+ * but for its window. */
+static void attend_alone(query_tile *t, long first, long last, long seen, long base)
+{
+    for (long i = first; i < last; i++) {
+        long n = clamp(seen + i - base, 0, SPAN), from = clamp(seen + i - t->j->window - base, 0, n);
+        if (from < n) attend_tokens(t, i, i + 1, from, n);
+    }
+}
+
+INLINE long head_of(const query_tile *t, int i) { return t->kv_head * t->j->group + i % t->j->group; }
 
 /* Index in q (with its stride) or out of the first element of query i. */
 INLINE long query_index(const query_tile *t, long first_token, int i, long stride)
 {
-    long head = t->kv_head * t->j->group + i % t->j->group;
-    return (first_token + i / t->j->group) * stride + head * t->j->head_dim;
+    return (first_token + i / t->j->group) * stride + head_of(t, i) * t->j->head_dim;
 }
 
 INLINE void begin(query_tile *t, long first_token, const int dtype)
@@ -179,8 +202,8 @@ INLINE void begin(query_tile *t, long first_token, const int dtype)
     const attention_job *j = t->j;
     for (int i = 0; i < t->count; i++) {
         long from = query_index(t, first_token, i, j->q_stride);
-        t->max[i] = -INFINITY;
-        t->sum[i] = splat8(0);
+        t->max[i] = j->sinks ? j->sinks[head_of(t, i)] : -INFINITY;
+        t->sum[i] = (f8){j->sinks ? 1.0f : 0.0f};
         for (long d = 0; d < j->head_dim; d += 8) {
             store8(t->q[i], d, load8(j->q, from + d, dtype) * j->scale, F32);
             store8(t->acc[i], d, splat8(0), F32);
@@ -213,16 +236,15 @@ static void attention_task(const void *job, long index)
     t.count = tokens * group;
     if (j->dtype == BF16) begin(&t, first_token, BF16);
     else begin(&t, first_token, F32);
-    long seen = j->start[row] + tile[1] + 1; /* positions that the first token sees */
-    for (long base = 0; base < seen + tokens - 1; base += SPAN) {
-        /* Tokens that see the whole span share it; the others take the part that they see. */
-        long partial = base + SPAN - seen;
-        int alone = (int)(partial < 0 ? 0 : partial > tokens ? tokens : partial);
-        long end = seen + tokens - 1 - base; /* positions of the span that the last token sees */
-        find_groups(&t, base, end < SPAN ? end : SPAN);
-        attend_all(&t, alone * group, t.count, SPAN);
-        for (int i = 0; i < alone; i++)
-            if (seen + i > base) attend_all(&t, i * group, (i + 1) * group, seen + i - base);
+    long seen = j->start[row] + tile[1] + 1; /* positions up to the first token's own */
+    for (long base = clamp(seen - j->window, 0, seen) / SPAN * SPAN; base < seen + tokens - 1; base += SPAN) {
+        /* Tokens that see the whole span share it; those before and behind take the part that they see. */
+        long first = clamp(base + SPAN - seen, 0, tokens);
+        long last = clamp(base + j->window - seen + 1, first, tokens);
+        find_groups(&t, base, clamp(seen + tokens - 1 - base, 0, SPAN));
+        attend_tokens(&t, first, last, 0, SPAN);
+        attend_alone(&t, 0, first, seen, base);
+        attend_alone(&t, last, tokens, seen, base);
     }
     if (j->dtype == BF16) finish(&t, first_token, BF16);
     else finish(&t, first_token, F32);
@@ -231,14 +253,14 @@ static void attention_task(const void *job, long index)
 /* q and out [cu_rows[rows], kv_heads * group, head_dim]; q's token stride in elements. */
 void surestep_paged_attention(void *out, const void *q, const void *k_cache, const void *v_cache,
                               const int32_t *block_tables, const int64_t *slots,
-                              const int32_t *cu_rows, const int32_t *start, long rows,
-                              long table_width, long q_stride, long kv_heads, long group,
-                              long head_dim, long block_size, float scale, int dtype)
+                              const int32_t *cu_rows, const int32_t *start, const float *sinks,
+                              long rows, long table_width, long q_stride, long kv_heads, long group,
+                              long head_dim, long block_size, long window, float scale, int dtype)
 {
     assert(group <= TASK_QUERIES && head_dim <= MAX_HEAD_DIM);
-    attention_job j = {out, q, k_cache, v_cache, block_tables, slots, cu_rows, start, NULL,
+    attention_job j = {out, q, k_cache, v_cache, block_tables, slots, cu_rows, start, sinks, NULL,
                        table_width, q_stride, kv_heads, group, head_dim, block_size,
-                       TASK_QUERIES / group, scale, dtype};
+                       TASK_QUERIES / group, window ? window : LONG_MAX / 2, scale, dtype};
     int32_t (*tiles)[2] = malloc((size_t)(cu_rows[rows] + 1) * sizeof *tiles);
     long count = 0;
     if (!tiles) abort();

@@ -43,7 +43,7 @@ _SIGNATURES_UNLOCKED: dict[str, list[Any]] = {
     "pack_linear": [_P, _P, _L, _L, _I],
     "pack_quantized": [_P, _P, _P, _P, _L, _L, _L, _I],
     "packed_bytes": [_L, _L, _L, _I],
-    "paged_attention": [_P, _P, _P, _P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _F, _I],
+    "paged_attention": [*[_P] * 9, *[_L] * 8, _F, _I],
     "set_num_threads": [_I],
     "panel_width": [],
 }
@@ -237,12 +237,7 @@ class CpuOps:
         window: int = 0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Attend as paged_attention_reference does; q may be a slice of a projection.
-
-        No model served on the CPU has a sliding window or sinks.
-        """
-        assert window == 0
-        assert sinks is None
+        """Attend as paged_attention_reference does; q may be a slice of a projection."""
         block_tables, slots, cu_rows, start, _ = rows
         tokens, heads, head_dim = q.shape
         _, kv_heads, block_size, _ = cache.k.shape
@@ -252,13 +247,16 @@ class CpuOps:
         assert block_tables.is_contiguous()
         assert slots.is_contiguous()
         assert len(slots) == len(start) == len(cu_rows) - 1
+        assert window >= 0
+        assert sinks is None or (sinks.shape == (heads,) and sinks.dtype is torch.float32)
         out = q.new_empty(tokens, heads, head_dim)
         pointers = out.data_ptr(), q.data_ptr(), cache.k.data_ptr(), cache.v.data_ptr()
         batch = block_tables.data_ptr(), slots.data_ptr(), cu_rows.data_ptr(), start.data_ptr()
-        shape = kv_heads, heads // kv_heads, head_dim, block_size
+        sinks_pointer = None if sinks is None else sinks.data_ptr()
+        shape = kv_heads, heads // kv_heads, head_dim, block_size, window
         sizes = len(start), block_tables.shape[1], _token_stride(q), *shape
         dtype = DTYPE_CODES[q.dtype]
-        self.c_paged_attention(*pointers, *batch, *sizes, scale, dtype)
+        self.c_paged_attention(*pointers, *batch, sinks_pointer, *sizes, scale, dtype)
         return out
 
 

@@ -27,6 +27,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     **{family: {"family": family} for family in FAMILIES},
     **{f"{family}-tied": {"family": family, "tie": True} for family in FAMILIES},
@@ -38,7 +44,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-biases": {"family": "qwen3", "attention_bias": True},
     "rope-linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
     "rope-llama3": {"rope_parameters": LLAMA3},
+    "rope-yarn": {"rope_parameters": YARN},
     "window-not-reached": {"family": "mistral", "sliding_window": LENGTH},
+    "window": {"family": "mistral", "sliding_window": 6},
+    "window-of-one-layer": {
+        "family": "qwen3",
+        "sliding_window": 7,
+        "use_sliding_window": True,
+        "max_window_layers": 1,
+    },
 }
 
 

@@ -12,6 +12,7 @@ from support.parity.bench import (
     CALM,
     NEIGHBOURS,
     Conditions,
+    make_gpt_oss,
     make_hybrid,
     make_model,
     serve,
@@ -96,6 +97,16 @@ def test_a_hybrid_keeps_hidden_states_as_they_are(tmp_path: Path) -> None:
     kv = build(tmp_path, drafter="mtp").runner.context.caches.kv
     assert kv.hidden.dtype is torch.float32
     assert {pages.dtype for layer in kv.layers for pages in layer.pages} == {FP8}
+
+
+def test_windows_and_sinks_change_no_token_either(tmp_path: Path) -> None:
+    make_gpt_oss(tmp_path)
+    alone = answers(tmp_path, "alone", "none", 0)
+    RANK.tell_oracles(alone)
+    found = answers(tmp_path, "mixed", "ragged", 1)
+    assert tokens(found) == tokens(alone)
+    assert total(found, "num_accepted") > 0
+    assert tokens(answers(tmp_path, "alone", "none", 0, kv_cache_dtype="auto")) != tokens(alone)
 
 
 def test_the_same_memory_holds_as_many_more_blocks(dense: Path) -> None:

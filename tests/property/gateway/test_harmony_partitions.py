@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clients.harmony_cases import MARKS, Read, ids_of, read, split, tokenizer
 from support.fakes.scheduler import partitions
@@ -32,6 +32,7 @@ CUTS = st.lists(st.integers(1, 200))
 STOPS = st.sampled_from([[], ["word"], ["<|", "\n "], ["é"], ["assistant", "json"]])
 
 
+@settings(deadline=None)
 @given(ids=IDS, cuts=CUTS, stops=STOPS, min_tokens=st.sampled_from([0, 0, 12]))
 def test_every_partition_of_any_tokens(
     ids: list[int], cuts: list[int], stops: list[str], min_tokens: int
@@ -67,6 +68,7 @@ def check(found: Read) -> None:
     )
 
 
+@settings(deadline=None)
 @given(found=OUTPUTS, tools=st.sampled_from([["weather"], []]))
 def test_no_text_is_lost(found: list[str], tools: list[str]) -> None:
     """Words behind the parts all come out, once and in their order.

@@ -34,7 +34,7 @@ def output_parser(
 ) -> OutputParser:
     """Parsers by their names."""
     return OutputParser(
-        REASONING_PARSERS.get(reasoning)(prompt) if reasoning else None,
+        REASONING_PARSERS.get(reasoning)(prompt, SCHEMAS) if reasoning else None,
         TOOL_PARSERS.get(tools)(SCHEMAS) if tools else None,
     )
 

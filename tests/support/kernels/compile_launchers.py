@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-from support.kernels import compile_cases
+from support.kernels.compile_launch import Launch
 from surestep_kernels.gpu.launch.dependent_launch import use_dependent_launches
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -154,7 +154,7 @@ def tell(line: dict[str, Any]) -> None:
 
 def chosen(
     module: str, *, full: bool, ops: list[str] | None, share: tuple[int, int]
-) -> Iterator[compile_cases.Launch]:
+) -> Iterator[Launch]:
     """What is launched; of several processes each has its share."""
     mine, count = share
     every = importlib.import_module(module).launches(full=full)

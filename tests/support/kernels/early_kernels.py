@@ -9,7 +9,7 @@ from functools import partial
 import torch
 import triton
 import triton.language as tl
-from support.kernels.compile_cases import META, Launch
+from support.kernels.compile_launch import META, Launch
 from surestep_kernels.gpu.launch.dependent_launch import DependentKernel, wait_for_earlier_kernels
 
 

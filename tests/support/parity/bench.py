@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.captured_steps import capture_all, capturing
@@ -73,6 +74,11 @@ def make_model(folder: Path) -> None:
 def make_hybrid(folder: Path) -> None:
     """The checkpoint of the hybrid matrix: three recurrent layers, one of attention, an MTP head."""
     make_tiny_hybrid(folder, vocab=VOCAB, eos_token_ids=(EOS,), seed=7)
+
+
+def make_gpt_oss(folder: Path) -> None:
+    """The checkpoint of the gpt-oss matrix: two layers with a window of 8 tokens, two without."""
+    make_tiny_gpt_oss(folder, vocab=VOCAB, eos_token_ids=(EOS,), seed=7)
 
 
 def load(folder: Path, tp: TensorParallel) -> Model:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from support.checkpoints.gpt_oss import make_tiny_gpt_oss
 from support.checkpoints.hybrid import FAMILIES, make_tiny_hybrid
 from support.checkpoints.tiny import make_tiny_checkpoint
 from support.parity.stepping import Row, pack
@@ -36,12 +37,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": {"family": "qwen3_5_moe"},
     "qwen3_next-expert-parallel": {"family": "qwen3_next"},
     "qwen3_5_moe-expert-parallel": {"family": "qwen3_5_moe"},
+    "gpt-oss": {},
+    "gpt-oss-shared-kv-head": {"num_key_value_heads": 1},
+    "gpt-oss-expert-parallel": {},
 }
 
 
 def make_variant(path: Path, name: str) -> None:
     """Write the checkpoint of a variant."""
     variant = VARIANTS[name]
+    if name.startswith("gpt-oss"):
+        make_tiny_gpt_oss(path / name, **variant)
+        return
     make = make_tiny_hybrid if variant.get("family") in FAMILIES else make_tiny_checkpoint
     make(path / name, **variant)
 

@@ -84,6 +84,7 @@ def test_where_a_recipient_may_stand(header: str) -> None:
         ("browser.search", None),
         ("assistant", None),
         ("functions.", None),
+        ("functions.a\0", None),
     ],
 )
 def test_whom_a_message_may_be_for(recipient: str, name: str | None) -> None:
@@ -133,6 +134,9 @@ def test_several_messages() -> None:
         ("<|channel|>analysis We think<|end|>", [Reasoning("We think")]),
         ("<|channel|>thought Hello<|end|>", [Content("thought Hello")]),
         ("<|channel|>final a b c<|message|>d", [Content("a b cd")]),
+        ("Hello there<|channel|>final<|message|>x", [Content("Hello there\nx")]),
+        ("Hello <|message|>x", [Content("Hello x")]),
+        (f"{THOUGHT}<|start|>bot<|channel|>final<|message|>x", [Reasoning("hm"), Content("x")]),
         ("<|end|><|end|><|return|>", []),
         ("", []),
         (f"{THOUGHT}assistant<|channel|>final<|message|>x", [Reasoning("hm"), Content("x")]),

@@ -11,6 +11,8 @@ from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.configs.hybrid import HYBRID_ARCHITECTURES
 from surestep_worker.configs.llama import BACKBONES, LLAMA_ARCHITECTURES
 from surestep_worker.configs.llama import LlamaConfig as Config
+from surestep_worker.configs.model_config import FULL_ATTENTION as FULL
+from surestep_worker.configs.model_config import SLIDING_ATTENTION as SLIDING
 from surestep_worker.configs.model_config import resolve_dtype
 from surestep_worker.layers.rotary import rotary_table
 from surestep_worker.models import FAMILIES, ModelConfig
@@ -40,6 +42,21 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 128,
     },
+    "yarn": {"factor": 8.0, "original_max_position_embeddings": 64},
+    "yarn, as gpt-oss has it": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 8.0,
+        "beta_slow": 0.5,
+        "truncate": False,
+    },
+    "yarn, its factor of attention given": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "attention_factor": 0.7,
+    },
 }
 
 
@@ -52,7 +69,7 @@ def read(path: Path, generation: dict[str, Any] | None = None, **changes: Any) -
 
 
 def test_every_known_architecture_is_registered() -> None:
-    known = {*LLAMA_ARCHITECTURES, *BACKBONES, *HYBRID_ARCHITECTURES}
+    known = {*LLAMA_ARCHITECTURES, *BACKBONES, *HYBRID_ARCHITECTURES, "GptOssForCausalLM"}
     assert FAMILIES.keys() == known
 
 
@@ -62,7 +79,8 @@ def test_fields_and_their_defaults(tmp_path: Path) -> None:
     assert config.rope.theta == 50_000.0
     assert config.eos_token_ids == (2,)
     assert (config.qkv_bias, config.qk_norm, config.tie_word_embeddings) == (False,) * 3
-    assert config.max_length == 512
+    assert config.max_position == 512
+    assert config.layer_types == (FULL, FULL)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +113,10 @@ def test_eos_of_generation_config_wins(tmp_path: Path) -> None:
         ({"vocab_size": ...}, "lacks vocab_size"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, r"weights \(bitsandbytes\)"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling 'yarn'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "lacks original_max_position"),
+        ({"rope_scaling": {"rope_type": "yarn", "mscale": 1.0}}, "yarn with mscale"),
+        ({"rope_scaling": {"rope_type": "yarn"}, "rope_theta": 1}, "rope_theta must be above 1"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling 'longrope'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "lacks factor"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
@@ -115,40 +136,45 @@ def test_no_config_and_broken_config(tmp_path: Path) -> None:
             Config.parse(ConfigFiles.read(tmp_path))
 
 
+def test_sequences_longer_than_the_positions_are_refused(tmp_path: Path) -> None:
+    config = read(tmp_path)
+    config.check_length(512)
+    with pytest.raises(InvalidRequest, match="has 512 positions; use 512 at most"):
+        config.check_length(513)
+
+
+MISTRAL = {"architectures": ["MistralForCausalLM"]}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "max_window_layers": 1}
+SWITCHED: dict[str, Any] = QWEN2 | {"use_sliding_window": True}
+
+
 @pytest.mark.parametrize(
-    ("changes", "max_length"),
+    ("changes", "window", "layers"),
     [
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 128}, 128),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, 512),
-        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 128}, 512),
-        (
-            {
-                "architectures": ["Qwen2ForCausalLM"],
-                "sliding_window": 128,
-                "use_sliding_window": True,
-            },
-            128,
-        ),
-        (
-            {
-                "architectures": ["Qwen2ForCausalLM"],
-                "sliding_window": 128,
-                "use_sliding_window": True,
-                "layer_types": ["full_attention"] * 2,
-            },
-            512,
-        ),
+        (MISTRAL | {"sliding_window": 128}, 128, "SS"),
+        (MISTRAL | {"sliding_window": None}, None, "FF"),
+        (QWEN2 | {"sliding_window": 128}, None, "FF"),
+        (SWITCHED | {"sliding_window": 128}, 128, "FS"),
+        (SWITCHED | {"sliding_window": 128, "max_window_layers": 0}, 128, "SS"),
+        (SWITCHED | {"sliding_window": 128, "max_window_layers": 28}, 128, "FF"),
+        (SWITCHED | {"sliding_window": 7, "layer_types": [SLIDING, FULL]}, 7, "SF"),
     ],
 )
-def test_sliding_window_bounds_the_length(
-    tmp_path: Path, changes: dict[str, Any], max_length: int
+def test_which_layers_have_a_window(
+    tmp_path: Path, changes: dict[str, Any], window: int | None, layers: str
 ) -> None:
     config = read(tmp_path, **changes)
-    assert config.max_length == max_length
-    config.check_length(max_length)
-    reason = "512 positions" if max_length == 512 else "sliding window of 128 tokens"
-    with pytest.raises(InvalidRequest, match=f"{reason}.*use {max_length} at most"):
-        config.check_length(max_length + 1)
+    assert config.sliding_window == window
+    assert config.layer_types == tuple({"F": FULL, "S": SLIDING}[kind] for kind in layers)
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [([FULL], "1 layer_types for 2 layers"), ([FULL, "chunked_attention"], "chunked_attention")],
+)
+def test_layer_types_that_are_not_served(tmp_path: Path, types: list[str], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        read(tmp_path, **{**SWITCHED, "sliding_window": 7, "layer_types": types})
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from .model_config import (
     lookup,
     read_dtype,
     read_eos_token_ids,
+    read_num_experts,
     read_rope,
     read_sizes,
     refuse_unserved,
@@ -31,8 +32,6 @@ from .model_config import (
 )
 from .quantization import read_quantization
 
-_MAX_EXPERTS = 1 << 12
-_MAX_EXPERTS_IN_ALL = 1 << 18  # of all layers
 _MAX_TAPS = 8
 _MAX_DELTA_DIM = 256  # of a key or value of the delta rule
 _VECTOR = 8  # elements that kernels take at once
@@ -230,14 +229,7 @@ def _delta(raw: Fields) -> DeltaConfig:
 
 
 def _moe(raw: Fields) -> MoeConfig:
-    experts = raw.size("num_experts", _MAX_EXPERTS)
-    layers = raw.size("num_hidden_layers", MAX_LAYERS)
-    if experts * layers > _MAX_EXPERTS_IN_ALL:
-        raise InvalidRequest(
-            f"{layers} layers of {experts} experts are not served: {_MAX_EXPERTS_IN_ALL} in all"
-            " are the most",
-            param="model",
-        )
+    experts = read_num_experts(raw, "num_experts")
     return MoeConfig(
         num_experts=experts,
         top_k=raw.size("num_experts_per_tok", experts),

@@ -11,13 +11,16 @@ from surestep_worker.checkpoint.model_folder import ConfigFiles
 
 from .model_config import (
     FULL_ATTENTION,
+    MAX_LAYERS,
     MAX_POSITION,
     MAX_WIDTH,
+    SLIDING_ATTENTION,
     ModelConfig,
     architecture_of,
     lookup,
     read_dtype,
     read_eos_token_ids,
+    read_layer_types,
     read_rope,
     read_sizes,
     refuse_unserved,
@@ -48,7 +51,7 @@ BACKBONES: Mapping[str, Traits] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig(ModelConfig):
-    """Architecture of a decoder whose layers are all alike."""
+    """Architecture of a decoder whose layers are alike, but for the windows of some."""
 
     @classmethod
     def parse(cls, files: ConfigFiles) -> LlamaConfig:
@@ -58,20 +61,20 @@ class LlamaConfig(ModelConfig):
         traits = lookup(architecture, {**LLAMA_ARCHITECTURES, **BACKBONES})
         refuse_unserved(raw)
         attention_bias = raw.flag("attention_bias", default=False)
-        sizes = read_sizes(raw)
+        sizes, window = read_sizes(raw), _sliding_window(raw, traits)
         return cls(
             architecture=architecture,
             **sizes,
             intermediate_size=raw.size("intermediate_size", MAX_WIDTH),
             rope=read_rope(raw, rope_parameters(raw)),
-            sliding_window=_sliding_window(raw, traits),
+            sliding_window=window,
             qkv_bias=attention_bias if traits.qkv_bias is None else traits.qkv_bias,
             o_bias=attention_bias and traits.qkv_bias is None,
             mlp_bias=raw.flag("mlp_bias", default=False),
             qk_norm=traits.qk_norm,
             attention_gate=False,
             zero_centred_norms=False,
-            layer_types=(FULL_ATTENTION,) * sizes["num_layers"],
+            layer_types=_layer_types(raw, traits, sizes["num_layers"], window),
             rotary_dim=sizes["head_dim"],
             tie_word_embeddings=raw.flag("tie_word_embeddings", default=False),
             is_backbone=architecture in BACKBONES,
@@ -84,9 +87,19 @@ class LlamaConfig(ModelConfig):
 def _sliding_window(raw: Fields, traits: Traits) -> int | None:
     if "sliding_window" not in raw:
         return None
-    if traits.window_switch is not None:
-        layer_types = raw.texts("layer_types") or ("sliding_attention",)
-        switched = raw.flag(traits.window_switch, default=False)
-        if not switched or "sliding_attention" not in layer_types:
-            return None
-    return raw.size("sliding_window", MAX_POSITION, least=2)
+    if traits.window_switch is not None and not raw.flag(traits.window_switch, default=False):
+        return None
+    return raw.size("sliding_window", MAX_POSITION)
+
+
+def _layer_types(
+    raw: Fields, traits: Traits, num_layers: int, window: int | None
+) -> tuple[str, ...]:
+    """All layers of Mistral have the window; where there is a switch, the last ones."""
+    if window is None:
+        return (FULL_ATTENTION,) * num_layers
+    if traits.window_switch is None:
+        return (SLIDING_ATTENTION,) * num_layers
+    whole = min(raw.size("max_window_layers", MAX_LAYERS, least=0, default=28), num_layers)
+    usual = (FULL_ATTENTION,) * whole + (SLIDING_ATTENTION,) * (num_layers - whole)
+    return read_layer_types(raw, usual)

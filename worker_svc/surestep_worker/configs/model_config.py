@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from surestep_worker.checkpoint.json_fields import Fields
 from surestep_worker.checkpoint.model_folder import ConfigFiles
 from surestep_worker.checkpoint.schemes import Quantization
 
-from .rope import Llama3Scaling, RopeConfig
+from .rope import Llama3Scaling, RopeConfig, YarnScaling
 
 T = TypeVar("T")
 
@@ -29,9 +30,13 @@ MAX_HEADS = 1 << 12
 MAX_HEAD_DIM = 1 << 12
 MAX_POSITION = 1 << 24  # tokens
 _MAX_THETA = 1e15
+_MAX_EXPERTS = 1 << 12
+_MAX_EXPERTS_IN_ALL = 1 << 18  # of all layers
 _MAX_FACTOR = 1e6
 
 FULL_ATTENTION, LINEAR_ATTENTION = "full_attention", "linear_attention"
+SLIDING_ATTENTION = "sliding_attention"
+PAGED = frozenset((FULL_ATTENTION, SLIDING_ATTENTION))  # have keys and values in the KV cache
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -51,14 +56,15 @@ class ModelConfig:
     max_position: int  # tokens
     rms_norm_eps: float
     rope: RopeConfig
-    sliding_window: int | None  # tokens each token sees, itself included
+    sliding_window: int | None  # tokens that a token sees in SLIDING_ATTENTION layers, with itself
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool  # each head of q and k is normalised before it is rotated
+    attention_sinks: bool = False  # each head has one more logit in its softmax, without a value
     attention_gate: bool  # a sigmoid gate per element of attention's output
     zero_centred_norms: bool  # checkpoints hold the difference of a norm's factors from 1
-    layer_types: tuple[str, ...]  # FULL_ATTENTION or LINEAR_ATTENTION
+    layer_types: tuple[str, ...]  # FULL_ATTENTION, SLIDING_ATTENTION or LINEAR_ATTENTION
     rotary_dim: int  # leading elements of each head that are rotated
     tie_word_embeddings: bool
     is_backbone: bool  # without an output head, whatever else the configuration says
@@ -66,22 +72,14 @@ class ModelConfig:
     checkpoint_dtype: str
     quantization: Quantization | None
 
-    @property
-    def max_length(self) -> int:
-        """Longest sequence served, tokens: up to its window a windowed model attends to all."""
-        return min(self.max_position, self.sliding_window or self.max_position)
-
     def check_length(self, max_model_len: int) -> None:
         """Raise InvalidRequest when sequences of `max_model_len` tokens cannot be served."""
-        if max_model_len <= self.max_length:
-            return
-        limit = f"has {self.max_position} positions"
-        if self.max_length < self.max_position:
-            limit = f"has a sliding window of {self.sliding_window} tokens, which is not supported"
-        raise InvalidRequest(
-            f"max_model_len {max_model_len}: the model {limit}; use {self.max_length} at most",
-            param="max_model_len",
-        )
+        if max_model_len > self.max_position:
+            raise InvalidRequest(
+                f"max_model_len {max_model_len}: the model has {self.max_position} positions; "
+                f"use {self.max_position} at most",
+                param="max_model_len",
+            )
 
     def recurrent_spec(self, dtype: torch.dtype, ranks: int = 1) -> RecurrentSpec | None:
         """What one rank's recurrent cache must hold; None without linear attention."""
@@ -162,6 +160,31 @@ def read_sizes(raw: Fields) -> dict[str, Any]:
     }
 
 
+def read_num_experts(raw: Fields, key: str) -> int:
+    """The experts of a layer."""
+    experts, layers = raw.size(key, _MAX_EXPERTS), raw.size("num_hidden_layers", MAX_LAYERS)
+    if experts * layers > _MAX_EXPERTS_IN_ALL:
+        raise InvalidRequest(
+            f"{layers} layers of {experts} experts are not served: {_MAX_EXPERTS_IN_ALL} in all"
+            " are the most",
+            param="model",
+        )
+    return experts
+
+
+def read_layer_types(raw: Fields, usual: Sequence[str]) -> tuple[str, ...]:
+    """The kinds of attention of a decoder's layers; what is `usual` where the file does not say."""
+    types = raw.texts("layer_types") or tuple(usual)
+    unknown = sorted(set(types) - PAGED)
+    if unknown:
+        raise InvalidRequest(f"layers of {', '.join(unknown)} are not served", param="model")
+    if len(types) != len(usual):
+        raise InvalidRequest(
+            f"config.json: {len(types)} layer_types for {len(usual)} layers", param="model"
+        )
+    return types
+
+
 def read_dtype(raw: Fields) -> str:
     """That the weights are meant to be computed in."""
     return raw.text("dtype", raw.text("torch_dtype", "float32"))
@@ -181,8 +204,13 @@ def read_rope(raw: Fields, scaling: Fields) -> RopeConfig:
         return RopeConfig(theta=theta, linear_factor=scaling.number("factor", _MAX_FACTOR))
     if kind == "llama3":
         return RopeConfig(theta=theta, llama3=_llama3(scaling))
+    if kind == "yarn":
+        if theta <= 1.0:
+            raise InvalidRequest("rope scaling yarn: rope_theta must be above 1", param="model")
+        return RopeConfig(theta=theta, yarn=_yarn(scaling))
     raise InvalidRequest(
-        f"rope scaling '{kind}' is not supported; supported: default, linear, llama3", param="model"
+        f"rope scaling '{kind}' is not supported; supported: default, linear, llama3, yarn",
+        param="model",
     )
 
 
@@ -198,6 +226,26 @@ def _llama3(scaling: Fields) -> Llama3Scaling:
             "rope scaling llama3: high_freq_factor must exceed low_freq_factor", param="model"
         )
     return llama3
+
+
+def _yarn(scaling: Fields) -> YarnScaling:
+    if "mscale" in scaling or "mscale_all_dim" in scaling:
+        raise InvalidRequest("rope scaling yarn with mscale is not supported", param="model")
+    factor = scaling.number("factor", _MAX_FACTOR)
+    usual = 0.1 * math.log(max(factor, 1.0)) + 1.0
+    yarn = YarnScaling(
+        factor=factor,
+        original_max_position=scaling.size("original_max_position_embeddings", MAX_POSITION),
+        beta_fast=scaling.number("beta_fast", _MAX_FACTOR, default=32.0),
+        beta_slow=scaling.number("beta_slow", _MAX_FACTOR, default=1.0),
+        truncate=scaling.flag("truncate", default=True),
+        attention_factor=scaling.number("attention_factor", _MAX_FACTOR, default=usual),
+    )
+    if yarn.beta_fast < yarn.beta_slow:
+        raise InvalidRequest(
+            "rope scaling yarn: beta_fast must not be less than beta_slow", param="model"
+        )
+    return yarn
 
 
 def rope_parameters(raw: Fields) -> Fields:

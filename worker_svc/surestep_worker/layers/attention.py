@@ -1,7 +1,8 @@
-"""Attention over the paged cache, with norms of its heads and gates where a model has them."""
+"""Attention over the paged cache, with norms, gates, sinks and windows where a model has them."""
 
 from __future__ import annotations
 
+import torch
 from surestep_kernels.mixers.head_projection import HeadProjection
 from torch import Tensor
 
@@ -29,6 +30,8 @@ def attention_table(to: str, at: str, config: ModelConfig, shard: Sharding) -> d
         **shard.columns(f"{to}qkv", projections, width, bias=config.qkv_bias),
         **shard.rows(f"{to}o", f"{at}o_proj", width, heads, bias=config.o_bias),
     }
+    if config.attention_sinks:
+        table[f"{to}sinks"] = shard.vector(f"{at}sinks", shard.part(config.num_heads))
     if config.qk_norm:
         for name in ("q_norm", "k_norm"):
             table[f"{to}{name}"] = shard.whole(f"{at}{name}.weight", dim)
@@ -53,7 +56,10 @@ def _queries_and_gates(
 class Attention:
     """One layer on one rank; its keys and values lie in layer `cache_layer` of the KV cache."""
 
-    def __init__(self, to: str, context: LayerContext[ModelConfig], cache_layer: int) -> None:
+    def __init__(
+        self, to: str, context: LayerContext[ModelConfig], cache_layer: int, *, window: int = 0
+    ) -> None:
+        """Take the layer's parameters; with a `window` a token sees that many, itself included."""
         config, kernels, ranks = context.config, context.kernels, context.shard.tp.size
         heads = config.num_heads // ranks
 
@@ -75,13 +81,25 @@ class Attention:
             k_norm=head_norm("k_norm"),
             eps=config.rms_norm_eps,
         )
+        self._window, self._sinks = window, None
+        if config.attention_sinks:
+            self._sinks = context.weights.take(f"{to}sinks", torch.float32)
         self._o = take_linear(context.weights, f"{to}o", kernels)
 
     def __call__(self, x: Tensor, batch: StepBatch, caches: Caches) -> Product:
         """[T, H] -> [T, H], to be summed over the ranks."""
         ops, cache = self._ops, caches.kv.layers[self._cache_layer]
         q, gate = ops.project_heads(x, self._projection, batch.positions, cache, batch.kv_slots)
-        out = ops.paged_attention(q, cache, batch.rows, self._scale).flatten(1)
+        out = ops.paged_attention(
+            q, cache, batch.rows, self._scale, window=self._window, sinks=self._sinks
+        ).flatten(1)
         if self._gated:
             ops.mul_sigmoid(out, gate.flatten(1))
         return Product(out, self._o)
+
+
+def sliding_attention(to: str, context: LayerContext[ModelConfig], cache_layer: int) -> Attention:
+    """One layer whose tokens see the model's sliding window."""
+    window = context.config.sliding_window
+    assert window is not None
+    return Attention(to, context, cache_layer, window=window)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from surestep_worker.configs.rope import Llama3Scaling, RopeConfig
+from surestep_worker.configs.rope import Llama3Scaling, RopeConfig, YarnScaling
 
 
 def rotary_table(rope: RopeConfig, head_dim: int, num_positions: int, device: str) -> Tensor:
@@ -16,8 +16,11 @@ def rotary_table(rope: RopeConfig, head_dim: int, num_positions: int, device: st
     frequencies = 1.0 / rope.theta**exponents / rope.linear_factor
     if rope.llama3 is not None:
         frequencies = _stretch(frequencies, rope.llama3)
+    if rope.yarn is not None:
+        frequencies *= _yarn_factors(rope.yarn, rope.theta, head_dim)
     angles = torch.outer(torch.arange(num_positions).float(), frequencies)
-    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    return (table if rope.yarn is None else table * rope.yarn.attention_factor).to(device)
 
 
 def _stretch(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -26,3 +29,21 @@ def _stretch(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     span = scaling.high_freq_factor - scaling.low_freq_factor
     keep = ((turns - scaling.low_freq_factor) / span).clamp(0.0, 1.0)
     return frequencies * (keep + (1.0 - keep) / scaling.factor)
+
+
+def _yarn_factors(scaling: YarnScaling, theta: float, head_dim: int) -> Tensor:
+    """Factors f32[D/2] of the frequencies: 1 for the fastest, 1 / factor for the slowest, and
+    between the two borders what lies between, evenly."""
+
+    def border(turns: float) -> float:
+        """The index of the frequency that makes so many turns within the original positions."""
+        wavelength = scaling.original_max_position / (turns * 2 * math.pi)
+        return head_dim * math.log(wavelength) / (2 * math.log(theta))
+
+    low, high = border(scaling.beta_fast), border(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low if high != low else 1e-3
+    ramp = ((torch.arange(head_dim // 2).float() - low) / width).clamp(0.0, 1.0)
+    return (1.0 - ramp) + ramp / scaling.factor

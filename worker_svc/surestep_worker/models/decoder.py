@@ -10,9 +10,15 @@ from torch import Tensor
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVSpec
 from surestep_worker.cache.recurrent import RecurrentSpec
-from surestep_worker.configs.model_config import FULL_ATTENTION, LINEAR_ATTENTION, ModelConfig
+from surestep_worker.configs.model_config import (
+    FULL_ATTENTION,
+    LINEAR_ATTENTION,
+    PAGED,
+    SLIDING_ATTENTION,
+    ModelConfig,
+)
 from surestep_worker.configs.routed import RoutedConfig
-from surestep_worker.layers.attention import Attention
+from surestep_worker.layers.attention import Attention, sliding_attention
 from surestep_worker.layers.batch import StepBatch
 from surestep_worker.layers.context import LayerContext
 from surestep_worker.layers.decoder_layer import DecoderLayer, FeedForward, Mixer
@@ -28,6 +34,7 @@ from .mtp import PREFIX, MtpHead
 # By type of layer; each takes the beginning of its parameters' names and its layer of the cache.
 MIXERS: Mapping[str, Callable[[str, LayerContext[Any], int], Mixer]] = {
     FULL_ATTENTION: Attention,
+    SLIDING_ATTENTION: sliding_attention,
     LINEAR_ATTENTION: GatedDeltaNet,
 }
 
@@ -42,14 +49,14 @@ class Decoder:
         self._tp, self._kernels = context.shard.tp, context.kernels
         self._vocabulary = Vocabulary(context)
         self._layers = [
-            _layer(f"{i}.", context, kind, cache_layer=config.layer_types[:i].count(kind))
+            _layer(f"{i}.", context, kind, cache_layer=_cache_layer(config, i))
             for i, kind in enumerate(config.layer_types)
         ]
         norm = take_norm(context, "norm")
         self._input_norms = [*(layer.input_norm for layer in self._layers), norm]
         self.hidden_bound = output_bound(norm)
         self.has_head = self._vocabulary.has_head
-        self._kv_layers = config.layer_types.count(FULL_ATTENTION)
+        self._kv_layers = sum(kind in PAGED for kind in config.layer_types)
         self.draft_head: MtpHead | None = None
         if PREFIX + "norm" in context.weights:
             layer = _layer(PREFIX, context, FULL_ATTENTION, cache_layer=self._kv_layers)
@@ -89,6 +96,12 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits f32[N, V] of [N, H], over the whole vocabulary on every rank."""
         return self._vocabulary.logits(hidden)
+
+
+def _cache_layer(config: ModelConfig, layer: int) -> int:
+    """Layers before this one whose memory is in the same cache."""
+    paged = config.layer_types[layer] in PAGED
+    return sum((kind in PAGED) == paged for kind in config.layer_types[:layer])
 
 
 def _layer(to: str, context: LayerContext[Any], kind: str, *, cache_layer: int) -> DecoderLayer:

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from .family import Family
+from .gpt_oss import GPT_OSS
 from .hybrid import HYBRID
 from .llama import LLAMA
 
 FAMILIES: Mapping[str, Family[Any]] = {
-    architecture: family for family in (LLAMA, HYBRID) for architecture in family.architectures
+    architecture: family
+    for family in (LLAMA, HYBRID, GPT_OSS)
+    for architecture in family.architectures
 }

@@ -98,7 +98,7 @@ def load_model(
         progress=progress,
     )
     config, family = source.config, FAMILIES[source.config.architecture]
-    config.check_length(options.max_model_len or config.max_length)
+    config.check_length(options.max_model_len or config.max_position)
     config.check_ranks(tp.size, expert_parallel=options.expert_parallel)
     shard = Sharding(tp, options.expert_parallel)
 
@@ -118,6 +118,8 @@ def attention_case(source: ModelSource, device: str, dtype: str, block_size: int
         head_dim=source.config.head_dim,
         group=source.config.num_heads // source.config.num_kv_heads,
         block_size=block_size,
+        window=source.config.sliding_window is not None,
+        sinks=source.config.attention_sinks,
     )
 
 
@@ -143,7 +145,7 @@ def _open_checkpoint(
 
 
 def _rotary(config: ModelConfig, options: LoadOptions) -> Tensor:
-    length, dim = options.max_model_len or config.max_length, config.rotary_dim
+    length, dim = options.max_model_len or config.max_position, config.rotary_dim
     _require_room(
         f"rotary tables of {length} tokens", length * dim * _ROTARY_BYTES, param="max_model_len"
     )

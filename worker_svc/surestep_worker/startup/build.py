@@ -182,7 +182,7 @@ def assemble(
     if sizes is None:
         sizes = _sizes(settings, model, tp, kernels)
     caches = allocate(settings, model, kernels, sizes, window=max_drafts + 1)
-    max_model_len = settings.max_model_len or config.max_length
+    max_model_len = settings.max_model_len or config.max_position
     slots = _slots(settings, caches, kernels, max_model_len, max_drafts)
     sampling = SamplingTable(settings.max_num_seqs, config.vocab_size)
     device = torch.device(settings.device)
@@ -217,7 +217,7 @@ def _facts(settings: WorkerSettings, context: RankContext, kernels: KernelSet) -
         dtype=str(kv.spec.dtype).removeprefix("torch."),
         device=settings.device,
         vocab_size=model.config.vocab_size,
-        max_model_len=settings.max_model_len or model.config.max_length,
+        max_model_len=settings.max_model_len or model.config.max_position,
         num_slots=settings.max_num_seqs,
         num_blocks=kv.num_blocks,
         block_size=settings.block_size,
@@ -250,7 +250,7 @@ def _sizes(
     """Return the sizes of the caches; `left` bytes were measured to be available for them."""
     speculation = _speculation(settings)
     max_drafts = speculation.num_speculative_tokens if speculation is not None else 0
-    max_model_len = settings.max_model_len or model.config.max_length
+    max_model_len = settings.max_model_len or model.config.max_position
     return CacheBudget(settings, tp, left).sizes(model, kernels, max_model_len, max_drafts)
 
 
