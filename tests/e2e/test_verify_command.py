@@ -31,14 +31,14 @@ import importlib.abc, importlib.machinery, sys
 
 class Patch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "surestep_worker.step.settling":
+        if name != "surestep_worker.step.sampling_pass":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         run = spec.loader.exec_module
 
         def exec_module(module):
             run(module)
-            choose = module.Settling._choose
+            choose = module.SamplingPass._choose
 
             def wrong(self, columns, outputs, *rest):
                 chosen, drafts = choose(self, columns, outputs, *rest), outputs.drafts
@@ -47,7 +47,7 @@ class Patch(importlib.abc.MetaPathFinder):
                 chosen.ids[first.long()] = drafts.ids[drafted, 0]
                 return chosen
 
-            module.Settling._choose = wrong
+            module.SamplingPass._choose = wrong
 
         spec.loader.exec_module = exec_module
         return spec

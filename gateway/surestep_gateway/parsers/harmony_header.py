@@ -1,4 +1,4 @@
-"""Headers of Harmony's messages: who speaks, to whom, in which channel.
+"""Headers of Harmony's messages: the speaker, the recipient and the channel.
 
     assistant to=functions.weather<|channel|>commentary <|constrain|>json
 

@@ -134,7 +134,7 @@ class CpuOps:
         return out
 
     def clamped_swiglu(self, x: Tensor, limit: float) -> Tensor:
-        """See clamped_swiglu_reference."""
+        """Compute clamped_swiglu_reference."""
         rows, width = x.shape
         assert x.is_contiguous()
         assert limit > 0

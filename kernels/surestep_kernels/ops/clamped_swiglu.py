@@ -11,13 +11,13 @@ ALPHA = 1.702  # of every published model; sigmoid(1.702 x) is near the normal d
 
 
 class ClampedSwiglu(Protocol):
-    """See clamped_swiglu_reference."""
+    """Compute clamped_swiglu_reference."""
 
     def __call__(self, x: Tensor, limit: float) -> Tensor: ...
 
 
 def clamped_swiglu_reference(x: Tensor, limit: float) -> Tensor:
-    """(up + 1) * gate * sigmoid(ALPHA * gate), where x [T, 2I] holds gates first, then ups.
+    """Return (up + 1) * gate * sigmoid(ALPHA * gate), where x [T, 2I] holds gates, then ups.
 
     Gates above `limit` count as `limit`, ups are kept within -limit and limit. Returns [T, I],
     computed in fp32 and rounded once.

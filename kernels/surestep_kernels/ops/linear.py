@@ -86,7 +86,7 @@ def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor | None, group_size: 
 
 
 def e8m0(exponents: Tensor) -> Tensor:
-    """2^(e - 127) of exponents e u8[...] below 255, in f32: a subnormal number for 0."""
+    """Return 2^(e - 127) in f32 for exponents e u8[...] below 255; 0 makes a subnormal number."""
     return exponents.view(torch.float8_e8m0fnu).float()
 
 

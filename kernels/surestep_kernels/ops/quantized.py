@@ -70,7 +70,7 @@ class QuantizedWeight:
         return bits // 8 + self.scales.nbytes
 
     def rows(self, chosen: Tensor) -> QuantizedWeight:
-        """The outputs i64[M] of the weight, in this order."""
+        """Return the weight of the outputs i64[M], in this order."""
         codes = self.codes.view(torch.uint8)[chosen].view(self.codes.dtype)
         zeros = None if self.zeros is None else self.zeros[chosen]
         return QuantizedWeight(codes, self.scales[chosen], zeros, self.group_size)

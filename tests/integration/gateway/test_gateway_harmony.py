@@ -174,7 +174,7 @@ async def test_special_tokens_that_are_not_skipped(stack: Stack) -> None:
 
 async def test_what_ends_an_answer(stack: Stack) -> None:
     """A call and the return do, whatever the checkpoint says; the end of a message does not."""
-    call, back, end = (tokenizer().id(f"<|{name}|>") for name in ("call", "return", "end"))
+    call, back, end = (ids_of([f"<|{name}|>"])[0] for name in ("call", "return", "end"))
     script(stack, ANSWER)
     await stack.chat(stop_token_ids=[50], min_tokens=3)
     sampling = stack.scheduler.requests[-1].sampling

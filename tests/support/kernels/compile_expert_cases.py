@@ -98,3 +98,9 @@ def mixtures() -> Iterator[Launch]:
     for rows, shared in product((1, 512), (True, False)):
         case = f"mixture bf16 M={rows}{'' if shared else ' without a shared expert'}"
         yield Launch("moe", case, partial(run, rows, shared=shared))
+    yield Launch("clamped_swiglu", "clamped_swiglu", _activate)
+
+
+def _activate() -> None:
+    """Experts of several layouts, which are run one by one, have it in a launch of its own."""
+    kernels().clamped_swiglu(torch.empty(4, 1024, dtype=BF16, device=META), 7.0)

@@ -62,6 +62,6 @@ def build_triton_engine(
 def begin_to_capture(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """`prepare` on a GPU; without one nothing has to be compiled, and the interpreter is slow."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(Graphs, "warm", lambda self, progress: None)
+        monkeypatch.setattr(Graphs, "warm_up", lambda self, progress: None)
         monkeypatch.setattr(step, "warm_up_steps", lambda *_, **__: ())
     runner.prepare()

@@ -23,11 +23,11 @@ class Mxfp4(Quantization):
     """
 
     def holds(self, module: str, types: Types) -> bool:
-        """Either tensor; plain modules have none of these."""
+        """Look for either tensor; plain modules have none of them."""
         return any(f"{module}_{name}" in types for name in _NAMES)
 
     def stored(self, module: str, rows: int, columns: int) -> dict[str, Stored]:
-        """Blocks must be full."""
+        """Return both tensors. Blocks must be full."""
         if columns % MXFP4_GROUP:
             raise InvalidRequest(
                 f"{module}: MXFP4 cannot store {columns} inputs, which are not a multiple of"
@@ -41,7 +41,7 @@ class Mxfp4(Quantization):
         }
 
     def read(self, share: Share, read: Read) -> QuantizedWeight:
-        """See Quantization. Shares are whole blocks of inputs."""
+        """Read whole blocks of inputs. Raise InvalidRequest for a cut inside one, and for NaN."""
         module, rows, columns = share.module, share.rows, share.columns
         if columns.start % MXFP4_GROUP or columns.stop % MXFP4_GROUP:
             raise InvalidRequest(

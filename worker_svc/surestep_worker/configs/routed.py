@@ -1,4 +1,4 @@
-"""What a layer of gpt-oss's experts reads of its model's configuration."""
+"""Configuration of models whose feed-forward layers are experts with biases, as in gpt-oss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedConfig(ModelConfig):
-    """A decoder every feed-forward layer of which is experts with biases, and none that is shared.
+    """A decoder whose feed-forward layers are routed experts with biases, none of them shared.
 
     `intermediate_size` is that of an expert.
     """
@@ -25,7 +25,7 @@ class RoutedConfig(ModelConfig):
 
     @property
     def column_block(self) -> int:
-        """Columns of an expert that ranks do not divide: those that share a scale."""
+        """Columns of an expert that stay on one rank, because they share a scale."""
         return MXFP4_GROUP if isinstance(self.quantization, Mxfp4) else 1
 
     def check_ranks(self, size: int, *, expert_parallel: bool = False) -> None:

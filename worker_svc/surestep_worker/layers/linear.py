@@ -44,7 +44,7 @@ class Sharding:
         return ShardSlice(count * unit, slice(first * unit, (first + kept) * unit))
 
     def even_part(self, count: int, unit: int = 1) -> ShardSlice:
-        """This rank's share of `count` things of `unit` elements, one more than others' at most."""
+        """Return this rank's share of `count` things of `unit` elements, as even as they go."""
         rank, size = self.tp.rank, self.tp.size
         first, end = rank * count // size, (rank + 1) * count // size
         return ShardSlice(count * unit, slice(first * unit, end * unit))

@@ -127,7 +127,7 @@ class SparseMoe:
 
 
 class _Stacked(NamedTuple):
-    """One projection of all experts, as gpt-oss names it."""
+    """One projection of all experts, which gpt-oss keeps in one tensor."""
 
     name: str
     experts: int
@@ -136,7 +136,7 @@ class _Stacked(NamedTuple):
     input_major: bool  # [E, K, N], which plain weights are; quantised ones are [E, N, K]
 
     def weight(self, expert: int, keep: slice, dim: int) -> Parameter:
-        """What is kept of an expert's outputs (dim 0) or inputs (dim 1)."""
+        """Return the parameter of what is kept of an expert: outputs (dim 0) or inputs (dim 1)."""
         shape = [self.outputs, self.inputs]
         if self.input_major:
             shape, dim = shape[::-1], 1 - dim
@@ -145,7 +145,7 @@ class _Stacked(NamedTuple):
         return Parameter((shape[0], shape[1]), (source,), linear=True)
 
     def bias(self, expert: int, keep: slice) -> Parameter:
-        """That of the outputs kept; without any zeros for all of them."""
+        """Return the bias of the outputs that are kept; if none are, zeros for all outputs."""
         source = TensorSource(f"{self.name}_bias", (self.experts, self.outputs), keep, item=expert)
         return Parameter((source.numel or self.outputs,), (source,))
 
@@ -153,10 +153,10 @@ class _Stacked(NamedTuple):
 def gpt_oss_moe_table(
     to: str, at: str, config: RoutedConfig, shard: Sharding, names: Set[str]
 ) -> dict[str, Parameter]:
-    """Parameters of gpt-oss's layer whose tensors begin with `at`.
+    """Return the parameters of gpt-oss's layer whose tensors begin with `at`.
 
-    Outputs of an expert's first projection are pairs of a gate and what it gates; ranks that share
-    out columns keep whole pairs.
+    The outputs of an expert's first projection are pairs of a gate and an up; ranks that share out
+    columns keep whole pairs.
     """
     count, width, inner = config.num_local_experts, config.hidden_size, config.intermediate_size
     router = [(f"{at}router", ShardSlice(count, slice(0, count)))]
@@ -186,9 +186,9 @@ def _stacked(name: str, experts: int, outputs: int, inputs: int, names: Set[str]
 
 
 class GptOssMoe:
-    """This rank's share of gpt-oss's experts, of which a token takes those of its highest scores.
+    """This rank's share of gpt-oss's experts: each token uses those with its highest scores.
 
-    Their weights are the softmax of these scores.
+    Their weights are the softmax of these scores alone.
     """
 
     def __init__(self, to: str, context: LayerContext[RoutedConfig]) -> None:
@@ -203,12 +203,12 @@ class GptOssMoe:
         self._experts = kernels.pack_experts(gate_up, down, experts.start, limit)
 
     def __call__(self, x: Tensor) -> Mixed:
-        """[T, H] -> [T, H], to be summed over the ranks."""
+        """Return this rank's share [T, H] for x [T, H], to be summed over the ranks."""
         return Mixed(self._ops.route_tokens(x, self._router, None), self._experts)
 
 
 def _take_expert(weights: Weights, name: str, kernels: KernelSet, *, pairs: bool) -> PackedLinear:
-    """Read a projection of an expert. Of `pairs` of outputs all first ones come to stand first."""
+    """Read a projection of an expert. `pairs` of outputs are parted: all gates, then all ups."""
 
     def pack(checkpoint: CheckpointWeights) -> PackedLinear:
         bias, weight = checkpoint.take(f"{name}.bias"), checkpoint.take_linear(f"{name}.weight")

@@ -15,7 +15,7 @@ _ALPHA = tl.constexpr(ALPHA)
 
 @triton.jit
 def clamped_swiglu_of(gate, up, limit):
-    """(up + 1) * gate * sigmoid(ALPHA * gate) in fp32; comparisons let NaN pass."""
+    """Return (up + 1) * gate * sigmoid(ALPHA * gate) in fp32; comparisons let NaN pass."""
     gate = tl.where(gate > limit, limit, gate)
     up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
     return (up + 1.0) * (gate / (1.0 + tl.exp(gate * -_ALPHA)))
@@ -41,7 +41,7 @@ def _clamped_swiglu_kernel(
 
 
 def clamped_swiglu(x: Tensor, limit: float) -> Tensor:
-    """See clamped_swiglu_reference."""
+    """Compute clamped_swiglu_reference."""
     rows, width = x.shape
     assert x.is_contiguous()
     assert width % 2 == 0
