@@ -22,6 +22,7 @@ from support.parity.cases import VOCAB
 from support.parity.local_engine import LocalEngine, one_rank
 from support.processes.ports import free_address
 from support.ranks.pair import RankSetup, two_ranks
+from surestep_kernels.step.step_ops import STEP_REFERENCE
 from surestep_proto import sampling_pb2 as pb
 from surestep_scheduler.cache.prefix import PrefixChain
 from surestep_scheduler.core.sequence import Request
@@ -59,6 +60,22 @@ def test_drafts_change_nothing_of_other_models(
     for name, expected in bench.expected.items():
         assert answers[name].token_ids == expected.token_ids, f"{name} {where}"
     assert total(answers, "num_drafts") > 0
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("bench_name", ["eagle3_bench", "eagle3_hybrid_bench"])
+def test_steps_of_a_device_change_nothing(
+    request: pytest.FixtureRequest, bench_name: str, graphs: bool
+) -> None:
+    """Launched without waiting, or captured, where every draft is drawn as a random one."""
+    bench: ParityBench = request.getfixturevalue(bench_name)
+    conditions = Conditions(step_ops=STEP_REFERENCE, graphs=graphs)
+    answers = bench.run("mixed", drafter="eagle3", k=3, depth=2, conditions=conditions)
+    for name, expected in bench.expected.items():
+        assert answers[name].token_ids == expected.token_ids, name
+    drafted, accepted = total(answers, "num_drafts"), total(answers, "num_accepted")
+    assert drafted > 0
+    assert bench_name == "eagle3_hybrid_bench" or accepted > drafted // 8
 
 
 @pytest.mark.parametrize(

@@ -53,15 +53,12 @@ def build_runner(
     """
     heartbeat = heartbeat or Heartbeat.local()
     heartbeat.progress(supervisor_pb2.LOADING)
-    if settings.model is None:
-        raise InvalidRequest("no model folder given", param="model")
     if settings.dtype == "float16":
         logger.warning(
             "--dtype float16: computing in bfloat16, which has the same size and more range"
         )
     gpu = claim_gpu(settings, profile_result)
-    store = WeightStore(weights_fd) if weights_fd is not None else None
-    source = ModelSource(settings.model, store, settings.generation_folder)
+    source = _open(settings, weights_fd)
     defaults = sampling_defaults(
         source.generation, settings.generation_config, settings.override_generation_config or {}
     )
@@ -100,6 +97,14 @@ def build_runner(
     log_facts(built.facts)
     kernels.compilations.serve()
     return built._replace(checkpoint=source.fingerprint)
+
+
+def _open(settings: WorkerSettings, weights_fd: int | None) -> ModelSource:
+    """Open the model, or what an earlier rank left of it in memory."""
+    if settings.model is None:
+        raise InvalidRequest("no model folder given", param="model")
+    store = WeightStore(weights_fd) if weights_fd is not None else None
+    return ModelSource(settings.model, store, settings.generation_folder)
 
 
 def _connect(settings: WorkerSettings) -> TensorParallel:
