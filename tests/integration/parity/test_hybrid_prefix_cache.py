@@ -109,7 +109,7 @@ def test_a_drafter_with_a_cached_prefix_drafts_as_well_as_without(
     for warm in (True, False):
         cached = engine(hybrid_bench, "mtp", caching=True)
         if warm:
-            cached.run([request("warm", [*prompt[:32], 9, 9, 9])])
+            cached.run([request("warm", [*prompt[:33], 9, 9])])
         answer = cached.run([request("probe", prompt, 40, temperature=0.0)])["probe"]
         assert (cached.state.counters.prefix_cache_hits > 0) == warm
         counts.append((answer.num_drafts, answer.num_accepted))
