@@ -183,7 +183,7 @@ def test_merging_in_another_order_shows(
     in_order, strided = "(base + i) * row.count", "((base + i) * 5 % splits) * row.count"
     assert source.count(in_order) == 1
     (tmp_path / "strided.py").write_text(source.replace(in_order, strided))
-    spec = spec_from_file_location("surestep_kernels.gpu.attention.strided", tmp_path / "strided.py")
+    spec = spec_from_file_location("surestep_kernels.gpu.attention.m", tmp_path / "strided.py")
     assert spec is not None
     assert spec.loader is not None
     mutant = module_from_spec(spec)
