@@ -77,9 +77,10 @@ def test_a_head_that_is_broken(pair: tuple[Path, Path], fault: str) -> None:
     breaks(pair[1])
     if fault == "nan":  # read it where it counts
         tensors(pair[1], lambda w: w["lm_head.weight"].fill_(torch.nan))
-    facts = start(pair).facts
-    assert message in facts.drafter_fault
-    assert (facts.drafter, facts.max_draft_tokens, facts.drafter_has_state) == ("", 0, False)
+    built = start(pair)
+    for facts in (built.facts, start(pair, built.profile_result).facts):  # and its replacement's
+        assert message in facts.drafter_fault
+        assert (facts.drafter, facts.max_draft_tokens, facts.drafter_has_state) == ("", 0, False)
     with pytest.raises(InvalidRequest) as refused:
         start(pair, require_drafter=True)
     assert message in refused.value.message

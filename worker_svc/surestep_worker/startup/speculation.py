@@ -69,15 +69,15 @@ def attach_draft_head(
 ) -> str:
     """Load the head that has a folder of its own, if one is asked for, and give it to the model.
 
-    Returns what is wrong with it; then no rank of the group has it, and nothing is drafted. What an
-    earlier rank has found out of it is `known`. Raises InvalidRequest instead where the drafter is
-    required.
+    Returns what is wrong with it; then no rank of the group has it, and nothing is drafted. `known`
+    is what an earlier rank found out. Raises InvalidRequest instead where a drafter is required.
     """
+    if known is not None and known.drafter_fault:  # of a head in the model's checkpoint, too
+        model.draft_head = None
+        return known.drafter_fault
     config = speculation_asked(settings)
     if config is None or config.method not in HEADS_APART:
         return ""
-    if known is not None and known.drafter_fault:
-        return known.drafter_fault
     assert config.model is not None
     layer_ids = config.eagle_aux_hidden_state_layer_ids
     if known is not None and known.draft_layers:
@@ -101,7 +101,7 @@ def _load(
     tp: TensorParallel,
     kernels: KernelSet,
 ) -> tuple[DraftHead | None, str]:
-    """The head, or what is wrong with it; the ranks agree whether anything is."""
+    """Return the head, or what is wrong with it; the ranks agree whether anything is."""
     head, mark, fault = None, " " * _MARK, ""
     try:
         head, mark = load_eagle3(
