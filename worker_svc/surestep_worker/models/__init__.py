@@ -8,7 +8,7 @@ from .draft_head import DraftHead
 from .draft_loader import DraftSource, load_eagle3
 from .families import FAMILIES
 from .loader import LoadOptions, Model, attention_case, load_model
-from .source import ModelSource, check_alike
+from .source import ModelSource, check_alike, gather_fingerprints
 
 __all__ = [
     "FAMILIES",
@@ -20,6 +20,7 @@ __all__ = [
     "ModelSource",
     "attention_case",
     "check_alike",
+    "gather_fingerprints",
     "load_eagle3",
     "load_model",
 ]

@@ -73,15 +73,19 @@ class ModelSource:
         return {**self._files._asdict(), "fingerprint": self.fingerprint}
 
 
+def gather_fingerprints(mine: str, tp: TensorParallel) -> list[str]:
+    """Return every rank's fingerprint, in the order of ranks; all are of one length."""
+    lines = tp.all_gather(torch.tensor(list(mine.encode()))).view(tp.size, -1).tolist()
+    return [bytes(line).decode() for line in lines]
+
+
 def check_alike(source: ModelSource, tp: TensorParallel) -> None:
     """See to it that all ranks have the same checkpoint, before they compute together.
 
     Raises Unavailable when they have not, and StaleWeights on a rank whose weights in memory are
     older than what its folder and the other ranks hold by now.
     """
-    mine = torch.tensor(list(source.fingerprint.encode()))
-    lines = tp.all_gather(mine).view(tp.size, -1).tolist()
-    prints = [bytes(line).decode() for line in lines]
+    prints = gather_fingerprints(source.fingerprint, tp)
     strangers = [rank for rank, other in enumerate(prints) if other != source.fingerprint]
     if not strangers:
         return

@@ -196,13 +196,15 @@ def assemble(
         max_step_tokens=settings.max_num_batched_tokens,
         compilations=kernels.compilations,
     )
-    return Built(Runner(context), _facts(settings, context, kernels))
+    method = speculation.method if speculation is not None else ""
+    return Built(Runner(context), _facts(settings, context, kernels, method))
 
 
-def _facts(settings: WorkerSettings, context: RankContext, kernels: KernelSet) -> pb.WorkerInfo:
+def _facts(
+    settings: WorkerSettings, context: RankContext, kernels: KernelSet, drafter: str
+) -> pb.WorkerInfo:
     """Return the facts that are neither measured nor read from the checkpoint's files."""
     model, kv, recurrent = context.model, context.caches.kv, context.caches.recurrent
-    speculation = speculation_of(settings, model)
     return pb.WorkerInfo(
         model_path=str(settings.model),
         architecture=model.config.architecture,
@@ -214,7 +216,7 @@ def _facts(settings: WorkerSettings, context: RankContext, kernels: KernelSet) -
         num_blocks=kv.num_blocks,
         block_size=settings.block_size,
         max_step_tokens=settings.max_num_batched_tokens,
-        drafter=speculation.method if speculation is not None else "",
+        drafter=drafter,
         max_draft_tokens=context.max_draft_tokens,
         eos_token_ids=model.config.eos_token_ids,
         weight_bytes=model.weight_bytes,

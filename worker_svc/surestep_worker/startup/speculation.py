@@ -9,7 +9,6 @@ import json
 import logging
 from pathlib import Path
 
-import torch
 from surestep_common.errors import InvalidRequest
 from surestep_kernels import KernelSet
 from surestep_proto import worker_pb2 as pb
@@ -19,11 +18,17 @@ from surestep_worker.distributed.tensor_parallel import TensorParallel
 from surestep_worker.drafters import DRAFTERS, DeviceDrafter, DraftContext, Drafter
 from surestep_worker.drafters.config import SpeculativeConfig
 from surestep_worker.drafters.registry import HEADS_APART, HEADS_INSIDE
-from surestep_worker.models import DraftHead, DraftSource, Model, load_eagle3
+from surestep_worker.models import (
+    DraftHead,
+    DraftSource,
+    Model,
+    gather_fingerprints,
+    load_eagle3,
+)
 
 logger = logging.getLogger(__name__)
 
-_MARK = 32  # characters of a fingerprint
+_NO_FINGERPRINT = " " * 32  # of a head that could not be loaded
 
 
 def speculation_asked(settings: WorkerSettings) -> SpeculativeConfig | None:
@@ -102,9 +107,9 @@ def _load(
     kernels: KernelSet,
 ) -> tuple[DraftHead | None, str]:
     """Return the head, or what is wrong with it; the ranks agree whether anything is."""
-    head, mark, fault = None, " " * _MARK, ""
+    head, mine, fault = None, _NO_FINGERPRINT, ""
     try:
-        head, mark = load_eagle3(
+        head, mine = load_eagle3(
             source,
             model,
             device=settings.device,
@@ -117,7 +122,7 @@ def _load(
     except Exception as error:
         logger.exception("loading the draft model failed")
         fault = repr(error)
-    marks = tp.all_gather(torch.tensor(list(mark.encode()))).view(tp.size, _MARK)
-    if not fault and bool((marks != marks[0]).any()):
+    prints = gather_fingerprints(mine, tp)
+    if not fault and set(prints) != {mine}:
         fault = "another rank has another one, or could not load it"
     return head, fault
