@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from support.kernels import matrix_instructions
 from support.kernels.cases import DTYPES, assert_close, make_quantized
+from support.kernels.together import product_together
 from surestep_kernels import KernelSet, PackedLinear, QuantizedWeight
 from surestep_kernels.gpu.products import linear as ops
 from surestep_kernels.gpu.products import weight_tile
-from surestep_kernels.gpu.products.fp8_rows import Factor
 from surestep_kernels.gpu.products.splits import sum_partials
 from surestep_kernels.ops.linear import WeightFormat, dequantize
 from surestep_kernels.ops.quantized import E8M0_NAN, MXFP4_GROUP
@@ -190,15 +190,9 @@ def test_splits_in_triton_apart_and_together_have_equal_bits(
     assert tiles.apart
     apart = ops.linear(x, packed, torch.float32)
 
-    def together(columns: int, per_split: int) -> Tensor:
-        out, one = torch.empty(5, 40, device=gpu), tiles._replace(apart=False, columns=columns)
-        factor = Factor(x, None)
-        ops._launch(out, packed.bias, one, x=factor, packed=packed, per_split=per_split)
-        return out
-
-    assert torch.equal(together(64, per_split), apart)
-    assert torch.equal(together(128, per_split), apart)
-    assert not torch.equal(together(64, 7), apart)
+    assert torch.equal(product_together(x, packed, 64, per_split), apart)
+    assert torch.equal(product_together(x, packed, 128, per_split), apart)
+    assert not torch.equal(product_together(x, packed, 64, 7), apart)
 
 
 def test_a_weight_that_is_no_mxfp4_is_our_mistake() -> None:

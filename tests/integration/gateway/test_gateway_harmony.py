@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ from support.clients.tool_chat import (
     comparable,
     message_of,
 )
-from support.fakes.scheduler import Script, replay, start, tokens
+from support.fakes.scheduler import losing, replay
 from support.processes.gateway_stack import Stack, StartStack
-from surestep_common.errors import InvalidRequest, Unavailable
-from surestep_proto.scheduler_pb2 import LENGTH, STOP, GenerateChunk, GenerateRequest
+from surestep_common.errors import InvalidRequest
+from surestep_proto.scheduler_pb2 import LENGTH
 
 FLAGS: dict[str, Any] = {
     "reasoning_parser": "openai_gptoss",
@@ -191,18 +190,8 @@ async def test_a_scheduler_lost_at_any_token(stack: Stack) -> None:
     ids = script(stack, TWO_CALLS)
     whole = (await stack.chat(**ASK)).json()["choices"][0]["message"]
 
-    def losing(after: int) -> Script:
-        async def script(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
-            yield start()
-            if not request.emitted_ids:
-                yield tokens(ids[:after])
-                raise Unavailable("the epoch ended")
-            yield tokens(ids[after:], finish=STOP)
-
-        return script
-
     for after in range(1, len(ids), 6):
-        stack.scheduler.script = losing(after)
+        stack.scheduler.script = losing(ids, after)
         events = await stack.stream(CHAT, **ASK)
         assert events.done
         assert comparable(message_of(events)) == comparable(whole)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,10 @@ from support.clients.tool_chat import (
     script,
     tool_stack,
 )
-from support.fakes.scheduler import Script, replay, start, tokens
+from support.fakes.scheduler import losing, replay
 from support.processes.gateway_stack import Stack, StartStack
-from surestep_common.errors import Unavailable
 from surestep_gateway.text.tokenizer import Tokenizer
-from surestep_proto.scheduler_pb2 import LENGTH, STOP, GenerateChunk, GenerateRequest
+from surestep_proto.scheduler_pb2 import LENGTH
 
 
 @pytest.fixture
@@ -182,18 +180,8 @@ async def test_a_scheduler_lost_at_any_token(stack: Stack, thinking: Tokenizer) 
     ids = script(stack, thinking, "a b</think>\n\n" + FORMATS["hermes"])
     whole = (await stack.chat(**ASK)).json()["choices"][0]["message"]
 
-    def losing(after: int) -> Script:
-        async def script(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
-            yield start()
-            if not request.emitted_ids:
-                yield tokens(ids[:after])
-                raise Unavailable("the epoch ended")
-            yield tokens(ids[after:], finish=STOP)
-
-        return script
-
     for after in range(1, len(ids), 4):
-        stack.scheduler.script = losing(after)
+        stack.scheduler.script = losing(ids, after)
         events = await stack.stream(CHAT, **ASK)
         assert events.done
         assert comparable(message_of(events)) == comparable(whole)

@@ -28,16 +28,20 @@ def test_two_ranks_equal_one(bench: ParityBench, drafter: str, k: int) -> None:
     assert (sum(answer.num_accepted for answer in answers.values()) > 0) == (k > 0)
 
 
+def assert_disordered_pair_equals_one(bench: ParityBench, drafter: str, k: int, depth: int) -> None:
+    disorder = Conditions(shuffle_seed=9)
+    with two_ranks(setup_of(bench, drafter, k)) as (step, facts):
+        answers = serve(step, facts, bench.requests, WHERE, depth, disorder)
+    for name, expected in bench.expected.items():
+        assert answers[name].token_ids == expected.token_ids, name
+    assert sum(answer.num_accepted for answer in answers.values()) > 0
+
+
 @pytest.mark.parametrize(("drafter", "k", "depth"), [("mtp", 4, 2), ("ragged", 3, 0)])
 def test_two_ranks_of_a_hybrid_equal_one(
     hybrid_bench: ParityBench, drafter: str, k: int, depth: int
 ) -> None:
-    disorder = Conditions(shuffle_seed=9)
-    with two_ranks(setup_of(hybrid_bench, drafter, k)) as (step, facts):
-        answers = serve(step, facts, hybrid_bench.requests, WHERE, depth, disorder)
-    for name, expected in hybrid_bench.expected.items():
-        assert answers[name].token_ids == expected.token_ids, name
-    assert sum(answer.num_accepted for answer in answers.values()) > 0
+    assert_disordered_pair_equals_one(hybrid_bench, drafter, k, depth)
 
 
 @pytest.mark.parametrize(("drafter", "k", "depth"), [("ngram", 4, 2), ("ragged", 3, 0)])
@@ -45,12 +49,7 @@ def test_two_ranks_of_gpt_oss_equal_one(
     gpt_oss_bench: ParityBench, drafter: str, k: int, depth: int
 ) -> None:
     """Heads are shared out with their sinks."""
-    disorder = Conditions(shuffle_seed=9)
-    with two_ranks(setup_of(gpt_oss_bench, drafter, k)) as (step, facts):
-        answers = serve(step, facts, gpt_oss_bench.requests, WHERE, depth, disorder)
-    for name, expected in gpt_oss_bench.expected.items():
-        assert answers[name].token_ids == expected.token_ids, name
-    assert sum(answer.num_accepted for answer in answers.values()) > 0
+    assert_disordered_pair_equals_one(gpt_oss_bench, drafter, k, depth)
 
 
 @pytest.mark.parametrize(("drafter", "k"), [("none", 0), ("ragged", 3)])

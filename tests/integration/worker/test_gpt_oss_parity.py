@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.checkpoints.gpt_oss import WINDOW, make_mxfp4_twins, make_tiny_gpt_oss
-from support.parity.stepping import Row, step
+from support.parity.stepping import Row, random_prompt, step
 from surestep_kernels import KernelSet, load_kernels
 from surestep_worker.cache.kv_cache import KVCache
 from surestep_worker.distributed.tensor_parallel import TensorParallel
@@ -75,11 +75,6 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(tmp_path_factory.mktemp("gpt-oss"), kernels, variant)
 
 
-def prompt(length: int, seed: int = 3) -> list[int]:
-    rng = torch.Generator().manual_seed(seed)
-    return torch.randint(3, 380, (length,), generator=rng).tolist()
-
-
 def assert_near(actual: Tensor, expected: Tensor) -> None:
     spread = expected.std()
     assert spread > 0.3, "logits too flat to tell right from wrong"
@@ -95,7 +90,7 @@ def consume(pair: Pair, ids: list[int], cuts: list[int]) -> Tensor:
 
 def test_every_cut_of_a_prompt(pair: Pair) -> None:
     """In two anywhere, in pieces of any size, token by token; our own kernels do not change a bit."""
-    ids = prompt(LENGTH)
+    ids = random_prompt(LENGTH)
     expected, whole = pair.expected(ids), consume(pair, ids, [])
     assert_near(whole, expected)
     in_two = [[cut] for cut in range(2, LENGTH)]
@@ -107,20 +102,20 @@ def test_every_cut_of_a_prompt(pair: Pair) -> None:
 
 def test_windows_of_drafts_cross_the_border_of_a_window(pair: Pair) -> None:
     """Rejected drafts, NaN behind them included, leave no trace in what stands."""
-    ids = prompt(LENGTH)
+    ids = random_prompt(LENGTH)
     expected, cache = pair.expected(ids), pair.cache()
     step(pair.model, cache, [Row(ids[:3], 0, BLOCKS)])
     done = 3
     while done < LENGTH - 6:
         width, accepted = 1 + done % 6, 1 + done * 5 % (1 + done % 6)
-        tokens = [*ids[done : done + accepted], *prompt(width - accepted, seed=done)]
+        tokens = [*ids[done : done + accepted], *random_prompt(width - accepted, seed=done)]
         (logits,) = step(pair.model, cache, [Row(tokens, done, BLOCKS, window=True)])
         assert_near(logits[:accepted], expected[done : done + accepted])
         done += accepted
 
 
 def test_rows_of_a_batch_do_not_touch_each_other(pair: Pair) -> None:
-    ids = {line: prompt(9 + 3 * line, seed=line) for line in range(3)}
+    ids = {line: random_prompt(9 + 3 * line, seed=line) for line in range(3)}
     blocks = {line: range(1 + 4 * line, 5 + 4 * line) for line in range(3)}
     cache = pair.cache()
     outputs: dict[int, list[Tensor]] = {line: [] for line in range(3)}

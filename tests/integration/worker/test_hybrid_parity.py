@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.checkpoints.hybrid import make_tiny_hybrid
-from support.parity.stepping import Row, step
+from support.parity.stepping import Row, random_prompt, step
 from surestep_kernels import load_kernels
 from surestep_worker.cache.caches import Caches
 from surestep_worker.cache.kv_cache import KVCache
@@ -71,11 +71,6 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(tmp_path_factory.mktemp("hybrid"), VARIANTS[request.param])
 
 
-def prompt(length: int, seed: int = 3) -> list[int]:
-    rng = torch.Generator().manual_seed(seed)
-    return torch.randint(3, 380, (length,), generator=rng).tolist()
-
-
 def assert_near(actual: Tensor, expected: Tensor) -> None:
     spread = expected.std()
     assert spread > 0.3, "logits too flat to tell right from wrong"
@@ -94,7 +89,7 @@ def consume(pair: Pair, caches: Caches, ids: list[int], cuts: list[int]) -> Tens
 
 @pytest.mark.parametrize("length", range(1, 2 * CHUNK + 2))
 def test_every_prompt_length_and_cut(pair: Pair, length: int) -> None:
-    ids = prompt(length)
+    ids = random_prompt(length)
     whole = consume(pair, pair.caches(), ids, [])
     assert_near(whole, pair.expected(ids))
     chunks = list(range(CHUNK, length, CHUNK))
@@ -105,14 +100,14 @@ def test_every_prompt_length_and_cut(pair: Pair, length: int) -> None:
 
 def test_decode_and_windows_continue_the_prompt(pair: Pair) -> None:
     """Windows of every width with rejected drafts in between equal the plain sequence."""
-    ids = prompt(40)
+    ids = random_prompt(40)
     expected = consume(pair, pair.caches(), ids, [])
     caches = pair.caches()
     consume(pair, caches, ids[:10], [])
     done, pending = 10, 0
     while done < len(ids) - WINDOW:
         width, accepted = 1 + done % WINDOW, 1 + done * 7 % (1 + done % WINDOW)
-        tokens = [*ids[done : done + accepted], *prompt(width - accepted, seed=done)]
+        tokens = [*ids[done : done + accepted], *random_prompt(width - accepted, seed=done)]
         rows = [Row(tokens, done, range(1, 12), slot=1, pending=pending, window=True)]
         (logits,) = step(pair.model, caches, rows)
         assert torch.equal(logits[:accepted], expected[done : done + accepted])
@@ -120,7 +115,7 @@ def test_decode_and_windows_continue_the_prompt(pair: Pair) -> None:
 
 
 def test_rows_of_a_batch_do_not_touch_each_other(pair: Pair) -> None:
-    ids = {slot: prompt(9 + slot, seed=slot) for slot in range(3)}
+    ids = {slot: random_prompt(9 + slot, seed=slot) for slot in range(3)}
     blocks = {slot: range(1 + 4 * slot, 5 + 4 * slot) for slot in range(3)}
     caches = pair.caches()
     first = [Row(ids[s][:5], 0, blocks[s], slot=s) for s in (2, 0, 1)]

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clients.harmony_cases import MARKS, Read, ids_of, read, split, tokenizer
+from support.clients.parser_cases import said, words
 from support.fakes.scheduler import partitions
-from surestep_gateway.parsers import Event, Reasoning, ToolArguments, ToolCallEnd, ToolCallStart
+from surestep_gateway.parsers import Reasoning, ToolArguments, ToolCallEnd, ToolCallStart
 
 PARTS = [
     *MARKS,
@@ -79,13 +80,3 @@ def test_no_text_is_lost(found: list[str], tools: list[str]) -> None:
     expected = words(re.sub(r"<\|constrain\|>\s*w\d+\.", "", "".join(parts)))
     told = words("".join(map(said, read(ids_of(parts), tools=tools).events)))
     assert [word for word in told if word in expected] == expected
-
-
-def words(text: str) -> list[str]:
-    return re.findall(r"w\d+\.", text)
-
-
-def said(event: Event) -> str:
-    if isinstance(event, ToolCallStart):
-        return event.name
-    return getattr(event, "text", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -67,3 +68,15 @@ def calls_of(events: Iterable[Event]) -> list[tuple[str, str]]:
 def contents_of(events: Iterable[Event]) -> list[str]:
     """The runs of content."""
     return [event.text for event in events if isinstance(event, Content)]
+
+
+def words(text: str) -> list[str]:
+    """Return the numbered words that tests put between the parts of an output."""
+    return re.findall(r"w\d+\.", text)
+
+
+def said(event: Event) -> str:
+    """Return the text of an event: of a call's start the function's name."""
+    if isinstance(event, ToolCallStart):
+        return event.name
+    return getattr(event, "text", "")

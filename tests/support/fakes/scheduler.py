@@ -166,6 +166,15 @@ def failing(error: Exception, after: Sequence[int] = ()) -> Script:
     return script
 
 
+def losing(ids: Sequence[int], after: int) -> Script:
+    """A scheduler that is lost after so many of `ids`; the resumed request gets the others."""
+    lost, resumed = (
+        failing(Unavailable("the epoch ended"), ids[:after]),
+        replay(ids, chunk=len(ids)),
+    )
+    return lambda request: (resumed if request.emitted_ids else lost)(request)
+
+
 @dataclass
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):  # untyped base
     """`script` answers each Generate call; the lists record what happened."""

@@ -64,6 +64,12 @@ def pack(rows: Sequence[Row], block_size: int) -> StepBatch:
     )
 
 
+def random_prompt(length: int, seed: int = 3) -> list[int]:
+    """Random ids that the tiny checkpoints know, none of them special."""
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 380, (length,), generator=rng).tolist()
+
+
 def _column(values: Iterable[int]) -> Tensor:
     return torch.tensor(list(values), dtype=torch.int32)
 

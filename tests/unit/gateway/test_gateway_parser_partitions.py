@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.checkpoints import tiny_tokenizer
-from support.clients.parser_cases import all_partitions, output_parser, parse
+from support.clients.parser_cases import all_partitions, output_parser, parse, said, words
 from support.fakes.scheduler import partitions
 from surestep_gateway.output.detokenize import Detokenizer, StopScanner, TextAssembler
 from surestep_gateway.parsers import Event, Reasoning, ToolArguments, ToolCallStart, coalesce
@@ -125,16 +124,6 @@ def test_no_text_is_lost(
     calls = [event.index for event in events if isinstance(event, ToolCallStart)]
     assert calls == list(range(len(calls)))
     assert coalesce(events) == events
-
-
-def words(text: str) -> list[str]:
-    return re.findall(r"w\d+\.", text)
-
-
-def said(event: Event) -> str:
-    if isinstance(event, ToolCallStart):
-        return event.name
-    return getattr(event, "text", "")
 
 
 @pytest.fixture(scope="module")
